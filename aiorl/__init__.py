@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiorl.config
+from aiorl.learning.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
-    from typing import Any
 
     from aiorl.acting.exploration import Exploration as Exploration
     from aiorl.acting.loaded_policy import LoadedPolicy as LoadedPolicy
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
     from aiorl.env.registry import EnvContext as EnvContext
     from aiorl.env.registry import register_env as register_env
     from aiorl.env.vector_env import VectorEnv as VectorEnv
-    from aiorl.learning.algorithms.a2c.config import A2CConfig as A2CConfig
-    from aiorl.learning.algorithms.a3c.config import A3CConfig as A3CConfig
-    from aiorl.learning.algorithms.apex.config import ApexConfig as ApexConfig
-    from aiorl.learning.algorithms.appo.config import APPOConfig as APPOConfig
-    from aiorl.learning.algorithms.bc.config import BCConfig as BCConfig
-    from aiorl.learning.algorithms.cql.config import CQLConfig as CQLConfig
-    from aiorl.learning.algorithms.dqn.config import DQNConfig as DQNConfig
-    from aiorl.learning.algorithms.impala.config import IMPALAConfig as IMPALAConfig
-    from aiorl.learning.algorithms.iql.config import IQLConfig as IQLConfig
-    from aiorl.learning.algorithms.marwil.config import MARWILConfig as MARWILConfig
-    from aiorl.learning.algorithms.pg.config import PGConfig as PGConfig
-    from aiorl.learning.algorithms.ppo.config import PPOConfig as PPOConfig
-    from aiorl.learning.algorithms.sac.config import SACConfig as SACConfig
-    from aiorl.learning.algorithms.td3.config import TD3Config as TD3Config
+    from aiorl.learning.algorithms.a2c import A2CConfig as A2CConfig
+    from aiorl.learning.algorithms.a3c import A3CConfig as A3CConfig
+    from aiorl.learning.algorithms.apex import ApexConfig as ApexConfig
+    from aiorl.learning.algorithms.appo import APPOConfig as APPOConfig
+    from aiorl.learning.algorithms.bc import BCConfig as BCConfig
+    from aiorl.learning.algorithms.cql import CQLConfig as CQLConfig
+    from aiorl.learning.algorithms.dqn import DQNConfig as DQNConfig
+    from aiorl.learning.algorithms.impala import IMPALAConfig as IMPALAConfig
+    from aiorl.learning.algorithms.iql import IQLConfig as IQLConfig
+    from aiorl.learning.algorithms.marwil import MARWILConfig as MARWILConfig
+    from aiorl.learning.algorithms.pg import PGConfig as PGConfig
+    from aiorl.learning.algorithms.ppo import PPOConfig as PPOConfig
+    from aiorl.learning.algorithms.sac import SACConfig as SACConfig
+    from aiorl.learning.algorithms.td3 import TD3Config as TD3Config
     from aiorl.learning.models.tf_policy import TFPolicy as TFPolicy
     from aiorl.offline.estimators import OffPolicyEstimate as OffPolicyEstimate
     from aiorl.offline.estimators import OffPolicyEstimator as OffPolicyEstimator
@@ -67,21 +67,7 @@ if TYPE_CHECKING:
     from aiorl.run.evaluation import Evaluation as Evaluation
     from aiorl.run.evaluation import evaluate as evaluate
     from aiorl.run.export.writing import export_policy as export_policy
-    from aiorl.run.trainer import A2CTrainer as A2CTrainer
-    from aiorl.run.trainer import A3CTrainer as A3CTrainer
     from aiorl.run.trainer import AlgorithmTrainer as AlgorithmTrainer
-    from aiorl.run.trainer import ApexTrainer as ApexTrainer
-    from aiorl.run.trainer import APPOTrainer as APPOTrainer
-    from aiorl.run.trainer import BCTrainer as BCTrainer
-    from aiorl.run.trainer import CQLTrainer as CQLTrainer
-    from aiorl.run.trainer import DQNTrainer as DQNTrainer
-    from aiorl.run.trainer import IMPALATrainer as IMPALATrainer
-    from aiorl.run.trainer import IQLTrainer as IQLTrainer
-    from aiorl.run.trainer import MARWILTrainer as MARWILTrainer
-    from aiorl.run.trainer import PGTrainer as PGTrainer
-    from aiorl.run.trainer import PPOTrainer as PPOTrainer
-    from aiorl.run.trainer import SACTrainer as SACTrainer
-    from aiorl.run.trainer import TD3Trainer as TD3Trainer
     from aiorl.run.trainer import Trainer as Trainer
     from aiorl.run.trainer.whole_run import train as train
     from aiorl.sampling.async_sampler import AsyncSampler as AsyncSampler
@@ -95,30 +81,12 @@ __version__ = "0.1.0"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow when it is imported: only what ends the process
 
 _HOME = {
-    "A2CConfig": "aiorl.learning.algorithms.a2c.config",
-    "A2CTrainer": "aiorl.run.trainer",
-    "A3CConfig": "aiorl.learning.algorithms.a3c.config",
-    "A3CTrainer": "aiorl.run.trainer",
-    "APPOConfig": "aiorl.learning.algorithms.appo.config",
-    "APPOTrainer": "aiorl.run.trainer",
-    "ApexConfig": "aiorl.learning.algorithms.apex.config",
-    "ApexTrainer": "aiorl.run.trainer",
     "ASYNC_RESET_RETURN": "aiorl.env.base_env",
     "AlgorithmTrainer": "aiorl.run.trainer",
     "AsyncSampler": "aiorl.sampling.async_sampler",
-    "BCConfig": "aiorl.learning.algorithms.bc.config",
-    "BCTrainer": "aiorl.run.trainer",
-    "CQLConfig": "aiorl.learning.algorithms.cql.config",
-    "CQLTrainer": "aiorl.run.trainer",
-    "IQLConfig": "aiorl.learning.algorithms.iql.config",
-    "IQLTrainer": "aiorl.run.trainer",
-    "MARWILConfig": "aiorl.learning.algorithms.marwil.config",
-    "MARWILTrainer": "aiorl.run.trainer",
     "BaseEnv": "aiorl.env.base_env",
     "DEFAULT_AGENT_ID": "aiorl.data.columns",
     "DEFAULT_POLICY_ID": "aiorl.data.columns",
-    "DQNConfig": "aiorl.learning.algorithms.dqn.config",
-    "DQNTrainer": "aiorl.run.trainer",
     "DefaultCallbacks": "aiorl.sampling.callbacks",
     "EnvContext": "aiorl.env.registry",
     "Evaluation": "aiorl.run.evaluation",
@@ -127,8 +95,6 @@ _HOME = {
     "ExternalEnv": "aiorl.env.external_env",
     "ExternalMultiAgentEnv": "aiorl.env.external_env",
     "Fragment": "aiorl.data.fragment",
-    "IMPALATrainer": "aiorl.run.trainer",
-    "IMPALAConfig": "aiorl.learning.algorithms.impala.config",
     "IOContext": "aiorl.offline.io",
     "InputReader": "aiorl.offline.io",
     "LoadedPolicy": "aiorl.acting.loaded_policy",
@@ -138,22 +104,14 @@ _HOME = {
     "OffPolicyEstimate": "aiorl.offline.estimators",
     "OffPolicyEstimator": "aiorl.offline.estimators",
     "OutputWriter": "aiorl.offline.io",
-    "PGConfig": "aiorl.learning.algorithms.pg.config",
-    "PGTrainer": "aiorl.run.trainer",
-    "PPOTrainer": "aiorl.run.trainer",
-    "PPOConfig": "aiorl.learning.algorithms.ppo.config",
     "Policy": "aiorl.acting.policy",
     "PolicyMap": "aiorl.acting.policy_map",
     "Poll": "aiorl.env.base_env",
     "Preprocessor": "aiorl.acting.observation.preprocessors",
     "RolloutWorker": "aiorl.compat.rollout_worker",
-    "SACConfig": "aiorl.learning.algorithms.sac.config",
-    "SACTrainer": "aiorl.run.trainer",
     "SampleBatch": "aiorl.data.sample_batch",
     "SamplerInput": "aiorl.offline.io",
     "SyncSampler": "aiorl.sampling.sampler",
-    "TD3Config": "aiorl.learning.algorithms.td3.config",
-    "TD3Trainer": "aiorl.run.trainer",
     "TFPolicy": "aiorl.learning.models.tf_policy",
     "Trainer": "aiorl.run.trainer",
     "VectorEnv": "aiorl.env.vector_env",
@@ -167,6 +125,9 @@ _HOME = {
     "with_base_config": "aiorl.config.merge",
     "with_common_config": "aiorl.config.schema",
 }
+
+for _algo, _kind in ALGORITHMS.items():
+    _HOME |= {f"{_kind}Config": f"aiorl.learning.algorithms.{_algo}", f"{_kind}Trainer": "aiorl.run.trainer"}
 
 # all but TFPolicy, so that `from aiorl import *` works without TensorFlow, and never loads it
 __all__ = sorted({*_HOME, "__version__"} - {"TFPolicy"})
@@ -188,7 +149,7 @@ aiorl.config.build_trainer = _build_trainer
 aiorl.config.translate_old_keys = _translate_old_keys
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:  # Any: a type checker knows the algorithms' trainers by this alone
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise _missing(name, sys._getframe(1))

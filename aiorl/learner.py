@@ -23,8 +23,8 @@ from aiorl.config.command_line import usage_error
 from aiorl.config.reference import LEARNER_PROG, configure_learner
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError
+from aiorl.learning.algorithms.algorithm import want_stored_experience
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.learning.algorithms.stored_experience import want_stored_experience
 from aiorl.process import event_loop
 from aiorl.process.debugger import is_looked_into, on_debugger
 from aiorl.process.standard_output import keep_output_from_failing

@@ -18,8 +18,9 @@ from aiorl import errors
 from aiorl.acting.policy import Policy
 from aiorl.compat.dict_callbacks import callbacks_class, named_callbacks
 from aiorl.compat.rollout_worker import RolloutWorker
+from aiorl.data.column_spec import ColumnSpec
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.learning.algorithms.batch_buffers import BatchBuffers, ColumnSpec
+from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.process import log_once
 from aiorl.sampling.callbacks import DefaultCallbacks, overridden_hooks
 from aiorl.testing.envs import CountingEnv
@@ -113,8 +114,8 @@ LOCKSTEP = {"sampling/fragments.py", "sampling/table.py"}
     ("column", "algorithms"), [("ADVANTAGES", ("a2c", "pg", "ppo")), ("VALUE_TARGETS", ("a2c", "marwil", "ppo"))]
 )
 def test_a_column_is_known_where_it_is_named_made_and_wanted(column: str, algorithms: tuple[str, ...]) -> None:
-    wanted_by = {f"learning/algorithms/{algo}/{name}.py" for algo in algorithms for name in ("algorithm", "update")}
-    wanted_by.add("learning/algorithms/appo/update.py")  # judges each batch itself
+    wanted_by = {f"learning/algorithms/{algo}.py" for algo in algorithms}
+    wanted_by.add("learning/algorithms/appo.py")  # judges each batch itself
     assert knowing(column) - LOCKSTEP == {"data/columns.py", "acting/postprocess.py"} | wanted_by
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     assert "`aiorl/data/columns.py`" in page

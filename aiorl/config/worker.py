@@ -128,7 +128,7 @@ class WorkerConfig(BaseModel):
 
     algo: Code = _run(
         DEFAULT_ALGO,
-        "Algorithm: the name of a folder in aiorl/learning/algorithms, or package.module:Name for a class of your own.",
+        "Algorithm: the name of a module in aiorl/learning/algorithms, or package.module:Name for a class of your own.",
     )
     env: Code | None = _run(
         None, "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for "

@@ -13,9 +13,9 @@ from aiorl.config.key import group_of
 from aiorl.config.layers import Layer
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError
+from aiorl.learning.algorithms.actor_critic_config import BATCH, ENVS, LENGTH
 from aiorl.learning.algorithms.algorithm import Algorithm
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.learning.algorithms.sizes import BATCH, ENVS, LENGTH
 
 __all__ = ["POLICIES", "config_class_of", "config_of", "learning_settings"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.algorithm import LeasePlan
-from aiorl.learning.algorithms.registry import ALGORITHMS, algorithm_class
+from aiorl.learning.algorithms.registry import ALGORITHMS, algorithm_class, config_class
 from aiorl.run.policy_config import POLICIES, config_of
 from aiorl.run.policy_plan import PlannedPolicy
 
@@ -95,7 +95,8 @@ def _said(limit: float | None) -> str:
 def _that_agree(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan) -> list[str]:
     """Names of the other algorithms that want these leases in this run, and choose the policy's actions."""
     found = []
-    for name, (kind, _) in sorted(ALGORITHMS.items()):
+    for name in sorted(ALGORITHMS):
+        kind = config_class(name)
         if kind is type(config) or _is_cut_short(config, kind) or not kind.learns_actions_of(policy.action_space):
             continue
         try:

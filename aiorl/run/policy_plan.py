@@ -19,7 +19,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
-from aiorl.learning.algorithms.registry import ALGORITHMS
+from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
 from aiorl.run.policy_config import POLICIES, config_class_of, config_of, learning_settings
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.episode import MultiAgentEpisode
@@ -331,7 +331,8 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
     """Raise UnsupportedSpaceError, with the way out, for actions that the algorithm, or any network, can't choose."""
     known = config.action_spaces
     if known is not None and not config.learns_actions_of(action_space):
-        able = sorted((name, kind) for name, (kind, _) in ALGORITHMS.items() if kind.learns_actions_of(action_space))
+        kinds = [(name, config_class(name)) for name in sorted(ALGORITHMS)]
+        able = [(name, kind) for name, kind in kinds if kind.learns_actions_of(action_space)]
         play = ", ".join(name for name, kind in able if not kind.is_offline)
         stored = ", ".join(name for name, kind in able if kind.is_offline)
         hint = f"These algorithms learn such actions: {play}; from stored experience: {stored}."

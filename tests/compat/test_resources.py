@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from aiorl.compat.resources import ResourceRequest, default_resource_request, resource_help
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 
 MIB = 2**20
 

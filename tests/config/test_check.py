@@ -10,7 +10,7 @@ from aiorl.config.key import key
 from aiorl.config.reference import render_keys
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.pg.config import PGConfig
+from aiorl.learning.algorithms.pg import PGConfig
 from aiorl.learning.algorithms.registry import config_class
 
 

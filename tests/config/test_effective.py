@@ -7,7 +7,7 @@ import pytest
 
 from aiorl.config.key import all_keys
 from aiorl.config.layers import render_effective
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 
 
 def described(config: PPOConfig) -> dict[str, str]:

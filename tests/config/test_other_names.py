@@ -16,11 +16,11 @@ from aiorl.config.check import attribute_hint, from_rllib
 from aiorl.config.key import all_keys
 from aiorl.config.reference import default_text, with_tables
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.registry import ALGORITHMS
+from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["migration_rllib.md", "migration_sb3.md"]
-KINDS = [kind for kind, _ in ALGORITHMS.values()]
+KINDS = [config_class(name) for name in ALGORITHMS]
 KEYS = {kind: {*kind.model_fields, *dict(all_keys(kind))} for kind in KINDS}
 
 

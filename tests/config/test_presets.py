@@ -15,8 +15,8 @@ from aiorl.config.layers import dump_yaml, find_preset, load_config, named_prese
 from aiorl.config.reference import presets_page
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.impala import IMPALAConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 
 ROOT = Path(__file__).parents[2]

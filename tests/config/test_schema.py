@@ -17,8 +17,8 @@ from aiorl.config.worker import WorkerPart
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.registry import register_env, resolve_env
 from aiorl.errors import ConfigError, SecurityError
-from aiorl.learning.algorithms.a3c.config import A3CConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.a3c import A3CConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.sampling.callbacks import DefaultCallbacks
 
 # Copied by hand from the specification's table, not from the code.

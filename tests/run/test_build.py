@@ -10,8 +10,8 @@ from gymnasium import spaces
 from aiorl.env.external_env import ExternalEnv
 from aiorl.env.registry import register_env
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.ppo.config import PPOConfig
-from aiorl.learning.algorithms.sac.config import SACConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
+from aiorl.learning.algorithms.sac import SACConfig
 from aiorl.run.build import build_learning, plan_learning
 
 BOX, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)

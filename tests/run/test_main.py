@@ -39,7 +39,7 @@ WHILE_IT_LOADS = """
 import builtins, os, runpy, signal, sys
 load = builtins.__import__
 def interrupted(name, *arguments, **options):
-    if name.startswith("aiorl.learning.algorithms"):
+    if name.startswith("aiorl.learning.algorithms."):
         os.kill(os.getpid(), signal.{name})
     return load(name, *arguments, **options)
 builtins.__import__ = interrupted

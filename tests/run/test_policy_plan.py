@@ -18,10 +18,10 @@ from aiorl.config.layers import load_config, save_config
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError
-from aiorl.learning.algorithms.a2c.config import A2CConfig
+from aiorl.learning.algorithms.a2c import A2CConfig
 from aiorl.learning.algorithms.algorithm import Algorithm
-from aiorl.learning.algorithms.dqn.config import DQNConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.dqn import DQNConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.policy_config import learning_settings
 from aiorl.run.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said

@@ -20,7 +20,7 @@ from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.process.tasks import Tasks
 from aiorl.run import saving as module

@@ -12,12 +12,12 @@ from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.errors import BatchError, PolicyError
-from aiorl.learning.algorithms.a2c.config import A2CConfig
-from aiorl.learning.algorithms.algorithm_policy import algorithm_policy
-from aiorl.learning.algorithms.dqn.config import DQNConfig
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
-from aiorl.learning.algorithms.pg.config import PGConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.a2c import A2CConfig
+from aiorl.learning.algorithms.dqn import DQNConfig
+from aiorl.learning.algorithms.impala import IMPALAConfig
+from aiorl.learning.algorithms.pg import PGConfig
+from aiorl.learning.algorithms.policy_learning import algorithm_policy
+from aiorl.learning.algorithms.ppo import PPOConfig
 
 SMALL: dict[str, Any] = {"model": {"fcnet_hiddens": [8]}, "eager": True, "lr": 0.01}
 

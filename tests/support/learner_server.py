@@ -169,11 +169,8 @@ def _load() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from aiorl.learning.algorithms.impala import algorithm as impala  # noqa: F401
-    from aiorl.learning.algorithms.ppo import algorithm as ppo  # noqa: F401
-    from aiorl.learning.models import (
-        export,  # noqa: F401
-    )
+    from aiorl.learning.algorithms import impala, ppo  # noqa: F401
+    from aiorl.learning.models import catalog, export  # noqa: F401
 
     FigureCanvasAgg(Figure()).print_png(io.BytesIO())  # finds fonts, too
     # Graphs run a few times in tests: to optimise them takes longer than they do

@@ -6,9 +6,8 @@ from gymnasium import spaces
 
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.learning.algorithms.algorithm import Observations
-from aiorl.learning.algorithms.dqn.algorithm import DQN
-from aiorl.learning.algorithms.dqn.config import DQNConfig
-from aiorl.learning.algorithms.q_network import QNetwork
+from aiorl.learning.algorithms.dqn import DQN, DQNConfig
+from aiorl.learning.models.q_network import QNetwork
 
 NUM_ACTIONS, NUM_OBS, START = 3, 4, 5
 

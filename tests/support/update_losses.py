@@ -10,9 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.batch_buffers import BatchBuffers
-from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, model_columns
-from aiorl.learning.algorithms.compiled_update import UpdateSpec
+from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
 
 __all__ = ["LossCase", "standardised"]
 
@@ -23,18 +21,13 @@ class LossCase:
     """A fragment [5, 4] in which some rows are no transitions, and its loss."""
 
     def __init__(
-        self,
-        kind: type[CompiledAlgorithm[Any]],
-        make_spec: Callable[[Any, Any, BatchBuffers], UpdateSpec],
-        config: Any,
-        model: Any,
-        make_fragment: Callable[..., Any],
+        self, kind: type[CompiledAlgorithm[Any]], config: Any, model: Any, make_fragment: Callable[..., Any]
     ) -> None:
         """Make the fragment with the fixture of that name, and the loss as the algorithm does."""
-        plan = kind.sample_plan(config)
-        self._fragment = make_fragment(plan, model, _LENGTH, _NUM_ENVS, 3, invalid=True)
-        self._buffers = BatchBuffers(model_columns(model, plan.columns))
-        self._loss = make_spec(config, model, self._buffers).loss
+        algorithm = kind(config, model)
+        self._fragment = make_fragment(kind.sample_plan(config), model, _LENGTH, _NUM_ENVS, 3, invalid=True)
+        self._buffers = algorithm.buffers
+        self._loss = algorithm.update_spec().loss
 
     def of_rows(self, coefficients: Mapping[str, float]) -> tuple[float, dict[str, float]]:
         """Loss and metrics of one minibatch of all rows."""

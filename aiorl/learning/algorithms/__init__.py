@@ -1,4 +1,24 @@
-"""Algorithms, one folder each: config.py, algorithm.py, update.py and a README naming the paper.
+"""Algorithms, one module each: its keys, its class, its loss. docs/algorithms/ has a page on each, naming the paper.
 
-Configs load without TensorFlow; `aiorl.learning.algorithms.registry` finds everything by name.
+None loads TensorFlow when it is imported. `aiorl.learning.algorithms.registry` finds them by name.
 """
+
+__all__ = ["ALGORITHMS"]
+
+ALGORITHMS = {
+    "a2c": "A2C",
+    "a3c": "A3C",
+    "apex": "Apex",
+    "appo": "APPO",
+    "bc": "BC",
+    "cql": "CQL",
+    "dqn": "DQN",
+    "impala": "IMPALA",
+    "iql": "IQL",
+    "marwil": "MARWIL",
+    "pg": "PG",
+    "ppo": "PPO",
+    "sac": "SAC",
+    "td3": "TD3",
+}
+"""Name of an algorithm and its module -> its class there; `aiorl` has NAMEConfig and NAMETrainer of each."""

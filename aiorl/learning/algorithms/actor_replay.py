@@ -1,51 +1,35 @@
-"""Base class of algorithms that have a replay, an actor, and critics with targets of their own."""
+"""Base classes of algorithms that have a replay, an actor, and critics with targets of their own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
-import tensorflow as tf
 from gymnasium import spaces
 
-from aiorl.acting.distributions import make_distribution
+from aiorl.acting.distributions import Categorical, make_distribution
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import InternalError
-from aiorl.learning.algorithms.actor_network import Actor
-from aiorl.learning.algorithms.actor_replay_config import ActorReplayConfig
+from aiorl.data import columns as c
 from aiorl.learning.algorithms.algorithm import Array, Observations
-from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, Tensors
-from aiorl.learning.algorithms.critics import Critics
+from aiorl.learning.algorithms.compiled_base import TargetNetwork, following
+from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, LossFunction, Phase, UpdateSpec
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
-from aiorl.learning.algorithms.target_network import TargetNetwork
-from aiorl.learning.losses.q_learning import weighted_mean
-from aiorl.learning.losses.td3 import critic_losses
+from aiorl.learning.algorithms.replay_config import ActorReplayConfig
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.critics import critic_losses
+from aiorl.learning.losses.q_learning import chosen, weighted_mean
 
 if TYPE_CHECKING:
-    from aiorl.learning.models.catalog import ActorCritic
-
-__all__ = [
-    "ACTOR_LR",
-    "COEFFICIENTS",
-    "CRITIC_METRICS",
-    "OF_STORED",
-    "SEEDS",
-    "ActorReplayAlgorithm",
-    "CriticReplayAlgorithm",
-    "critic_loss_of",
-]
+    from aiorl.learning.models.actor_critic import ActorCritic
+    from aiorl.learning.models.critics import Actor
 
 ActorReplayT = TypeVar("ActorReplayT", bound=ActorReplayConfig)
 
 SEEDS = "seeds"
 """Column of a minibatch: two seeds [2, 2] int32 of what is drawn within the update, behind the rows and in them."""
 ACTOR_LR = "actor_lr"
-COEFFICIENTS = ("lr", ACTOR_LR, STEPS_BEFORE)
-"""Names of the coefficients that all of them have."""
-CRITIC_METRICS = ("mean_q", "mean_td_error")
-"""Names of what `critic_loss_of` reports."""
 OF_STORED = "q_of_stored"
-"""Name of what it gives beside: the Q values [C, B] of the stored actions, for phases behind it."""
+"""Name of what `critic_loss_of` gives beside metrics: the Q values [C, B] of the stored actions, for later phases."""
 
 _CRITICS_KEY = 0x63726974  # keeps the critics' first weights apart from other random numbers of the same seed
 
@@ -58,11 +42,14 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
 
     Attributes:
         critics: networks of Q values.
+        target_critics: their target network.
     """
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Make room for the replay, critics and targets; nothing is compiled yet."""
-        own = self._own(config)
+        from aiorl.learning.models.critics import Critics
+
+        own = self.own_config(config)
         self.critics = Critics(
             model.layout,
             model.obs_dtype,
@@ -71,23 +58,51 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
             np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_CRITICS_KEY,))),
             num_critics=2 if own.twin_q else 1,
         )
-        self.targets = {"target/critics": TargetNetwork(self.critics), **self._more_targets(model)}
+        self.target_critics = TargetNetwork(self.critics)
+        self.targets = {"target/critics": self.target_critics, **self.more_targets(model)}
         super().__init__(config, model)
 
-    def _more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
-        """Target networks beside that of the critics."""
+    def more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
+        """Return target networks beside that of the critics."""
         return {}
 
-    def _trained_variables(self) -> list[Any]:
+    def trained_variables(self) -> list[Any]:
+        """See the base class: the critics'."""
         return self.critics.trainable_variables
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """See the base class."""
         given = super().coefficients(env_steps_total)
-        return {**given, ACTOR_LR: given["lr"] if self._config.actor_lr is None else self._config.actor_lr}
+        return {**given, ACTOR_LR: given["lr"] if self.config.actor_lr is None else self.config.actor_lr}
 
-    def _other_variables(self) -> dict[str, Any]:
-        return super()._other_variables() | {f"critics/{name}": item for name, item in self.critics.variables.items()}
+    def other_variables(self) -> dict[str, Any]:
+        """See the base class; with the critics'."""
+        return super().other_variables() | {f"critics/{name}": item for name, item in self.critics.variables.items()}
+
+    def critics_spec(self, critic_loss: LossFunction, *phases: Phase, coefficients: tuple[str, ...] = ()) -> UpdateSpec:
+        """Return an update that trains the critics, then runs phases, then lets all targets follow.
+
+        Args:
+            critic_loss: of one minibatch, made by `critic_loss_of`.
+            phases: further steps, of the model first.
+            coefficients: names of coefficients beside lr and actor_lr.
+        """
+        own = self.config
+        return UpdateSpec(
+            critic_loss,
+            ("mean_q", "mean_td_error"),
+            ("lr", ACTOR_LR, STEPS_BEFORE, *coefficients),
+            is_stacked=True,
+            gives_rows=True,
+            **following(*self.targets.values(), tau=own.tau, every=own.target_update_freq),
+            phases=phases,
+        )
+
+    def q_of_stored_choices(self, minibatch: Tensors, weights: Tensors | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the Q values [C, B] of stored actions, and [C, B, A] of all actions, which are choices."""
+        actions = minibatch[c.ACTIONS] - cast(Categorical, self.model.distribution).start
+        values = self.critics.q(minibatch[c.OBS], weights=weights)
+        return tf.stack([chosen(own, actions) for own in tf.unstack(values)]), values
 
 
 class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
@@ -108,12 +123,13 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
 
         Raises: UnsupportedSpaceError for a Box without bounds; ConfigError for noise of the state over choices.
         """
-        distribution = make_distribution(action_space, squash=True)
+        from aiorl.learning.models.critics import Actor
+
         return Actor(
             observations.layout,
             observations.dtype,
-            distribution,
-            cls._own(config).model,
+            make_distribution(action_space, squash=True),
+            cls.own_config(config).model,
             np.random.default_rng(seed),
             is_deterministic=cls.is_deterministic,
             noise=config.state_dependent_noise,
@@ -121,16 +137,16 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Make room for the replay, critics and targets; nothing is compiled yet."""
-        if not isinstance(model, Actor):
-            raise InternalError(f"{type(self).__name__} was given a {type(model).__name__}")
-        self.actor = model
+        self.actor = cast("Actor", model)
         super().__init__(config, model)
 
-    def _more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
+    def more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
+        """See the base class: that of an actor without chance."""
         return {"target/actor": TargetNetwork(model)} if self.is_deterministic else {}
 
-    def _drawn(self, num: int) -> dict[str, Array]:
-        return {SEEDS: self._rng.integers(np.iinfo(np.int32).max, size=(num, 2, 2), dtype=np.int32)}
+    def drawn_columns(self, num: int) -> dict[str, Array]:
+        """See the base class: SEEDS."""
+        return {SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 2, 2), dtype=np.int32)}
 
 
 def critic_loss_of(minibatch: Tensors, q: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, Tensors]:

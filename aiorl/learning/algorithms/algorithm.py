@@ -21,10 +21,10 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data.column_spec import Piece
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.data.sample_plan import SamplePlan
-from aiorl.errors import CheckpointError
+from aiorl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from aiorl.learning.models.catalog import ActorCritic
+    from aiorl.learning.models.actor_critic import ActorCritic
 
 __all__ = [
     "Algorithm",
@@ -35,6 +35,7 @@ __all__ = [
     "Observations",
     "SamplePlan",
     "UpdateResult",
+    "want_stored_experience",
 ]
 
 Array = NDArray[Any]
@@ -133,6 +134,15 @@ class HeldExperience(Protocol):
     def close(self) -> None:
         """Let go of it; the pieces are not asked for any more."""
         ...
+
+
+def want_stored_experience(config: CommonConfig) -> None:
+    """Raise ConfigError if a config names no stored experience."""
+    if config.input == "sampler":
+        raise ConfigError(
+            f"{config.algo} learns from stored experience, and none is named.", key="input", value=config.input,
+            hint='Give files, such as --input "data/*.json"; --output DIR of another run writes some.',
+        )  # fmt: skip
 
 
 class Algorithm(ABC):

@@ -1,4 +1,7 @@
-"""Base class of algorithms whose update is one `CompiledUpdate`: guard, counters, random order, state."""
+"""Base class of algorithms that train on fragments as they come, and what their losses run the network with.
+
+A train batch is laid out once, and one `CompiledUpdate` visits its rows or sequences in a random order.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,18 @@ from numpy.typing import NDArray
 from aiorl.acting.schedules import Schedule
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
+from aiorl.data.column_spec import ColumnSpec
 from aiorl.data.gradient_columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
 from aiorl.errors import BatchError, PolicyError
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import Array, Batch, UpdateResult
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec, rounded_up
-from aiorl.learning.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW, CompiledBase
-from aiorl.learning.algorithms.compiled_gradient import CompiledGradient
-from aiorl.learning.algorithms.compiled_update import CompiledUpdate, UpdateSpec
-from aiorl.learning.algorithms.gradient_buffers import GradientBuffers
+from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, GradientBuffers, rounded_up
+from aiorl.learning.algorithms.compiled_base import CompiledBase
+from aiorl.learning.algorithms.compiled_update import CompiledGradient, CompiledUpdate, UpdateSpec, unpacked
+from aiorl.learning.lazy import Tensors, tf
 
 if TYPE_CHECKING:
-    from aiorl.learning.models.catalog import ActorCritic
-
-__all__ = [
-    "MAX_SKIPS_IN_A_ROW",
-    "CompiledAlgorithm",
-    "model_columns",
-    "previous_columns",
-    "sequence_columns",
-    "state_columns",
-]
+    from aiorl.learning.models.actor_critic import ActorCritic
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +58,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Lay out the train batch; nothing is compiled yet."""
         super().__init__(config, model)
-        config = self._config
+        config = self.config
         self.buffers = BatchBuffers(model_columns(model, self.sample_plan(config).columns))
         self._lr = Schedule.of(config.lr, config.lr_schedule, key="lr_schedule")
         self._entropy = Schedule.of(config.entropy_coeff, config.entropy_coeff_schedule, key="entropy_coeff_schedule")
@@ -78,11 +72,11 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             self._multiple = max(1, self._multiple // config.sequence_length())
         self._fragment_length = config.sequence_length() if self._has_sequences and config.is_truncating else None
         self._capacities: set[int] = set()
-        self._spec = spec = self._update_spec()
+        self._spec = spec = self.update_spec()
         self._gradient = CompiledGradient(spec, model.trainable, config.update_mode)
         self._received = self._gradient_buffers(config.fragments_per_batch()) if config.gradients == "workers" else None
         self.compiled = CompiledUpdate(
-            spec, model.trainable_variables, self._optimizer(), grad_clip=config.grad_clip, xla=config.update_mode,
+            spec, model.trainable_variables, self.make_optimizer(), grad_clip=config.grad_clip, xla=config.update_mode,
             gradients=None if self._received is None else self._received.mean,
         )  # fmt: skip
         self._applied: tuple[GradientBuffers, CompiledUpdate] | None = None
@@ -90,40 +84,40 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     @classmethod
     def return_discount(cls, config: CommonConfig) -> float | None:
         """See `Algorithm.return_discount`."""
-        own = cls._own(config)
+        own = cls.own_config(config)
         return own.gamma if own.normalize_rewards else None
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
         """Actions drawn from the distribution; where they are by noise of the state, an exploration says so."""
-        own = cls._own(config)
+        own = cls.own_config(config)
         return {"exploration": own.sampling()} if own.use_sde else {}
 
     @classmethod
     def gradients_from_workers(cls, config: CommonConfig) -> bool:
         """See `Algorithm.gradients_from_workers`."""
-        return cls._own(config).gradients == "workers"
+        return cls.own_config(config).gradients == "workers"
 
     @abstractmethod
-    def _update_spec(self) -> UpdateSpec:
+    def update_spec(self) -> UpdateSpec:
         """Return the update to compile."""
 
     @abstractmethod
-    def _optimizer(self) -> Any:  # Any: a Keras optimiser
+    def make_optimizer(self) -> Any:  # Any: a Keras optimiser
         """Return the optimiser to train with."""
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """Return the coefficients of the update after so many env steps; subclasses add theirs."""
         return {
             "lr": self._lr.value(env_steps_total),
-            "vf_loss_coeff": self._config.vf_loss_coeff,
+            "vf_loss_coeff": self.config.vf_loss_coeff,
             "entropy_coeff": self._entropy.value(env_steps_total),
         }
 
     @property
     def minibatch_size(self) -> int:
         """Rows or sequences in one minibatch."""
-        return self._config.minibatch_steps() if self.visits_rows else self._multiple
+        return self.config.minibatch_steps() if self.visits_rows else self._multiple
 
     @property
     def visits_rows(self) -> bool:
@@ -133,7 +127,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     @property
     def num_epochs(self) -> int:
         """Passes over each train batch."""
-        return self._config.num_sgd_iter
+        return self.config.num_sgd_iter
 
     @property
     def shuffles(self) -> bool:
@@ -151,20 +145,21 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
         Raises: BatchError if a column is missing or does not fit.
         """
-        return self._rows_of(fragments) if self._received is None else self._received.batch(fragments)
+        return self.lay_out(fragments) if self._received is None else self._received.batch(fragments)
 
-    def _rows_of(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+    def lay_out(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        """Lay fragments out as rows, or as sequences."""
         shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
         if not self._has_sequences:
             return self.buffers.rows(fragments, self.fitted(sum(steps * num_envs for steps, num_envs in shapes)))
         kept = _without_far_longer_ones(shapes)
         num_sequences = self.fitted(sum(shapes[number][1] for number in kept))
-        length = rounded_up(max(shapes[number][0] for number in kept), self._config.sequence_length())
+        length = rounded_up(max(shapes[number][0] for number in kept), self.config.sequence_length())
         return self.buffers.sequences([fragments[number] for number in kept], num_sequences, length)
 
     def nominal_batch(self) -> Batch:
         """A batch of zeros of the usual shape, of rows or sequences."""
-        length = [self._config.sequence_length()] if self._has_sequences else []
+        length = [self.config.sequence_length()] if self._has_sequences else []
         return self.buffers.zeros(self.fitted(self._usual_size), *length)
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
@@ -178,7 +173,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         self.buffers.check(fragment, self._fragment_length)
         if self._has_sequences:
             steps, num_sequences = self.buffers.shape_of(fragment)
-            length = self._config.sequence_length()
+            length = self.config.sequence_length()
             if steps != length and (num_sequences > 1 or steps < length):
                 raise BatchError(
                     c.OBS, f"sequences of {length} steps, or one of more", f"{num_sequences} of {steps} steps"
@@ -204,14 +199,14 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
         See `Algorithm.compute_gradients`.
         """
-        batch = self._rows_of([fragment])
+        batch = self.lay_out([fragment])
         if not self.buffers.num_filled(batch):
             return {}
         gradients, metrics = self._gradient(batch, self.coefficients(env_steps_total))
         rows = np.array([np.count_nonzero(self.buffers.column(batch, c.VALID))], np.int32)
         if not (np.isfinite(metrics).all() and all(np.isfinite(found).all() for found in gradients.values())):
             column = self.buffers.first_not_finite(batch)
-            names = self.sample_plan(self._config).columns
+            names = self.sample_plan(self.config).columns
             culprit = names.index(column) + 1 if column in names else 0
             return {NUM_ROWS: rows, CULPRIT: np.array([culprit], np.int32)}
         return {NUM_ROWS: rows, METRICS: metrics, **{GRADIENT_OF + name: found for name, found in gradients.items()}}
@@ -221,8 +216,8 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         if self._applied is None:
             buffers = self._gradient_buffers(1)
             update = CompiledUpdate(
-                self._spec, self.model.trainable_variables, self.compiled.optimizer, grad_clip=self._config.grad_clip,
-                xla=self._config.update_mode, gradients=buffers.mean,
+                self._spec, self.model.trainable_variables, self.compiled.optimizer, grad_clip=self.config.grad_clip,
+                xla=self.config.update_mode, gradients=buffers.mean,
             )  # fmt: skip
             self._applied = buffers, update
         buffers, update = self._applied
@@ -288,7 +283,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
     def _gradient_buffers(self, num_fragments: int) -> GradientBuffers:
         shapes = {name: tuple(variable.shape) for name, variable in self.model.trainable.items()}
-        columns = self.sample_plan(self._config).columns
+        columns = self.sample_plan(self.config).columns
         return GradientBuffers(shapes, self._spec.metric_names, columns, num_fragments)
 
     def _order_shape(self, batch: Batch) -> tuple[int, int]:
@@ -312,7 +307,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             return order, 0
         rows = np.tile(visited.astype(np.int32), (self.num_epochs, 1))
         if self.shuffles:
-            rows = self._rng.permuted(rows, axis=1)
+            rows = self.rng.permuted(rows, axis=1)
         again = np.arange(-(-len(visited) // size) * size) % len(visited)
         minibatches = rows[:, again].reshape(-1, size)
         order[: len(minibatches)] = minibatches
@@ -380,3 +375,101 @@ def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[st
         cells = 1 if config.model.vf_share_layers else 2
     components = 2 * config.model.use_lstm + config.model.use_gru
     return tuple(c.state_in(index) for index in range(cells * components))
+
+
+def state_resets(terminateds: tf.Tensor, truncateds: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    """Return where a sequence's state is reset: in the row after one that ended an episode or is no transition.
+
+    Args:
+        terminateds: [T, M] float32, 1 or 0; so are the others.
+        truncateds: [T, M].
+        valid: [T, M].
+    Returns: [T, M] bool; False in the first row, which starts from the state that was sent along.
+    """
+    ended = (terminateds > 0) | (truncateds > 0) | (valid <= 0)
+    return tf.concat([tf.zeros_like(ended[:1]), ended[:-1]], axis=0)
+
+
+def rows_forward(model: ActorCritic, minibatch: Tensors, buffers: BatchBuffers) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
+    """Distribution inputs [R, P], values [R] and columns [R, ...] of a minibatch; its sequences as rows, if it has any.
+
+    Args:
+        model: a recurrent one runs over sequences.
+        minibatch: gathered from a batch of `buffers`.
+        buffers: where it came from.
+    """
+    columns = unpacked(minibatch, buffers, time_major=model.is_recurrent)
+    if not model.is_recurrent:
+        return *model.forward(columns[c.OBS]), columns
+    dist_inputs, values = sequence_forward(model, columns)
+    return (
+        flattened(dist_inputs),
+        flattened(values),
+        {spec.name: flattened(columns[spec.name]) for spec in buffers.columns},
+    )
+
+
+def sequence_forward(
+    model: ActorCritic, columns: dict[str, tf.Tensor], weights: Mapping[str, Any] | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Distribution inputs [T, M, P] and values [T, M] of time-major columns.
+
+    Args:
+        model: the network.
+        columns: by name.
+        weights: tensors by name to be used in place of its own.
+    """
+    resets = state_resets(columns[c.TERMINATEDS], columns[c.TRUNCATEDS], columns[c.VALID])
+    states = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
+    previous = (columns[c.PREV_ACTIONS], columns[c.PREV_REWARDS]) if model.looks_back else ()
+    dist_inputs, values = model.forward_sequence(columns[c.OBS], states, resets, *previous, weights=weights)
+    return dist_inputs, values
+
+
+def flattened(x: tf.Tensor) -> tf.Tensor:
+    """[T, M, ...] as rows [T * M, ...]."""
+    return tf.reshape(x, [x.shape[0] * x.shape[1], *x.shape[2:]])
+
+
+def sequence_forward_with_last(
+    model: ActorCritic, columns: dict[str, tf.Tensor], weights: Mapping[str, Any] | None = None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Distribution inputs [T, M, P], values [T, M], and values [M] of the observations behind the last step.
+
+    One pass over T + 1 rows; models without state see them all as rows of one batch. The row behind a transition is
+    that of the observation that followed it, also where it is no transition itself.
+
+    Args:
+        model: the network.
+        columns: time-major, by name.
+        weights: tensors by name to be used in place of its own.
+    """
+    obs = tf.concat([columns[c.OBS], columns[c.LAST_OBS][None]], axis=0)
+    if model.is_recurrent:
+        longer = {name: _with_zero_row(columns[name]) for name in (c.TERMINATEDS, c.TRUNCATEDS, c.VALID)}
+        if model.looks_back:
+            for name, source in ((c.PREV_ACTIONS, c.ACTIONS), (c.PREV_REWARDS, c.REWARDS)):
+                longer[name] = _with_those_before(columns[name], columns[source], longer[c.VALID])
+        dist_inputs, values = sequence_forward(model, {**columns, **longer, c.OBS: obs}, weights)
+    else:
+        flat_inputs, flat_values = model.forward(flattened(obs), weights=weights)
+        values = tf.reshape(flat_values, obs.shape[:2])
+        dist_inputs = tf.reshape(flat_inputs, [*obs.shape[:2], flat_inputs.shape[-1]])
+    return dist_inputs[:-1], values[:-1], values[-1]
+
+
+def _with_zero_row(x: tf.Tensor) -> tf.Tensor:
+    return tf.concat([x, tf.zeros_like(x[:1])], axis=0)
+
+
+def _with_those_before(previous: tf.Tensor, given: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    """Previous actions or rewards [T + 1, M, ...]: in rows that are no transitions, those of the row before.
+
+    Args:
+        previous: [T, M, ...] as the rows have them.
+        given: [T, M, ...] actions or rewards of the rows themselves.
+        valid: [T + 1, M] float32, 0 in the last row.
+    """
+    before = tf.concat([tf.zeros_like(given[:1]), given], axis=0)
+    is_valid = tf.reshape(valid > 0, [*valid.shape, *[1] * (len(given.shape) - 2)])
+    return tf.where(is_valid, _with_zero_row(previous), before)

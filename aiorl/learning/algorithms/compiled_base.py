@@ -1,4 +1,4 @@
-"""Base class of algorithms whose weights one `CompiledUpdate` changes: guard, counters, state."""
+"""Base class of algorithms whose weights one `CompiledUpdate` changes: guard, counters, state, target networks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,97 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
-import tensorflow as tf
 
 from aiorl.acting.schedules import Schedule
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import CheckpointError, InternalError, TrainingDiverged
+from aiorl.errors import CheckpointError, ConfigError, InternalError, TrainingDiverged
 from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Array
-from aiorl.learning.algorithms.compiled_update import CompiledUpdate
-from aiorl.learning.algorithms.optimizers import make_optimizer
-from aiorl.learning.algorithms.target_network import TargetNetwork
+from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate
+from aiorl.learning.lazy import Tensors, tf
 
 if TYPE_CHECKING:
-    from aiorl.learning.models.catalog import ActorCritic
+    from aiorl.learning.models.actor_critic import ActorCritic
+    from aiorl.learning.models.networks import Network
 
-__all__ = ["MAX_SKIPS_IN_A_ROW", "CompiledBase"]
+
+def keras_optimizer(name: str, options: Mapping[str, Any], **own: Any) -> Any:  # Any: Keras ships no types
+    """An optimizer of Keras.
+
+    Args:
+        name: of its class, such as Adam.
+        options: further arguments of it, as users set them.
+        **own: arguments that the algorithm has keys for.
+    Raises: ConfigError if one of the options is among those, or Keras takes it not.
+    """
+    import keras
+
+    for option in options:
+        if option in own:
+            raise ConfigError(
+                f"optimizer.{option} can't be set: the algorithm has a key of its own for it.",
+                key=f"optimizer.{option}",
+                value=options[option],
+            )
+    try:
+        return getattr(keras.optimizers, name)(**own, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"Keras makes no {name} with these options: {error}.", key="optimizer", value=dict(options),
+            hint=f"See https://keras.io/api/optimizers/{name.lower()}.",
+        ) from error  # fmt: skip
+
+
+class TargetNetwork:
+    """Weights that follow those of a network.
+
+    Attributes:
+        network: that learns; it takes `tensors` in place of its own weights.
+        variables: by the names of the network's.
+    """
+
+    def __init__(self, network: Network) -> None:
+        """Begin with the network's weights as they are now."""
+        self.network = network
+        self.variables: dict[str, Any] = {
+            name: tf.Variable(variable, trainable=False) for name, variable in network.variables.items()
+        }
+
+    def tensors(self) -> Tensors:
+        """The weights of this moment by name."""
+        return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
+
+    def take_over(self, share: float = 1.0) -> None:
+        """Become the network, or come nearer to it by a share."""
+        for name, variable in self.variables.items():
+            online = tf.convert_to_tensor(self.network.variables[name])
+            is_whole = share == 1 or not online.dtype.is_floating  # counts of a user's layers have no part in between
+            variable.assign(online if is_whole else variable + share * (online - variable))
+
+
+def following(*targets: TargetNetwork, tau: float, every: int) -> dict[str, Any]:
+    """Return what an `UpdateSpec` has to be told so that target networks follow within an update.
+
+    Args:
+        targets: all of the update.
+        tau: how far, see `TargetNetwork.take_over`.
+        every: after how many minibatches, counted on from the coefficient STEPS_BEFORE.
+    """
+
+    def move() -> tf.Tensor:
+        for target in targets:
+            target.take_over(tau)
+        return tf.constant(0)
+
+    def follow(step: tf.Tensor, coefficients: Tensors) -> None:
+        if every == 1:
+            move()
+            return
+        made = tf.cast(coefficients[STEPS_BEFORE], tf.int32) + step + 1
+        tf.cond(tf.equal(made % every, 0), move, lambda: tf.constant(0))
+
+    variables = tuple(variable for target in targets for variable in target.variables.values())
+    return {"followers": variables, "follow": follow}
+
 
 _log = logging.getLogger(__name__)
 
@@ -47,31 +124,36 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Take the model; nothing is compiled yet."""
-        self._config = self._own(config)
+        self.config = self.own_config(config)
         self.model = model
-        self._rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
-        self._updates = 0
+        self.rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
+        self.updates = 0
         self._skipped = 0
         self._skipped_in_a_row = 0
         self._lr_is_over = False
         self._read: Callable[[], dict[str, Any]] | None = None  # Any: tensors
 
     @classmethod
-    def _own(cls, config: CommonConfig) -> ConfigT:
+    def own_config(cls, config: CommonConfig) -> ConfigT:
+        """Return a config as that of this algorithm.
+
+        Raises: InternalError if it is not.
+        """
         if not isinstance(config, cls.config_class):
             raise InternalError(f"{cls.__name__} was given a {type(config).__name__}")
         return cast(ConfigT, config)
 
-    def _adam(self, epsilon: float) -> Any:  # Any: a Keras optimiser
-        return make_optimizer("Adam", self._config.optimizer, learning_rate=self._config.lr, epsilon=epsilon)
+    def adam(self, epsilon: float) -> Any:  # Any: a Keras optimiser
+        """Make an Adam with the learning rate and the options of the config."""
+        return keras_optimizer("Adam", self.config.optimizer, learning_rate=self.config.lr, epsilon=epsilon)
 
-    def _adam_of_multiplier(self, epsilon: float) -> Any:  # Any: a Keras optimiser
+    def adam_of_multiplier(self, epsilon: float) -> Any:  # Any: a Keras optimiser
         """Of a single number that weighs losses: what a user sets for networks, such as decay, is not for it."""
-        return make_optimizer("Adam", {}, learning_rate=self._config.lr, epsilon=epsilon)
+        return keras_optimizer("Adam", {}, learning_rate=self.config.lr, epsilon=epsilon)
 
     def _note_held(self) -> None:
         """Count an update that held."""
-        self._updates += 1
+        self.updates += 1
         self._skipped_in_a_row = 0
 
     def _warn_of_last_lr(self, lr: Schedule, env_steps: int) -> None:
@@ -129,14 +211,14 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         """
         if self._read is None:
             variables = {f"weights/{name}": variable for name, variable in self.model.variables.items()}
-            variables |= self._other_variables()
+            variables |= self.other_variables()
             self._read = tf.function(
                 lambda: {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}, autograph=False
             )
         tensors = self._read()
         values = {
-            "rng": self._rng.bit_generator.state,
-            "updates": self._updates,
+            "rng": self.rng.bit_generator.state,
+            "updates": self.updates,
             "updates_skipped": self._skipped,
             "skipped_in_a_row": self._skipped_in_a_row,
             **self.extra_state(),
@@ -148,7 +230,7 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
 
         Raises: CheckpointError if a tensor is missing, left over or of another shape, or a value is missing.
         """
-        variables = self._other_variables()
+        variables = self.other_variables()
         wanted = {f"weights/{name}": _kind(weight) for name, weight in self.get_weights().items()}
         wanted |= {name: _kind(variable.numpy()) for name, variable in variables.items()}
         given = {name: _kind(tensor) for name, tensor in state.tensors.items()}
@@ -169,8 +251,8 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
     def _set_values(self, values: Mapping[str, Any]) -> None:
         try:
             self.set_extra_state(values)
-            self._rng.bit_generator.state = values["rng"]
-            self._updates = int(values["updates"])
+            self.rng.bit_generator.state = values["rng"]
+            self.updates = int(values["updates"])
             self._skipped = int(values["updates_skipped"])
             self._skipped_in_a_row = int(values["skipped_in_a_row"])
         except (KeyError, TypeError, ValueError) as error:
@@ -182,7 +264,7 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             if target.network is self.model:
                 target.take_over()
 
-    def _other_variables(self) -> dict[str, Any]:
+    def other_variables(self) -> dict[str, Any]:
         """What is saved beside the weights, by names that don't change from run to run: optimisers, target networks."""
         optimizers = self.compiled.optimizer_variables
         found = {f"optimizer/{index:03d}": variable for index, variable in enumerate(optimizers)}

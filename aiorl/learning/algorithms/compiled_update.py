@@ -1,44 +1,144 @@
-"""One update as one compiled function: all epochs, minibatches and optimiser steps.
+"""One update, or one gradient, as one compiled function: all epochs, minibatches and optimiser steps.
 
 The function gets the whole train batch, the order in which rows are visited, and every coefficient as a tensor, so
-that nothing a schedule changes makes it compile again. If a loss, a metric or a gradient is not finite, it puts
+that nothing a schedule changes makes it compile again. If a loss, a metric or a gradient is not finite, an update puts
 weights and optimiser back as they were before it returns.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
+from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers
-from aiorl.learning.algorithms.compiled_function import CompiledFunction, Mode
+from aiorl.learning.lazy import Tensors, tf
 
-__all__ = [
-    "ROWS",
-    "STEPS_BEFORE",
-    "CompiledUpdate",
-    "Gradients",
-    "LossFunction",
-    "Phase",
-    "UpdateSpec",
-    "by_time",
-    "gradients_of",
-    "unpacked",
-]
+_log = logging.getLogger(__name__)
 
-Tensors = dict[str, tf.Tensor]
-LossFunction = Callable[[Tensors, Tensors], tuple[tf.Tensor, Tensors]]
+_ROUND = 100_000  # more than is made before; takes some milliseconds to reach
+
+Mode = Literal["auto", "on", "off", "eager"]
+
+
+class CompiledFunction:
+    """A function of tensors that is compiled at its first call, and once for each size of batches.
+
+    Attributes:
+        mode: "xla", "graph" or "eager", as chosen; final after the first call.
+    """
+
+    def __init__(self, run: Callable[..., Sequence[Any]], variables: Sequence[Any], xla: Mode, name: str) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            run: gives tensors, or None.
+            variables: that it is about.
+            xla: auto takes XLA unless there are convolutions, which are faster without on a CPU; eager compiles
+                nothing, so that a debugger may step through.
+            name: what logs call it.
+        """
+        self._run = run
+        self._xla = xla
+        self._name = name
+        convolutions = any(len(variable.shape) >= 4 for variable in variables)  # kernels [H, W, in, out]
+        self.mode: Literal["xla", "graph", "eager"] = "xla"
+        if xla == "eager":
+            self.mode = "eager"
+        elif xla == "off" or (xla == "auto" and convolutions):
+            self.mode = "graph"
+        self._reason = "as set" if xla != "auto" else "convolutions" if convolutions else "dense layers"
+        self._function = self._compiled()
+        self._sizes: set[int] = set()
+
+    @property
+    def traces(self) -> int:
+        """Number of batch shapes compiled so far."""
+        return 0 if self.mode == "eager" else int(self._function.experimental_get_tracing_count())
+
+    def __call__(self, size: int, *arguments: Any) -> list[NDArray[Any] | None]:
+        """Run it.
+
+        Falls back to a plain graph, with a warning, where XLA was picked by `auto` and can't compile the function, or
+        what it compiled can't be kept or taken from where it is kept.
+
+        Args:
+            size: of the batch: for another one it is compiled anew.
+            arguments: of the function.
+        Raises: ConfigError if XLA was asked for and can't compile it.
+        """
+        is_new = size not in self._sizes
+        if is_new and self._sizes:
+            _log.info("compiling the %s for batches of %d", self._name, size)
+        self._sizes.add(size)
+        if is_new and self.mode == "xla":
+            _begin_round_number()
+        try:
+            return self._results(arguments)
+        except tf.errors.OpError as error:
+            if self.mode != "xla" or not is_new:
+                raise
+            self._do_without_xla(error)
+            return self._results(arguments)
+
+    def warm_up(self, run: Callable[[], Any]) -> float:
+        """Compile it by a call that changes nothing.
+
+        Returns: seconds it took.
+        """
+        started = time.perf_counter()
+        run()
+        took_s = time.perf_counter() - started
+        _log.info("%s compiled as %s (%s) in %.1f s", self._name, self.mode, self._reason, took_s)
+        return took_s
+
+    def _results(self, arguments: Sequence[Any]) -> list[NDArray[Any] | None]:
+        return [None if result is None else result.numpy() for result in self._function(*arguments)]
+
+    def _do_without_xla(self, error: tf.errors.OpError) -> None:
+        sentence = str(error).splitlines()[0]
+        if self._xla == "on":
+            raise ConfigError(
+                f"XLA can't compile this network: {sentence}", key="xla", value="on", hint="Set xla: auto or off."
+            ) from error
+        _log.warning(
+            "XLA can't compile this network (%s); its %s runs as a plain graph, slower", sentence, self._name
+        )  # fmt: skip
+        self.mode, self._reason = "graph", "XLA can't compile it"
+        self._function = self._compiled()
+
+    def _compiled(self) -> Any:  # Any: a tf.function
+        if self.mode == "eager":
+            return self._run
+        return tf.function(self._run, autograph=False, jit_compile=True if self.mode == "xla" else None)
+
+
+def _begin_round_number() -> None:
+    """Let what is traced next have the same names in each run.
+
+    TensorFlow numbers all that it makes in a process, and finds compiled code again by names with such numbers in them
+    (`aiorl.learning.compilation_cache`); a resumed run makes more before it compiles than a new one.
+    """
+    from tensorflow.python.framework import ops
+
+    count = getattr(ops, "uid", None)  # no public name: without it, a resumed run may compile once more
+    while count is not None and count() % _ROUND:
+        pass
+
+
+LossFunction = Callable[[Tensors, Tensors], tuple["tf.Tensor", Tensors]]
 """(minibatch, coefficients) -> (loss, metrics), all scalars; the metrics by the names the spec lists.
 
 Where the spec says ``gives_rows``, there is one result more, ROWS, which has one number for each row."""
 
-Gradients = Callable[[Tensors, Tensors], tuple[list[tf.Tensor], tf.Tensor, Tensors]]
+Gradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Tensor", Tensors]]
 """(minibatch, coefficients) -> (gradients in the order of the variables, loss, metrics)."""
 
 ROWS = "rows"
@@ -361,3 +461,67 @@ def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = Fa
 def by_time(x: tf.Tensor) -> tf.Tensor:
     """Sequences [M, T, ...] as [T, M, ...]."""
     return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
+
+
+F32 = NDArray[np.float32]
+
+
+class CompiledGradient:
+    """Computes gradients of the variables as they are; changes nothing."""
+
+    def __init__(self, spec: UpdateSpec, variables: Mapping[str, Any], xla: Mode) -> None:
+        """Prepare it; it is compiled at its first call, and once for each size of batches.
+
+        Args:
+            spec: the loss and its names.
+            variables: by name, to compute gradients of.
+            xla: see `CompiledFunction`.
+        """
+        self._spec = spec
+        self._names = tuple(variables)
+        self._gradients = gradients_of(spec.loss, list(variables.values()))
+        self._function = CompiledFunction(self._run, list(variables.values()), xla, "gradient")
+
+    @property
+    def traces(self) -> int:
+        """Number of batch shapes compiled so far."""
+        return self._function.traces
+
+    def warm_up(self, batch: Mapping[str, NDArray[Any]]) -> float:
+        """Compile for batches of this shape.
+
+        Returns: seconds it took.
+        Raises: ConfigError if XLA was asked for and can't compile it.
+        """
+        coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
+        return self._function.warm_up(partial(self, batch, coefficients))
+
+    def __call__(
+        self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]
+    ) -> tuple[dict[str, F32], F32]:
+        """Compute it.
+
+        Args:
+            batch: arrays with the same first dimension, all of whose rows are one minibatch.
+            coefficients: by the names of the spec.
+        Returns: weight name -> gradient; and the metrics in the order of the spec with the loss as the last, float32.
+        Raises: ConfigError if XLA was asked for and can't compile it.
+        """
+        values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
+        metrics, *gradients = self._function(
+            len(next(iter(batch.values()))),
+            {name: tf.convert_to_tensor(array) for name, array in batch.items()},
+            tf.convert_to_tensor(values),
+        )
+        assert metrics is not None
+        return {name: np.asarray(found) for name, found in zip(self._names, gradients, strict=True)}, metrics
+
+    def _run(self, batch: Tensors, values: tf.Tensor) -> list[tf.Tensor]:
+        coefficients = {name: values[index] for index, name in enumerate(self._spec.coefficient_names)}
+        if self._spec.begin is not None:
+            batch = self._spec.begin(batch, coefficients)
+        gradients, loss, found = self._gradients(batch, coefficients)
+        return [
+            tf.stack([*(found[name] for name in self._spec.metric_names), loss]),
+            *map(tf.convert_to_tensor, gradients),
+        ]

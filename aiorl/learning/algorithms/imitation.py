@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeVar
 
 from aiorl.acting.observation.filters import MeanStdFilter, Normalisation
+from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.algorithm import Array, Batch, LeasePlan
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig, refuse_if
+from aiorl.learning.algorithms.algorithm import Array, Batch, LeasePlan, want_stored_experience
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
-from aiorl.learning.algorithms.imitation_config import ImitationConfig
-from aiorl.learning.algorithms.stored_experience import want_stored_experience
 
-__all__ = ["Imitation"]
+_learning = partial(key, group="Learning")
+
+
+class ImitationConfig(ActorCriticConfig):
+    """The settings of such algorithms, and their defaults of the common ones."""
+
+    is_offline: ClassVar[bool] = True
+    why_no_exploration = "it learns from stored experience"
+
+    lr: float = changed(ActorCriticConfig, "lr", 1e-3)
+    num_envs_per_worker: int = changed(ActorCriticConfig, "num_envs_per_worker", 1)
+    rollout_fragment_length: int = changed(ActorCriticConfig, "rollout_fragment_length", 256)
+    train_batch_size: int = changed(ActorCriticConfig, "train_batch_size", 2048)
+    input_evaluation: list[Literal["is", "wis", "simulation"]] = changed(ActorCriticConfig, "input_evaluation", [])
+
+    adam_epsilon: float = _learning(1e-7, "Adam's epsilon.", gt=0)
+    outstanding_fragments_per_worker: int = _learning(
+        8, "Fragments that a worker may owe or have under way at a time, within the budget of the whole run.",
+        unit="fragments", ge=1,
+    )  # fmt: skip
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        refuse_if(
+            self, self.is_filtered and self.gradients == "workers", "observation_filter",
+            f"{self.algo} filters stored observations on the learner, and gradients come from workers.",
+            "Set gradients: learner, or NoFilter.",
+        )  # fmt: skip
+        refuse_if(
+            self, (self.model.use_lstm or self.model.use_gru) and not self.postprocess_inputs, "postprocess_inputs",
+            "stored rows have no states of this recurrent model.",
+            "Set postprocess_inputs: true, so that workers run the model over the stored episodes.",
+        )  # fmt: skip
+
 
 ImitationT = TypeVar("ImitationT", bound=ImitationConfig)
 
@@ -27,17 +65,18 @@ class Imitation(CompiledAlgorithm[ImitationT]):
 
         Raises: ConfigError if there is no stored experience.
         """
-        own = cls._own(config)
+        own = cls.own_config(config)
         want_stored_experience(own)
         return LeasePlan("streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker)
 
-    def _rows_of(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+    def lay_out(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
         """See the base class; stored observations are raw, and filtered here if there is a filter."""
         own = self.merged_filter
         if isinstance(own, MeanStdFilter):
             now = Normalisation.of(own)
             fragments = [{**fragment, c.OBS: now(fragment[c.OBS])} for fragment in fragments]
-        return super()._rows_of(fragments)
+        return super().lay_out(fragments)
 
-    def _optimizer(self) -> Any:  # Any: a Keras optimiser
-        return self._adam(self._config.adam_epsilon)
+    def make_optimizer(self) -> Any:  # Any: a Keras optimiser
+        """Make an Adam."""
+        return self.adam(self.config.adam_epsilon)

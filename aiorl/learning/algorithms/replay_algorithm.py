@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from aiorl.acting.observation.filters import MeanStdFilter, Normalisation, ObservationFilter
 from aiorl.acting.schedules import Schedule
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.column_spec import Piece
 from aiorl.data.finite import first_not_finite
-from aiorl.errors import BatchError, CheckpointError
-from aiorl.learning.algorithms.algorithm import Array, Batch, HeldExperience, LeasePlan, SamplePlan, UpdateResult
+from aiorl.errors import BatchError, CheckpointError, InternalError
+from aiorl.learning.algorithms.algorithm import (
+    Array,
+    Batch,
+    HeldExperience,
+    LeasePlan,
+    SamplePlan,
+    UpdateResult,
+    want_stored_experience,
+)
 from aiorl.learning.algorithms.compiled_algorithm import model_columns, previous_columns, state_columns
 from aiorl.learning.algorithms.compiled_base import CompiledBase
 from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
-from aiorl.learning.algorithms.normaliser import Normaliser
 from aiorl.learning.algorithms.replay_config import ReplayConfig
-from aiorl.learning.algorithms.stored_experience import want_stored_experience
+from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.replay import (
     Pieces,
     Prioritised,
@@ -36,9 +44,48 @@ from aiorl.learning.replay import (
 )
 
 if TYPE_CHECKING:
-    from aiorl.learning.models.catalog import ActorCritic
+    from aiorl.learning.models.actor_critic import ActorCritic
 
-__all__ = ["WEIGHTS", "ReplayAlgorithm", "replay_spec", "sequences_of"]
+_OBSERVATIONS = (c.OBS, c.NEW_OBS)
+
+
+class Normaliser:
+    """Filters what was stored raw, by the statistics that it took last.
+
+    The statistics are variables, so that new ones need no new compilation.
+    """
+
+    def __init__(self, obs_shape: Sequence[int]) -> None:
+        """Begin with statistics that leave observations as they are.
+
+        Args:
+            obs_shape: shape of one observation.
+        """
+        self._centre, self._scale, self._shift = (
+            tf.Variable(tf.fill(list(obs_shape), value), trainable=False) for value in (0.0, 1.0, 0.0)
+        )
+
+    def take(self, own: ObservationFilter) -> None:
+        """Take up the statistics of a filter as they are now.
+
+        Raises: InternalError if it has none.
+        """
+        if not isinstance(own, MeanStdFilter):
+            raise InternalError(f"observations came raw, and the filter is a {type(own).__name__}")
+        now = Normalisation.of(own)
+        self._centre.assign(now.centre)
+        self._scale.assign(now.scale)
+        self._shift.assign(now.shift)
+
+    def __call__(self, minibatch: Tensors) -> Tensors:
+        """The columns of a minibatch, observations [..., *obs_shape] filtered."""
+        filtered = {
+            name: (minibatch[name] - self._centre) * self._scale - self._shift
+            for name in _OBSERVATIONS
+            if name in minibatch
+        }
+        return {**minibatch, **filtered}
+
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +124,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
         Raises: ConfigError if there is no stored experience, and the algorithm learns from nothing else.
         """
-        own = cls._own(config)
+        own = cls.own_config(config)
         if own.is_offline:
             want_stored_experience(own)
         return LeasePlan(
@@ -92,7 +139,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
         """Rows with the discounted sum of up to n rewards, and what followed each."""
-        own = cls._own(config)
+        own = cls.own_config(config)
         if own.sequence_shape is not None:
             of_rows = (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(own))
             of_sequences = state_columns(own, cells=1)
@@ -147,9 +194,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Raises: ConfigError if the system does not give it.
         """
         super().__init__(config, model)
-        own = self._config
+        own = self.config
         spec = replay_spec(own, model)
-        self.replay = self.make_replay(spec, seed=int(self._rng.integers(1 << 62)))
+        self.replay = self.make_replay(spec, seed=int(self.rng.integers(1 << 62)))
         columns = self.sample_plan(config).columns
         self._has_priorities = c.PRIORITIES in columns
         self._known = {*columns, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
@@ -172,12 +219,12 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._steps = 0
         self._metrics: dict[str, float] = {}
         self._padded: dict[str, Array] = {}
-        update = self._update_spec()
+        update = self.update_spec()
         self._normaliser = Normaliser(model.obs_shape) if own.is_filtered else None
         if self._normaliser is not None:
             update = dataclasses.replace(update, prepare=self._normaliser)
         self.compiled = CompiledUpdate(
-            update, self._trained_variables(), self._adam(own.adam_epsilon), grad_clip=own.grad_clip,
+            update, self.trained_variables(), self.adam(own.adam_epsilon), grad_clip=own.grad_clip,
             xla=own.update_mode,
         )  # fmt: skip
 
@@ -192,20 +239,20 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return Replay(spec, seed=seed)
 
     @abstractmethod
-    def _update_spec(self) -> UpdateSpec:
+    def update_spec(self) -> UpdateSpec:
         """Return the update of one minibatch to compile; it gives rows their TD errors."""
 
-    def _trained_variables(self) -> list[Any]:
+    def trained_variables(self) -> list[Any]:
         """What the loss itself trains, without its phases."""
         return self.model.trainable_variables
 
-    def _drawn(self, num: int) -> dict[str, Array]:
+    def drawn_columns(self, num: int) -> dict[str, Array]:
         """Columns of so many minibatches that are none of the replay: random numbers, drawn for each call anew."""
         return {}
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """Return the coefficients of the steps after so many env steps; subclasses add theirs."""
-        return {"lr": self._lr.value(env_steps_total), STEPS_BEFORE: self._steps % self._config.minibatch_cycle()}
+        return {"lr": self._lr.value(env_steps_total), STEPS_BEFORE: self._steps % self.config.minibatch_cycle()}
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
         """Refuse a fragment that can't be stored. May be called in any thread.
@@ -250,7 +297,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
         Raises: TrainingDiverged after too many skipped calls in a row.
         """
-        own = self._config
+        own = self.config
         self._warn_of_last_lr(self._lr, env_steps_total)
         came, again = map(int, batch[_CAME])
         stored = self.replay.stored * own.entry_steps
@@ -301,7 +348,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
         Sequences count as full.
         """
-        own = self._config
+        own = self.config
         trained = self._steps * own.minibatch_rows
         return {
             "replay_rows": float(len(self.replay) * own.entry_steps),
@@ -317,18 +364,18 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     def warm_up(self) -> None:
         """Compile the one call there is; changes neither weights nor random states."""
-        leading = (self.steps_per_call, self._config.minibatch_entries)
+        leading = (self.steps_per_call, self.config.minibatch_entries)
         batch = {column.name: np.zeros((*leading, *column.shape), column.dtype) for column in self.replay.spec.columns}
-        rng = self._rng.bit_generator.state
-        batch |= self._drawn(self.steps_per_call)
-        self._rng.bit_generator.state = rng
+        rng = self.rng.bit_generator.state
+        batch |= self.drawn_columns(self.steps_per_call)
+        self.rng.bit_generator.state = rng
         self.compiled.warm_up({**batch, WEIGHTS: np.zeros(leading, np.float32)}, None)
         self.hold_state()
 
     def _stacked(self, found: Sample) -> dict[str, Array]:
         """The minibatches as K of them, the last of which may be anything."""
         num = len(found.ids)
-        arrays = {**found.columns, **self._drawn(num), WEIGHTS: found.weights}
+        arrays = {**found.columns, **self.drawn_columns(num), WEIGHTS: found.weights}
         if num == self.steps_per_call:
             return arrays
         for name, array in arrays.items():
@@ -340,7 +387,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     def extra_state(self) -> dict[str, Any]:
         """Minibatches made, what is due of the next, rows that they are due by, and stored experience that is known."""
         values: dict[str, Any] = {"steps": self._steps, "due": self._due, "counted": self._counted}
-        if self._config.is_offline:
+        if self.config.is_offline:
             values["pieces"] = self._pieces.numbers
         return values
 
@@ -348,13 +395,13 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         """Take these up again."""
         self._steps, self._due = int(values["steps"]), float(values["due"])
         self._counted = int(values["counted"])
-        if self._config.is_offline:
+        if self.config.is_offline:
             self._pieces.take([int(n) for n in values["pieces"]])
 
     @property
     def stores_experience(self) -> bool:
         """See `Algorithm.stores_experience`."""
-        return self._config.checkpoint_replay
+        return self.config.checkpoint_replay
 
     def hold_experience(self) -> HeldExperience | None:
         """See `Algorithm.hold_experience`."""

@@ -1,20 +1,19 @@
-"""Settings that algorithms share which train many times on what they store; loads no TensorFlow."""
+"""Settings of algorithms that train many times on what they store; loads no TensorFlow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Set
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from aiorl.acting.schedules import Schedule
+from aiorl.config.code import is_import_path
 from aiorl.config.key import changed, key
-from aiorl.config.schema import CommonConfig
+from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.sizes import ENVS, LENGTH
+from aiorl.learning.algorithms.actor_critic_config import BROADCAST_INTERVAL, ENVS, LENGTH, refuse_if
 from aiorl.learning.replay.sequences import SequenceShape
-
-__all__ = ["ReplayConfig"]
 
 _learning = partial(key, group="Learning")
 _replay = partial(key, group="Replay")
@@ -73,10 +72,7 @@ class ReplayConfig(CommonConfig):
     broadcast_updates: int = _learning(
         10, "Weights go to workers after so many updates, each of fragments_per_update fragments.", unit="updates", ge=1
     )
-    broadcast_interval_ms: float = _learning(
-        50.0, "Weights go to workers after the first update so long after the last ones did, if that comes first. "
-        "Within one process only broadcast_updates counts, so that runs can be repeated.", unit="ms", gt=0,
-    )  # fmt: skip
+    broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
 
     replay_capacity: int = _replay(
         50_000, "Rows that are stored; then the oldest ones go. Of a sequence as many count as are trained on when it "
@@ -179,30 +175,28 @@ class ReplayConfig(CommonConfig):
         )  # fmt: skip
         hint = "Set prioritized_replay, or leave it out."
         self.refuse_unless(self.prioritized_replay, names, "prioritized_replay", hint=hint)
-        if self.first_rows > self.replay_capacity:
-            raise ConfigError(
-                f"learning_starts is {self.learning_starts}, and the replay holds {self.replay_capacity} rows.",
-                key="learning_starts", value=self.learning_starts, hint="Set a larger replay_capacity.",
-            )  # fmt: skip
-        if self.fragment_steps > self.replay_capacity:
-            raise ConfigError(
-                f"a fragment has {self.fragment_steps} env steps, and the replay holds {self.replay_capacity} rows.",
-                key="replay_capacity", value=self.replay_capacity,
-                hint="Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker.",
-            )  # fmt: skip
-        if self.fragments_per_update * self.fragment_steps > self.replay_capacity:
-            raise ConfigError(
-                f"each update waits for {self.fragments_per_update} fragments of {self.fragment_steps} env steps, and "
-                f"the replay holds {self.replay_capacity} rows.",
-                key="fragments_per_update", value=self.fragments_per_update, hint="Set a smaller one.",
-            )  # fmt: skip
-        if self.n_step > self.rollout_fragment_length and self.is_truncating:
-            raise ConfigError(
-                f"n_step is {self.n_step}, and fragments end after rollout_fragment_length, "
-                f"{self.rollout_fragment_length} steps: no row would have so many.",
-                key="n_step", value=self.n_step,
-                hint=f"Set rollout_fragment_length to {4 * self.n_step} or more: then most rows have them all.",
-            )  # fmt: skip
+        refuse_if(
+            self, self.first_rows > self.replay_capacity, "learning_starts",
+            f"learning_starts is {self.learning_starts}, and the replay holds {self.replay_capacity} rows.",
+            "Set a larger replay_capacity.",
+        )  # fmt: skip
+        refuse_if(
+            self, self.fragment_steps > self.replay_capacity, "replay_capacity",
+            f"a fragment has {self.fragment_steps} env steps, and the replay holds {self.replay_capacity} rows.",
+            "Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker.",
+        )  # fmt: skip
+        refuse_if(
+            self, self.fragments_per_update * self.fragment_steps > self.replay_capacity, "fragments_per_update",
+            f"each update waits for {self.fragments_per_update} fragments of {self.fragment_steps} env steps, and "
+            f"the replay holds {self.replay_capacity} rows.",
+            "Set a smaller one.",
+        )  # fmt: skip
+        refuse_if(
+            self, self.n_step > self.rollout_fragment_length and self.is_truncating, "n_step",
+            f"n_step is {self.n_step}, and fragments end after rollout_fragment_length, "
+            f"{self.rollout_fragment_length} steps: no row would have so many.",
+            f"Set rollout_fragment_length to {4 * self.n_step} or more: then most rows have them all.",
+        )  # fmt: skip
         if self.model.is_recurrent and not self.trains_recurrent_models:
             name = "use_lstm" if self.model.use_lstm else "use_gru"
             raise ConfigError(
@@ -215,8 +209,86 @@ class ReplayConfig(CommonConfig):
                     f"{self.algo} trains networks of its own: model.{name} is not for them.",
                     key=f"model.{name}", value=True, hint="Leave it out.",
                 )  # fmt: skip
-        if self.input != "sampler" and not self.is_offline:
+        refuse_if(
+            self, self.input != "sampler" and not self.is_offline, "input",
+            f"{self.algo} trains on what it samples, not on stored experience.",
+            "bc, marwil, cql and iql learn from stored experience.",
+        )  # fmt: skip
+
+
+class CriticsModelConfig(ModelConfig):
+    """Shape of the networks, by default as in the papers of SAC and IQL and in the code of TD3's authors."""
+
+    fcnet_hiddens: tuple[int, ...] = changed(ModelConfig, "fcnet_hiddens", (256, 256))
+    fcnet_activation: Activation = changed(ModelConfig, "fcnet_activation", "relu")
+
+
+class ActorReplayConfig(ReplayConfig):
+    """The settings of such algorithms, and their defaults of the common ones."""
+
+    model: CriticsModelConfig = changed(ReplayConfig, "model", CriticsModelConfig())
+    lr: float = changed(ReplayConfig, "lr", 3e-4)
+    num_envs_per_worker: int = changed(ReplayConfig, "num_envs_per_worker", 1)
+    rollout_fragment_length: int = changed(ReplayConfig, "rollout_fragment_length", 8)
+    train_batch_size: int = changed(ReplayConfig, "train_batch_size", 256)
+    grad_clip: float | None = changed(ReplayConfig, "grad_clip", None)
+    training_intensity: float = changed(ReplayConfig, "training_intensity", 256.0)
+    target_update_freq: int = changed(ReplayConfig, "target_update_freq", 1)
+    tau: float = changed(ReplayConfig, "tau", 0.005)
+    max_env_steps_ahead: int = changed(ReplayConfig, "max_env_steps_ahead", 64)
+    broadcast_updates: int = changed(ReplayConfig, "broadcast_updates", 1)
+    replay_capacity: int = changed(ReplayConfig, "replay_capacity", 1_000_000)
+    learning_starts: int | None = changed(ReplayConfig, "learning_starts", 100)
+
+    actor_lr: float | None = _learning(
+        None, "Learning rate of the network that acts, without a schedule; null: that of the critics, lr with its "
+        "lr_schedule.", gt=0, allow_inf_nan=False,
+    )  # fmt: skip
+    twin_q: bool = _learning(True, "Two critics, of whose values the smaller one counts.")
+    random_timesteps: int = _learning(
+        100, "Env steps, of all workers together, of uniformly random actions at first.", unit="env steps", ge=0
+    )
+
+
+class OfflineReplayConfig(ActorReplayConfig):
+    """The settings of such algorithms, and their defaults of the common ones."""
+
+    action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")
+    is_offline: ClassVar[bool] = True
+
+    rollout_fragment_length: int = changed(ActorReplayConfig, "rollout_fragment_length", 256)
+    max_env_steps_ahead: int = changed(ActorReplayConfig, "max_env_steps_ahead", 4096)
+    random_timesteps: int = changed(ActorReplayConfig, "random_timesteps", 0)
+    learning_starts: int | None = changed(ActorReplayConfig, "learning_starts", None)
+    postprocess_inputs: bool = changed(ActorReplayConfig, "postprocess_inputs", True)
+    input_evaluation: list[Literal["is", "wis", "simulation"]] = changed(ActorReplayConfig, "input_evaluation", [])
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        if not self.postprocess_inputs:
             raise ConfigError(
-                f"{self.algo} trains on what it samples, not on stored experience.", key="input", value=self.input,
-                hint="bc, marwil, cql and iql learn from stored experience.",
+                f"{self.algo} learns from n-step returns, which no file has.", key="postprocess_inputs", value=False,
+                hint="Leave it out: workers make them of the rewards as they read.",
             )  # fmt: skip
+        sampled = self.input if isinstance(self.input, dict) else [self.input]
+        self.refuse_unless("sampler" in sampled, ("random_timesteps",), "what is sampled", hint="Leave it out.")
+        if self.learning_starts is None and self.input_epochs == 1:
+            raise ConfigError(
+                f"{self.algo} stores all rows first, and trains as they come again: with one pass it would learn "
+                "nothing.", key="input_epochs", value=1, hint="Leave it out, or set learning_starts.",
+            )  # fmt: skip
+        is_own = isinstance(self.input, str) and is_import_path(self.input)
+        if self.learning_starts is None and (is_own or (isinstance(self.input, dict) and len(self.input) > 1)):
+            raise ConfigError(
+                "of a mixture, or a reader of your own, nobody knows when all of it was read once.",
+                key="learning_starts", value=None, hint="Set learning_starts: rows that are stored before training.",
+            )  # fmt: skip
+        refuse_if(
+            self, self.shuffle_buffer_size > 0, "shuffle_buffer_size",
+            f"{self.algo} draws its rows from a replay, in no order.",
+            "Leave it out.",
+        )  # fmt: skip

@@ -1,16 +1,65 @@
-"""Base class of algorithms whose workers sample without waiting for the learner."""
+"""Base classes of algorithms whose workers sample without waiting for the learner, and V-trace for how old they are."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig
-from aiorl.learning.algorithms.algorithm import LeasePlan
-from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
-from aiorl.learning.algorithms.optimizers import make_optimizer
-from aiorl.learning.algorithms.streaming_config import StreamingConfig
+from aiorl.data import columns as c
+from aiorl.learning.algorithms.actor_critic_config import BROADCAST_INTERVAL, ActorCriticConfig
+from aiorl.learning.algorithms.algorithm import LeasePlan, SamplePlan
+from aiorl.learning.algorithms.compiled_algorithm import (
+    CompiledAlgorithm,
+    flattened,
+    previous_columns,
+    sequence_forward_with_last,
+    state_columns,
+)
+from aiorl.learning.algorithms.compiled_base import keras_optimizer
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.policy_gradient import masked_mean
+from aiorl.learning.losses.vtrace import VTraceReturns, vtrace
+from aiorl.learning.models.distributions import to_tf_distribution
 
-__all__ = ["Streaming"]
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
+
+_learning = partial(key, group="Learning")
+
+
+class StreamingConfig(ActorCriticConfig):
+    """The settings of such algorithms."""
+
+    opt_type: Literal["adam", "rmsprop"] = _learning("adam", "Optimizer.")
+    epsilon: float = _learning(
+        1e-5, "The optimizer's epsilon. With rmsprop the papers take 0.1, for losses that are sums over rows; here "
+        "they are means over the n rows of a minibatch, for which that is 0.1 / n^2.", gt=0,
+    )  # fmt: skip
+    decay: float = _learning(0.99, "rmsprop: decay of the mean square.", ge=0, lt=1)
+    momentum: float = _learning(0.0, "rmsprop: momentum.", ge=0, lt=1)
+    max_policy_lag: int | None = _learning(
+        10, "A fragment sampled more policy versions ago than this is discarded; null: never.", unit="versions", ge=0
+    )
+    outstanding_fragments_per_worker: int = _learning(
+        3, "Fragments that a worker may owe or have under way at a time, within the budget of the whole run.",
+        unit="fragments", ge=1,
+    )  # fmt: skip
+    broadcast_updates: int = _learning(1, "Weights go to workers after so many updates.", unit="updates", ge=1)
+    broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        hint = "Set opt_type: rmsprop, or leave it out."
+        self.refuse_unless(self.opt_type == "rmsprop", ("decay", "momentum"), "rmsprop", hint=hint)
+
 
 StreamingT = TypeVar("StreamingT", bound=StreamingConfig)
 
@@ -21,7 +70,7 @@ class Streaming(CompiledAlgorithm[StreamingT]):
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
         """Leases that are kept topped up."""
-        own = cls._own(config)
+        own = cls.own_config(config)
         return LeasePlan(
             "streaming",
             own.fragments_per_batch(),
@@ -31,9 +80,159 @@ class Streaming(CompiledAlgorithm[StreamingT]):
             publish_interval_s=own.broadcast_interval_ms / 1000,
         )
 
-    def _optimizer(self) -> Any:  # Any: a Keras optimiser
-        own = self._config
+    def make_optimizer(self) -> Any:  # Any: a Keras optimiser
+        """Make an Adam, or RMSprop."""
+        own = self.config
         if own.opt_type == "adam":
-            return self._adam(own.epsilon)
+            return self.adam(own.epsilon)
         options = {"learning_rate": own.lr, "epsilon": own.epsilon, "rho": own.decay, "momentum": own.momentum}
-        return make_optimizer("RMSprop", own.optimizer, **options)
+        return keras_optimizer("RMSprop", own.optimizer, **options)
+
+
+_vtrace = partial(key, group="V-trace")
+
+
+class VTraceConfig(StreamingConfig):
+    """The settings of such algorithms."""
+
+    vtrace: bool = _vtrace(True, "Correct for old policies by V-trace; false takes all importance ratios as 1.")
+    vtrace_clip_rho_threshold: float = _vtrace(1.0, "Cut of the importance ratios in the value targets.", gt=0)
+    vtrace_clip_pg_rho_threshold: float = _vtrace(1.0, "Cut of the importance ratios of the policy gradient.", gt=0)
+    lambda_: float = _vtrace(
+        1.0, "Decay of the trace; 1 is V-trace as published, less trusts the values more.", ge=0, le=1
+    )
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        names = ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
+        self.refuse_unless(self.vtrace, names, "vtrace", hint="Set vtrace: true, or leave it out.")
+
+
+VTRACE_COEFFICIENTS = ("gamma", "rho_bar", "rho_bar_pg")
+VTRACE_METRICS = ("mean_rho", "clipped_rhos")
+
+
+class Judgement(NamedTuple):
+    """What a network says of sequences, T steps of M.
+
+    Attributes:
+        dist_inputs: [T * M, P] float32, inputs of the action distribution.
+        logp: [T, M] float32, of the actions that were taken.
+        values: [T, M] float32.
+        last_values: [M] float32, of the observations behind the last step.
+    """
+
+    dist_inputs: tf.Tensor
+    logp: tf.Tensor
+    values: tf.Tensor
+    last_values: tf.Tensor
+
+
+def judge(model: ActorCritic, columns: Tensors, weights: Mapping[str, Any] | None = None) -> Judgement:
+    """Run a network over time-major columns.
+
+    Args:
+        model: the network.
+        columns: [T, M, ...] by name; those of sequences [M, ...].
+        weights: tensors by name to be used in place of its own.
+    """
+    dist_inputs, values, last_values = sequence_forward_with_last(model, columns, weights)
+    flat_inputs = flattened(dist_inputs)
+    logp = to_tf_distribution(model.distribution).logp(flat_inputs, flattened(columns[c.ACTIONS]))
+    return Judgement(flat_inputs, tf.reshape(logp, columns[c.VALID].shape), values, last_values)
+
+
+def vtrace_returns(
+    config: VTraceConfig, columns: Tensors, judged: Judgement, coefficients: Tensors
+) -> tuple[VTraceReturns, tf.Tensor]:
+    """Targets without a gradient, and log importance ratios, 0 in rows that are no transitions; all [T, M].
+
+    Args:
+        config: says whether ratios count.
+        columns: time-major, of what another policy sampled.
+        judged: by the policy and the values that are to be learned from.
+        coefficients: VTRACE_COEFFICIENTS are among them.
+    """
+    valid = columns[c.VALID]
+    log_rhos = tf.where(valid > 0, judged.logp - columns[c.ACTION_LOGP], 0.0)
+    returns = vtrace(
+        tf.stop_gradient(judged.values),
+        tf.stop_gradient(judged.last_values),
+        columns.get(c.SCALED_REWARDS, columns[c.REWARDS]),
+        columns[c.TERMINATEDS],
+        columns[c.TRUNCATEDS],
+        columns[c.BOOTSTRAP_VALUES],
+        tf.stop_gradient(log_rhos) if config.vtrace else tf.zeros_like(log_rhos),
+        gamma=coefficients["gamma"],
+        lam=config.lambda_,
+        rho_bar=coefficients["rho_bar"],
+        rho_bar_pg=coefficients["rho_bar_pg"],
+        valid=valid,
+    )
+    return returns, log_rhos
+
+
+def ratio_metrics(log_rhos: tf.Tensor, rho_bar: tf.Tensor, valid: tf.Tensor) -> Tensors:
+    """VTRACE_METRICS of log importance ratios of any shape."""
+    rhos = tf.exp(log_rhos)
+    return {
+        "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),
+        "clipped_rhos": masked_mean(tf.cast(rhos > rho_bar, tf.float32), valid),
+    }
+
+
+_log = logging.getLogger(__name__)
+
+VTraceT = TypeVar("VTraceT", bound=VTraceConfig)
+
+_LEAST_RHO = 0.3
+"""With less as the mean of the cut ratios, next to nothing is learned from the samples."""
+
+
+class VTraceStreaming(Streaming[VTraceT]):
+    """Trains on whole sequences of raw transitions; see `aiorl.learning.algorithms.streaming`."""
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """Raw transitions; values only where an episode was cut from outside.
+
+        A network that looks back sees rewards as they are, also the last one of a sequence: so they are sent beside
+        those that are learned from.
+        """
+        own = cls.own_config(config)
+        previous = previous_columns(own)
+        scaled = (c.SCALED_REWARDS,) if previous and own.normalize_rewards else ()
+        columns = (
+            c.OBS, c.ACTIONS, c.ACTION_LOGP, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES,
+            *previous, *scaled, c.LAST_OBS, *state_columns(own),
+        )  # fmt: skip
+        return SamplePlan("none", {}, columns)
+
+    remedies = "a kl_stop"
+    """What to set where the policy runs away from its samples, other than a smaller number of passes and lag."""
+    _has_warned = False
+
+    def after_update(self, metrics: dict[str, float]) -> None:
+        """Warn, once, if the policy has moved far from those that sampled."""
+        super().after_update(metrics)
+        if metrics["mean_rho"] >= _LEAST_RHO * min(1.0, self.config.vtrace_clip_rho_threshold) or self._has_warned:
+            return
+        self._has_warned = True
+        _log.warning(
+            "mean_rho was %.2f in an update: the policy is far from those that sampled (1: it is theirs), and learns "
+            "little from their samples. Set a smaller num_sgd_iter (now %d) or max_policy_lag (now %s), or %s",
+            metrics["mean_rho"], self.config.num_sgd_iter, self.config.max_policy_lag, self.remedies,
+        )  # fmt: skip
+
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """Return the coefficients of the update after so many env steps."""
+        own = self.config
+        return super().coefficients(env_steps_total) | {
+            "gamma": own.gamma,
+            "rho_bar": own.vtrace_clip_rho_threshold,
+            "rho_bar_pg": own.vtrace_clip_pg_rho_threshold,
+        }

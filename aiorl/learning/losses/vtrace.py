@@ -17,14 +17,12 @@ On-policy (all ratios 1), ``vs`` and ``adv`` are the targets and advantages of G
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-import tensorflow as tf
-
 from aiorl.errors import BatchError
-from aiorl.learning.losses.masked import masked_normalise
-
-__all__ = ["VTraceReturns", "pg_advantages", "vtrace"]
+from aiorl.learning.lazy import tf
+from aiorl.learning.losses.policy_gradient import masked_normalise
 
 
 class VTraceReturns(NamedTuple):
@@ -140,3 +138,22 @@ def _discounted_sums(x: tf.Tensor, decays: tf.Tensor) -> tf.Tensor:
         decays = decays * tf.pad(decays[reach:], tail)
         reach *= 2
     return x
+
+
+def impact_log_ratio(
+    logp: tf.Tensor, target_logp: tf.Tensor, behaviour_logp: tf.Tensor, *, max_ratio: float = 2.0
+) -> tf.Tensor:
+    """Logarithm of ``min(mu / pi_target, max_ratio) pi / mu``, which is ``pi / max(pi_target, mu / max_ratio)``.
+
+    The ratio to the target policy, but where that has all but given up an action which was sampled: there a ratio
+    to it would be huge, and its policy gradient with it.
+
+    Args:
+        logp: float32 of any shape, log-probability of the action taken, by the policy that learns (pi).
+        target_logp: the same shape, by the target policy.
+        behaviour_logp: the same shape, by the policy that sampled (mu).
+        max_ratio: above 0; infinite = the plain ratio to the target policy.
+    Returns: float32, the same shape. A gradient flows through `logp` alone.
+    Source: Luo et al. 2020, section 3; with its beta = 1 / max_ratio.
+    """
+    return logp - tf.stop_gradient(tf.maximum(target_logp, behaviour_logp - math.log(max_ratio)))

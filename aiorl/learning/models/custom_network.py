@@ -5,7 +5,7 @@ model_config)`` and returns a Keras model. That model takes observations ``[B, *
 their values of 0 to 255). The algorithm decides what the model must return:
 
 - Algorithms without a replay take the inputs of the action distribution ``[B, num_outputs]``, alone or with values
-  ``[B]`` or ``[B, 1]`` (`aiorl.learning.models.custom`).
+  ``[B]`` or ``[B, 1]`` (`aiorl.learning.models.catalog`).
 - Algorithms with a replay take features ``[B, F]`` of any width F, in place of the hidden layers. ``num_outputs`` is
   then a suggestion: the width of the last layer of ``model.fcnet_hiddens``. The function is called once for each
   network, so that the policy and each critic have a model of their own.

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from aiorl.acting import distributions as acting
 from aiorl.acting.distributions import (
@@ -23,17 +22,7 @@ from aiorl.acting.distributions import (
     LOGISTIC_WEIGHTS,
     MASKED_LOGIT,
 )
-
-__all__ = [
-    "Bernoulli",
-    "Categorical",
-    "Composite",
-    "DiagGaussian",
-    "Distribution",
-    "MultiCategorical",
-    "SquashedGaussian",
-    "to_tf_distribution",
-]
+from aiorl.learning.lazy import tf
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 

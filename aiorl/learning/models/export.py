@@ -29,7 +29,7 @@ from aiorl.acting.acting_graph import (
 )
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ExportError, PolicyError
-from aiorl.learning.models.catalog import ActorCritic
+from aiorl.learning.models.actor_critic import ActorCritic
 
 __all__ = ["acting_signature", "describe_policy", "export_acting_graph", "make_acting_spec"]
 

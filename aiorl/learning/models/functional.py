@@ -2,7 +2,7 @@
 
 So a file of it can be opened where there is no aiorl. It acts one step, as `ActorCritic.forward_step` does. There are
 the networks of `aiorl.learning.models.catalog.build_model`, and those of action values
-(`aiorl.learning.algorithms.q_network`).
+(`aiorl.learning.models.q_network`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from aiorl.acting.distributions import (
 from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
+from aiorl.learning.models.actor_critic import log_deviations
 from aiorl.learning.models.branch import channels_first, choose_layers
-from aiorl.learning.models.custom import make_custom_model
+from aiorl.learning.models.catalog import make_custom_model
 from aiorl.learning.models.custom_network import CustomStack
-from aiorl.learning.models.state_dependent_noise import log_deviations
 
 __all__ = ["FunctionalNetwork", "FunctionalQNetwork"]
 
@@ -208,7 +208,7 @@ class FunctionalQNetwork(_Network):
     """Applies a network of action values, whose weights are given by the names that `QNetwork.variables` has.
 
     Whether it has streams, their hidden layers and the number of atoms are what the weights say; the rest is what it
-    was built from, see `aiorl.learning.algorithms.q_network.QNetwork`.
+    was built from, see `aiorl.learning.models.q_network.QNetwork`.
 
     Attributes:
         returns: those of the first and the last atom; a network of expected returns needs none.

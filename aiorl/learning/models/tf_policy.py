@@ -22,7 +22,8 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.config.schema import SDESettings
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import CheckpointError, PolicyError, UnsupportedSpaceError
-from aiorl.learning.models.catalog import ActorCritic, build_model
+from aiorl.learning.models.actor_critic import ActorCritic
+from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.models.export import acting_signature, make_acting_spec
 

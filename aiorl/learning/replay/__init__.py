@@ -9,13 +9,12 @@
 - `snapshot`: the whole of it for a checkpoint, beside training.
 """
 
-from aiorl.learning.replay.fragments import check_priorities
-from aiorl.learning.replay.memory import check_fits
-from aiorl.learning.replay.pieces import Pieces
+from aiorl.learning.replay.fragments import Pieces, check_priorities
+from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay, Sample
+from aiorl.learning.replay.ring import Snapshot
 from aiorl.learning.replay.sequences import Sequences, SequenceShape
-from aiorl.learning.replay.snapshot import Snapshot
-from aiorl.learning.replay.spec import Prioritised, ReplaySpec
+from aiorl.learning.replay.spec import ReplaySpec, check_fits
 
 __all__ = [
     "Pieces",

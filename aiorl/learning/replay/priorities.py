@@ -5,21 +5,138 @@ Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, the proportional v
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.learning.replay.spec import Prioritised
-from aiorl.learning.replay.sum_tree import SumTree
+from aiorl.errors import ConfigError
 
-__all__ = ["Priorities"]
-
-F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
+_START = 10
+"""Level that a search begins at: its sums are few enough to be added up each time, which replaces as many steps."""
+_DENSE = 4
+"""A level is made anew as a whole where more than one in so many of its sums changes."""
+
+
+class SumTree:
+    """Sums of priorities over ever larger runs of slots.
+
+    Every sum is that of the two below it, added anew whenever one of them changes: errors don't build up, and the
+    priorities alone give the same tree again.
+
+    Attributes:
+        priorities: [capacity] float64, what each slot is drawn in proportion to; 0 = never. Not to be written to.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """Begin with all priorities 0."""
+        depth = max(capacity - 1, 0).bit_length()
+        sums = np.zeros(self.num_sums(capacity))
+        self._levels = [sums[1 << level : 2 << level] for level in range(depth + 1)]
+        self.priorities: F64 = self._levels[-1][:capacity]
+
+    @staticmethod
+    def num_sums(capacity: int) -> int:
+        """Numbers of 8 bytes that a tree of so many slots holds."""
+        return int(2 << max(capacity - 1, 0).bit_length())
+
+    @property
+    def total(self) -> float:
+        """Sum of all priorities."""
+        return float(self._levels[0][0])
+
+    def set(self, slots: I64, priorities: F64) -> None:
+        """Set priorities [B]; of a slot that is there several times, the last one counts."""
+        if not len(slots):
+            return
+        self._levels[-1][slots] = priorities
+        for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
+            slots = slots >> 1
+            if len(slots) * _DENSE > len(parents):
+                np.add(children[0::2], children[1::2], out=parents)
+            else:
+                left = slots << 1
+                parents[slots] = children[left] + children[left + 1]
+
+    def set_run(self, first: int, priorities: F64) -> None:
+        """Set the priorities of consecutive slots."""
+        if not len(priorities):
+            return
+        end = first + len(priorities)
+        self._levels[-1][first:end] = priorities
+        for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
+            first, end = first >> 1, (end + 1) >> 1
+            np.add(children[2 * first : 2 * end : 2], children[2 * first + 1 : 2 * end : 2], out=parents[first:end])
+
+    def find(self, values: F64) -> I64:
+        """Return the slot [B] in which each value lies where all priorities are laid out end to end.
+
+        A slot of priority 0 is never found, whatever rounding does.
+
+        Args:
+            values: [B], from 0 to the total, which must not be 0.
+        """
+        start = min(_START, len(self._levels) - 1)
+        sums = self._levels[start]
+        edges = np.cumsum(sums)
+        slots = np.minimum(np.searchsorted(edges, values, side="right"), len(sums) - 1)
+        rest = values - (edges - sums)[slots]
+        for level in self._levels[start + 1 :]:
+            slots <<= 1
+            left = level.take(slots)
+            is_right = rest >= left
+            np.subtract(rest, left, out=rest, where=is_right)
+            slots += is_right
+        missed = np.flatnonzero(self._levels[-1].take(slots) <= 0)
+        if len(missed):
+            slots[missed] = self._find_safely(values[missed])
+        return slots
+
+    def _find_safely(self, values: F64) -> I64:
+        """As `find`, with a look at the right sum too at each step."""
+        slots = np.zeros(len(values), np.int64)
+        rest = values.copy()
+        for level in self._levels[1:]:
+            slots <<= 1
+            left = level[slots]
+            is_right = (rest >= left) & (level[slots + 1] > 0)
+            rest[is_right] -= left[is_right]
+            slots += is_right
+        return slots
+
+
+F32 = NDArray[np.float32]
 _LEAST = 1e-200
 _MOST = 1e200
 """Bounds of a priority: neither 0, which is never drawn, nor so large that a sum of them overflows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prioritised:
+    """Rows are drawn in proportion to (|TD error| + epsilon) to the power of alpha.
+
+    Attributes:
+        alpha: 0 draws all alike, 1 in proportion to the errors themselves.
+        epsilon: so that rows without an error are drawn too.
+    """
+
+    alpha: float = 0.6
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Refuse what gives no priorities.
+
+        Raises:
+            ConfigError: a number out of its range.
+        """
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"alpha of priorities is {self.alpha}; it is from 0 to 1.", value=self.alpha)
+        if not 0 <= self.epsilon < math.inf:
+            raise ConfigError(f"epsilon of priorities is {self.epsilon}; it is 0 or more.", value=self.epsilon)
 
 
 class Priorities:

@@ -15,11 +15,9 @@ from aiorl.data.column_spec import Piece
 from aiorl.errors import BatchError, CheckpointError
 from aiorl.learning.replay.fragments import check_fragment, checked_errors, newest_steps
 from aiorl.learning.replay.frames import FrameStore, observed
-from aiorl.learning.replay.memory import allocate
 from aiorl.learning.replay.priorities import Priorities
-from aiorl.learning.replay.ring import Ring
-from aiorl.learning.replay.snapshot import Snapshot
-from aiorl.learning.replay.spec import FRAMES_OF, ReplaySpec
+from aiorl.learning.replay.ring import Ring, Snapshot
+from aiorl.learning.replay.spec import FRAMES_OF, ReplaySpec, allocate
 
 __all__ = ["Replay", "Sample"]
 

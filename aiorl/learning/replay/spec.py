@@ -1,20 +1,26 @@
-"""ReplaySpec: what a replay holds, and what that takes before anything is allocated."""
+"""What a replay holds, and the room for it: checked before the run, taken from memory or from files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.column_spec import ColumnSpec
 from aiorl.errors import ConfigError
-from aiorl.learning.replay.sum_tree import SumTree
-
-__all__ = ["FRAMES_OF", "RECENT_FRAMES", "Prioritised", "ReplaySpec"]
+from aiorl.learning.replay.priorities import Prioritised, SumTree
+from aiorl.process.available_memory import available_bytes
 
 _MAX_STACK = 16
 _SPARE_FRAMES = 1024
@@ -25,30 +31,6 @@ rows, a round of as many workers."""
 
 FRAMES_OF = {c.OBS: "obs_frames", c.NEW_OBS: "new_obs_frames"}
 """Observations -> the field of a stored row that says in which slots their frames lie."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prioritised:
-    """Rows are drawn in proportion to (|TD error| + epsilon) to the power of alpha.
-
-    Attributes:
-        alpha: 0 draws all alike, 1 in proportion to the errors themselves.
-        epsilon: so that rows without an error are drawn too.
-    """
-
-    alpha: float = 0.6
-    epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        """Refuse what gives no priorities.
-
-        Raises:
-            ConfigError: a number out of its range.
-        """
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha of priorities is {self.alpha}; it is from 0 to 1.", value=self.alpha)
-        if not 0 <= self.epsilon < math.inf:
-            raise ConfigError(f"epsilon of priorities is {self.epsilon}; it is 0 or more.", value=self.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +155,96 @@ class ReplaySpec:
         """Rows and what they take, for people."""
         per_row = math.ceil(self.bytes_of_rows / self.capacity)
         return f"{self.capacity:,} {self.unit} of {per_row:,} bytes"
+
+
+_SPILL_KEY = "replay_spill_dir"
+_ELSEWHERE = f"or {_SPILL_KEY} to a directory on a disk that has room for it."
+
+
+def check_fits(specs: Iterable[ReplaySpec]) -> None:
+    """Refuse replays, all of a run, that this machine has no room for, before anything is allocated.
+
+    Raises:
+        ConfigError: memory or a disk is too small; names the figures and the settings.
+    """
+    specs = list(specs)
+    what = ", ".join(map(str, specs))
+    needed, free = sum(map(_bytes_in_memory, specs)), available_bytes()
+    if needed > free:
+        raise ConfigError(
+            f"the replay ({what}) needs {_readable(needed)} of memory, and {_readable(free)} are free.",
+            key="replay_capacity",
+            value=needed,
+            hint="Set a smaller replay_capacity" + (f", {_ELSEWHERE}" if any(not s.disk_bytes for s in specs) else "."),
+        )
+    on_disk: defaultdict[str, int] = defaultdict(int)
+    for spec in specs:
+        if spec.spill_dir is not None:
+            on_disk[spec.spill_dir] += spec.disk_bytes
+    for directory, needed in on_disk.items():
+        try:
+            free = shutil.disk_usage(directory).free
+        except OSError as error:
+            raise _unusable(directory, error) from error
+        if needed > free:
+            raise ConfigError(
+                f"the replay ({what}) needs {_readable(needed)} in {directory}, and {_readable(free)} are free there.",
+                key=_SPILL_KEY,
+                value=directory,
+                hint=f"Set a smaller replay_capacity, {_ELSEWHERE}",
+            )
+
+
+def allocate(count: int, record: np.dtype[np.void], spill_dir: str | None) -> NDArray[Any]:
+    """Return [count] records of zeros, in memory or in a file that goes when the process ends.
+
+    Raises:
+        ConfigError: there is not so much memory, or the file can't be made that large.
+    """
+    size = max(1, count * record.itemsize)
+    try:
+        if spill_dir is None:
+            return np.zeros(count, record)
+        with tempfile.TemporaryFile(
+            prefix="aiorl-replay-", dir=spill_dir
+        ) as file:  # has no name: it can't be left over
+            if hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process with a signal
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
+            return np.memmap(file, record, "r+", shape=(count,)).view(np.ndarray)
+    except OSError as error:
+        raise _unusable(str(spill_dir), error) from error
+    except MemoryError as error:
+        raise ConfigError(
+            f"the replay needs {_readable(size)}, and the system does not give that.",
+            key="replay_capacity",
+            value=count,
+            hint="Set a smaller replay_capacity, or replay_spill_dir.",
+        ) from error
+
+
+def _bytes_in_memory(spec: ReplaySpec) -> int:
+    """What a replay takes of memory, in files of a file system that lies there, too."""
+    is_all = spec.spill_dir is not None and _lies_in_memory(spec.spill_dir)
+    return spec.memory_bytes + (spec.disk_bytes if is_all else 0)
+
+
+def _lies_in_memory(directory: str) -> bool:
+    path = Path(directory).resolve()
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    return next((mounts[place] for place in (path, *path.parents) if place in mounts), "") in ("tmpfs", "ramfs")
+
+
+def _unusable(directory: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{directory} can't hold the replay: {error.strerror or error}.",
+        key=_SPILL_KEY,
+        value=directory,
+        hint=f"Set {_SPILL_KEY} to a directory that exists, can be written to and has room.",
+    )
+
+
+def _readable(size: int) -> str:
+    """A size in gigabytes of 10^9 bytes, or in bytes where it is small."""
+    return f"{size / 1e9:,.2f} GB" if size >= 10**7 else f"{size:,} bytes"

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from aiorl.config.schema import CommonConfig
+from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
 from aiorl.run.trainer.algorithm_trainer import AlgorithmTrainer
 from aiorl.run.trainer.trainer import Trainer
-from aiorl.run.trainer.trainers import (
-    A2CTrainer,
-    A3CTrainer,
-    ApexTrainer,
-    APPOTrainer,
-    BCTrainer,
-    CQLTrainer,
-    DQNTrainer,
-    IMPALATrainer,
-    IQLTrainer,
-    MARWILTrainer,
-    PGTrainer,
-    PPOTrainer,
-    SACTrainer,
-    TD3Trainer,
-)
 from aiorl.run.trainer.worker_set import RemoteWorker, WorkerSet
 
-__all__ = [
-    "A2CTrainer",
-    "A3CTrainer",
-    "APPOTrainer",
-    "AlgorithmTrainer",
-    "ApexTrainer",
-    "BCTrainer",
-    "CQLTrainer",
-    "DQNTrainer",
-    "IMPALATrainer",
-    "IQLTrainer",
-    "MARWILTrainer",
-    "PGTrainer",
-    "PPOTrainer",
-    "RemoteWorker",
-    "SACTrainer",
-    "TD3Trainer",
-    "Trainer",
-    "WorkerSet",
-    "trainer_class",
-    "trainer_for",
-]
+TRAINERS: dict[str, type[AlgorithmTrainer]] = {
+    f"{kind}Trainer": type(
+        f"{kind}Trainer",
+        (AlgorithmTrainer,),
+        {
+            "__doc__": f"Trains with {kind}, see `aiorl.learning.algorithms.{algo}`.",
+            "__module__": __name__,
+            "_default_config": config_class(algo),
+        },
+    )
+    for algo, kind in ALGORITHMS.items()
+}
+"""Trainers of aiorl's algorithms by name, such as PPOTrainer; each is a name of this module, too."""
+
+__all__ = ["TRAINERS", "AlgorithmTrainer", "RemoteWorker", "Trainer", "WorkerSet", "trainer_class", "trainer_for"]
+
+globals().update(TRAINERS)
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Tell type checkers of the trainers."""
 
 
 def trainer_for(config: CommonConfig) -> AlgorithmTrainer:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from aiorl.acting.distributions import make_distribution
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.algorithm import SamplePlan
-from aiorl.learning.models.catalog import ActorCritic, build_model
+from aiorl.learning.models.actor_critic import ActorCritic
+from aiorl.learning.models.catalog import build_model
 
 Fragment = dict[str, NDArray[Any]]
 

@@ -17,7 +17,8 @@ from aiorl.data import columns as c
 from aiorl.errors import BatchError, CheckpointError, ConfigError, TrainingDiverged
 from aiorl.learning.algorithms import compiled_algorithm
 from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState
-from aiorl.learning.algorithms.compiled_algorithm import MAX_SKIPS_IN_A_ROW, state_columns
+from aiorl.learning.algorithms.compiled_algorithm import state_columns
+from aiorl.learning.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 
 SHAPE = {

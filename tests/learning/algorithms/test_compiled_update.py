@@ -13,8 +13,9 @@ import tensorflow as tf
 from full_disk import disk_full_after
 
 from aiorl.data import columns as c
+from aiorl.data.column_spec import ColumnSpec
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec
+from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers
 from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, Phase, UpdateSpec, unpacked
 
 RNG = np.random.default_rng(1)

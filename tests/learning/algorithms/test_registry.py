@@ -46,7 +46,7 @@ def test_ddpg_is_td3_without_what_sets_it_apart() -> None:
     with pytest.raises(UnknownAlgorithmError, match=r"Here it is td3 with twin_q: false, policy_delay: 1,") as caught:
         config_class("ddpg")
     assert "Did you mean" not in str(caught.value)
-    readme = Path(__file__).parents[3] / "aiorl" / "learning" / "algorithms" / "td3" / "README.md"
+    readme = Path(__file__).parents[3] / "docs" / "algorithms" / "td3.md"
     _, _, settings = OTHER_ALGORITHMS["ddpg"].partition(" with ")
     assert f"is `{settings}`" in " ".join(readme.read_text(encoding="utf-8").split())
 
@@ -80,8 +80,8 @@ def test_plans_are_made_without_tensorflow() -> None:
 
 
 MINE = """
-from aiorl.learning.algorithms.pg.algorithm import PG
-from aiorl.learning.algorithms.pg.config import PGConfig
+from aiorl.learning.algorithms.pg import PG
+from aiorl.learning.algorithms.pg import PGConfig
 from aiorl.config.key import changed
 
 class MineConfig(PGConfig):

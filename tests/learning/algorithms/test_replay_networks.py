@@ -115,7 +115,7 @@ def test_a_custom_model_gives_features_that_are_trained_exported_and_acted_with(
     found = policy.act(obs).columns
     np.testing.assert_allclose(found[c.ACTION_DIST_INPUTS], inputs, atol=1e-5)
     np.testing.assert_allclose(found[c.VF_PREDS], values, atol=1e-5)
-    settings, weights = algorithm._config.model.model_dump(), model.get_weights()
+    settings, weights = algorithm.config.model.model_dump(), model.get_weights()
     form: Any = FunctionalNetwork
     more = {}
     if kind == "dqn":
@@ -154,8 +154,8 @@ def test_raw_rows_are_filtered_when_drawn_by_what_the_merged_filter_knows_then(k
     own = MeanStdFilter((NUM_OBS,))
     filtered, plain = made(kind, "", observation_filter="MeanStdFilter"), made(kind, "")
     filtered.merged_filter = own
-    assert filtered.sample_plan(filtered._config).raw_obs
-    assert not plain.sample_plan(plain._config).raw_obs
+    assert filtered.sample_plan(filtered.config).raw_obs
+    assert not plain.sample_plan(plain.config).raw_obs
     raw = fragment(space)
     for name in (c.OBS, c.NEW_OBS):
         raw[name] = 100.0 + 5.0 * raw[name]

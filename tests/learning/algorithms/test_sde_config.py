@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.registry import ALGORITHMS, algorithm_class
+from aiorl.learning.algorithms.registry import ALGORITHMS, algorithm_class, config_class
 
 WITH_IT = ("a2c", "a3c", "appo", "impala", "pg", "ppo", "sac")
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_algorithms_that_explore_a_box_by_a_gaussian_take_it_and_others_refuse_it_by_name(algo: str) -> None:
-    kind, _ = ALGORITHMS[algo]
+    kind = config_class(algo)
     if algo in WITH_IT:
         assert kind.from_mapping({"use_sde": True}).state_dependent_noise is not None
         assert kind.from_mapping({}).state_dependent_noise is None
@@ -46,5 +46,5 @@ def test_workers_are_told_how_long_a_matrix_lasts(algo: str) -> None:
 )
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        ALGORITHMS["ppo"][0].from_mapping(settings)
+        config_class("ppo").from_mapping(settings)
     assert caught.value.key == key

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from aiorl.config.key import changed
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.dqn.config import DQNConfig
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.dqn import DQNConfig
+from aiorl.learning.algorithms.impala import IMPALAConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.policy_config import config_of
 

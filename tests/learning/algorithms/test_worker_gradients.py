@@ -13,13 +13,10 @@ from gymnasium import spaces
 from aiorl.data import columns as c
 from aiorl.data.gradient_columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, gradients_in
 from aiorl.errors import BatchError, PolicyError, TrainingDiverged
-from aiorl.learning.algorithms.a2c.algorithm import A2C
-from aiorl.learning.algorithms.a2c.config import A2CConfig
+from aiorl.learning.algorithms.a2c import A2C, A2CConfig
 from aiorl.learning.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW
-from aiorl.learning.algorithms.impala.algorithm import IMPALA
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
-from aiorl.learning.algorithms.pg.algorithm import PG
-from aiorl.learning.algorithms.pg.config import PGConfig
+from aiorl.learning.algorithms.impala import IMPALA, IMPALAConfig
+from aiorl.learning.algorithms.pg import PG, PGConfig
 
 LENGTH, NUM_ENVS = 6, 4
 STEPS = LENGTH * NUM_ENVS

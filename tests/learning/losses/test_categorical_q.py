@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from aiorl.learning.losses.categorical_q import (
+from aiorl.learning.losses.q_learning import (
     categorical_targets,
+    chosen,
     cross_entropy,
     expected_q,
     project,
     relative_entropy,
     support,
 )
-from aiorl.learning.losses.q_learning import chosen
 
 F64 = NDArray[np.float64]
 

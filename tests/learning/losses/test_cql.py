@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from finite_differences import check_gradients
 
-from aiorl.learning.losses import cql
+from aiorl.learning.losses import critics as cql
 
 
 @pytest.mark.parametrize("compiled", [False, True])

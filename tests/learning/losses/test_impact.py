@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from aiorl.learning.losses.impact import impact_log_ratio
+from aiorl.learning.losses.vtrace import impact_log_ratio
 
 
 def log_ratio(new: float, target: float, behaviour: float, max_ratio: float = 2.0) -> float:

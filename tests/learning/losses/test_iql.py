@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from finite_differences import check_gradients
 
-from aiorl.learning.losses.iql import expectile_losses
+from aiorl.learning.losses.critics import expectile_losses
 
 
 def test_errors_above_count_the_expectile_and_those_below_the_rest() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from aiorl.learning.losses.marwil import imitation_weights
+from aiorl.learning.losses.policy_gradient import imitation_weights
 
 
 def test_an_action_counts_by_the_exponential_of_its_scaled_advantage_up_to_a_bound() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from aiorl.learning.losses.masked import explained_variance, masked_mean, masked_normalise
+from aiorl.learning.losses.policy_gradient import explained_variance, masked_mean, masked_normalise
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(5, 4)).astype(np.float32)

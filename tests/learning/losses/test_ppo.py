@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from aiorl.learning.losses.ppo import approximate_kl, clipped_surrogate, clipped_value_loss, ppo_loss
+from aiorl.learning.losses.policy_gradient import approximate_kl, clipped_surrogate, clipped_value_loss, ppo_loss
 
 
 @pytest.mark.parametrize(

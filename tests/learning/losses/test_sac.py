@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from finite_differences import check_gradients
 
-from aiorl.learning.losses import sac
+from aiorl.learning.losses import critics as sac
 
 MASK = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 1]], np.float32)
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from finite_differences import check_gradients
 
-from aiorl.learning.losses.td3 import (
+from aiorl.learning.losses.critics import (
     clipped_double_q_targets,
     critic_losses,
     deterministic_actor_losses,

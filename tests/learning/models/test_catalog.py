@@ -12,8 +12,8 @@ from aiorl.acting.distributions import make_distribution
 from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, PolicyError
-from aiorl.learning.models.branch import channels_first
-from aiorl.learning.models.catalog import NATURE_FILTERS, build_model
+from aiorl.learning.models.branch import NATURE_FILTERS, channels_first
+from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.export import export_acting_graph
 from aiorl.learning.models.functional import FunctionalNetwork
 

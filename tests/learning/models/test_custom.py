@@ -18,8 +18,7 @@ from aiorl.acting.distributions import make_distribution
 from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, PolicyError
-from aiorl.learning.models.catalog import build_model
-from aiorl.learning.models.custom import CustomActorCritic
+from aiorl.learning.models.catalog import CustomActorCritic, build_model
 from aiorl.learning.models.export import export_acting_graph
 
 DISCRETE = make_distribution(spaces.Discrete(3))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from aiorl.learning.models.recurrent import GRUCell, LSTMCell, run_sequence
+from aiorl.learning.models.branch import GRUCell, LSTMCell, run_sequence
 
 CELLS = [LSTMCell, GRUCell]
 T, B, D, H = 6, 3, 4, 5

@@ -16,9 +16,9 @@ from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, ExportError
-from aiorl.learning.algorithms.actor_network import Actor
 from aiorl.learning.models import export
 from aiorl.learning.models.catalog import build_model
+from aiorl.learning.models.critics import Actor
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.models.export import describe_policy, export_acting_graph
 

@@ -18,8 +18,8 @@ from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import CheckpointError, ExportError, PolicyError
-from aiorl.learning.algorithms.dqn.config import DQNConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.dqn import DQNConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.models import export
 from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.export import describe_policy, export_acting_graph

@@ -15,7 +15,8 @@ from replay_worlds import insert
 from aiorl.data import columns as c
 from aiorl.data.column_spec import ColumnSpec
 from aiorl.errors import ConfigError
-from aiorl.learning.replay import Prioritised, Replay, ReplaySpec, check_fits, memory
+from aiorl.learning.replay import Prioritised, Replay, ReplaySpec, check_fits
+from aiorl.learning.replay import spec as memory
 
 COLUMNS = (ColumnSpec(c.OBS, (64,)), ColumnSpec(c.NEW_OBS, (64,)), ColumnSpec(c.ACTIONS, (), "int32"))
 

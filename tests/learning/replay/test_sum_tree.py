@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.learning.replay.sum_tree import SumTree
+from aiorl.learning.replay.priorities import SumTree
 
 PRIORITIES = st.one_of(st.just(0.0), st.floats(1e-200, 1e200), st.floats(0.001, 10.0))
 

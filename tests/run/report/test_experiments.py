@@ -11,7 +11,7 @@ import pytest
 
 from aiorl.config.layers import save_config
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.plot import draw_experiments, main
 from aiorl.run.report.experiments import Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean

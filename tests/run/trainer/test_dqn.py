@@ -13,7 +13,7 @@ import pytest
 from aiorl import DQNConfig, Trainer, load_policy
 from aiorl.data import columns as c
 from aiorl.errors import ConfigError, UnsupportedSpaceError
-from aiorl.learning.replay import memory
+from aiorl.learning.replay import spec as memory
 
 SMALL: dict[str, Any] = {
     "model": {"fcnet_hiddens": [8]}, "num_envs_per_worker": 2, "rollout_fragment_length": 8, "train_batch_size": 8,

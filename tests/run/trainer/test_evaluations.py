@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 import aiorl
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run.evaluations import BEST, Evaluations
 
 SMALL: dict[str, Any] = {  # here: processes that evaluate import this module, and see no folder of the tests' own

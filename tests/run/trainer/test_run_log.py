@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aiorl.acting.run_dir import RunDirectory
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run.trainer.run_log import RunLog
 
 logger = logging.getLogger("aiorl.test")

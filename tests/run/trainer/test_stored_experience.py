@@ -12,11 +12,11 @@ from recorded import record
 
 import aiorl
 from aiorl.errors import ConfigError, EndOfData
-from aiorl.learning.algorithms.bc.config import BCConfig
-from aiorl.learning.algorithms.cql.config import CQLConfig
-from aiorl.learning.algorithms.iql.config import IQLConfig
-from aiorl.learning.algorithms.marwil.config import MARWILConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.bc import BCConfig
+from aiorl.learning.algorithms.cql import CQLConfig
+from aiorl.learning.algorithms.iql import IQLConfig
+from aiorl.learning.algorithms.marwil import MARWILConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.offline.io import IOContext
 from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.sources import input_creator

@@ -35,8 +35,8 @@ from aiorl.errors import (
     UnknownPolicyError,
     WorkerError,
 )
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.impala import IMPALAConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run import saving
 
 TRACED = {"eager": False, "xla": "off", "sgd_minibatch_size": 32, "num_sgd_iter": 2}

@@ -13,7 +13,7 @@ from small_runs import SMALL
 import aiorl
 from aiorl.config.files import read_yaml
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 
 IMPALA: dict[str, Any] = {
     "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64,

@@ -14,7 +14,7 @@ from gradient_runs import NoTensorFlow
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.gradient_columns import GRADIENT_OF, NUM_ROWS
 from aiorl.errors import BatchError, ConfigError
-from aiorl.learning.algorithms.a3c.config import A3CConfig
+from aiorl.learning.algorithms.a3c import A3CConfig
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Snapshot

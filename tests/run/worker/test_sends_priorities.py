@@ -11,8 +11,8 @@ import tensorflow as tf
 from aiorl.acting.n_step import n_step_new_obs
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.learning.algorithms.apex.config import ApexConfig
-from aiorl.learning.losses.categorical_q import expected_q
+from aiorl.learning.algorithms.apex import ApexConfig
+from aiorl.learning.losses.q_learning import expected_q
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Snapshot

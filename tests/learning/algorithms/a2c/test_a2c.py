@@ -12,9 +12,7 @@ from gymnasium import spaces
 from update_losses import LossCase, standardised
 
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.a2c.algorithm import A2C
-from aiorl.learning.algorithms.a2c.config import A2CConfig
-from aiorl.learning.algorithms.a2c.update import a2c_spec
+from aiorl.learning.algorithms.a2c import A2C, A2CConfig
 
 COEFFICIENTS = {"lr": 0.0, "vf_loss_coeff": 0.7, "entropy_coeff": 0.03}
 
@@ -36,7 +34,7 @@ def test_loss_equals_the_formula_in_numpy(
 ) -> None:
     config = A2CConfig(env="x", normalize_advantages=normalize_advantages)
     model = make_model(space)
-    case = LossCase(A2C, a2c_spec, config, model, make_fragment)
+    case = LossCase(A2C, config, model, make_fragment)
     total, metrics = case.of_rows(COEFFICIENTS)
     row = case.transitions()
     inputs, values = (output.numpy() for output in model.forward(tf.constant(row[c.OBS])))
@@ -55,6 +53,6 @@ def test_sequences_of_a_recurrent_model_give_the_same_loss_in_any_order(
     make_model: Callable[..., Any], make_fragment: Callable[..., Any]
 ) -> None:
     config = A2CConfig(env="x", model={"use_lstm": True})
-    case = LossCase(A2C, a2c_spec, config, make_model(use_lstm=True), make_fragment)
+    case = LossCase(A2C, config, make_model(use_lstm=True), make_fragment)
     one, other = (case.of_sequences(COEFFICIENTS, order) for order in ([0, 1, 2, 3], [2, 0, 3, 1]))
     assert one == pytest.approx(other, rel=1e-5)

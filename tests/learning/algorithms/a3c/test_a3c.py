@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.a2c.algorithm import A2C
-from aiorl.learning.algorithms.a2c.config import A2CConfig
-from aiorl.learning.algorithms.a3c.algorithm import A3C
-from aiorl.learning.algorithms.a3c.config import A3CConfig
-from aiorl.learning.algorithms.bc.config import BCConfig
-from aiorl.learning.algorithms.marwil.config import MARWILConfig
-from aiorl.learning.algorithms.pg.config import PGConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.a2c import A2C, A2CConfig
+from aiorl.learning.algorithms.a3c import A3C, A3CConfig
+from aiorl.learning.algorithms.bc import BCConfig
+from aiorl.learning.algorithms.marwil import MARWILConfig
+from aiorl.learning.algorithms.pg import PGConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 
 
 def test_streams_gradients_of_workers_and_takes_a_step_with_each() -> None:

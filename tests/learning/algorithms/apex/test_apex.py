@@ -8,10 +8,8 @@ import pytest
 
 from aiorl.data import columns as c
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.apex.algorithm import Apex
-from aiorl.learning.algorithms.apex.config import ApexConfig
-from aiorl.learning.algorithms.dqn.algorithm import DQN
-from aiorl.learning.algorithms.dqn.config import DQNConfig
+from aiorl.learning.algorithms.apex import Apex, ApexConfig
+from aiorl.learning.algorithms.dqn import DQN, DQNConfig
 from aiorl.learning.algorithms.registry import algorithm_class
 
 

@@ -15,17 +15,12 @@ from aiorl.acting.postprocess import gae
 from aiorl.data import columns as c
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
-from aiorl.learning.algorithms.appo.algorithm import APPO
-from aiorl.learning.algorithms.appo.config import APPOConfig
-from aiorl.learning.algorithms.appo.update import appo_spec
+from aiorl.learning.algorithms.appo import APPO, APPOConfig
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.learning.algorithms.compiled_algorithm import model_columns
-from aiorl.learning.algorithms.impala.algorithm import IMPALA
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
-from aiorl.learning.algorithms.ppo.algorithm import PPO
-from aiorl.learning.algorithms.ppo.config import PPOConfig
-from aiorl.learning.algorithms.target_network import TargetNetwork
-from aiorl.learning.algorithms.vtrace_loss import judge
+from aiorl.learning.algorithms.impala import IMPALA, IMPALAConfig
+from aiorl.learning.algorithms.ppo import PPO, PPOConfig
+from aiorl.learning.algorithms.streaming import judge
 from aiorl.learning.losses.vtrace import pg_advantages, vtrace
 
 SHAPE: dict[str, Any] = {
@@ -45,6 +40,13 @@ def shaken(network: Any, seed: int, size: float) -> None:
         variable.assign(variable + size * tf.random.stateless_normal(variable.shape, [seed, len(name)]))
 
 
+def judged_by(network: Any, algorithm: APPO) -> APPO:
+    """The algorithm, with the weights of a network in its target."""
+    for name, variable in algorithm.targets["target"].variables.items():
+        variable.assign(network.variables[name])
+    return algorithm
+
+
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32)], ids=["choice", "box"])
 @pytest.mark.parametrize(
     "settings",
@@ -62,15 +64,13 @@ def test_loss_equals_the_formula_in_numpy(
     config = APPOConfig(env="x", **settings)
     model, old = make_model(space), make_model(space)
     shaken(old, 5, 0.2)
-    target = TargetNetwork(old)
-    target.network = model
     shaken(model, 7, 0.1)
     plan = APPO.sample_plan(config)
     x = make_fragment(plan, model, LENGTH, NUM, 3, invalid=True)
     buffers = BatchBuffers(model_columns(model, plan.columns))
     batch = {name: tf.constant(array) for name, array in buffers.sequences([x], NUM, LENGTH).items()}
     coefficients = {name: tf.constant(value) for name, value in COEFFICIENTS.items()}
-    spec = appo_spec(config, model, buffers, target)
+    spec = judged_by(old, APPO(config, model)).update_spec()
     assert spec.begin is not None
     total, metrics = spec.loss(spec.begin(batch, coefficients), coefficients)
 
@@ -133,8 +133,8 @@ def test_the_target_network_judges_no_more_steps_at_a_time_than_a_minibatch_has(
         sizes.append(tuple(columns[c.VALID].shape))
         return judge(model, columns, weights)
 
-    monkeypatch.setattr("aiorl.learning.algorithms.appo.update.judge", noting)
-    begin = appo_spec(config, model, buffers, TargetNetwork(make_model(spaces.Discrete(3)))).begin
+    monkeypatch.setattr("aiorl.learning.algorithms.appo.judge", noting)
+    begin = APPO(config, model).update_spec().begin
     assert begin is not None
     tensors = {name: tf.constant(array) for name, array in batch.items()}
     assert len(begin(tensors, {name: tf.constant(value) for name, value in COEFFICIENTS.items()})["packed"]) == 48

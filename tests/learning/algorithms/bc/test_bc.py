@@ -13,9 +13,7 @@ from gymnasium import spaces
 from aiorl.acting.observation.filters import MeanStdFilter
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers
-from aiorl.learning.algorithms.bc.algorithm import BC
-from aiorl.learning.algorithms.bc.config import BCConfig
-from aiorl.learning.algorithms.bc.update import bc_spec
+from aiorl.learning.algorithms.bc import BC, BCConfig
 from aiorl.learning.algorithms.compiled_algorithm import model_columns
 
 
@@ -55,9 +53,13 @@ def test_loss_is_that_of_maximum_likelihood(
         fragment = {name: column if c.is_of_sequences(name) else column[-1:] for name, column in fragment.items()}
     buffers = BatchBuffers(model_columns(model, plan.columns))
     batch = buffers.sequences([fragment], 4, 1) if model_settings else buffers.rows([fragment], 20)
-    total, metrics = bc_spec(model, buffers).loss(
-        {name: tf.constant(array) for name, array in batch.items()},
-        {"lr": tf.constant(0.0), "entropy_coeff": tf.constant(0.05)},
+    total, metrics = (
+        BC(config, model)
+        .update_spec()
+        .loss(
+            {name: tf.constant(array) for name, array in batch.items()},
+            {"lr": tf.constant(0.0), "entropy_coeff": tf.constant(0.05)},
+        )
     )
     keep = fragment[c.VALID].reshape(-1)
     row = {

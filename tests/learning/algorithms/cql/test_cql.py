@@ -15,8 +15,7 @@ from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.algorithms.actor_replay import SEEDS
 from aiorl.learning.algorithms.algorithm import Observations
-from aiorl.learning.algorithms.cql.algorithm import CQL
-from aiorl.learning.algorithms.cql.config import CQLConfig
+from aiorl.learning.algorithms.cql import CQL, CQLConfig
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
 from aiorl.learning.replay import spec
 
@@ -101,7 +100,7 @@ def drawn(algorithm: CQL, obs: Any, seed: Any) -> tuple[Any, Any]:
 
 
 def critic_loss(algorithm: CQL, batch: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    loss, given = algorithm._update_spec().loss({name: tf.constant(array) for name, array in batch.items()}, {})
+    loss, given = algorithm.update_spec().loss({name: tf.constant(array) for name, array in batch.items()}, {})
     return float(loss), given
 
 

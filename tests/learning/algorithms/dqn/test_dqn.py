@@ -20,13 +20,11 @@ from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import BatchError, CheckpointError, ConfigError
 from aiorl.learning.algorithms.algorithm import Observations
-from aiorl.learning.algorithms.dqn.algorithm import DQN
-from aiorl.learning.algorithms.dqn.config import DQNConfig
-from aiorl.learning.algorithms.dqn.update import dqn_spec
-from aiorl.learning.algorithms.q_network import QNetwork
+from aiorl.learning.algorithms.compiled_update import UpdateSpec
+from aiorl.learning.algorithms.dqn import DQN, DQNConfig
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, replay_spec
-from aiorl.learning.algorithms.target_network import TargetNetwork
 from aiorl.learning.models.export import export_acting_graph
+from aiorl.learning.models.q_network import QNetwork
 
 VARIANTS = [
     {"double_q": False, "dueling": False},
@@ -149,6 +147,14 @@ def softmax(x: Any) -> Any:
     return e / e.sum(axis=-1, keepdims=True)
 
 
+def spec_of(config: DQNConfig, model: QNetwork, other: QNetwork) -> UpdateSpec:
+    """The update of a network whose target has the weights of another."""
+    algorithm = DQN(config, model)
+    for name, variable in algorithm.targets["target"].variables.items():
+        variable.assign(other.variables[name])
+    return algorithm.update_spec()
+
+
 def project(returns: Any, discounts: Any, probabilities: Any, atoms: Any) -> Any:
     """Algorithm 1 of Bellemare et al., one atom at a time."""
     out, step = np.zeros_like(probabilities), atoms[1] - atoms[0]
@@ -169,10 +175,9 @@ def test_loss_equals_the_formula_in_numpy(settings: dict[str, Any]) -> None:
     delta = {} if "num_atoms" in settings else {"huber_delta": 0.5}
     config = make_config(**delta, **settings)
     model, other = make_model(config), make_model(config, seed=2)
-    target = TargetNetwork(other)
     batch = make_minibatch(3)
     tensors = {name: tf.constant(array) for name, array in batch.items()}
-    total, metrics = dqn_spec(config, model, target).loss(tensors, {})
+    total, metrics = spec_of(config, model, other).loss(tensors, {})
 
     def values(network: QNetwork, obs: Any) -> Any:
         return network.q(tf.constant(obs))[0].numpy()

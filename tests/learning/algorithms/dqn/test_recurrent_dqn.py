@@ -14,14 +14,12 @@ from aiorl.acting.acting_graph import ActingGraph
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.data import columns as c
 from aiorl.errors import BatchError, ConfigError
-from aiorl.learning.algorithms.dqn.algorithm import DQN
-from aiorl.learning.algorithms.dqn.config import DQNConfig
-from aiorl.learning.algorithms.dqn.update import dqn_spec
-from aiorl.learning.algorithms.q_network import QNetwork
+from aiorl.learning.algorithms.compiled_update import UpdateSpec
+from aiorl.learning.algorithms.dqn import DQN, DQNConfig
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, replay_spec
-from aiorl.learning.algorithms.target_network import TargetNetwork
 from aiorl.learning.models.export import export_acting_graph
-from aiorl.learning.replay import memory
+from aiorl.learning.models.q_network import QNetwork
+from aiorl.learning.replay import spec as memory
 from aiorl.learning.replay.sequences import FOLLOWING, TRAINED
 
 LENGTH, BURN_IN, ROWS = 6, 2, 3
@@ -102,6 +100,14 @@ def unrescaled(y: float) -> float:
     return low
 
 
+def spec_of(config: DQNConfig, model: QNetwork, other: QNetwork) -> UpdateSpec:
+    """The update of a network whose target has the weights of another."""
+    algorithm = DQN(config, model)
+    for name, variable in algorithm.targets["target"].variables.items():
+        variable.assign(other.variables[name])
+    return algorithm.update_spec()
+
+
 def tensors(arrays: dict[str, Any]) -> dict[str, tf.Tensor]:
     return {name: tf.constant(array) for name, array in arrays.items()}
 
@@ -118,7 +124,7 @@ def test_loss_equals_that_of_steps_taken_one_by_one(settings: dict[str, Any]) ->
     config = make_config(huber_delta=0.5, **settings)
     model, other = make_model(config), make_model(config, seed=2)
     batch = make_minibatch(model, 3)
-    total, metrics = dqn_spec(config, model, TargetNetwork(other)).loss(tensors(batch), {})
+    total, metrics = spec_of(config, model, other).loss(tensors(batch), {})
 
     online, target = stepped(model, batch), stepped(other, batch)
     weighted, count, priorities = 0.0, 0, []
@@ -143,7 +149,7 @@ def test_loss_equals_that_of_steps_taken_one_by_one(settings: dict[str, Any]) ->
 
 def loss_and_gradients(config: DQNConfig, model: QNetwork, batch: dict[str, Any]) -> tuple[float, list[Any]]:
     with tf.GradientTape() as tape:
-        total, _ = dqn_spec(config, model, TargetNetwork(model)).loss(tensors(batch), {})
+        total, _ = spec_of(config, model, model).loss(tensors(batch), {})
     kept = tape.gradient(total, model.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     return float(total), [gradient.numpy() for gradient in kept]
 

@@ -9,10 +9,9 @@ import pytest
 
 from aiorl.data import columns as c
 from aiorl.errors import InternalError
-from aiorl.learning.algorithms.appo.algorithm import APPO
-from aiorl.learning.algorithms.impala.algorithm import IMPALA
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.appo import APPO
+from aiorl.learning.algorithms.impala import IMPALA, IMPALAConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 
 SHAPE: dict[str, Any] = {"env": "x", "rollout_fragment_length": 8, "num_envs_per_worker": 4, "train_batch_size": 64}
 

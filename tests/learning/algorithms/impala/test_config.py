@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
+from aiorl.learning.algorithms.impala import IMPALAConfig
 
 
 def test_defaults_go_together() -> None:

@@ -14,9 +14,7 @@ from aiorl.data import columns as c
 from aiorl.data.layout import laid_out
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.learning.algorithms.compiled_algorithm import model_columns
-from aiorl.learning.algorithms.impala.algorithm import IMPALA
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
-from aiorl.learning.algorithms.impala.update import impala_spec
+from aiorl.learning.algorithms.impala import IMPALA, IMPALAConfig
 from aiorl.learning.losses.vtrace import pg_advantages, vtrace
 
 COEFFICIENTS = {
@@ -39,7 +37,7 @@ def test_loss_equals_the_formula_in_numpy(
     buffers = BatchBuffers(model_columns(model, plan.columns))
     batch = {name: tf.constant(array) for name, array in buffers.sequences([x], NUM, LENGTH).items()}
     coefficients = {name: tf.constant(value) for name, value in COEFFICIENTS.items()}
-    total, metrics = impala_spec(config, model, buffers).loss(batch, coefficients)
+    total, metrics = IMPALA(config, model).update_spec().loss(batch, coefficients)
 
     def flat(column: Any) -> Any:
         return column.reshape(LENGTH * NUM, *column.shape[2:])
@@ -99,7 +97,7 @@ def test_a_cell_that_sees_rewards_sees_those_of_the_environment_where_scaled_one
     buffers = BatchBuffers(model_columns(model, plan.columns))
     batch = buffers.sequences([laid_out(rows, plan, 2)], 1, 2)
     coefficients = {name: tf.constant(value) for name, value in COEFFICIENTS.items()}
-    loss = impala_spec(config, model, buffers).loss
+    loss = IMPALA(config, model).update_spec().loss
     _, metrics = loss({name: tf.constant(array) for name, array in batch.items()}, coefficients)
 
     state = [component[:1] for component in states.values()]

@@ -14,8 +14,7 @@ from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 from aiorl.learning.algorithms.algorithm import Observations
-from aiorl.learning.algorithms.iql.algorithm import IQL
-from aiorl.learning.algorithms.iql.config import IQLConfig
+from aiorl.learning.algorithms.iql import IQL, IQLConfig
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
 from aiorl.learning.models.export import export_acting_graph
 
@@ -88,7 +87,7 @@ def test_losses_equal_the_formulas_in_numpy(space: spaces.Space[Any], max_weight
     inputs, values = (part.numpy() for part in algorithm.model.forward(tf.constant(batch[c.OBS])))
     _, next_values = algorithm.model.forward(tf.constant(batch[c.NEW_OBS]))
 
-    spec = algorithm._update_spec()
+    spec = algorithm.update_spec()
     tensors = {name: tf.constant(array) for name, array in batch.items()}
     critic_loss, given = spec.loss(tensors, {})
     tensors |= given
@@ -119,7 +118,7 @@ def test_each_loss_trains_its_own_network_in_one_compiled_call() -> None:
     assert [result.metrics["num_sgd_steps"] for result in results] == [4, 4, 4]
     assert algorithm.compiled.traces == 1
     assert {"mean_q", "mean_value", "value_loss", "policy_loss", "mean_weight", "entropy"} <= results[-1].metrics.keys()
-    names = [{id(variable) for variable in phase.variables} for phase in algorithm._update_spec().phases]
+    names = [{id(variable) for variable in phase.variables} for phase in algorithm.update_spec().phases]
     assert not names[0] & names[1]
     assert len(names[0] | names[1]) == len(algorithm.model.trainable_variables)
 

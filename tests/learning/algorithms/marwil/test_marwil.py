@@ -13,9 +13,7 @@ from update_losses import LossCase
 
 from aiorl.data import columns as c
 from aiorl.errors import CheckpointError
-from aiorl.learning.algorithms.marwil.algorithm import MARWIL
-from aiorl.learning.algorithms.marwil.config import MARWILConfig
-from aiorl.learning.algorithms.marwil.update import marwil_spec
+from aiorl.learning.algorithms.marwil import MARWIL, MARWILConfig
 
 SHAPE: dict[str, Any] = {
     "env": "x", "input": "data", "seed": 0, "eager": True, "rollout_fragment_length": 8, "num_envs_per_worker": 4,
@@ -38,7 +36,7 @@ def test_loss_equals_the_formula_in_numpy(
 ) -> None:
     config = MARWILConfig(env="x", input="data", max_weight=1.3)
     model = make_model(space)
-    case = LossCase(MARWIL, marwil_spec, config, model, make_fragment)
+    case = LossCase(MARWIL, config, model, make_fragment)
     total, metrics = case.of_rows(
         {"lr": 0.0, "beta": beta, "advantage_scale": 2.0, "vf_loss_coeff": 0.7, "entropy_coeff": 0.03}
     )

@@ -13,9 +13,7 @@ from update_losses import LossCase, standardised
 
 from aiorl.data import columns as c
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.pg.algorithm import PG
-from aiorl.learning.algorithms.pg.config import PGConfig
-from aiorl.learning.algorithms.pg.update import pg_spec
+from aiorl.learning.algorithms.pg import PG, PGConfig
 
 COEFFICIENTS = {"lr": 0.0, "entropy_coeff": 0.03}
 
@@ -44,7 +42,7 @@ def test_loss_equals_the_formula_in_numpy(
 ) -> None:
     config = PGConfig(env="x", normalize_advantages=normalize_advantages)
     model = make_model(space)
-    case = LossCase(PG, pg_spec, config, model, make_fragment)
+    case = LossCase(PG, config, model, make_fragment)
     total, metrics = case.of_rows(COEFFICIENTS)
     row = case.transitions()
     inputs = model.forward(tf.constant(row[c.OBS]))[0].numpy()
@@ -63,6 +61,6 @@ def test_sequences_of_a_recurrent_model_give_the_same_loss_in_any_order(
     make_model: Callable[..., Any], make_fragment: Callable[..., Any]
 ) -> None:
     config = PGConfig(env="x", model={"use_lstm": True})
-    case = LossCase(PG, pg_spec, config, make_model(use_lstm=True), make_fragment)
+    case = LossCase(PG, config, make_model(use_lstm=True), make_fragment)
     one, other = (case.of_sequences(COEFFICIENTS, order) for order in ([0, 1, 2, 3], [2, 0, 3, 1]))
     assert one == pytest.approx(other, rel=1e-5)

@@ -10,9 +10,8 @@ import pytest
 
 from aiorl.data import columns as c
 from aiorl.errors import CheckpointError, ConfigError, InternalError
-from aiorl.learning.algorithms.impala.config import IMPALAConfig
-from aiorl.learning.algorithms.ppo.algorithm import PPO
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.impala import IMPALAConfig
+from aiorl.learning.algorithms.ppo import PPO, PPOConfig
 
 SHAPE: dict[str, Any] = {
     "eager": True,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.ppo import PPOConfig
 
 
 def test_defaults_go_together() -> None:

@@ -12,9 +12,7 @@ from gymnasium import spaces
 from update_losses import LossCase, standardised
 
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.ppo.algorithm import PPO
-from aiorl.learning.algorithms.ppo.config import PPOConfig
-from aiorl.learning.algorithms.ppo.update import ppo_spec
+from aiorl.learning.algorithms.ppo import PPO, PPOConfig
 
 COEFFICIENTS = {
     "lr": 0.0, "clip_param": 0.1, "vf_loss_coeff": 0.7, "entropy_coeff": 0.03, "kl_coeff": 0.4, "kl_stop": 1.0,
@@ -39,7 +37,7 @@ def test_loss_equals_the_formula_in_numpy(
     model = make_model(space)
     for name, variable in model.variables.items():
         variable.assign(variable + 0.1 * tf.random.stateless_normal(variable.shape, [7, len(name)]))
-    case = LossCase(PPO, ppo_spec, config, model, make_fragment)
+    case = LossCase(PPO, config, model, make_fragment)
     total, metrics = case.of_rows({**COEFFICIENTS, "vf_clip_param": settings.get("vf_clip_param", 0.0)})
     row = case.transitions()
     inputs, values = (output.numpy() for output in model.forward(tf.constant(row[c.OBS])))
@@ -73,7 +71,7 @@ def test_sequences_give_the_same_loss_in_any_order(
 ) -> None:
     """Each with its own state: the states travel with the sequences."""
     config = PPOConfig(env="x", model={"use_gru": True})
-    case = LossCase(PPO, ppo_spec, config, make_model(use_gru=True), make_fragment)
+    case = LossCase(PPO, config, make_model(use_gru=True), make_fragment)
     in_order = case.of_sequences(COEFFICIENTS, [0, 1, 2, 3])
     assert in_order == pytest.approx(case.of_sequences(COEFFICIENTS, [2, 0, 3, 1]), rel=1e-5)
     shuffled_state = {c.state_in(0): [1, 2, 3, 0]}

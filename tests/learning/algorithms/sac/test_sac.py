@@ -14,12 +14,11 @@ from aiorl.acting.acting_graph import ActingGraph
 from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, UnsupportedSpaceError
-from aiorl.learning.algorithms.actor_network import Actor
 from aiorl.learning.algorithms.actor_replay import SEEDS
 from aiorl.learning.algorithms.algorithm import Observations
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
-from aiorl.learning.algorithms.sac.algorithm import SAC
-from aiorl.learning.algorithms.sac.config import SACConfig
+from aiorl.learning.algorithms.sac import SAC, SACConfig
+from aiorl.learning.models.critics import Actor
 from aiorl.learning.models.export import export_acting_graph
 
 NUM_OBS, NUM_ACTIONS, START = 4, 3, 5
@@ -103,7 +102,7 @@ def drawn(algorithm: SAC, obs: Any, seed: Any) -> tuple[Any, Any]:
 
 def losses_of(algorithm: SAC, batch: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Of the spec and of its phases, one after the other, without any step between."""
-    spec = algorithm._update_spec()
+    spec = algorithm.update_spec()
     tensors = {name: tf.constant(array) for name, array in batch.items()}
     first, given = spec.loss(tensors, {})
     further = []

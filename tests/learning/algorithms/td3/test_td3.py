@@ -19,8 +19,7 @@ from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.actor_replay import SEEDS
 from aiorl.learning.algorithms.algorithm import AlgorithmState, Observations
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
-from aiorl.learning.algorithms.td3.algorithm import TD3
-from aiorl.learning.algorithms.td3.config import TD3Config
+from aiorl.learning.algorithms.td3 import TD3, TD3Config
 from aiorl.learning.models.export import export_acting_graph
 from aiorl.learning.models.functional import FunctionalNetwork
 
@@ -66,7 +65,7 @@ def feed(algorithm: TD3, numbers: Any) -> list[Any]:
 def values_of(algorithm: TD3, prefix: str, obs: Any, actions: Any) -> Any:
     """All critics, layer by layer: [C, B]."""
     tensors, found = algorithm.get_state().tensors, []
-    for index in range(2 if algorithm._config.twin_q else 1):
+    for index in range(2 if algorithm.config.twin_q else 1):
         name = f"{prefix}/critic_{index}"
         hidden = np.concatenate([obs, actions], axis=1) @ tensors[f"{name}/dense_0/kernel"]
         hidden = np.tanh(hidden + tensors[f"{name}/dense_0/bias"])
@@ -89,7 +88,7 @@ def test_losses_equal_the_formulas_in_numpy(settings: dict[str, Any]) -> None:
     batch = {name: array[:, 0] for name, array in make_fragment(3, 6, 1).items()}
     batch |= {WEIGHTS: np.linspace(0.1, 1, 6).astype(np.float32), SEEDS: np.array([[1, 2], [3, 4]], np.int32)}
     tensors = {name: tf.constant(array) for name, array in batch.items()}
-    spec = algorithm._update_spec()
+    spec = algorithm.update_spec()
     loss, given = spec.loss(tensors, {})
 
     next_actions = acts(algorithm, "target/actor", batch[c.NEW_OBS])

@@ -1,1 +1,0 @@
-"""Asynchronous advantage actor-critic."""

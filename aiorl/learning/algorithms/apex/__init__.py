@@ -1,1 +1,0 @@
-"""Ape-X: deep Q-learning with many workers and a prioritised replay."""

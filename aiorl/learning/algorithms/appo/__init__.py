@@ -1,1 +1,0 @@
-"""APPO: asynchronous proximal policy optimisation."""

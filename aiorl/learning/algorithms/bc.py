@@ -1,0 +1,60 @@
+"""Behaviour cloning: stored actions are made more likely (docs/algorithms/bc.md)."""
+
+from __future__ import annotations
+
+from aiorl.config.key import changed
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.learning.algorithms.algorithm import SamplePlan
+from aiorl.learning.algorithms.compiled_algorithm import rows_forward, sequence_columns
+from aiorl.learning.algorithms.compiled_update import UpdateSpec
+from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.policy_gradient import masked_mean
+from aiorl.learning.models.distributions import to_tf_distribution
+
+__all__ = ["BC", "BCConfig"]
+
+
+class BCConfig(ImitationConfig):
+    """The settings of behaviour cloning, and its defaults of the common ones."""
+
+    algo: str = changed(ImitationConfig, "algo", "bc")
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        names = ("vf_loss_coeff", "normalize_advantages", "normalize_rewards")
+        hint = "Leave it out: bc takes all stored actions as equally good. marwil learns a value."
+        self.refuse_unless(False, names, "algorithms that learn a value", hint=hint)
+
+
+class BC(Imitation[BCConfig]):
+    """Behaviour cloning: maximum likelihood of the stored actions (Pomerleau 1989)."""
+
+    config_class = BCConfig
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """Return a plan of observations and actions; flags and states only for recurrent models."""
+        columns = (c.OBS, c.ACTIONS, *sequence_columns(cls.own_config(config)))
+        return SamplePlan("none", {}, columns, raw_obs=config.is_filtered)
+
+    def update_spec(self) -> UpdateSpec:
+        """Return the loss over rows, or over sequences if the model is recurrent."""
+        model, buffers = self.model, self.buffers
+        distribution = to_tf_distribution(model.distribution)
+
+        def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            dist_inputs, _, columns = rows_forward(model, minibatch, buffers)
+            valid = columns[c.VALID]
+            logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
+            policy_loss = -masked_mean(logp, valid)
+            entropy = masked_mean(distribution.entropy(dist_inputs), valid)
+            total = policy_loss - coefficients["entropy_coeff"] * entropy
+            return total, {"policy_loss": policy_loss, "entropy": entropy}
+
+        return UpdateSpec(loss, ("policy_loss", "entropy"), ("lr", "entropy_coeff"))

@@ -1,1 +1,0 @@
-"""Conservative Q-learning."""

@@ -1,0 +1,390 @@
+"""DQN: a replay, action values with a target network, greedy actions but for some (docs/algorithms/dqn.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Set
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+import numpy as np
+from gymnasium import spaces
+
+from aiorl.acting.distributions import Greedy
+from aiorl.acting.schedules import Schedule
+from aiorl.config.key import changed, key
+from aiorl.config.schema import Activation, CommonConfig, ModelConfig
+from aiorl.data import columns as c
+from aiorl.learning.algorithms.actor_critic_config import BATCH, LENGTH, refuse_if
+from aiorl.learning.algorithms.algorithm import Observations, SamplePlan
+from aiorl.learning.algorithms.compiled_algorithm import flattened
+from aiorl.learning.algorithms.compiled_base import TargetNetwork, following
+from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, UpdateSpec, by_time
+from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
+from aiorl.learning.algorithms.replay_config import ReplayConfig
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.policy_gradient import masked_mean
+from aiorl.learning.losses.q_learning import (
+    categorical_targets,
+    chosen,
+    cross_entropy,
+    expected_q,
+    huber,
+    q_targets,
+    relative_entropy,
+    sequence_priorities,
+    td_errors,
+    weighted_mean,
+)
+from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, SequenceShape
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
+    from aiorl.learning.models.q_network import QNetwork
+
+__all__ = ["DQN", "DQNConfig"]
+
+_dqn = partial(key, group="DQN")
+_LEAST_SEQUENCE = 8
+_USUAL_SEQUENCE = 40
+_LEAST_SEQUENCES, _USUAL_SEQUENCES = 8, 32  # of a minibatch
+
+
+class QModelConfig(ModelConfig):
+    """Shape of the network of action values."""
+
+    fcnet_activation: Activation = changed(ModelConfig, "fcnet_activation", "relu")
+
+
+class DQNConfig(ReplayConfig):
+    """DQN's own settings, and its defaults of the common ones."""
+
+    trains_recurrent_models: ClassVar[bool] = True
+    action_spaces: ClassVar[tuple[str, ...] | None] = ("Discrete",)
+
+    algo: str = changed(ReplayConfig, "algo", "dqn")
+    model: QModelConfig = changed(ReplayConfig, "model", QModelConfig())
+    train_batch_size: int = changed(ReplayConfig, "train_batch_size", 64)
+    training_intensity: float = changed(ReplayConfig, "training_intensity", 16.0)
+
+    double_q: bool = _dqn(True, "The network that learns chooses the action whose value the target network gives.")
+    dueling: bool = _dqn(True, "Streams of the network for the value of a state and for the advantages of actions.")
+    dueling_hiddens: tuple[int, ...] = _dqn((), "Width of each hidden layer of both streams, behind the shared ones.")
+    num_atoms: int = _dqn(
+        1, "Atoms of the distribution of returns (C51); 1 learns expected returns only.", unit="atoms", ge=1
+    )
+    v_min: float = _dqn(-10.0, "Return of the first atom.", allow_inf_nan=False)
+    v_max: float = _dqn(10.0, "Return of the last atom.", allow_inf_nan=False)
+    huber_delta: float = _dqn(1.0, "Size of a TD error up to which its loss is square, and linear beyond.", gt=0)
+    epsilon_schedule: list[tuple[float, float]] = _dqn(
+        [(0, 1.0), (5_000, 0.05)], "Share of random actions over env steps sampled, as [[env step, value], ...]."
+    )
+    per_worker_epsilon: bool = _dqn(
+        False, "Each worker has a share of random actions of its own, 0.4 down to 0.4^8, and epsilon_schedule none."
+    )
+    worker_priorities: bool = _dqn(
+        False, "Workers send the size of each row's TD error by their own values, of returns also with num_atoms; the "
+        "replay draws it by that until it is trained on. Else it is first drawn by the largest error so far.",
+    )  # fmt: skip
+
+    replay_sequence_length: int | None = _dqn(
+        None, "Steps of the sequences that a recurrent network is trained on, burn-in included; null takes "
+        "rollout_fragment_length.", unit="steps", ge=1,
+    )  # fmt: skip
+    burn_in: int = _dqn(
+        0, "Steps at the beginning of a sequence that only bring its stored state up to date.", unit="steps", ge=0
+    )
+    sequence_overlap: int | None = _dqn(
+        None, "Steps that a sequence has in common with the one before; null takes burn_in.", unit="steps", ge=0
+    )
+    sequence_priority_eta: float = _dqn(
+        0.9, "Share of the largest TD error of a sequence in its priority; the rest is that of their mean.",
+        ge=0, le=1,
+    )  # fmt: skip
+    value_rescaling: bool = _dqn(
+        False, "Learn returns in a scale that shrinks large ones, in place of clipping rewards, and undo it in targets."
+    )
+
+    @property
+    def sequence_shape(self) -> SequenceShape | None:
+        """See the base class."""
+        if not self.model.is_recurrent:
+            return None
+        length = self.rollout_fragment_length if self.replay_sequence_length is None else self.replay_sequence_length
+        return SequenceShape(
+            length, self.burn_in, self.burn_in if self.sequence_overlap is None else self.sequence_overlap
+        )
+
+    def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
+        """See the base class: recurrent networks get fragments that hold sequences, and minibatches of as many."""
+        made = super().derived_sizes(fixed)
+        shape = self.sequence_shape
+        if shape is None:
+            return made
+        length = made.get(LENGTH, self.rollout_fragment_length)
+        if LENGTH not in fixed:
+            if self.replay_sequence_length is None:
+                length = max(length, _USUAL_SEQUENCE)
+                shape = shape._replace(length=length)
+            elif shape.length > length:
+                length = 2 * shape.length - shape.overlap  # of two sequences
+        sizes = {LENGTH: length}
+        if BATCH not in fixed and self.train_batch_size < _LEAST_SEQUENCES * shape.trained_steps:
+            sizes[BATCH] = _USUAL_SEQUENCES * shape.trained_steps
+        return made | {name: size for name, size in sizes.items() if size != getattr(self, name)}
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        self._check_sequences()
+        has_atoms = self.num_atoms > 1
+        hint = "Set num_atoms: 51, say, or leave it out."
+        self.refuse_unless(has_atoms, ("v_min", "v_max"), "distributions of returns", hint=hint)
+        hint = "Leave it out, or set num_atoms: 1."
+        self.refuse_unless(not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint)
+        self.refuse_unless(self.dueling, ("dueling_hiddens",), "dueling", hint="Set dueling, or leave it out.")
+        Schedule(self.epsilon_schedule, key="epsilon_schedule")
+        refuse_if(
+            self, not all(0 <= value <= 1 for _, value in self.epsilon_schedule), "epsilon_schedule",
+            "epsilon_schedule must have probabilities.",
+        )  # fmt: skip
+        refuse_if(
+            self, self.per_worker_epsilon and self.is_alone, "per_worker_epsilon",
+            "per_worker_epsilon is for workers: who samples in the learner's process never acts at random by it.",
+            "Set num_workers, or bind for workers from elsewhere; or turn it off for epsilon_schedule.",
+        )  # fmt: skip
+        self.refuse_unless(
+            not self.per_worker_epsilon, ("epsilon_schedule",), "workers that have one share of random actions",
+            hint="Leave it out, or set per_worker_epsilon: false.",
+        )  # fmt: skip
+        refuse_if(
+            self, self.worker_priorities and not self.prioritized_replay, "worker_priorities",
+            "worker_priorities has workers find by what rows are drawn, and without prioritized_replay all are drawn "
+            "alike.", "Set prioritized_replay, or leave worker_priorities out.",
+        )  # fmt: skip
+        other = "value_rescaling" if self.value_rescaling else "a recurrent network"
+        refuse_if(
+            self, self.worker_priorities and (self.sequence_shape is not None or self.value_rescaling),
+            "worker_priorities",
+            f"worker_priorities are errors of single rows in units of returns, and {other} trains on others.",
+            "Set worker_priorities: false; rows are first drawn by the largest error so far then.",
+        )  # fmt: skip
+        refuse_if(
+            self, has_atoms and self.v_min >= self.v_max, "v_min",
+            f"v_min is {self.v_min:g}, which is not below v_max, {self.v_max:g}.",
+            "Returns that are to be told apart lie between them.",
+        )  # fmt: skip
+        refuse_if(
+            self, has_atoms and self.value_rescaling, "value_rescaling",
+            "value_rescaling is for expected returns; atoms have returns of their own.",
+            "Leave it out, or set num_atoms: 1.",
+        )  # fmt: skip
+
+    def _check_sequences(self) -> None:
+        """Refuse sequences that there can't be.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        shape = self.sequence_shape
+        names = ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta")
+        self.refuse_unless(
+            shape is not None, names, "recurrent networks, which are trained on sequences",
+            hint="Set model.use_lstm or model.use_gru, or leave it out.",
+        )  # fmt: skip
+        if shape is None:
+            return
+        refuse_if(
+            self, self.replay_sequence_length is None and shape.length < _LEAST_SEQUENCE, "rollout_fragment_length",
+            f"a recurrent network learns next to nothing from sequences of {shape.length} steps, a whole fragment.",
+            "Set rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8 and train_batch_size: 256, say, "
+            "or replay_sequence_length if you mean it.",
+        )  # fmt: skip
+        hint = "Set prioritized_replay, or leave it out."
+        self.refuse_unless(self.prioritized_replay, ("sequence_priority_eta",), "prioritized_replay", hint=hint)
+        refuse_if(
+            self, not self.is_truncating, "batch_mode",
+            "a recurrent dqn needs batch_mode truncate_episodes: of whole episodes there are no recurrent states where "
+            "sequences begin.", "Leave batch_mode out, and set rollout_fragment_length.",
+        )  # fmt: skip
+        refuse_if(
+            self, shape.length > self.rollout_fragment_length, "replay_sequence_length",
+            f"sequences of {shape.length} steps don't fit into fragments of {self.rollout_fragment_length}.",
+            "Set a larger rollout_fragment_length.",
+        )  # fmt: skip
+        refuse_if(
+            self, shape.burn_in >= shape.length, "burn_in",
+            f"burn_in is {shape.burn_in}, and a sequence has {shape.length} steps: none would be trained on.",
+            "Set a smaller one, or a larger replay_sequence_length and rollout_fragment_length.",
+        )  # fmt: skip
+        refuse_if(
+            self, not shape.burn_in <= shape.overlap < shape.length, "sequence_overlap",
+            f"sequence_overlap is {shape.overlap}; it is at least burn_in, {shape.burn_in}, so that every step is "
+            f"trained on, and less than the {shape.length} steps of a sequence.",
+            f"Leave it out for {shape.burn_in}, or take {shape.length // 2}.",
+        )  # fmt: skip
+        refuse_if(
+            self, self.n_step > shape.trained_steps, "n_step",
+            f"n_step is {self.n_step}, and a sequence trains on {shape.trained_steps} steps: none would have so many "
+            "behind it.", "Set longer sequences.",
+        )  # fmt: skip
+        refuse_if(
+            self, self.train_batch_size < shape.trained_steps, "train_batch_size",
+            f"train_batch_size is {self.train_batch_size}, and one sequence trains on {shape.trained_steps} steps.",
+            f"Set {32 * shape.trained_steps}, say.",
+        )  # fmt: skip
+
+
+class DQN(ReplayAlgorithm[DQNConfig]):
+    """Deep Q-learning (Mnih et al. 2015): double, dueling, n-step, prioritised and over distributions, as set."""
+
+    config_class = DQNConfig
+
+    @classmethod
+    def build_model(
+        cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
+    ) -> ActorCritic:
+        """Build the network of action values."""
+        from aiorl.learning.models.q_network import QNetwork
+
+        own = cls.own_config(config)
+        return QNetwork(
+            observations.layout,
+            observations.dtype,
+            Greedy(action_space),
+            own.model,
+            np.random.default_rng(seed),
+            is_dueling=own.dueling,
+            dueling_hiddens=own.dueling_hiddens,
+            atoms=(own.v_min, own.v_max, own.num_atoms) if own.num_atoms > 1 else None,
+        )
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """See the base class; with `worker_priorities` also the size of each row's TD error to the worker."""
+        plan = super().sample_plan(config)
+        if not cls.own_config(config).worker_priorities:
+            return plan
+        return dataclasses.replace(plan, postprocess="n_step_priorities", columns=(*plan.columns, c.PRIORITIES))
+
+    @classmethod
+    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """Greedy actions but for a random share."""
+        own = cls.own_config(config)
+        if own.per_worker_epsilon:
+            return {"exploration": {"type": "PerWorkerEpsilonGreedy"}}
+        return {"exploration": {"type": "EpsilonGreedy", "epsilon": [list(point) for point in own.epsilon_schedule]}}
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Make room for the replay and a target network; nothing is compiled yet."""
+        self._network = cast("QNetwork", model)
+        self._start = cast(Greedy, model.distribution).start
+        self._target = TargetNetwork(model)
+        self.targets = {"target": self._target}
+        super().__init__(config, model)
+
+    def update_spec(self) -> UpdateSpec:
+        """Return the loss of TD errors over rows, or over sequences if the model is recurrent."""
+        return UpdateSpec(
+            self._loss_of_sequences if self.model.is_recurrent else self._loss_of_rows,
+            ("mean_q", "mean_td_error"),
+            ("lr", STEPS_BEFORE),
+            is_stacked=True,
+            gives_rows=True,
+            **following(self._target, tau=self.config.tau, every=self.config.target_update_freq),
+        )
+
+    def _loss_of_rows(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+        model = self._network
+        values, _ = model.q(minibatch[c.OBS])
+        next_values, mask = model.q(minibatch[c.NEW_OBS], weights=self._target.tensors())
+        turns = _Turns(
+            values,
+            next_values,
+            model.q(minibatch[c.NEW_OBS])[0] if self.config.double_q else None,
+            mask,
+            minibatch[c.ACTIONS] - self._start,
+            minibatch[c.N_STEP_RETURNS],
+            minibatch[c.DISCOUNTS],
+        )
+        losses, priorities, taken = self._judged(turns)
+        return weighted_mean(losses, minibatch[WEIGHTS]), {
+            "mean_q": tf.reduce_mean(taken),
+            "mean_td_error": tf.reduce_mean(priorities),
+            ROWS: tf.stop_gradient(priorities),
+        }
+
+    def _loss_of_sequences(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+        trained = by_time(minibatch[TRAINED])
+        losses, priorities, taken = self._judged(self._turns_of_sequences(minibatch))
+        errors = tf.reshape(tf.stop_gradient(priorities), trained.shape)
+        weighted = tf.reshape(losses, trained.shape) * tf.stop_gradient(minibatch[WEIGHTS])
+        return masked_mean(weighted, trained), {
+            "mean_q": masked_mean(taken, flattened(trained)),
+            "mean_td_error": masked_mean(errors, trained),
+            ROWS: sequence_priorities(errors, trained, self.config.sequence_priority_eta),
+        }
+
+    def _turns_of_sequences(self, minibatch: Tensors) -> _Turns:
+        """Return the steps of B sequences of L steps and one observation more, as rows [L * B].
+
+        Both networks run through each sequence from its stored state on.
+        """
+        config, model = self.config, self._network
+        obs = by_time(minibatch[c.OBS])
+        steps, rows = obs.shape[0] - 1, obs.shape[1]
+        state = [minibatch[c.state_in(index)] for index in range(len(model.state_shapes))]
+        previous = [by_time(minibatch[name]) for name in (c.PREV_ACTIONS, c.PREV_REWARDS) if model.looks_back]
+        online, mask = model.q_sequence(obs, state, previous, burn_in=config.burn_in)
+        others, _ = model.q_sequence(obs, state, previous, weights=self._target.tensors())
+        behind = flattened(by_time(minibatch[FOLLOWING]) * rows + tf.range(rows))
+        return _Turns(
+            online[: steps * rows],
+            tf.gather(others, behind),
+            tf.gather(tf.stop_gradient(online), behind) if config.double_q else None,
+            None if mask is None else tf.gather(mask, behind),
+            flattened(by_time(minibatch[c.ACTIONS])) - self._start,
+            flattened(by_time(minibatch[c.N_STEP_RETURNS])),
+            flattened(by_time(minibatch[c.DISCOUNTS])),
+        )
+
+    def _judged(self, turns: _Turns) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return losses, sizes of TD errors, and values of the actions taken, [R] each."""
+        config, atoms = self.config, self._network.atoms
+        if atoms is None:
+            wanted = q_targets(
+                turns.returns, turns.discounts, turns.next_values, next_q_online=turns.next_online, mask=turns.mask,
+                is_rescaled=config.value_rescaling,
+            )  # fmt: skip
+            errors = td_errors(turns.values, turns.actions, wanted)
+            return huber(errors, delta=config.huber_delta), tf.abs(errors), wanted - errors
+        probabilities = categorical_targets(
+            turns.returns, turns.discounts, turns.next_values, atoms, next_logits_online=turns.next_online,
+            mask=turns.mask,
+        )  # fmt: skip
+        logits = chosen(turns.values, turns.actions)
+        return cross_entropy(logits, probabilities), relative_entropy(logits, probabilities), expected_q(logits, atoms)
+
+
+class _Turns(NamedTuple):
+    """R rows, or steps of sequences, as networks value them.
+
+    Attributes:
+        values: [R, A] of the network that learns, or logits [R, A, Z].
+        next_values: likewise of the target network, of the observation behind the rewards.
+        next_online: of the network that learns, with double Q-learning.
+        mask: [R, A] of that observation.
+        actions: [R] int32, from 0.
+        returns: [R].
+        discounts: [R].
+    """
+
+    values: tf.Tensor
+    next_values: tf.Tensor
+    next_online: tf.Tensor | None
+    mask: tf.Tensor | None
+    actions: tf.Tensor
+    returns: tf.Tensor
+    discounts: tf.Tensor

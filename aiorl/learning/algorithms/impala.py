@@ -1,0 +1,82 @@
+"""IMPALA: workers don't wait; V-trace corrects for how old their policy is (docs/algorithms/impala.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiorl.config.key import changed, key
+from aiorl.data import columns as c
+from aiorl.learning.algorithms.compiled_update import UpdateSpec, unpacked
+from aiorl.learning.algorithms.streaming import (
+    VTRACE_COEFFICIENTS,
+    VTRACE_METRICS,
+    VTraceConfig,
+    VTraceStreaming,
+    judge,
+    ratio_metrics,
+    vtrace_returns,
+)
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.policy_gradient import actor_critic_loss, approximate_kl, masked_mean
+from aiorl.learning.losses.vtrace import pg_advantages
+from aiorl.learning.models.distributions import to_tf_distribution
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["IMPALA", "IMPALAConfig"]
+
+_MAX_LOG_RHO = 20.0  # a larger ratio would overflow the estimate of the divergence
+
+
+class IMPALAConfig(VTraceConfig):
+    """IMPALA's defaults of the settings that streaming algorithms share."""
+
+    algo: str = changed(VTraceConfig, "algo", "impala")
+    entropy_coeff: float = changed(VTraceConfig, "entropy_coeff", 0.01)
+    grad_clip: float | None = changed(VTraceConfig, "grad_clip", 1.0)
+
+    kl_stop: float | None = key(
+        None, "An update ends after a minibatch whose divergence from the policies that sampled is above this; null: "
+        "never.", group="V-trace", unit="nats", gt=0,
+    )  # fmt: skip
+
+    @property
+    def has_whole_sequences(self) -> bool:
+        """See the base class: V-trace is computed in each minibatch."""
+        return True
+
+
+class IMPALA(VTraceStreaming[IMPALAConfig]):
+    """Importance-weighted actor-learner architecture (Espeholt et al. 2018)."""
+
+    config_class = IMPALAConfig
+    remedies = "a kl_stop; or take algo: appo, which bounds how far an update moves the policy"
+
+    def update_spec(self) -> UpdateSpec:
+        """Return the loss over sequences."""
+        config, model, buffers = self.config, self.model, self.buffers
+        distribution = to_tf_distribution(model.distribution)
+
+        def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            columns = unpacked(minibatch, buffers, time_major=True)
+            valid = columns[c.VALID]
+            now = judge(model, columns)
+            returns, log_rhos = vtrace_returns(config, columns, now, coefficients)
+            advantages = pg_advantages(returns.advantages, returns.weights, normalize=config.normalize_advantages)
+            entropies = tf.reshape(distribution.entropy(now.dist_inputs), valid.shape)
+            total, parts = actor_critic_loss(
+                -masked_mean(now.logp * advantages, valid), now.values, returns.vs, entropies, valid,
+                vf_loss_coeff=coefficients["vf_loss_coeff"], entropy_coeff=coefficients["entropy_coeff"],
+            )  # fmt: skip
+            kl = masked_mean(approximate_kl(tf.minimum(log_rhos, _MAX_LOG_RHO)), valid)
+            return total, {**parts, "kl": kl, **ratio_metrics(log_rhos, coefficients["rho_bar"], valid)}
+
+        metrics = ("policy_loss", "vf_loss", "entropy", "kl", *VTRACE_METRICS, "vf_explained_var")
+        coefficients = ("lr", *VTRACE_COEFFICIENTS, "vf_loss_coeff", "entropy_coeff", "kl_stop")
+        return UpdateSpec(loss, metrics, coefficients, None if config.kl_stop is None else ("kl", "kl_stop"))
+
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """Return the coefficients of the update after so many env steps."""
+        kl_stop = self.config.kl_stop
+        return super().coefficients(env_steps_total) | {"kl_stop": float("inf") if kl_stop is None else kl_stop}

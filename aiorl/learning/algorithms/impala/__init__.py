@@ -1,1 +1,0 @@
-"""IMPALA: importance-weighted actor-learner architecture."""

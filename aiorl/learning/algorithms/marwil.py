@@ -1,0 +1,125 @@
+"""MARWIL: stored actions are imitated, better ones more than others (docs/algorithms/marwil.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiorl.config.key import changed, key
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.errors import CheckpointError
+from aiorl.learning.algorithms.algorithm import SamplePlan
+from aiorl.learning.algorithms.compiled_algorithm import rows_forward, sequence_columns
+from aiorl.learning.algorithms.compiled_update import UpdateSpec
+from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.policy_gradient import actor_critic_loss, imitation_weights, masked_mean
+from aiorl.learning.models.distributions import to_tf_distribution
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
+
+__all__ = ["MARWIL", "MARWILConfig"]
+
+_marwil = partial(key, group="MARWIL")
+_MEAN_SQUARE = "advantages_mean_square"
+
+
+class MARWILConfig(ImitationConfig):
+    """MARWIL's own settings, and its defaults of the common ones."""
+
+    why_on_learner = "each update moves the scale of the advantages that the next one's loss is made of"
+
+    algo: str = changed(ImitationConfig, "algo", "marwil")
+    vf_loss_coeff: float = changed(ImitationConfig, "vf_loss_coeff", 1.0)
+    postprocess_inputs: bool = changed(ImitationConfig, "postprocess_inputs", True)
+
+    beta: float = _marwil(
+        1.0, "How much more an action counts the better it turned out; 0: all alike, as in behaviour cloning.", ge=0,
+    )  # fmt: skip
+    max_weight: float = _marwil(20.0, "Most that an action can count.", gt=0)
+    moving_average_sqd_adv_norm_start: float = _marwil(
+        100.0, "Mean square of the advantages to begin with, by whose root they are divided.", gt=0
+    )
+    moving_average_sqd_adv_norm_update_rate: float = _marwil(
+        0.01, "Share of a new train batch in that mean.", gt=0, le=1
+    )
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        hint = "Leave it out: marwil divides advantages by the root of their moving mean square."
+        self.refuse_unless(False, ("normalize_advantages",), "algorithms that sample", hint=hint)
+
+
+class MARWIL(Imitation[MARWILConfig]):
+    """Monotonic advantage re-weighted imitation learning (Wang et al. 2018)."""
+
+    config_class = MARWILConfig
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """Observations, actions and discounted returns; flags and states only for recurrent models."""
+        own = cls.own_config(config)
+        columns = (c.OBS, c.ACTIONS, c.VALUE_TARGETS, *sequence_columns(own))
+        return SamplePlan("gae", {"gamma": own.gamma, "lam": 1.0}, columns, raw_obs=own.is_filtered)
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Lay out the train batch; nothing is compiled yet."""
+        super().__init__(config, model)
+        self._mean_square = self.config.moving_average_sqd_adv_norm_start
+
+    def update_spec(self) -> UpdateSpec:
+        """Return the loss over rows, or over sequences if the model is recurrent."""
+        config, model, buffers = self.config, self.model, self.buffers
+        distribution = to_tf_distribution(model.distribution)
+
+        def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            dist_inputs, values, columns = rows_forward(model, minibatch, buffers)
+            valid, targets = columns[c.VALID], columns[c.VALUE_TARGETS]
+            weights = imitation_weights(
+                targets - tf.stop_gradient(values),
+                scale=coefficients["advantage_scale"],
+                beta=coefficients["beta"],
+                max_weight=config.max_weight,
+            )
+            logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
+            total, parts = actor_critic_loss(
+                -masked_mean(weights * logp, valid), values, targets, distribution.entropy(dist_inputs), valid,
+                vf_loss_coeff=coefficients["vf_loss_coeff"], entropy_coeff=coefficients["entropy_coeff"],
+            )  # fmt: skip
+            return total, {**parts, "mean_weight": masked_mean(weights, valid)}
+
+        metrics = ("policy_loss", "vf_loss", "entropy", "mean_weight", "vf_explained_var")
+        return UpdateSpec(loss, metrics, ("lr", "beta", "advantage_scale", "vf_loss_coeff", "entropy_coeff"))
+
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """Return the coefficients of the update after so many env steps."""
+        return super().coefficients(env_steps_total) | {
+            "beta": self.config.beta,
+            "advantage_scale": self._mean_square**0.5,
+        }
+
+    def after_update(self, metrics: dict[str, float]) -> None:
+        """Let the mean square of the advantages follow."""
+        rate = self.config.moving_average_sqd_adv_norm_update_rate
+        self._mean_square += rate * (metrics["vf_loss"] - self._mean_square)
+        metrics[_MEAN_SQUARE] = self._mean_square
+
+    def extra_state(self) -> dict[str, Any]:
+        """The mean square of the advantages."""
+        return {_MEAN_SQUARE: self._mean_square}
+
+    def set_extra_state(self, values: Mapping[str, Any]) -> None:
+        """Take the mean square of the advantages up again.
+
+        Raises: CheckpointError if it is missing.
+        """
+        if _MEAN_SQUARE not in values:
+            raise CheckpointError("values", f"{_MEAN_SQUARE} is missing")
+        self._mean_square = float(values[_MEAN_SQUARE])

@@ -1,1 +1,0 @@
-"""Monotonic advantage re-weighted imitation learning."""

@@ -1,0 +1,192 @@
+"""SAC: an actor that is paid for its entropy, critics, and a temperature that learns (docs/algorithms/sac.md)."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from aiorl.acting.distributions import Categorical, DiagGaussian
+from aiorl.config.key import changed, key
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.learning.algorithms.actor_critic_config import SDEConfig
+from aiorl.learning.algorithms.actor_replay import (
+    ACTOR_LR,
+    SEEDS,
+    ActorReplayAlgorithm,
+    critic_loss_of,
+)
+from aiorl.learning.algorithms.compiled_update import LossFunction, Phase, UpdateSpec
+from aiorl.learning.algorithms.replay_config import ActorReplayConfig
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.critics import (
+    actor_losses,
+    discrete_actor_losses,
+    discrete_entropy,
+    discrete_soft_values,
+    discrete_temperature_losses,
+    soft_targets,
+    soft_values,
+    temperature_losses,
+)
+from aiorl.learning.models.distributions import to_tf_distribution
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
+
+__all__ = ["SAC", "SACConfig"]
+
+OF_CHOICES = "q_of_choices"
+"""Over choices, name of what the critics' loss gives beside: the Q values [C, B, A] of all."""
+_ALPHA_LR, _LOGP, _LOGITS, _MASK = "alpha_lr", "logp", "logits", "mask"
+
+_sac = partial(key, group="SAC")
+
+
+class SACConfig(ActorReplayConfig, SDEConfig):
+    """SAC's own settings, and its defaults of the common ones."""
+
+    action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")
+
+    algo: str = changed(ActorReplayConfig, "algo", "sac")
+    sde_initial_log_std: float = changed(SDEConfig, "sde_initial_log_std", -3.0)
+    sde_learn_features: bool = changed(SDEConfig, "sde_learn_features", True)
+
+    initial_alpha: float = _sac(
+        1.0, "Temperature at first: what a nat of entropy is worth, in units of reward.", gt=0, allow_inf_nan=False
+    )
+    alpha_lr: float | None = _sac(
+        None, "Learning rate of the logarithm of the temperature, without a schedule; null: lr with its lr_schedule; "
+        "0: it stays as at first.", ge=0, allow_inf_nan=False,
+    )  # fmt: skip
+    entropy_backup: bool = _sac(True, "Targets of the critics count the entropy of what follows, too.")
+    target_entropy: float | Literal["auto"] = _sac(
+        "auto", "Entropy that the temperature aims at, over a Box of actions scaled to [-1, 1]; auto: minus the number "
+        "of numbers in an action, or target_entropy_scale of the largest there can be.", unit="nats",
+    )  # fmt: skip
+    target_entropy_scale: float = _sac(
+        0.98, "For choices, target_entropy auto: share of the entropy of uniform choices among the legal ones.",
+        ge=0, le=1,
+    )  # fmt: skip
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        self.refuse_unless(
+            self.target_entropy == "auto", ("target_entropy_scale",), "target_entropy auto",
+            hint="Leave it, or target_entropy, out.",
+        )  # fmt: skip
+        names = ("target_entropy", "target_entropy_scale")
+        hint = "With alpha_lr 0 the temperature stays as at first. Leave alpha_lr, or this, out."
+        self.refuse_unless(self.alpha_lr != 0, names, "a temperature that is learned", hint=hint)
+
+
+SACConfigT = TypeVar("SACConfigT", bound=SACConfig)
+
+
+class SAC(ActorReplayAlgorithm[SACConfigT]):
+    """Soft actor-critic (Haarnoja et al. 2018) over bounded Boxes and over choices."""
+
+    config_class = SACConfig
+
+    @classmethod
+    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """Actions drawn from the distribution, step by step or by noise of the state, and uniform ones at first."""
+        own = cls.own_config(config)
+        return {"exploration": own.sampling(random_timesteps=own.random_timesteps)}
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Make room for the replay, critics and temperature; nothing is compiled yet."""
+        self._log_alpha = tf.Variable(math.log(self.own_config(config).initial_alpha), dtype=tf.float32)
+        super().__init__(config, model)
+
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """See the base class."""
+        given = super().coefficients(env_steps_total)
+        return {**given, _ALPHA_LR: given["lr"] if self.config.alpha_lr is None else self.config.alpha_lr}
+
+    def other_variables(self) -> dict[str, Any]:
+        """See the base class; with the temperature."""
+        return super().other_variables() | {"log_alpha": self._log_alpha}
+
+    def update_spec(self) -> UpdateSpec:
+        """Return the critics' loss, with phases for the actor and the temperature behind it."""
+        own = self.config
+        is_discrete = isinstance(self.actor.distribution, Categorical)
+        critic_loss, actor_loss, alpha_loss = self._discrete_losses() if is_discrete else self._continuous_losses()
+        adam, adam_of_alpha = self.adam(own.adam_epsilon), self.adam_of_multiplier(own.adam_epsilon)
+        return self.critics_spec(
+            critic_loss,
+            Phase("actor", actor_loss, ("entropy",), self.actor.trainable_variables, adam, ACTOR_LR),
+            Phase("alpha", alpha_loss, ("alpha",), [self._log_alpha], adam_of_alpha, _ALPHA_LR),
+            coefficients=(_ALPHA_LR,),
+        )
+
+    def _continuous_losses(self) -> tuple[LossFunction, LossFunction, LossFunction]:
+        config, actor, critics, log_alpha = self.config, self.actor, self.critics, self._log_alpha
+        distribution = to_tf_distribution(actor.distribution)
+        assert isinstance(actor.distribution, DiagGaussian)
+        target_entropy = -float(actor.distribution.size) if config.target_entropy == "auto" else config.target_entropy
+
+        def drawn(obs: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            inputs, _ = actor.outputs(obs)
+            actions, logp = distribution.sample_with_logp(inputs, seed)
+            return critics.unit(actions), logp + critics.log_unit
+
+        def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            next_actions, next_logp = drawn(minibatch[c.NEW_OBS], minibatch[SEEDS][0])
+            next_q = critics.q(minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors())
+            next_values = soft_values(next_q, next_logp, tf.exp(log_alpha) if config.entropy_backup else 0.0)
+            q = critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]))
+            targets = soft_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_values)
+            return critic_loss_of(minibatch, q, targets)
+
+        def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            actions, logp = drawn(minibatch[c.OBS], minibatch[SEEDS][1])
+            losses = actor_losses(critics.q(minibatch[c.OBS], actions), logp, tf.exp(log_alpha))
+            return tf.reduce_mean(losses), {"entropy": -tf.reduce_mean(logp), _LOGP: logp}
+
+        def alpha_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            log_alpha_now = tf.convert_to_tensor(log_alpha)
+            losses = temperature_losses(log_alpha_now, minibatch[_LOGP], target_entropy)
+            return tf.reduce_mean(losses), {"alpha": tf.exp(log_alpha_now)}
+
+        return critic_loss, actor_loss, alpha_loss
+
+    def _discrete_losses(self) -> tuple[LossFunction, LossFunction, LossFunction]:
+        config, actor, critics, log_alpha = self.config, self.actor, self.critics, self._log_alpha
+        num_actions = actor.distribution.num_inputs
+
+        def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            next_logits, mask = actor.outputs(minibatch[c.NEW_OBS])
+            next_q = critics.q(minibatch[c.NEW_OBS], weights=self.target_critics.tensors())
+            alpha = tf.exp(log_alpha) if config.entropy_backup else 0.0
+            next_values = discrete_soft_values(next_q, next_logits, alpha, mask)
+            q, values = self.q_of_stored_choices(minibatch)
+            targets = soft_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_values)
+            loss, given = critic_loss_of(minibatch, q, targets)
+            return loss, {**given, OF_CHOICES: values}
+
+        def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            logits, mask = actor.outputs(minibatch[c.OBS])
+            losses = discrete_actor_losses(critics.q(minibatch[c.OBS]), logits, tf.exp(log_alpha), mask)
+            given = {"entropy": tf.reduce_mean(discrete_entropy(logits, mask)), _LOGITS: logits}
+            return tf.reduce_mean(losses), given if mask is None else {**given, _MASK: mask}
+
+        def alpha_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            logits, mask = minibatch[_LOGITS], minibatch.get(_MASK)
+            target_entropy: Any = config.target_entropy
+            if target_entropy == "auto":
+                legal = tf.fill(tf.shape(logits)[:1], float(num_actions))
+                if mask is not None:
+                    legal = tf.maximum(tf.reduce_sum(tf.cast(mask > 0, tf.float32), axis=-1), 1.0)
+                target_entropy = config.target_entropy_scale * tf.math.log(legal)
+            log_alpha_now = tf.convert_to_tensor(log_alpha)
+            losses = discrete_temperature_losses(log_alpha_now, logits, target_entropy, mask)
+            return tf.reduce_mean(losses), {"alpha": tf.exp(log_alpha_now)}
+
+        return critic_loss, actor_loss, alpha_loss

@@ -1,0 +1,106 @@
+"""TD3: an actor without chance, and critics, all with target networks (docs/algorithms/td3.md)."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from aiorl.config.key import changed, key
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.learning.algorithms.actor_replay import (
+    ACTOR_LR,
+    SEEDS,
+    ActorReplayAlgorithm,
+    critic_loss_of,
+)
+from aiorl.learning.algorithms.compiled_update import Phase, UpdateSpec
+from aiorl.learning.algorithms.replay_config import ActorReplayConfig
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.critics import clipped_double_q_targets, deterministic_actor_losses, smoothed_actions
+
+__all__ = ["TD3", "TD3Config"]
+
+_td3 = partial(key, group="TD3")
+
+
+class TD3Config(ActorReplayConfig):
+    """TD3's own settings, and its defaults of the common ones."""
+
+    action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box",)
+
+    algo: str = changed(ActorReplayConfig, "algo", "td3")
+    lr: float = changed(ActorReplayConfig, "lr", 1e-3)
+    target_update_freq: int = changed(ActorReplayConfig, "target_update_freq", 2)
+
+    policy_delay: int = _td3(
+        2, "Minibatches after which the network that acts learns; the critics learn from each.", unit="minibatches",
+        ge=1,
+    )  # fmt: skip
+    smooth_target_policy: bool = _td3(True, "Noise on the actions that the target critics value.")
+    target_noise: float = _td3(
+        0.2, "Its standard deviation, as a share of half the range of an action.", ge=0, allow_inf_nan=False
+    )
+    target_noise_clip: float = _td3(0.5, "Most that it moves an action, likewise.", ge=0)
+    exploration_noise: float = _td3(
+        0.1, "Standard deviation of the noise that workers add to actions, likewise; of each step's part of it where "
+        "it is correlated.", ge=0,
+    )  # fmt: skip
+    noise_type: Literal["gaussian", "ornstein_uhlenbeck"] = _td3(
+        "gaussian", "Noise that workers add: of each step by itself, or correlated in time."
+    )
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        names = ("target_noise", "target_noise_clip")
+        hint = "Set smooth_target_policy, or leave it out."
+        self.refuse_unless(self.smooth_target_policy, names, "smooth_target_policy", hint=hint)
+
+    def minibatch_cycle(self) -> int:
+        """See the base class."""
+        return math.lcm(self.target_update_freq, self.policy_delay)
+
+
+class TD3(ActorReplayAlgorithm[TD3Config]):
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018); as set, DDPG."""
+
+    config_class = TD3Config
+    is_deterministic = True
+
+    @classmethod
+    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """Noise on the actions, and uniform ones at first."""
+        own = cls.own_config(config)
+        kind, size = ("GaussianNoise", "stddev")
+        if own.noise_type == "ornstein_uhlenbeck":
+            kind, size = ("OrnsteinUhlenbeckNoise", "sigma")
+        return {"exploration": {"type": kind, size: own.exploration_noise, "random_timesteps": own.random_timesteps}}
+
+    def update_spec(self) -> UpdateSpec:
+        """Return the critics' loss, with a phase for the actor behind it."""
+        config, actor, critics, target_actor = self.config, self.actor, self.critics, self.targets["target/actor"]
+
+        def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            means, _ = actor.outputs(minibatch[c.NEW_OBS], weights=target_actor.tensors())
+            next_actions = tf.tanh(means)
+            if config.smooth_target_policy:
+                noise = config.target_noise * tf.random.stateless_normal(tf.shape(means), minibatch[SEEDS][0])
+                next_actions = smoothed_actions(next_actions, noise, noise_clip=config.target_noise_clip)
+            next_q = critics.q(minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors())
+            wanted = clipped_double_q_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_q)
+            q = critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]))
+            return critic_loss_of(minibatch, q, wanted)
+
+        def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            means, _ = actor.outputs(minibatch[c.OBS])
+            q = critics.q(minibatch[c.OBS], tf.tanh(means))
+            return tf.reduce_mean(deterministic_actor_losses(q[0])), {}
+
+        adam, every = self.adam(config.adam_epsilon), config.policy_delay
+        phase = Phase("actor", actor_loss, (), actor.trainable_variables, adam, ACTOR_LR, every=every)
+        return self.critics_spec(critic_loss, phase)

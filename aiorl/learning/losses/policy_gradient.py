@@ -1,0 +1,188 @@
+"""Losses of a policy and its values: policy gradient, PPO, and imitation of what turned out well.
+
+Every mean is taken over the rows that are transitions; the others count nothing, whatever they hold.
+
+Sources: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; Wang et al. 2018, Exponentially Weighted Imitation
+Learning for Batched Historical Data, NeurIPS.
+"""
+
+from __future__ import annotations
+
+from aiorl.learning.lazy import tf
+
+
+def masked_mean(x: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    """Mean of `x` over the rows where `valid` is 1; 0 if there are none.
+
+    Args:
+        x: float32, any shape.
+        valid: float32 of the same shape, 1 where the row is a transition, else 0.
+    Returns: float32 scalar.
+    """
+    return tf.reduce_sum(x * valid) / tf.maximum(tf.reduce_sum(valid), 1.0)
+
+
+def masked_normalise(x: tf.Tensor, valid: tf.Tensor, *, epsilon: float = 1e-8) -> tf.Tensor:
+    """`x` shifted and scaled to mean 0 and standard deviation 1 over the valid rows; 0 at the others.
+
+    Args:
+        x: float32, any shape.
+        valid: float32 of the same shape, 1 or 0; or weights, by which rows count in mean and deviation, and by which
+            what is returned is multiplied.
+        epsilon: added to the standard deviation, so that equal numbers give 0 and not NaN.
+    """
+    centred = x - masked_mean(x, valid)
+    deviation = tf.sqrt(masked_mean(tf.square(centred), valid))
+    return centred * valid / (deviation + epsilon)
+
+
+def explained_variance(targets: tf.Tensor, predictions: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    """Share of the variance of `targets` that `predictions` explain: 1 perfect, 0 as good as the mean, or less.
+
+    Never below -1, so that one early batch doesn't spoil a plot. Shapes as in `masked_mean`.
+    """
+    residual = (targets - predictions) * valid
+    residual_variance = masked_mean(tf.square(residual - masked_mean(residual, valid)), valid)
+    centred = (targets - masked_mean(targets, valid)) * valid
+    variance = masked_mean(tf.square(centred), valid)
+    return tf.maximum(1.0 - residual_variance / tf.maximum(variance, 1e-8), -1.0)
+
+
+def actor_critic_loss(
+    policy_loss: tf.Tensor,
+    values: tf.Tensor,
+    targets: tf.Tensor,
+    entropies: tf.Tensor,
+    valid: tf.Tensor,
+    *,
+    vf_loss_coeff: tf.Tensor | float,
+    entropy_coeff: tf.Tensor | float,
+    errors: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """``policy_loss + vf_loss_coeff E[errors] - entropy_coeff E[H]`` over the valid rows, and its parts.
+
+    Args:
+        policy_loss: scalar.
+        values: float32 of any shape, as predicted now.
+        targets: the same shape, what they should be.
+        entropies: the same shape, of the policy.
+        valid: the same shape, 1 where a row is a transition, else 0.
+        vf_loss_coeff: weight of the values' errors.
+        entropy_coeff: weight of the entropy, per nat.
+        errors: the same shape, of the values; None = squared.
+    Returns: scalars: the loss; and policy_loss, vf_loss, entropy and vf_explained_var.
+    """
+    vf_loss = masked_mean(tf.square(values - targets) if errors is None else errors, valid)
+    entropy = masked_mean(entropies, valid)
+    return policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy, {
+        "policy_loss": policy_loss,
+        "vf_loss": vf_loss,
+        "entropy": entropy,
+        "vf_explained_var": explained_variance(targets, values, valid),
+    }
+
+
+def clipped_surrogate(log_ratio: tf.Tensor, advantages: tf.Tensor, *, clip_param: tf.Tensor | float) -> tf.Tensor:
+    """PPO's objective, to be maximised: the smaller of the plain and the clipped importance-weighted advantage.
+
+    Args:
+        log_ratio: float32 of any shape, log of target over behaviour probability of the action taken.
+        advantages: float32, the same shape.
+        clip_param: the ratio counts only within 1 - clip_param to 1 + clip_param where it would gain.
+    Returns: float32, the same shape. At ratio 1 it is the advantage, and its gradient that of plain policy gradient.
+    Source: Schulman et al. 2017, eq. 7.
+    """
+    ratio = tf.exp(log_ratio)
+    clipped = tf.clip_by_value(ratio, 1.0 - clip_param, 1.0 + clip_param)
+    return tf.minimum(ratio * advantages, clipped * advantages)
+
+
+def clipped_value_loss(
+    values: tf.Tensor, value_targets: tf.Tensor, behaviour_values: tf.Tensor, *, clip_param: tf.Tensor | float
+) -> tf.Tensor:
+    """Squared error of the values, the larger of plain and clipped: no gain from moving further than `clip_param`.
+
+    Args:
+        values: float32 of any shape, values as predicted now.
+        value_targets: float32, the same shape.
+        behaviour_values: float32, the same shape: values when the batch was sampled.
+        clip_param: how far, in units of return, a value may profitably move from its behaviour value.
+    Returns: float32, the same shape; with an infinite `clip_param` just the squared error.
+    """
+    moved = tf.clip_by_value(values - behaviour_values, -clip_param, clip_param)
+    return tf.maximum(tf.square(values - value_targets), tf.square(behaviour_values + moved - value_targets))
+
+
+def approximate_kl(log_ratio: tf.Tensor) -> tf.Tensor:
+    """Divergence of the target from the behaviour policy, estimated without bias from the actions taken.
+
+    ``(ratio - 1) - log ratio``: never negative, and of less variance than ``-log ratio``.
+
+    Args:
+        log_ratio: float32 of any shape, log of target over behaviour probability.
+    Returns: float32, the same shape, nats.
+    Source: Schulman 2020, http://joschu.net/blog/kl-approx.html (k3).
+    """
+    return tf.exp(log_ratio) - 1.0 - log_ratio
+
+
+def ppo_loss(
+    log_ratio: tf.Tensor,
+    advantages: tf.Tensor,
+    kls: tf.Tensor,
+    values: tf.Tensor,
+    targets: tf.Tensor,
+    entropies: tf.Tensor,
+    valid: tf.Tensor,
+    *,
+    clip_param: tf.Tensor | float,
+    vf_loss_coeff: tf.Tensor | float,
+    entropy_coeff: tf.Tensor | float,
+    kl_coeff: tf.Tensor | float | None = None,
+    errors: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """The clipped surrogate, negated, with the values' errors, the entropy and perhaps a penalty on the divergence.
+
+    Args:
+        log_ratio: float32 of any shape, log of new over old probability of the action taken; 0 in invalid rows.
+        advantages: the same shape.
+        kls: the same shape, divergence of the new from the old policy, nats.
+        values: the same shape, as predicted now.
+        targets: the same shape, what they should be.
+        entropies: the same shape, of the new policy.
+        valid: the same shape, 1 where a row is a transition, else 0.
+        clip_param: see `clipped_surrogate`.
+        vf_loss_coeff: weight of the values' errors.
+        entropy_coeff: weight of the entropy, per nat.
+        kl_coeff: weight of the divergence; None = it is reported only.
+        errors: the same shape, of the values; None = squared.
+    Returns: scalars: the loss; and what `actor_critic_loss` reports, kl and clip_fraction.
+    Source: Schulman et al. 2017, eq. 8 and 9.
+    """
+    policy_loss = -masked_mean(clipped_surrogate(log_ratio, advantages, clip_param=clip_param), valid)
+    total, parts = actor_critic_loss(
+        policy_loss, values, targets, entropies, valid,
+        vf_loss_coeff=vf_loss_coeff, entropy_coeff=entropy_coeff, errors=errors,
+    )  # fmt: skip
+    kl = masked_mean(kls, valid)
+    if kl_coeff is not None:
+        total += kl_coeff * kl
+    clipped = tf.cast(tf.abs(tf.exp(log_ratio) - 1.0) > clip_param, tf.float32)
+    return total, {**parts, "kl": kl, "clip_fraction": masked_mean(clipped, valid)}
+
+
+def imitation_weights(
+    advantages: tf.Tensor, *, scale: tf.Tensor | float, beta: tf.Tensor | float, max_weight: float
+) -> tf.Tensor:
+    """How much each stored action counts: ``min(exp(beta A / scale), max_weight)``.
+
+    Args:
+        advantages: float32 of any shape, return less the value of the observation.
+        scale: usual size of an advantage, such as the root of its mean square.
+        beta: 0 gives 1 everywhere, as in behaviour cloning.
+        max_weight: most that an action can count.
+    Returns: float32, the same shape; no gradient flows through it.
+    Source: Wang et al. 2018, algorithm 1, with the bound of common implementations.
+    """
+    exponent = tf.minimum(beta * advantages / tf.maximum(scale, 1e-8), tf.math.log(max_weight))
+    return tf.stop_gradient(tf.exp(exponent))
