@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiorl.process.signals import end_at_once_on_stop_signals, on_stop_signals
+from aiorl.process.signals import end_at_once_on_stop_signals
 
 if __name__ == "__main__":
     end_at_once_on_stop_signals("aiorl")  # before what takes a second to load
@@ -15,7 +15,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -25,14 +24,11 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError
 from aiorl.learning.algorithms.algorithm import want_stored_experience
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.process import event_loop
 from aiorl.process.debugger import is_looked_into, on_debugger
 from aiorl.process.standard_output import keep_output_from_failing
 from aiorl.process.tensorflow_import import prepare_import
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from aiorl.acting.run_dir import RunDirectory
     from aiorl.run.build import LearningPlan
     from aiorl.run.run import Run
@@ -79,9 +75,7 @@ def _main(argv: Sequence[str], early: _EarlyLog) -> int:
         return 1
     _log_to(directory.logs(config.num_workers), early, config.log_max_bytes)
     with directory:
-        if config.is_alone:
-            return _train_here(config, directory, plan)
-        return event_loop.run(_train(config, directory, plan))
+        return _train(config, directory, plan)
 
 
 class _EarlyLog(logging.handlers.MemoryHandler):
@@ -131,38 +125,35 @@ def _planned(config: CommonConfig) -> LearningPlan | None:
         return None  # it comes again, with a log to tell it
 
 
-async def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | None) -> int:
+def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | None) -> int:
+    """Train; the exit status.
+
+    The event loop has a thread of its own. A run without workers samples and learns in this one, where a debugger, a
+    profiler and ``print`` see it.
+    """
     from aiorl.run.run import Run
+    from aiorl.run.threads import LoopThread
 
-    run = Run(config, directory, plan=plan)
-    on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."))
-    return await _status_of(run, directory)
-
-
-def _train_here(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | None) -> int:
-    """Sample and learn in this thread, where a debugger, a profiler and ``print`` see it; the loop has another one."""
-    from aiorl.run.run import Run
-    from aiorl.run.trainer.alone import AloneTraining
-    from aiorl.run.trainer.caller_thread import CallerThread
-    from aiorl.run.trainer.loop_thread import LoopThread
-
-    loop, here, is_back = LoopThread("aiorl-run"), CallerThread(), threading.Event()
-    run = Run(config, directory, plan=plan, make_training=partial(AloneTraining, here=here))
+    loop, is_back = LoopThread("aiorl-run"), threading.Event()
+    run = Run(config, directory, plan=plan, here=loop)
 
     def make_way() -> None:
         with contextlib.suppress(InternalError):  # on the loop itself nothing is drawn meanwhile
             loop.do(run.make_way)
 
-    def end_without(run_ended: Future[int]) -> None:
+    def end_without(status: int) -> None:
         if not is_back.wait(_BACK_WITHIN_S):  # an environment, or an update, which nothing breaks off
-            _end_process(run_ended.result())
+            _end_process(status)
+
+    async def train() -> int:
+        status = await _status_of(run, directory)
+        threading.Thread(target=end_without, args=(status,), daemon=True).start()
+        return status
 
     on_debugger(make_way)
-    ended = loop.start(_status_of(run, directory))
-    ended.add_done_callback(lambda ended: threading.Thread(target=end_without, args=(ended,), daemon=True).start())
-    loop.on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."), here.break_off)
+    loop.on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."))
     try:
-        return here.serve(ended)
+        return loop.call(train())
     finally:
         is_back.set()
         loop.close()

@@ -86,7 +86,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     policies = plan_policies(config, facts)
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
         import_tensorflow(config)
-        from aiorl.run.policy_leases import check_leases
+        from aiorl.run.policy_plan import check_leases
 
         check_leases(config, policies)
     return LearningPlan(

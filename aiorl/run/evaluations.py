@@ -12,9 +12,9 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,14 +25,10 @@ from aiorl.process.cores import usable_cores
 from aiorl.process.python_path import child_python, python_path
 from aiorl.process.replaced_file import replaced_directory
 from aiorl.process.tasks import Tasks, first_of
+from aiorl.run.training import Ended, Observer, Play, Training
 from aiorl.text import one_line
 
-__all__ = ["BEST", "Evaluations", "Play", "as_result", "manner_of"]
-
 logger = logging.getLogger(__name__)
-
-Play = Callable[[Path, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Plays a checkpoint as `Evaluations.request` says; what `Evaluation.to_dict` gives."""
 
 BEST = "best"
 """Directory of a run, in which the checkpoint is that did best in an evaluation."""
@@ -44,7 +40,7 @@ _FINISH_S = 10.0
 _SEED = 0x65766131  # apart from the seeds of workers
 
 
-class Evaluations:
+class Evaluations(Observer):
     """Evaluates a run every ``evaluation_interval`` iterations, beside training or while that stands still.
 
     Attributes:
@@ -54,100 +50,100 @@ class Evaluations:
     """
 
     def __init__(
-        self,
-        config: CommonConfig,
-        run_dir: Path,
-        save: Callable[[Path], Awaitable[Path]],
-        *,
-        tell: Callable[[str, int], None],
-        is_beside: bool | None = None,
-        play: Play | None = None,
+        self, config: CommonConfig, run_dir: Path, tell: Callable[[str, int], None], *, can_play_here: bool = False
     ) -> None:
-        """Nothing is evaluated yet.
+        """Evaluate nothing yet.
 
         Args:
             config: the effective configuration.
             run_dir: the run's directory.
-            save: writes a checkpoint of now into a directory; its path.
             tell: told (text, logging level) what users want to know.
-            is_beside: whether training goes on meanwhile; None is as the config says.
-            play: plays where training stands still for it, unless the config wants processes; None has one do so.
+            can_play_here: training's source plays itself, unless the config wants processes.
         """
         num_workers = config.evaluation_num_workers
         if num_workers is None:
-            num_workers = int(play is None and config.num_workers + 1 < usable_cores())
-        self.is_beside = num_workers > 0 if is_beside is None else is_beside
+            num_workers = int(not can_play_here and config.num_workers + 1 < usable_cores())
+        self.is_beside = num_workers > 0
         self.mean_return = math.nan
         self.holds_up = ""
         self._config = config
         self._directory = run_dir / _DIRECTORY
         self._best = run_dir / BEST
-        self._save = save
         self._tell = tell
-        self._play_here = None if self.is_beside else play
         self._children = [_Child() for _ in range(max(1, num_workers))]
         self._tasks = Tasks(lambda error: None)
         self._running: asyncio.Task[None] | None = None
         self._finished: dict[str, Any] | None = None
-        self._is_written, self._hurry = asyncio.Event(), asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    @classmethod
+    def of(cls, config: CommonConfig, run_dir: Path, tell: Callable[[str, int], None]) -> Self | None:
+        """Return those of a run; None without any."""
+        return cls(config, run_dir, tell, can_play_here=config.is_alone) if config.evaluation_interval else None
+
+    # As an observer -----------------------------------------------------------------------------------------
+
+    def needs_standstill(self, iteration: int) -> bool:
+        """Return whether training waits for the evaluation of an iteration."""
+        return not self.is_beside and self.is_due(iteration)
+
+    async def on_begin(self, training: Training) -> None:
+        """Evaluate what training begins with."""
+        iteration = training.results.training_iteration
+        if self.is_due(iteration):
+            await training.source.compiled()  # until then others use the policies
+            await self._evaluate(training, iteration)
+
+    async def after_iteration(self, training: Training, result: dict[str, Any]) -> None:
+        """Evaluate if it is due, and add the newest evaluation that is finished to the result.
+
+        At the end, wait a while for one that goes on beside training: what is being evaluated may be the best.
+        """
+        if training.end.has_come:
+            if not training.end.hurry.is_set():
+                await self.finish()
+        elif self.is_due(result["training_iteration"]):
+            await self._evaluate(training, result["training_iteration"])
+        finished, self._finished = self._finished, None
+        if finished is not None:
+            result["evaluation"] = finished
 
     def is_due(self, iteration: int) -> bool:
         """Whether an iteration of that number has an evaluation; 0 is the beginning of a run."""
         interval = self._config.evaluation_interval
         return interval is not None and interval > 0 and iteration % interval == 0
 
-    def begin(self, iteration: int) -> bool:
-        """Evaluate beside training; nothing, and False, if the evaluation before is still going on, which is told."""
+    async def _evaluate(self, training: Training, iteration: int) -> None:
+        """Begin an evaluation beside training, or evaluate and wait for it."""
+        if self.is_beside:
+            self._begin(training, iteration)
+            return
+        with contextlib.suppress(Ended):  # whoever looks next sees that
+            await training.end.before(self._run(training, iteration))
+
+    def _begin(self, training: Training, iteration: int) -> None:
+        """Evaluate beside training; if the evaluation before is still going on, say so instead."""
         if self._running is not None and not self._running.done():
             self._tell(
                 f"iteration {iteration} is not evaluated, since the evaluation before it is still going on; "
                 "a longer evaluation_interval or more evaluation_num_workers would let it",
                 logging.WARNING,
             )
-            return False
-        self._is_written.clear()
-        self._running = self._tasks.start(self.run(iteration), "evaluation")
-        return True
+            return
+        self._running = self._tasks.start(self._run(training, iteration), "evaluation")
 
-    async def begin_and_write(self, iteration: int) -> None:
-        """As `begin`, and wait until what is to be evaluated is written: what is trained stands still until then."""
-        if self.begin(iteration):
-            await self._is_written.wait()
-
-    async def run(self, iteration: int) -> None:
+    async def _run(self, training: Training, iteration: int) -> None:
         """Evaluate and wait for it; nothing goes wrong that training would not survive."""
         if not self.is_beside:
             self.holds_up = f"training waits for the evaluation of iteration {iteration}, which goes on"
         try:
             with self._surviving():
-                try:
-                    path = await self.checkpoint()
-                finally:
-                    self._is_written.set()
-                self.conclude(path, await self._play(path, iteration), iteration)
+                shutil.rmtree(self._directory, ignore_errors=True)
+                path = await training.saver.save_last(self._directory, with_experience=False)
+                play = None if self.is_beside else training.source.play
+                self._conclude(path, await self._play(play, path, iteration), iteration)
         finally:
             self.holds_up = ""
-
-    def run_here(
-        self,
-        iteration: int,
-        checkpoint: Callable[[], Path],
-        play: Callable[[Path, Mapping[str, Any]], Mapping[str, Any]],
-    ) -> None:
-        """As `run`, in the caller's thread.
-
-        Args:
-            iteration: the one that has ended.
-            checkpoint: gives the result of `checkpoint`.
-            play: plays a checkpoint as a `request` says; what `Evaluation.to_dict` gives.
-        """
-        with self._surviving():
-            path = checkpoint()
-            try:
-                found = play(path, self.request(iteration))
-            except Exception as error:  # whatever an environment or a callback raises, as in a process of its own
-                raise EvaluationError(str(error) or type(error).__name__) from error
-            self.conclude(path, as_result([found]), iteration)
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -166,12 +162,7 @@ class Evaluations:
         """Have `finish` wait no longer."""
         self._hurry.set()
 
-    def take(self) -> dict[str, Any]:
-        """What belongs into the next result of training: ``{"evaluation": {...}}`` if one is finished, else nothing."""
-        finished, self._finished = self._finished, None
-        return {} if finished is None else {"evaluation": finished}
-
-    def request(self, iteration: int) -> dict[str, Any]:
+    def _request(self, iteration: int) -> dict[str, Any]:
         """What `aiorl.evaluate` is to be told for an iteration."""
         config, seed = self._config, None
         if config.seed is not None:
@@ -182,16 +173,7 @@ class Evaluations:
             **manner_of(config),
         }
 
-    async def checkpoint(self) -> Path:
-        """Write what is to be evaluated.
-
-        Raises:
-            CheckpointError: it can't be written.
-        """
-        shutil.rmtree(self._directory, ignore_errors=True)
-        return await self._save(self._directory)
-
-    def conclude(self, path: Path, found: Mapping[str, Any], iteration: int) -> None:
+    def _conclude(self, path: Path, found: Mapping[str, Any], iteration: int) -> None:
         """Take a result in: the next result of training tells it, and the checkpoint is kept if it is the best."""
         self.mean_return = float(found["episode_reward_mean"])
         self._finished = {**found, "training_iteration": iteration}
@@ -211,11 +193,11 @@ class Evaluations:
             await child.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    async def _play(self, path: Path, iteration: int) -> dict[str, Any]:
+    async def _play(self, play: Play | None, path: Path, iteration: int) -> dict[str, Any]:
         """Share the episodes out; the result of all."""
-        request, children = self.request(iteration), self._children
-        if self._play_here is not None:
-            return as_result([await self._play_here(path, request)])
+        request, children = self._request(iteration), self._children
+        if play is not None:
+            return as_result([await play(path, request)])
         share, more = divmod(request["episodes"], len(children))
         requests = []
         for position in range(len(children)):

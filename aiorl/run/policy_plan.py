@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +13,149 @@ from gymnasium import spaces
 
 from aiorl.acting.distributions import make_distribution
 from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor
+from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, mapping_by_table, wanted_of_mapping
-from aiorl.config.code import check_takes, import_object
+from aiorl.compat.old_keys import translate_old_keys
+from aiorl.config.code import check_takes, import_object, is_import_path
+from aiorl.config.key import group_of
+from aiorl.config.layers import Layer
 from aiorl.config.merge import deep_update
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
-from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
-from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
-from aiorl.run.policy_config import POLICIES, config_class_of, config_of, learning_settings
+from aiorl.errors import ConfigError, UnknownAlgorithmError, UnsupportedSpaceError, nearest
+from aiorl.learning.algorithms.actor_critic_config import BATCH, ENVS, LENGTH
+from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan
+from aiorl.learning.algorithms.registry import ALGORITHMS, algorithm_class, config_class
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.episode import MultiAgentEpisode
 
-__all__ = ["PlannedPolicy", "plan_policies", "with_policies_named", "with_settings_said"]
+POLICIES = "multiagent.policies"
+"""The key that policies are named by."""
+
+# A policy's own settings are those of its learning; everything else is the run's
+_RUN_GROUPS = frozenset(["Run", "Sampling", "Workers and hosts", "Resources", "Reports", "Offline data"])
+_RUN_KEYS = frozenset([
+    "min_iter_time_s", "timesteps_per_iteration", "max_policy_lag", "outstanding_fragments_per_worker",
+    "fragments_per_update", "max_env_steps_ahead", "broadcast_updates", "broadcast_interval_ms", "gradients",
+])  # fmt: skip
+
+
+def config_class_of(config: CommonConfig, policy_id: str, name: str | None) -> type[CommonConfig] | None:
+    """The config class of the algorithm that a policy's network is of; None for a Policy class of the user's own.
+
+    Args:
+        config: the run's.
+        policy_id: of the policy.
+        name: what is given as its class.
+
+    Raises:
+        ConfigError: it is neither an algorithm nor a policy, or can't be imported.
+    """
+    if name is None or name.lower() == config.algo.lower():
+        return type(config)
+    key = f"{POLICIES}.{policy_id}.class"
+    if is_import_path(name):
+        found = import_object(name, key=key)
+        if inspect.isclass(found) and issubclass(found, Policy):
+            return None
+        if not (inspect.isclass(found) and issubclass(found, Algorithm)):
+            raise ConfigError(
+                f"{key} is {name!r}, which is no subclass of aiorl.Policy, and no algorithm.", key=key, value=name
+            )
+    try:
+        return config_class(name)
+    except UnknownAlgorithmError as error:
+        raise ConfigError(
+            f"{key} is {name!r}, expected null for {config.algo!r}, which is the run's algorithm, the name of another "
+            f"one, or 'package.module:Name' for a Policy class of your own. {error.message}",
+            key=key, value=name, hint=error.hint,
+        ) from error  # fmt: skip
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error.message}", key=key, value=name, hint=error.hint) from error
+
+
+def config_of(
+    config: CommonConfig,
+    kind: type[CommonConfig],
+    policy_id: str,
+    overrides: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> CommonConfig:
+    """The config by which a policy's network learns: the run's, with its own settings on top.
+
+    Of an algorithm that is not the run's, what is said for the run as a whole holds, and what a user has set of the
+    keys that both have; the rest are the algorithm's defaults. A preset is of the run's algorithm alone.
+
+    Args:
+        config: the run's.
+        kind: the class of the policy's.
+        policy_id: of the policy.
+        overrides: its own settings.
+        defaults: what a run's config says of its other settings; they go before the run's.
+
+    Raises:
+        ConfigError: one of them is the run's, or they make no config.
+    """
+    own = translate_old_keys(overrides)
+    key = f"{POLICIES}.{policy_id}.config"
+    for place, values in ((key, own), (f"{POLICIES}.{policy_id}.defaults", defaults or {})):
+        for name in values:
+            if name in kind.model_fields and _is_of_run(kind, name):
+                raise ConfigError(f"{place}.{name} can't differ from the run's {name}.", key=f"{place}.{name}")
+    layers = [values for values in (defaults, own) if values]
+    if kind is type(config) and not layers:
+        return config
+    try:
+        if kind is type(config):
+            return _with_sizes_of(config, config.updated(*layers))
+        return _with_sizes_of(config, kind.from_layers([Layer(_common_settings(config, kind)), *map(Layer, layers)]))
+    except ConfigError as error:
+        first = error.key.partition(".")[0]
+        if first in kind.model_fields and _is_of_run(kind, first):  # what the run says doesn't suit the algorithm
+            key, name = f"{POLICIES}.{policy_id}.class", kind.model_fields["algo"].default
+            message = f"{key} is {name!r}, which can't learn in this run: {error.message}"
+            raise ConfigError(message, key=key, value=name, hint=error.hint) from error
+        raise ConfigError(f"{key}: {error.message}", key=f"{key}.{error.key}", hint=error.hint) from error
+
+
+def _with_sizes_of(run: CommonConfig, config: CommonConfig) -> CommonConfig:
+    """Return a policy's config, unless sizes that belong to the run were derived otherwise for it.
+
+    Raises:
+        ConfigError: they were.
+    """
+    for name in (LENGTH, ENVS, BATCH):
+        size, wanted = getattr(run, name), getattr(config, name)
+        if wanted != size and _is_of_run(type(config), name):
+            raise ConfigError(
+                f"the settings of this policy would need a {name} of {wanted}, and the run has {size}.",
+                key=name, value=wanted, hint=f"Set {name} for the run, or other settings for the policy.",
+            )  # fmt: skip
+    return config
+
+
+def learning_settings(config: CommonConfig) -> dict[str, Any]:
+    """The settings that concern learning, which each policy may have of its own."""
+    kind = type(config)
+    return {name: value for name, value in config.to_dict().items() if not _is_of_run(kind, name)}
+
+
+def _common_settings(config: CommonConfig, kind: type[CommonConfig]) -> dict[str, Any]:
+    """What a run's config says for a policy of another algorithm."""
+    of_run = {name: value for name, value in config.to_dict().items() if name in kind.model_fields}
+    of_run = {name: value for name, value in of_run.items() if _is_of_run(kind, name)}
+    given = {name: value for name, value in config.users_values().items() if name in kind.model_fields}
+    return {**given, **of_run, "algo": kind.model_fields["algo"].default, "preset": None}
+
+
+def _is_of_run(kind: type[CommonConfig], name: str) -> bool:
+    """Whether a key of a config class is the same for all policies of a run."""
+    if name == "train_batch_size":
+        return kind.trains_on_what_comes
+    return name in _RUN_KEYS or group_of(kind.model_fields[name]) in _RUN_GROUPS
+
 
 _FIELDS = ("class", "observation_space", "action_space", "config")
 _OF_A_RUN = "defaults"
@@ -382,3 +513,96 @@ def _described(space: spaces.Space[Any]) -> dict[str, Any]:
         return space_to_dict(space)
     except UnsupportedSpaceError:  # a user's own preprocessor may take spaces of any kind
         return {"kind": type(space).__name__, "text": str(space)}
+
+
+_MODES = {
+    "on_policy": "exactly one train batch of each policy version",
+    "streaming": "fragments as they come, of older policy versions too",
+}
+_MEANINGS = {
+    "fragments_per_batch": "fragments in one update",
+    "outstanding_per_worker": "fragments that a worker may owe",
+    "max_policy_lag": "policy versions after which a fragment is discarded",
+    "max_under_way": "fragments under way at most",
+    "publish_every": "updates after which weights go out",
+    "publish_interval_s": "seconds after which they go out at the latest",
+    "env_steps_per_batch": "env steps in one update",
+}
+
+
+def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> None:
+    """Refuse policies that would be sampled for in different ways: a worker samples for all its policies at once.
+
+    Raises:
+        ConfigError: the algorithm of a policy that learns wants other leases than the run's, and the message says in
+            what they differ; or it needs whole episodes, and the run cuts them.
+    """
+    leases = algorithm_class(config.algo).lease_plan(config)
+    for policy in planned.values():
+        if not policy.is_trained:
+            continue
+        wanted = algorithm_class(policy.config.algo).lease_plan(policy.config)
+        if wanted != leases:
+            raise _disagreement(config, policy, leases, wanted)
+        if _is_cut_short(config, type(policy.config)):
+            raise _cut_short(config, policy, planned)
+
+
+def _disagreement(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan, wanted: LeasePlan) -> ConfigError:
+    key, algo = f"{POLICIES}.{policy.policy_id}.class", policy.config.algo
+    others = _that_agree(config, policy, leases)
+    beside = f"Beside {config.algo} may learn: {', '.join(others)}. " if others else ""
+    return ConfigError(
+        f"{key} is {algo!r}, which can't learn beside {config.algo!r}, the run's algorithm: workers sample for all "
+        f"policies at once, and {_difference(config.algo, leases, algo, wanted)}.",
+        key=key, value=algo,
+        hint=f"{beside}A policy that only acts, of any algorithm, is left out of multiagent.policies_to_train.",
+    )  # fmt: skip
+
+
+def _is_cut_short(config: CommonConfig, kind: type[CommonConfig]) -> bool:
+    """Whether a run of another algorithm cuts episodes that an algorithm needs whole."""
+    return kind.needs_whole_episodes and kind is not type(config) and config.is_truncating
+
+
+def _cut_short(config: CommonConfig, policy: PlannedPolicy, planned: Mapping[str, PlannedPolicy]) -> ConfigError:
+    key, algo = f"{POLICIES}.{policy.policy_id}.class", policy.config.algo
+    others = [other for other in planned.values() if other.policy_class is None and other.config.algo == config.algo]
+    beside = f"policy {others[0].policy_id!r}, which learns by" if others else "all policies of a run of"
+    return ConfigError(
+        f"{key} is {algo!r}, which needs whole episodes: its returns would be wrong where one is cut. batch_mode is "
+        f"{config.batch_mode}, and workers sample for policy {policy.policy_id!r} as for {beside} {config.algo!r}.",
+        key=key, value=algo,
+        hint=f"Set batch_mode: complete_episodes, which is then for all policies, or leave policy {policy.policy_id!r} "
+        "out of multiagent.policies_to_train.",
+    )  # fmt: skip
+
+
+def _difference(algo: str, leases: LeasePlan, other: str, wanted: LeasePlan) -> str:
+    if leases.mode != wanted.mode:
+        return f"{algo} wants {_MODES[leases.mode]}, {other} {_MODES[wanted.mode]}"
+    mine, theirs = dataclasses.asdict(leases), dataclasses.asdict(wanted)
+    return "; ".join(
+        f"{meaning}: {_said(mine[name])} for {algo}, {_said(theirs[name])} for {other}"
+        for name, meaning in _MEANINGS.items()
+        if mine[name] != theirs[name]
+    )
+
+
+def _said(limit: float | None) -> str:
+    return "no limit" if limit in (None, float("inf")) else f"{limit:g}"
+
+
+def _that_agree(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan) -> list[str]:
+    """Names of the other algorithms that want these leases in this run, and choose the policy's actions."""
+    found = []
+    for name in sorted(ALGORITHMS):
+        kind = config_class(name)
+        if kind is type(config) or _is_cut_short(config, kind) or not kind.learns_actions_of(policy.action_space):
+            continue
+        try:
+            if algorithm_class(name).lease_plan(config_of(config, kind, policy.policy_id, {})) == leases:
+                found.append(name)
+        except ConfigError:  # it doesn't fit the run for other reasons
+            continue
+    return found

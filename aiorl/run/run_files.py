@@ -13,11 +13,11 @@ from aiorl.errors import ConfigError
 from aiorl.run.report.background import BackgroundLogger
 from aiorl.run.report.log_files import LogFile
 from aiorl.run.report.loggers import Loggers, make_loggers, open_loggers
+from aiorl.run.restoring import RunState
+from aiorl.run.training import Observer
 
-__all__ = ["RunFiles"]
 
-
-class RunFiles:
+class RunFiles(Observer):
     """Writes the results of a run beside it, and sees that its directory is there.
 
     One that was removed, renamed or replaced is made again, so that at least what was learned is not lost with it.
@@ -39,14 +39,17 @@ class RunFiles:
         self._is_new = self._is_log_gone = self._are_results_gone = False
         self._fault = ""
 
-    def open(self, *, resume_iteration: int | None = None, resume_step: int | None = None) -> None:
-        """Open the files of results, and take off what is there of later ones than those of a resume.
+    def open(self, resumed: RunState | None = None) -> None:
+        """Open the files of results, and take off the results that are later than a resume.
 
         Raises:
             ConfigError: one can't be written, or a logger of the user's can't be made.
         """
+        iteration = step = None
+        if resumed is not None:
+            iteration, step = int(resumed.results["training_iteration"]), resumed.counters.env_steps_sampled
         path = self._directory.path
-        opened = open_loggers(path, resume_iteration=resume_iteration, resume_step=resume_step)
+        opened = open_loggers(path, resume_iteration=iteration, resume_step=step)
         self._loggers = BackgroundLogger(opened)
         if self._users is None:
             config = without_secrets(self._config.to_dict())
@@ -65,7 +68,7 @@ class RunFiles:
             self._loggers.flush()
 
     def before_checkpoint(self) -> None:
-        """See that there is a directory, with all results before what is to be saved."""
+        """See that there is a directory, and write all results that come before the checkpoint."""
         self.keep()
         self.flush()
 

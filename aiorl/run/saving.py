@@ -12,24 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import save_checkpoint
-from aiorl.acting.run_dir import RunDirectory
-from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithms.algorithm import AlgorithmState, HeldExperience
-from aiorl.net.protocol.ledger import Ledger
-from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
-from aiorl.run.flow import Counters, Flow
-from aiorl.run.report.results import Results
 from aiorl.run.restoring import RunState, identity_of
 
-__all__ = ["Saver"]
+if TYPE_CHECKING:
+    from aiorl.run.training import Training
 
 logger = logging.getLogger(__name__)
 
@@ -43,23 +38,6 @@ class _Content:
     run: RunState
 
 
-class Saved(Protocol):
-    """The run that is saved: `LearnerService`."""
-
-    counters: Counters
-    results: Results
-
-    @property
-    def ledger(self) -> Ledger:
-        """The account of env steps."""
-        ...
-
-    @property
-    def flow(self) -> Flow:
-        """It has the filters."""
-        ...
-
-
 class Saver:
     """Saves one run, one checkpoint at a time.
 
@@ -69,44 +47,22 @@ class Saver:
         newest: path of the newest checkpoint of this session, empty without one.
     """
 
-    def __init__(
-        self,
-        config: CommonConfig,
-        directory: RunDirectory,
-        learning: Learning,
-        run: Saved,
-        tasks: Tasks,
-        *,
-        before_writing: Callable[[], None] = lambda: None,
-        on_error: Callable[[CheckpointError], None],
-        ask_for_experience: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Nothing is written yet.
+    def __init__(self, training: Training, learning: Learning) -> None:
+        """Write nothing yet.
 
         Args:
-            config: the run's configuration.
-            directory: gets the checkpoints.
-            learning: what is trained.
-            run: has the filters, the counters, the episodes and the ledger.
-            tasks: of the run, for checkpoints in passing.
-            before_writing: called before each checkpoint, such as to make a directory again that is gone.
-            on_error: hears of a checkpoint in passing that could not be written.
-            ask_for_experience: has the next `keep` bring what is stored, for a checkpoint in passing.
+            training: the run that is saved.
+            learning: its policies and filters.
         """
-        self._config = config
-        self._directory = directory
+        self._run = training
+        self._config = config = training.config
         self._learning = learning
-        self._run = run
-        self._tasks = tasks
-        self._before_writing = before_writing
-        self._on_error = on_error
-        self._ask_for_experience = ask_for_experience
         self._awaits_experience = False
         self._writing = asyncio.Lock()
         self._passing: asyncio.Task[None] | None = None
         self._kept: _Content | None = None
         self._saved: _Content | None = None
-        self._updates_before = run.counters.updates
+        self._updates_before = training.counters.updates
         self._acting = ActingState.of(config, learning.worker_part, learning.graphs, learning.spaces).to_tensors()
         self.newest = ""
 
@@ -138,12 +94,12 @@ class Saver:
             return
         if self._learning.group.stores_experience:
             self._awaits_experience = True
-            self._ask_for_experience()
+            self._run.source.ask_for_experience()
         else:
             self._begin(self._kept, {})
 
     def _begin(self, content: _Content, experience: dict[str, HeldExperience]) -> None:
-        self._passing = self._tasks.start(self._save_in_passing(content, experience), "checkpoint")
+        self._passing = self._run.tasks.start(self._save_in_passing(content, experience), "checkpoint")
 
     @property
     def has_news(self) -> bool:
@@ -182,18 +138,18 @@ class Saver:
         try:
             await self._write(content, experience)
         except CheckpointError as error:
-            self._on_error(error)
+            self._run.tell(f"{error}; training goes on", logging.ERROR)
 
     async def _write(
         self, content: _Content, experience: dict[str, HeldExperience], directory: Path | None = None
     ) -> Path:
         """Write it with the results as they are now, so that a resume goes on after the last one reported."""
         async with self._writing:
-            self._before_writing()
+            self._run.before_checkpoint()
             run = dataclasses.replace(content.run, results=self._run.results.to_state())
             meta = {
                 **identity_of(self._config, self._learning),
-                "run_id": self._directory.run_id,
+                "run_id": self._run.directory.run_id,
                 **dataclasses.asdict(run),
             }
             try:
@@ -233,7 +189,7 @@ class Saver:
         try:
             if directory is not None:
                 return write(directory, keep=None)
-            return write(self._directory.checkpoints, keep=self._config.checkpoint_keep)
+            return write(self._run.directory.checkpoints, keep=self._config.checkpoint_keep)
         finally:
             for held in experience.values():
                 held.close()

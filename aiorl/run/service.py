@@ -32,7 +32,7 @@ from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
 from aiorl.run.flow import Counters, Flow
 from aiorl.run.report.results import Progress, Results
-from aiorl.run.update_thread import UpdateDone, UpdateThread
+from aiorl.run.update_thread import UpdateThread
 from aiorl.text import without_numbers
 
 __all__ = ["LearnerService"]
@@ -62,6 +62,7 @@ class LearnerService:
         endpoint: LearnerEndpoint,
         session: LearnerSession,
         results: Results,
+        counters: Counters,
         *,
         on_event: Callable[[str, int], None],
         on_failure: Callable[[BaseException], None],
@@ -76,6 +77,7 @@ class LearnerService:
             endpoint: not started yet.
             session: fresh, or with the ledger of the run to resume.
             results: where episodes and lags go.
+            counters: totals of the run.
             on_event: told (text, logging level) what users want to know.
             on_failure: told of an error of a task, after which the service is of no use.
             on_worker_failed: told what workers report of failures of their own.
@@ -84,7 +86,7 @@ class LearnerService:
             limits: bounds of messages.
         """
         self.session = session
-        self.counters = Counters()
+        self.counters = counters
         self.results = results
         self._config = config
         self._endpoint = endpoint
@@ -176,7 +178,7 @@ class LearnerService:
         now = time.monotonic()
         session.set_registration(part, learning.graphs, now)
         session.publish(snapshot, now)
-        self._pump()
+        self.pump()
 
     async def wait_for_workers(self, count: int, timeout_s: float) -> bool:
         """Wait until so many workers are registered; False if they are not after ``timeout_s`` seconds."""
@@ -192,7 +194,7 @@ class LearnerService:
     def go_on(self) -> None:
         """Start sampling, or go on after `Flow.is_enough`: from now on leases follow the algorithm's plan."""
         self.flow.go_on()
-        self._pump()
+        self.pump()
 
     def stop_training(self) -> None:
         """Take nothing more into updates and results; workers go on being answered."""
@@ -206,7 +208,7 @@ class LearnerService:
             stack.push_async_callback(self._tasks.close)
             try:
                 self.session.shutdown(reason, final, time.monotonic())
-                self._pump()
+                self.pump()
             finally:
                 self._is_over = True
 
@@ -252,7 +254,7 @@ class LearnerService:
     async def _tick(self) -> None:
         while True:
             self.session.tick(time.monotonic())
-            self._pump()
+            self.pump()
             self.session.ledger.check()
             self._look_for_hung_workers()
             self._look_for_slow_workers()
@@ -266,9 +268,9 @@ class LearnerService:
         """Have one turn for all that comes with this wake-up."""
         if not self._pump_due:
             self._pump_due = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self.pump)
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Act on what the session decided and say what it wants said; nothing once the goodbyes are said."""
         self._pump_due = False
         if self._is_over:
@@ -352,15 +354,10 @@ class LearnerService:
 
     # Updates --------------------------------------------------------------------------------------------------
 
-    def take_update(self, done: UpdateDone) -> None:
-        """An update has ended: account for it, publish its weights, lease what comes next."""
-        self.flow.take_update(done)
-        self._pump()
-
     def set_weights(self, weights: PolicyArrays) -> None:
         """Publish other weights than an update led to, while no update is made; training stands still then."""
         self.flow.set_weights(weights)
-        self._pump()
+        self.pump()
 
     # Reports --------------------------------------------------------------------------------------------------
 

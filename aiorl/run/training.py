@@ -1,323 +1,558 @@
-"""Training from the first worker to the last goodbye; what shows it, writes it down and ends it stands outside.
+"""Training: the only loop there is, whoever samples and whoever looks on.
 
-training = Training(setup)                            # listens
-try:
-    await training.start()                            # workers
-    await training.ready()                            # TensorFlow, model
-    async for counters in training:                   # after each update
-        ...                                           # iterations, saver, end
-    await training.await_last_update()
-finally:
-    await training.close(reason, final=True)
+    training = Training(setup, RemoteSource)          # or partial(LocalSource, here=loop_thread)
+    try:
+        await training.start()                        # listens, starts workers
+        await training.ready()                        # TensorFlow, model, first workers or environments
+        await training.begin()                        # an evaluation before the first update
+        while (result := await training.train_iteration()) is not None:
+            await training.after_iteration(result)    # evaluations, checkpoints
+            report(result, training.callbacks, ...)   # the user's hook, files, display
+    finally:
+        await training.close(reason, final=True)
+
+A source samples fragments and makes the updates, `Flow` turns fragments into train batches, and observers look on.
+All of it is called on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import shlex
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
+from aiorl.acting.run_dir import RunDirectory
+from aiorl.config.code import named_failures
+from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, InternalError
 from aiorl.learning.tf_runtime import compilation_cache, prepare_environment
 from aiorl.net.protocol.ledger import Ledger
-from aiorl.net.transport.security import reachable_from_elsewhere, reachable_from_here
-from aiorl.process.python_path import python_path
-from aiorl.process.tasks import Tasks, end_in_time
-from aiorl.run.build import Learning, build_learning
-from aiorl.run.end import End
-from aiorl.run.evaluations import Play
+from aiorl.net.wire.messages import PolicyArrays
+from aiorl.process.tasks import Tasks, first_of
+from aiorl.run.build import Learning, LearningPlan, build_learning
 from aiorl.run.flow import Counters, Flow
-from aiorl.run.iterations import Iteration
-from aiorl.run.listen import listen
-from aiorl.run.report.results import Results
+from aiorl.run.report.results import Progress, Results
 from aiorl.run.report.system import SystemUsage
-from aiorl.run.restoring import give_back
+from aiorl.run.restoring import Restored, give_back
 from aiorl.run.saving import Saver
-from aiorl.run.setup import TrainingSetup
-from aiorl.run.update_thread import (
-    LastUpdate,
-    UpdateDone,
-    UpdateEvent,
-    UpdateFailed,
-    UpdatesEnded,
-    UpdateThread,
-    WarmUpDone,
-)
-from aiorl.run.worker_failures import WorkerFailures
-from aiorl.run.worker_set import LocalWorkers
+from aiorl.run.update_thread import UpdateDone
 from aiorl.sampling.callbacks import DefaultCallbacks
-
-__all__ = ["Learner", "Training"]
 
 logger = logging.getLogger(__name__)
 
-_JOIN_WAIT_S = 60.0
-_SAY_WAITING_S = 10.0
-_UPDATE_WAIT_S = 2.0
-_GOODBYE_S = 1.5
+T = TypeVar("T")
+
+Play = Callable[[Path, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Plays a checkpoint by the arguments of `aiorl.evaluate`, and returns `Evaluation.to_dict()`."""
+
+_MANY_STEPS = 3000
+"""Env steps of each environment after which a quarter of them should have finished an episode."""
+_PACE_S, _PACE_SHARE = 1.0, 0.02
+
+
+class Ended(Exception):
+    """The way out of a start-up that was ended; no error.
+
+    Attributes:
+        reason: one plain sentence.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class End:
+    """Whether and why training ends; the first reason counts. Made on the running loop.
+
+    Attributes:
+        hurry: set as soon as there is no time to wait for a running update.
+    """
+
+    def __init__(self) -> None:
+        self.hurry = asyncio.Event()
+        self._reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def has_come(self) -> bool:
+        """Whether there is a reason."""
+        return self._reason.done()
+
+    @property
+    def reason(self) -> str:
+        """One plain sentence.
+
+        Raises: the error that training failed with.
+        """
+        return self._reason.result()
+
+    def come(self, reason: str, *, hurry: bool = False) -> None:
+        """End training in an orderly way."""
+        if hurry:
+            self.hurry.set()
+        if not self.has_come:
+            self._reason.set_result(reason)
+
+    def fail(self, error: BaseException) -> None:
+        """End training with an error."""
+        if not self.has_come:
+            self._reason.set_exception(error)
+            self._reason.exception()  # nobody may come to ask for it
+
+    async def before(self, step: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a step, which is cancelled when the end comes first.
+
+        Raises:
+            Ended: it does.
+        """
+        done = await first_of(step, self._reason)
+        if done is None:
+            raise Ended(self.reason)
+        return done.result()
+
+
+class Observer:
+    """Looks on at a training: stop criteria, checkpoints, evaluations, files, a display.
+
+    A subclass overrides what it needs. All of it is called on the event loop.
+    """
+
+    def on_start(self, training: Training) -> None:
+        """Training has begun to listen; there is no model yet."""
+
+    async def on_begin(self, training: Training) -> None:
+        """Training can begin, or go on after a resume."""
+
+    def on_update(self, training: Training) -> None:
+        """One or several updates have been made."""
+
+    def needs_standstill(self, iteration: int) -> bool:
+        """Return whether training is to stand still at the end of an iteration, until `after_iteration` returns."""
+        return False
+
+    async def after_iteration(self, training: Training, result: dict[str, Any]) -> None:
+        """Add to the result of an iteration."""
+
+    def before_checkpoint(self) -> None:
+        """A checkpoint is about to be written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
-    """What there is from the moment on that TensorFlow is loaded."""
-
-    learning: Learning
-    updates: UpdateThread
-    last_update: LastUpdate
-    saver: Saver
-
-
-class Training:
-    """Trains one run. Iterating gives the counters after each update, or after several that came together, to the end.
+class TrainingSetup:
+    """The parts of a training, whoever samples for it.
 
     Attributes:
-        end: whether and why it ends.
-        results: episodes and rates.
-        iteration: the one that goes on.
-        service: sessions with the workers.
-        workers: the local ones.
-        is_misconfigured: a setting turned out impossible before anything was trained.
+        config: the effective configuration.
+        directory: the run's.
+        tell: told (text, logging level) what users want to know.
+        plan: made of the config before, if that was done.
+        restored: to go on from; None begins a new run.
+        observers: look on, each after the one before it.
+        stands_still: training stands still after each iteration until the next one is asked for. Otherwise it goes on,
+            and iterations are short at first and a second long later, so that curves are fine where they are steep.
     """
 
-    def __init__(self, setup: TrainingSetup) -> None:
-        """Listen for workers; to be called on the running loop.
+    config: CommonConfig
+    directory: RunDirectory
+    tell: Callable[[str, int], None]
+    plan: LearningPlan | None = None
+    restored: Restored | None = None
+    observers: Sequence[Observer] = ()
+    stands_still: bool = False
 
-        Raises:
-            ConfigError: the address can't be bound.
+
+class Iteration:
+    """The iteration that is going on."""
+
+    def __init__(self, config: CommonConfig, counters: Counters, *, is_paced: bool = False) -> None:
+        """Begin.
+
+        Args:
+            config: the effective configuration.
+            counters: totals of the run.
+            is_paced: it is due after the first update, and then in step with the age of the run, up to a second.
         """
-        config, directory, tell = setup.config, setup.directory, setup.tell
-        prepare_environment(config)
-        self.end = End()
-        self.results = Results(config.metrics_smoothing_episodes, time.monotonic())
-        self.is_misconfigured = False
         self._config = config
-        self._directory = directory
-        self._plan = setup.plan
-        self._tell = tell
-        self._before_saving = setup.before_saving
-        self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks(self.fail)
-        self._restored = setup.restored
-        restored = None if setup.restored is None else setup.restored.run
-        self.service, worker_keys = listen(
-            config,
-            directory,
-            self.results,
-            None if restored is None else Ledger.from_dict(restored.ledger),
-            tell=tell,
-            fail=self.fail,
-            on_worker_failed=lambda failed: self._failures.on_failed(failed),
-            on_out_of_data=self._on_out_of_data,
-        )
-        if restored is not None:
-            self.service.counters = restored.counters
-            self.results.from_state(restored.results, time.monotonic(), self.service.progress(None))
-        self.iteration = Iteration(config, self.service.counters)
-        self._steps_before = self.service.counters.env_steps_sampled
-        session = self.service.session
-        self._failures = WorkerFailures(
-            config,
-            directory.worker_log,
-            tell=tell,
-            fail=self.fail,
-            has_others=lambda slots: any(slot not in slots for slot in (*session.slots, *self.workers.pids)),
-            has_sampled=lambda: self.service.counters.env_steps_sampled > self._steps_before,
-        )
-        self.workers = LocalWorkers(
-            config.num_workers,
-            reachable_from_here(self.service.address),
-            max_restarts=config.max_worker_restarts,
-            keys=worker_keys,
-            environment={
-                **python_path(),
-                "OMP_NUM_THREADS": str(config.num_cpus_per_worker),
-                **config.extra_python_environs_for_worker,
-            },
-            log_path=directory.worker_log,
-            reserve=session.reserve_slot,
-            on_ended=lambda worker_id, reason: session.lose_worker_id(worker_id, reason, time.monotonic()),
-            on_event=self._failures.on_child,
-            on_failure=self.fail,
-            registered=lambda: None if self._is_over or self._learner is None else session.slots,
-            has_brought=session.has_brought,
-        )
-        self._learner: Learner | None = None
-        self._usage = SystemUsage() if config.log_sys_usage else None
-        self._compiled = asyncio.Event()
-        self._is_over = False
-        self._began = self._last_heard = time.monotonic()
-        self._news = asyncio.Event()
-        self._num_told = self.service.counters.updates
+        self._counters = counters
+        self._is_paced = self._is_first = is_paced
+        self._first_began = time.monotonic()
+        self._steps_before = counters.env_steps_trained
+        self._asks_for_horizon = config.horizon is None and config.input == "sampler"
+        self.begin()
 
-    # What others look at --------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Begin the next one."""
+        self._is_first = self._is_first and not self.has_trained
+        self._began = time.monotonic()
+        self._steps_before = self._counters.env_steps_trained
 
-    @property
-    def learner(self) -> Learner:
-        """Model, update thread and saver; from `ready` on.
+    def look_at_episodes(self, count: int) -> None:
+        """Warn, once, if hardly any episode ends and no horizon is set.
 
-        Raises:
-            InternalError: it was asked for before.
+        Args:
+            count: episodes that have finished so far.
         """
-        if self._learner is None:
-            raise InternalError("nothing is built yet")
-        return self._learner
+        config = self._config
+        num_envs = max(1, config.num_workers) * config.samplers_per_worker * config.num_envs_per_worker
+        env_steps = self._counters.env_steps_sampled
+        if not self._asks_for_horizon or env_steps < _MANY_STEPS * num_envs:
+            return
+        self._asks_for_horizon = False
+        if 4 * count < num_envs:
+            logger.warning(
+                "only %d episodes ended in %s env steps. If episodes may go on for ever, set horizon, the number of "
+                "steps after which they are cut: --horizon 1000",
+                count, f"{env_steps:,}",
+            )  # fmt: skip
 
     @property
-    def counters(self) -> Counters:
-        """Totals of the run."""
-        return self.service.counters
+    def has_trained(self) -> bool:
+        """Whether anything was trained on in it."""
+        return self._counters.env_steps_trained > self._steps_before
+
+    def is_due(self) -> bool:
+        """Return whether it may end: after ``min_iter_time_s``, or else its pace, and ``timesteps_per_iteration``."""
+        if self._is_first:
+            return self.has_trained
+        now = time.monotonic()
+        pace_s = min(_PACE_S, _PACE_SHARE * (now - self._first_began)) if self._is_paced else 0.0
+        took_s, grown = now - self._began, self._counters.env_steps_trained - self._steps_before
+        return took_s >= (self._config.min_iter_time_s or pace_s) and grown >= self._config.timesteps_per_iteration
+
+
+class Source(Protocol):
+    """Samples for a training and makes its updates: `LocalSource` in one thread, `RemoteSource` with workers.
+
+    It calls `Training.compiled_in` once, `Training.take_update` after each update, and `Training.stop` when all stored
+    experience is read.
+
+    Attributes:
+        play: plays a checkpoint for an evaluation; None leaves that to processes of their own.
+    """
+
+    play: Play | None
 
     @property
     def flow(self) -> Flow:
-        """What becomes of fragments."""
-        return self.service.flow
-
-    @property
-    def saver(self) -> Saver:
-        """Writes checkpoints; from `ready` on."""
-        return self.learner.saver
-
-    @property
-    def callbacks(self) -> DefaultCallbacks | None:
-        """The user's hooks on the learner; None for none, and before `ready`."""
-        return None if self._learner is None else self._learner.learning.callbacks
-
-    @property
-    def newest_checkpoint(self) -> str:
-        """Path of the newest checkpoint of this session, empty without one."""
-        return "" if self._learner is None else self._learner.saver.newest
+        """Takes fragments and makes train batches of them; from `begin` on."""
+        ...
 
     @property
     def join_command(self) -> str:
-        """What to type on any host so that a worker joins."""
-        keys = "" if self._config.keys is None else f" --keys {shlex.quote(self._config.keys)}"
-        return f"python -m aiorl.worker --connect {reachable_from_elsewhere(self.service.address)}{keys}"
+        """The command with which a worker joins from any host; empty where none can."""
+        ...
 
     @property
     def status(self) -> str:
         """What is done or waited for, before the first update."""
-        if self._learner is None:
-            return "loading TensorFlow and building the model"
-        if not self._compiled.is_set():
-            return "compiling the update"
-        if self.service.flow.is_granting:
-            return "sampling the first train batch"
-        present, wanted = len(self.service.session.slots), max(1, self._config.num_workers)
-        return f"the update is compiled; waiting for workers: {present} of {wanted} are here"
+        ...
+
+    def waiting_for(self) -> str:
+        """Why nothing happens, in plain words."""
+        ...
+
+    async def start(self) -> None:
+        """Start what does not need the model."""
+        ...
+
+    async def build(self, step: Callable[[], T]) -> T:
+        """Return the result of a step that loads TensorFlow and builds the model."""
+        ...
+
+    async def begin(self, learning: Learning) -> None:
+        """Give the first snapshot out, and return when it can be sampled with.
+
+        Raises:
+            ConfigError: a setting turns out impossible.
+        """
+        ...
+
+    async def compiled(self) -> None:
+        """Return when the updates are compiled."""
+        ...
+
+    def go_on(self) -> None:
+        """Begin to sample, or go on after training stood still."""
+        ...
+
+    async def advance(self) -> None:
+        """Return after an update, or after `wake`; may return sooner.
+
+        Raises: what sampling or an update in the caller's thread raised.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Have `advance` return."""
+        ...
+
+    def stop(self, *, hurry: bool) -> None:
+        """Take nothing more into updates and results."""
+        ...
+
+    async def finish_update(self) -> None:
+        """Wait for the running update, which is the last: in a hurry a little while, otherwise to its end."""
+        ...
+
+    async def settle(self) -> None:
+        """Return when nobody else uses the policies."""
+        ...
+
+    def set_weights(self, weights: PolicyArrays) -> None:
+        """Sample with other weights than an update led to, while no update is made; training stands still then."""
+        ...
+
+    def begin_episodes_anew(self) -> None:
+        """After a checkpoint, sample what a run that is restored from it does, as far as that can be."""
+        ...
+
+    def ask_for_experience(self) -> None:
+        """Have the next update tell what is stored after it."""
+        ...
+
+    def progress(self, perf: dict[str, float] | None) -> Progress:
+        """Where the learner stands now."""
+        ...
+
+    async def close(self, reason: str, *, final: bool) -> None:
+        """End all that samples and learns."""
+        ...
+
+
+class Training:
+    """Trains one run.
+
+    Attributes:
+        config: the effective configuration.
+        directory: the run's.
+        tell: told (text, logging level) what users want to know.
+        end: whether and why it ends.
+        counters: totals of the run.
+        results: episodes and rates.
+        ledger: the account of env steps.
+        iteration: the one that goes on.
+        source: samples and makes the updates.
+        tasks: of the run.
+        is_misconfigured: a setting turned out impossible before anything was trained.
+    """
+
+    def __init__(self, setup: TrainingSetup, make_source: Callable[[TrainingSetup, Training], Source]) -> None:
+        """Make the source, which listens for workers if it has any; to be called on the running loop.
+
+        Args:
+            setup: the parts.
+            make_source: gets them and this training.
+
+        Raises:
+            ConfigError: the source can't be made.
+        """
+        config, restored = setup.config, None if setup.restored is None else setup.restored.run
+        prepare_environment(config)
+        self.end = End()
+        self.counters = Counters() if restored is None else restored.counters
+        self.ledger = Ledger() if restored is None else Ledger.from_dict(restored.ledger)
+        self.results = Results(config.metrics_smoothing_episodes, time.monotonic())
+        self.iteration = Iteration(config, self.counters, is_paced=not setup.stands_still)
+        self.tasks = Tasks(self.fail)
+        self.is_misconfigured = False
+        self.config = config
+        self._setup: TrainingSetup | None = setup
+        self.directory = setup.directory
+        self.tell = setup.tell
+        self._observers = setup.observers
+        self._stands_still = setup.stands_still
+        self._learning: Learning | None = None
+        self._saver: Saver | None = None
+        self._usage = SystemUsage() if config.log_sys_usage else None
+        self._last_heard: float | None = None
+        self._num_told = self.counters.updates
+        self.source = make_source(setup, self)
+        if restored is not None:
+            self.results.from_state(restored.results, time.monotonic(), self.source.progress(None))
+
+    # What others look at --------------------------------------------------------------------------------------
+
+    @property
+    def learning(self) -> Learning:
+        """Policies, algorithms and filters; from `ready` on.
+
+        Raises:
+            InternalError: it was asked for before.
+        """
+        if self._learning is None:
+            raise InternalError("nothing is built yet")
+        return self._learning
+
+    @property
+    def saver(self) -> Saver:
+        """Writes checkpoints; from `ready` on.
+
+        Raises:
+            InternalError: it was asked for before.
+        """
+        if self._saver is None:
+            raise InternalError("nothing is built yet")
+        return self._saver
+
+    @property
+    def flow(self) -> Flow:
+        """Takes fragments and makes train batches of them; from `ready` on."""
+        return self.source.flow
+
+    @property
+    def callbacks(self) -> DefaultCallbacks | None:
+        """The user's hooks on the learner; None for none, and before `ready`."""
+        return None if self._learning is None else self._learning.callbacks
+
+    @property
+    def newest_checkpoint(self) -> str:
+        """Path of the newest checkpoint of this session, empty without one."""
+        return "" if self._saver is None else self._saver.newest
+
+    @property
+    def status(self) -> str:
+        """What is done or waited for, before the first update."""
+        return "loading TensorFlow and building the model" if self._learning is None else self.source.status
 
     @property
     def silent_s(self) -> float:
         """How long there has been no update, from the moment on that updates are compiled."""
-        return time.monotonic() - self._last_heard if self._compiled.is_set() else 0.0
-
-    @property
-    def play(self) -> Play | None:
-        """Plays a checkpoint for an evaluation; None leaves that to processes of their own."""
-        return None
-
-    def waiting_for(self) -> str:
-        """Why nothing happens, in plain words."""
-        said = self.service.waiting_for(self.join_command)
-        if self.service.session.slots or self._config.num_workers:
-            return said
-        return f"{said} (with num_workers: 0 and bind, this run starts none; without bind, this process samples)"
+        return 0.0 if self._last_heard is None else time.monotonic() - self._last_heard
 
     # The way through ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the workers; their processes load while the model is built.
+        """Start the workers, if any; their processes load while the model is built.
 
         Raises:
             ConfigError: the run directory can't be written.
             OSError: a worker can't be started.
         """
-        self._directory.save_address(self.service.address)
-        await self.workers.start()
+        for observer in self._observers:
+            observer.on_start(self)
+        await self.source.start()
 
     async def ready(self) -> None:
-        """Load TensorFlow, build the model, and return when workers are there; they sample once it goes on.
+        """Load TensorFlow, build the model, and return when workers or environments are there.
 
         Raises:
             Ended: the end came before.
             ConfigError: a setting turns out impossible.
             CheckpointError: the checkpoint is of another run.
+            EnvError: the environment's constructor failed, in this process.
         """
         try:
-            learning = await self.end.before(self._build())
+            learning = self._learning = await self.end.before(self.source.build(self._build))
+            if self.config.resume:
+                self.directory.save_config(self.config)
+            spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in learning.seconds.items())
+            logger.info("built: %s", spent)
+            cache = compilation_cache()
+            if cache is not None:
+                cache.begin()
+            await self.end.before(self.source.begin(learning))
         except ConfigError:
             self.is_misconfigured = True
             raise
-        updates = UpdateThread(
-            learning.group,
-            self._on_update_thread,
-            env_steps_total=self.service.counters.env_steps_trained,
-            max_queued=1,
-            publish_every=learning.lease_plan.publish_every,
-            publish_interval_s=learning.lease_plan.publish_interval_s,
-        )
-        saver = Saver(
-            self._config,
-            self._directory,
-            learning,
-            self.service,
-            self._tasks,
-            before_writing=self._before_saving,
-            on_error=lambda error: self._tell(f"{error}; training goes on", logging.ERROR),
-            ask_for_experience=updates.ask_for_experience,
-        )
-        self._learner = Learner(learning, updates, LastUpdate(updates.stop), saver)
-        cache = compilation_cache()
-        if cache is not None:
-            cache.begin()
-        self.service.begin(learning, updates)
-        saver.keep(learning.group.hold_state())
-        updates.start()
-        await self.end.before(self._first_workers())
         self._begin_rates()
+        self.flow.is_enough = lambda: self.iteration.is_due() and self._needs_standstill()
+        self.iteration.begin()
 
-    async def compiled(self) -> None:
-        """Wait until the updates are compiled: from then on, and between updates, others may use the policies.
+    async def begin(self) -> None:
+        """Have observers do what comes before the first update; to be called after `ready`."""
+        for observer in self._observers:
+            await observer.on_begin(self)
 
-        Raises: what training failed with.
-        """
-        await self.end.before(self._compiled.wait())
+    def _build(self) -> Learning:
+        """Load TensorFlow and build; in the thread that the source has for it."""
+        setup, self._setup = self._setup, None  # it may hold a whole replay
+        assert setup is not None
+        learning = build_learning(self.config, self.directory.path, setup.plan)
+        give_back(setup.restored, self.config, learning)
+        return learning
+
+    def begin_saving(self, learning: Learning) -> None:
+        """Keep the state that training begins with; called by the source before the first update."""
+        self._saver = Saver(self, learning)
+        self._saver.keep(learning.group.hold_state())
 
     def go_on(self) -> None:
         """Begin to sample and train, or go on after `Flow.is_enough` has said to stand still."""
-        self.service.go_on()
-
-    async def __aiter__(self) -> AsyncIterator[Counters]:
-        """The counters after each update, until the end has come.
-
-        Raises: what training failed with.
-        """
-        self.go_on()
-        while not self.end.has_come:
-            if await self.next_update():
-                yield self.service.counters
-        _ = self.end.reason
+        self.source.go_on()
 
     async def next_update(self) -> bool:
         """Wait for the next update, or several that come together; False once the end has come.
 
         Raises: what training failed with.
         """
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            if self.end.has_come:
-                self._news.set()  # for whoever asks again
-                _ = self.end.reason
-                return False
-            if self.service.counters.updates > self._num_told:
-                self._num_told = self.service.counters.updates
+        while not self.end.has_come:
+            if self.counters.updates > self._num_told:
+                self._num_told = self.counters.updates
+                for observer in self._observers:
+                    observer.on_update(self)
                 return True
+            try:
+                await self.source.advance()
+            except Ended:
+                break
+        _ = self.end.reason
+        return False
+
+    async def train_iteration(self) -> dict[str, Any] | None:
+        """Make updates until the iteration is over; its result, None if the end has come and nothing was trained on.
+
+        Raises: what training failed with, such as WorkerError.
+        """
+        if not self.flow.is_granting:  # the caller's pause is no part of it
+            self.results.leave_out_pause(time.monotonic())
+            self.iteration.begin()
+        self.go_on()
+        try:
+            while await self.next_update():
+                if self._is_iteration_over():
+                    return self.finish_iteration()
+        except asyncio.CancelledError:  # Ctrl-C: between two calls training stands still
+            self.flow.stand_still()
+            raise
+        await self.source.finish_update()
+        return self.finish_iteration() if self.iteration.has_trained else None
+
+    def _is_iteration_over(self) -> bool:
+        if self.end.has_come:
+            return False
+        return self.flow.is_still or (self.iteration.is_due() and not self._needs_standstill())
+
+    def _needs_standstill(self) -> bool:
+        number = self.results.training_iteration + 1
+        return self._stands_still or any(observer.needs_standstill(number) for observer in self._observers)
+
+    def finish_iteration(self) -> dict[str, Any]:
+        """Return the result of the iteration that ends now; the next one begins."""
+        perf = self._usage.look() if self._usage is not None else None
+        result = self.results.finish_iteration(time.monotonic(), self.source.progress(perf), timestamp=time.time())
+        result["run_id"] = self.directory.run_id
+        self.iteration.look_at_episodes(self.results.episodes_total)
+        self.iteration.begin()
+        return result
+
+    async def after_iteration(self, result: dict[str, Any]) -> None:
+        """Have observers add to a result: evaluations."""
+        for observer in self._observers:
+            await observer.after_iteration(self, result)
+
+    def before_checkpoint(self) -> None:
+        """Tell observers that a checkpoint is about to be written."""
+        for observer in self._observers:
+            observer.before_checkpoint()
+
+    def set_weights(self, weights: PolicyArrays) -> None:
+        """Sample with other weights than an update led to, and keep what the policies are now."""
+        self.source.set_weights(weights)
+        self.saver.keep(self.learning.group.hold_state())
 
     def stop(self, reason: str, *, hurry: bool = False) -> None:
         """End training in an orderly way; from now on nothing more gets into updates and results.
@@ -327,144 +562,81 @@ class Training:
             hurry: there is no time to wait for a long update.
         """
         self.end.come(reason, hurry=hurry)
-        self.service.stop_training()
-        if hurry and self._learner is not None:
-            self._learner.learning.group.hurry()
-        self._news.set()
+        if hurry and self._learning is not None:
+            self._learning.group.hurry()
+        self.source.stop(hurry=hurry)
+        self.source.wake()
 
     def fail(self, error: BaseException) -> None:
         """End training with an error."""
         self.end.fail(error)
-        self._news.set()
-
-    def finish_iteration(self) -> dict[str, Any]:
-        """The result of the iteration that ends now; the next one begins."""
-        perf = self._usage.look() if self._usage is not None else None
-        result = self.results.finish_iteration(time.monotonic(), self.service.progress(perf), timestamp=time.time())
-        result["run_id"] = self._directory.run_id
-        self.iteration.look_at_episodes(self.results.episodes_total)
-        self.iteration.begin()
-        return result
-
-    async def await_last_update(self) -> None:
-        """Wait for the running update, which is the last: in a hurry a little while, otherwise to its end."""
-        self.service.stop_training()
-        if not self._compiled.is_set() or self._learner is None:
-            return
-        await self._learner.last_update.wait(
-            _UPDATE_WAIT_S,
-            self.end.hurry,
-            lambda: self._tell(
-                "waiting for the last update to end, then its checkpoint is written "
-                "(Ctrl-C: that of the update before it, at once)",
-                logging.INFO,
-            ),
-        )
+        self.source.wake()
 
     async def close(self, reason: str, *, final: bool) -> None:
         """End all that was started: each step within its time, whatever becomes of the others.
 
-        What the update thread or the workers still have to say comes too late from now on.
+        Args:
+            reason: told to the workers.
+            final: else workers from elsewhere are to come back, since training goes on where it listens now.
         """
-        self._is_over = True
-        if self._learner is not None:
-            self._learner.updates.stop()
-        await asyncio.gather(  # who leaves now is not started again
-            end_in_time("the connections", lambda: self.service.close(reason, final=final)),
-            end_in_time("the workers", lambda: self.workers.stop(grace_s=_GOODBYE_S)),
+        await self.source.close(reason, final=final)
+        await self.tasks.close()
+        _seal_compiled()  # that for batches of other sizes
+
+    # What the source tells ------------------------------------------------------------------------------------
+
+    def compiled_in(self, took_s: float) -> None:
+        """The updates are compiled."""
+        self._last_heard = time.monotonic()
+        self._begin_rates()
+        logger.info("the update is compiled, in %.1f s", took_s)
+        _seal_compiled()
+
+    def take_update(self, done: UpdateDone) -> None:
+        """Account for an update that has ended, and keep what it led to."""
+        self._last_heard = time.monotonic()
+        self.flow.take_update(done)
+        self.saver.keep(done.state, done.experience)
+
+    def waits_for_update(self) -> None:
+        """The last update takes longer than a moment."""
+        self.tell(
+            "waiting for the last update to end, then its checkpoint is written "
+            "(Ctrl-C: that of the update before it, at once)",
+            logging.INFO,
         )
-        await end_in_time("the training's tasks", self._tasks.close)
-        self._seal_compiled()  # that for batches of other sizes
-
-    def _seal_compiled(self) -> None:
-        """Let later runs use what was compiled."""
-        cache = compilation_cache()
-        if cache is not None:
-            cache.seal()
-
-    # Start ----------------------------------------------------------------------------------------------------
-
-    async def _build(self) -> Learning:
-        """Load TensorFlow and build, in a daemon thread: a stop during the import need not wait for it."""
-        done: asyncio.Future[Learning] = self._loop.create_future()
-        restored, self._restored = self._restored, None  # it may hold a whole replay
-
-        def tell(set_it: Callable[[Any], None], value: object) -> None:
-            if not done.done():
-                set_it(value)
-
-        def build() -> None:
-            try:
-                learning = build_learning(self._config, self._directory.path, self._plan)
-                give_back(restored, self._config, learning)
-            except BaseException as error:
-                self._call_soon(tell, done.set_exception, error)
-            else:
-                self._call_soon(tell, done.set_result, learning)
-
-        threading.Thread(target=build, name="build", daemon=True).start()
-        learning = await done
-        if self._config.resume:
-            self._directory.save_config(self._config)
-        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in learning.seconds.items())
-        logger.info("built: %s", spent)
-        return learning
-
-    async def _first_workers(self) -> None:
-        """Wait for the workers started here, so that a run with a seed always begins with the same ones."""
-        wanted = max(1, self._config.num_workers)
-        while not await self.service.wait_for_workers(wanted, _SAY_WAITING_S):
-            present = len(self.service.session.slots)
-            down = len(self.workers.given_up)
-            if present and (present + down >= wanted or time.monotonic() - self._began > _JOIN_WAIT_S):
-                break
-            if not present and self._config.num_workers == 0:
-                self._tell(self.waiting_for(), logging.INFO)
-            else:
-                self._tell(f"waiting for workers: {present} of {wanted} are here", logging.INFO)
-
-    # While it goes --------------------------------------------------------------------------------------------
-
-    def _on_out_of_data(self) -> None:
-        """End, unless a local worker is to come (again), which has its share still to read."""
-        here = {*self.service.session.slots, *self.workers.given_up}
-        if here.issuperset(range(1, self._config.num_workers + 1)):
-            self.stop("Done: all stored experience was read.")
 
     def _begin_rates(self) -> None:
         """Loading and compiling is no work that a rate is about."""
-        self.results.begin_rates(time.monotonic(), self.service.progress(None))
+        self.results.begin_rates(time.monotonic(), self.source.progress(None))
 
-    def _on_update_thread(self, event: UpdateEvent) -> None:
-        self._call_soon(self._handle_update, event)
 
-    def _call_soon(self, call: Callable[..., None], *arguments: object) -> None:
-        """Have the event loop call something, from another thread; not any more once the loop is closed."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call, *arguments)
+def _seal_compiled() -> None:
+    """Let later runs use what was compiled."""
+    cache = compilation_cache()
+    if cache is not None:
+        cache.seal()
 
-    def _handle_update(self, event: UpdateEvent) -> None:
-        if self._is_over:
-            return  # too late: what was trained is saved, and the workers have heard goodbye
-        saver = self.learner.saver
-        self._last_heard = time.monotonic()
-        match event:
-            case WarmUpDone(took_s):
-                self._compiled.set()
-                self._begin_rates()
-                logger.info("the update is compiled, in %.1f s", took_s)
-                self._seal_compiled()
-            case UpdateDone():
-                self.service.take_update(event)
-                saver.keep(event.state, event.experience)
-                self._news.set()
-            case UpdatesEnded(num_left):
-                self.service.flow.leave_batches(num_left)
-                self.learner.last_update.come()
-            case UpdateFailed(error, batch):
-                if batch is not None:
-                    self.service.flow.drop_batch(batch)
-                if self.end.has_come:
-                    self._tell(f"the last update failed, and is left out: {error}", logging.ERROR)
-                self.learner.last_update.come()
-                self.fail(error)
+
+def report(
+    result: dict[str, Any],
+    hooks: DefaultCallbacks | None,
+    trainer: object,
+    *takers: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Show a result to the user's hook, which may change it, then hand it on.
+
+    Args:
+        result: of an iteration that is over.
+        hooks: the user's; None for none.
+        trainer: given to the hook.
+        takers: take the result: files, a display.
+
+    Raises:
+        ConfigError: the hook failed.
+    """
+    if hooks is not None:
+        what = f"callbacks {type(hooks).__qualname__!r}: on_train_result"
+        named_failures(hooks.on_train_result, what, "callbacks")(trainer=trainer, result=result)
+    for take in takers:
+        take(result)

@@ -235,10 +235,14 @@ async def checkpoint_damaged(strike: Strike) -> None:
     damage = strike.pick(list(_DAMAGES))
     strike.target = damage
 
+    def checkpoints() -> list[Path]:
+        return sorted((strike.cluster.run_dir / "checkpoints").glob("checkpoint-??????"))
+
+    if len(checkpoints()) < 2:  # a run whose only checkpoint is damaged can't go on
+        raise NoTarget
+
     def spoil() -> None:
-        checkpoints = sorted((strike.cluster.run_dir / "checkpoints").glob("checkpoint-*"))
-        if checkpoints:
-            _DAMAGES[damage](checkpoints[-1], strike.random)
+        _DAMAGES[damage](checkpoints()[-1], strike.random)
 
     workers = await strike.cluster.kill_learner(before_resume=spoil)
     strike.over()

@@ -17,8 +17,7 @@ from aiorl.data.metrics import EpisodeColumns
 from aiorl.errors import BatchError, InternalError
 from aiorl.learning.algorithms.algorithm import LeasePlan
 from aiorl.net.wire.messages import Samples
-from aiorl.run.fragment_bounds import FragmentBounds
-from aiorl.run.ingest import BatchAssembler, QueuedFragment, check_samples
+from aiorl.run.ingest import BatchAssembler, FragmentBounds, QueuedFragment, check_samples
 
 
 def fragment(slot: int, seq: int, version: int = 0, env_steps: int = 10) -> QueuedFragment:

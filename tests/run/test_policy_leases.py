@@ -10,8 +10,7 @@ from gymnasium import spaces
 from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.run.policy_leases import check_leases
-from aiorl.run.policy_plan import plan_policies
+from aiorl.run.policy_plan import check_leases, plan_policies
 
 KIND = next(kind for kind in KINDS if kind.name == "a MultiAgentEnv")
 FACTS = EnvFacts(KIND, spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2))

@@ -23,8 +23,13 @@ from aiorl.learning.algorithms.algorithm import Algorithm
 from aiorl.learning.algorithms.dqn import DQNConfig
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.run.policy_config import learning_settings
-from aiorl.run.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said
+from aiorl.run.policy_plan import (
+    PlannedPolicy,
+    learning_settings,
+    plan_policies,
+    with_policies_named,
+    with_settings_said,
+)
 
 KIND = {kind.name: kind for kind in KINDS}
 BOX, DICT = spaces.Box(-1.0, 1.0, (3,)), spaces.Dict({"a": spaces.Discrete(4), "b": spaces.Box(0.0, 1.0, (2,))})

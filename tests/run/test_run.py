@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +22,13 @@ from aiorl.keys import make_keys
 from aiorl.process import tasks as tasks_module
 from aiorl.run import training as module
 from aiorl.run.evaluations import Evaluations
+from aiorl.run.flow import Counters
+from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.console import PlainDisplay
 from aiorl.run.report.figures import summary_lines
 from aiorl.run.report.loggers import read_results
 from aiorl.run.run import Outcome, Run
-from aiorl.run.training import Training
+from aiorl.run.training import Iteration, Training
 from aiorl.run.update_thread import UpdateFailed, WarmUpDone
 
 ROOT = Path(__file__).parents[2]
@@ -60,14 +63,21 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     """Makes runs without workers whose model is never ready."""
     monkeypatch.setattr(module, "prepare_environment", lambda config: None)
 
-    async def never(self: Training) -> None:
+    async def never(self: RemoteSource, step: Any) -> None:
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(Training, "_build", never)
+    monkeypatch.setattr(RemoteSource, "build", never)
 
     def make(**options: Any) -> tuple[Run, Any]:
         config = CommonConfig.from_mapping(
-            {"env": "CartPole-v1", "seed": 1, "num_workers": 0, "run_dir": str(tmp_path / "run"), **options}
+            {
+                "env": "CartPole-v1",
+                "seed": 1,
+                "num_workers": 0,
+                "bind": "tcp://127.0.0.2:0",  # or else it would have no workers
+                "run_dir": str(tmp_path / "run"),
+                **options,
+            }
         )
         display: Any = SilentDisplay()
         return Run(config, RunDirectory.open(config), lambda _: display), display
@@ -78,6 +88,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
 def training_of(run: Run) -> Training:
     assert run.training is not None
     return run.training
+
+
+def source_of(run: Run) -> RemoteSource:
+    source = training_of(run).source
+    assert isinstance(source, RemoteSource)
+    return source
 
 
 def test_a_task_of_the_run_that_dies_ends_it_with_its_error(start: Callable[..., tuple[Run, Any]]) -> None:
@@ -134,7 +150,7 @@ def test_an_error_in_a_callback_of_the_loop_ends_the_run_and_all_is_released(
     assert display.is_closed
     assert "a callback is broken" in caplog.text
     with pytest.raises(EndpointClosed):
-        training_of(run).service._endpoint.broadcast([b""])
+        source_of(run).service._endpoint.broadcast([b""])
 
 
 def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
@@ -149,11 +165,11 @@ def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
         raise ZeroDivisionError("it cannot be closed")
 
     def end() -> None:
-        training = training_of(run)
-        closes.append(functools.partial(training.service.close, "at last", final=True))
+        source = source_of(run)
+        closes.append(functools.partial(source.service.close, "at last", final=True))
         closes.append(functools.partial(asyncio.to_thread, run._files.close))
-        monkeypatch.setattr(training.service, "close", fail)
-        monkeypatch.setattr(training.workers, "stop", lambda grace_s: asyncio.sleep(60))
+        monkeypatch.setattr(source.service, "close", fail)
+        monkeypatch.setattr(source.workers, "stop", lambda grace_s: asyncio.sleep(60))
         monkeypatch.setattr(run._files, "close", fail)
         run.request_stop("enough")
 
@@ -186,12 +202,12 @@ def test_what_the_update_thread_says_after_the_end_is_left_out(start: Callable[.
         assert outcome.ok
         loop.set_exception_handler(lambda loop, context: errors.append(context))
         for event in (WarmUpDone(1.0), UpdateFailed(ZeroDivisionError())):
-            training_of(run)._on_update_thread(event)
+            source_of(run)._on_update_thread(event)
         await asyncio.sleep(0.01)
 
     asyncio.run(main())
     assert not errors
-    hear = training_of(run)._on_update_thread
+    hear = source_of(run)._on_update_thread
     late = threading.Thread(target=hear, args=(WarmUpDone(1.0),))  # when the loop is closed
     late.start()
     late.join(5)
@@ -207,7 +223,7 @@ def test_how_patient_the_learner_is_with_its_workers_is_what_the_config_says(
         await asyncio.wait_for(run.run(), 20)
 
     asyncio.run(main())
-    settings = training_of(run).service.session.settings.transport
+    settings = source_of(run).service.session.settings.transport
     assert (settings.heartbeat_interval_s, settings.heartbeat_timeout_s, settings.lease_timeout_s) == (11, 33, 44)
 
 
@@ -253,10 +269,10 @@ def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
         algorithm = FakeAlgorithm(run._config)
         monkeypatch.setattr(algorithm, "warm_up", lambda: done.wait(30))
 
-        async def build(self: Training) -> Any:
+        async def build(self: RemoteSource, step: Any) -> Any:
             return fake_learning(self._config, algorithm)
 
-        monkeypatch.setattr(Training, "_build", build)
+        monkeypatch.setattr(RemoteSource, "build", build)
     try:
         outcome = asyncio.run(asyncio.wait_for(run.run(), 20))
     finally:
@@ -338,7 +354,7 @@ def test_what_is_done_before_the_first_update_is_said_and_how_to_join_too(
     said = [text for kind, text in display.shown if kind == "status"]
     assert said[:2] == ["loading TensorFlow and building the model", "compiling the update"]
     (command,) = [text for kind, text in display.shown if kind == "join"]
-    assert command == f"python -m aiorl.worker --connect {training_of(run).service.address}"
+    assert command == f"python -m aiorl.worker --connect {source_of(run).service.address}"
     assert command not in dict(run.summary(outcome).next_steps).values(), "the run is over"
 
 
@@ -352,7 +368,7 @@ def test_how_to_join_names_the_keys_where_keys_are_in_use(
     asyncio.run(asyncio.wait_for(run.run(), 20))
     assert display.shown[0] == (
         "join",
-        f"python -m aiorl.worker --connect {training_of(run).service.address} --keys '{folder}'",
+        f"python -m aiorl.worker --connect {source_of(run).service.address} --keys '{folder}'",
     )
 
 
@@ -366,18 +382,24 @@ def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use_or_an_eval
     monkeypatch.setattr(Training, "silent_s", 71.0)
     tick = Run._tick
 
-    async def save(directory: Path) -> Path:
+    async def save(directory: Path, **options: Any) -> Path:
         return directory
 
     async def hang(path: Path, request: Any) -> Any:
         await asyncio.get_running_loop().create_future()
 
+    standing: Any = SimpleNamespace(
+        saver=SimpleNamespace(save_last=save),
+        source=SimpleNamespace(play=hang),
+        end=SimpleNamespace(has_come=False, before=lambda step: step),
+    )
+
     async def tick_twice(self: Run, training: Any) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(tick(self, training), 0.2)
-        self._evaluations = Evaluations(self._config, tmp_path, save, tell=print, is_beside=False, play=hang)
+        self._evaluations = Evaluations(self._config, tmp_path, print, can_play_here=True)
         async with asyncio.TaskGroup() as group:
-            evaluating = group.create_task(self._evaluations.run(3))
+            evaluating = group.create_task(self._evaluations.after_iteration(standing, {"training_iteration": 3}))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(tick(self, training), 0.2)
             evaluating.cancel()
@@ -387,7 +409,7 @@ def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use_or_an_eval
     monkeypatch.setattr(Run, "_tick", tick_twice)
     asyncio.run(asyncio.wait_for(run.run(), 20))
     first, second = [record.getMessage() for record in caplog.records if "no update for 71 s" in record.getMessage()]
-    assert training_of(run).join_command in first
+    assert source_of(run).join_command in first
     assert "0.0.0.0" not in first
     assert "num_workers: 0" in first
     assert "the evaluation of iteration 3" in second
@@ -437,3 +459,20 @@ def test_a_run_that_the_user_ends_leaves_a_checkpoint_and_its_curve(
     assert Path(summary.picture) == run._directory.path / "learning_curve.png"
     assert Path(summary.picture).stat().st_size > 1000
     assert Path(summary.checkpoint).parent == run._directory.checkpoints
+
+
+@pytest.mark.parametrize(
+    ("settings", "episodes", "warns"),
+    [({}, 3, True), ({}, 4, False), ({"horizon": 500}, 0, False), ({"input": "stored/*.json"}, 0, False)],
+)
+def test_a_horizon_is_asked_for_once_where_hardly_any_episode_ends(
+    caplog: pytest.LogCaptureFixture, settings: dict[str, Any], episodes: int, warns: bool
+) -> None:
+    counters = Counters()
+    iteration = Iteration(CommonConfig(env="x", num_workers=2, num_envs_per_worker=8, **settings), counters)
+    for env_steps in (47_999, 48_000, 60_000):
+        counters.env_steps_sampled = env_steps
+        iteration.look_at_episodes(episodes)
+        if env_steps < 48_000:
+            assert not caplog.records
+    assert ["--horizon 1000" in record.getMessage() for record in caplog.records] == [True] * warns

@@ -73,21 +73,19 @@ def make(
     folder: Path, before: Any = lambda: None, stored: Stored | None = None, ask: Any = lambda: None
 ) -> tuple[Saver, Any]:
     service: Any = SimpleNamespace(
+        config=PPOConfig(env="E-v1"),
+        directory=SimpleNamespace(checkpoints=folder, run_id="ab"),
+        tasks=Tasks(pytest.fail),
+        tell=pytest.fail,
+        before_checkpoint=before,
+        source=SimpleNamespace(ask_for_experience=ask),
         flow=SimpleNamespace(publisher=SimpleNamespace(filter_states=dict), is_idle=True),
         counters=Counters(),
         results=Results(100, 0.0),
         ledger=Ledger(),
     )
-    saver = Saver(
-        PPOConfig(env="E-v1"),
-        SimpleNamespace(checkpoints=folder, run_id="ab"),
-        SimpleNamespace(spaces={}, graphs={}, worker_part=WorkerPart(env="E-v1"), group=stored or Stored()),
-        service,
-        Tasks(pytest.fail),
-        before_writing=before,
-        on_error=pytest.fail,
-        ask_for_experience=ask,
-    )
+    learning: Any = SimpleNamespace(spaces={}, graphs={}, worker_part=WorkerPart(env="E-v1"), group=stored or Stored())
+    saver = Saver(service, learning)
     service.counters.updates = 1
     return saver, service
 

@@ -158,7 +158,7 @@ class Tape:
                 weights = {DEFAULT_POLICY_ID: self.both.algorithm.get_weights()}
                 service.session.publish(flow.next_snapshot(weights), time.monotonic())
                 flow._assembler.set_version(flow.publisher.version)
-                service._pump()
+                service.pump()
             assert flow.queued_fragments == 0
             while any(worker._session.version < flow.publisher.version for worker in self.both.workers):
                 await asyncio.sleep(0.01)
@@ -224,7 +224,7 @@ def test_r143_on_policy_fragments_that_are_not_used_count_for_the_filter_all_the
         both.service.go_on()
         for number in range(1, 4):  # some more than a batch wants
             both.service.session.grant(1, 3, 0)
-            both.service._pump()
+            both.service.pump()
             await both.updates_done(4 * number)
         await tape.drain()
         assert len(tape.accepted) > len(tape.used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import WorkerError
 from aiorl.net.protocol.events import WorkerFailed
 from aiorl.process.supervisor import ChildGaveUp, ChildRestarting
-from aiorl.run.worker_failures import WorkerFailures
+from aiorl.run.local_workers import WorkerFailures
 
 HINT = "--ignore-worker-failures"
 
@@ -29,10 +30,17 @@ class Judged(WorkerFailures):
             CommonConfig.from_mapping({"env": "CartPole-v1", "num_workers": num_workers, **options}),
             lambda slot: Path(f"worker-{slot}.txt"),
             tell=lambda text, level: self.told.append(text),
-            fail=self.errors.append,
-            has_others=lambda slots: any(slot not in slots for slot in self.others),
-            has_sampled=lambda: self.sampled,
+            source=self,
         )
+
+    def fail(self, error: BaseException) -> None:
+        self.errors.append(error)
+
+    def has_others(self, slots: Container[int]) -> bool:
+        return any(slot not in slots for slot in self.others)
+
+    def has_sampled(self) -> bool:
+        return self.sampled
 
     def fails(self, slot: int, message: str, kind: str = "env") -> None:
         self.on_failed(WorkerFailed(slot, f"i{slot}", kind, message, "Traceback", True))

@@ -20,27 +20,27 @@ from over_tcp import learner_over_tcp, until
 from aiorl.config.worker import TransportConfig
 from aiorl.net.protocol.learner_session import LearnerSettings
 from aiorl.process.supervisor import ChildEvent, ChildKilled, ChildRestarting, ChildStarted
-from aiorl.run.worker_set import LocalWorkers
+from aiorl.run.local_workers import LocalWorkers
 
 ROOT = Path(__file__).parents[2]
 
 
 def local_workers(both: InProcess, folder: Path, events: list[ChildEvent], **options: Any) -> LocalWorkers:
     service = both.service
-    return LocalWorkers(
+    workers = LocalWorkers(
         1,
         service.address,
+        service.session,
         max_restarts=3,
         keys=None,
         environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'run'}"},
         log_path=lambda slot: folder / f"{slot}.txt",
-        reserve=service.session.reserve_slot,
-        on_ended=lambda worker_id, reason: service.session.lose_worker_id(worker_id, reason, time.monotonic()),
         on_event=events.append,
         on_failure=pytest.fail,
-        registered=lambda: service.session.slots,
         **options,
     )
+    workers.may_be_lost = True
+    return workers
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSTOP])
@@ -123,16 +123,15 @@ class Watched:
     """LocalWorkers above processes that are none, with a clock of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import aiorl.run.worker_set as module
+        import aiorl.run.local_workers as module
 
         self.stopped: set[int] = set()
         self.killed: list[int] = []
         self.pids = {1: 101, 2: 102}
-        both: Any = SimpleNamespace(
-            service=SimpleNamespace(address="tcp://nowhere:1", session=SimpleNamespace(reserve_slot=None))
-        )
         self.working: set[int] = set()
-        self.workers = local_workers(both, Path(), [], come_back_s=5.0, has_brought=self.working.__contains__)
+        session = SimpleNamespace(has_brought=self.working.__contains__)
+        both: Any = SimpleNamespace(service=SimpleNamespace(address="tcp://nowhere:1", session=session))
+        self.workers = local_workers(both, Path(), [], come_back_s=5.0)
         fake: Any = SimpleNamespace(pids=self.pids, kill=self.killed.append)
         self.workers._supervisor = fake
         monkeypatch.setattr(module, "_is_stopped", lambda pid: pid in self.stopped)
@@ -164,7 +163,7 @@ def test_who_was_lost_because_its_process_is_stopped_is_killed_at_once(monkeypat
 
 
 def test_nobody_is_killed_for_time_in_which_the_learner_itself_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    import aiorl.run.worker_set as module
+    import aiorl.run.local_workers as module
 
     watched = Watched(monkeypatch)
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 1e-3)
@@ -172,12 +171,16 @@ def test_nobody_is_killed_for_time_in_which_the_learner_itself_stood_still(monke
     monkeypatch.setattr(time, "monotonic", lambda: next(late))
     looks = 0
 
-    def registered() -> list[int]:
-        nonlocal looks
-        looks += 1
-        return [1, 2] if looks == 1 else [2]
+    class Session:
+        has_brought = watched.working.__contains__
 
-    monkeypatch.setattr(watched.workers, "_registered", registered)
+        @property
+        def slots(self) -> list[int]:
+            nonlocal looks
+            looks += 1
+            return [1, 2] if looks == 1 else [2]
+
+    monkeypatch.setattr(watched.workers, "_session", Session())
 
     async def main() -> None:
         looking = asyncio.get_running_loop().create_task(watched.workers._look_for_lost())

@@ -29,6 +29,7 @@ from aiorl.net.protocol.events import WorkerFailed
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.run.build import Learning
+from aiorl.run.flow import Counters
 from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.report.results import Results
 from aiorl.run.service import LearnerService
@@ -156,6 +157,7 @@ class InProcess:
             self.network.learner(),
             session,
             Results(100, time.monotonic()),
+            Counters(),
             on_event=lambda text, level: self.events.append(text),
             on_failure=self._fail,
             on_worker_failed=self.failed.append,
@@ -207,7 +209,8 @@ class InProcess:
     def _handle(self, event: UpdateEvent) -> None:
         if isinstance(event, UpdateDone):
             self.updates.append(event)
-            self.service.take_update(event)
+            self.service.flow.take_update(event)
+            self.service.pump()
         elif isinstance(event, UpdateFailed):
             if event.batch is not None:
                 self.service.flow.drop_batch(event.batch)

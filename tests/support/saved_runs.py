@@ -13,8 +13,7 @@ from aiorl.learning.algorithms.registry import config_class
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning, build_learning
-from aiorl.run.flow import Counters
-from aiorl.run.publish import Publisher
+from aiorl.run.flow import Counters, Publisher
 from aiorl.run.report.results import Results
 from aiorl.run.saving import Saver
 
@@ -37,17 +36,20 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
             variable.assign(rng.normal(0.0, 0.5, variable.shape).astype(variable.dtype.name))
     for policy_id, observations in (seen or {}).items():
         learning.filters[policy_id](observations)
-    service: Any = SimpleNamespace(
+    training: Any = SimpleNamespace(
+        config=config,
+        directory=SimpleNamespace(checkpoints=directory / "checkpoints", run_id="ab"),
+        tasks=Tasks(_raise),
+        before_checkpoint=lambda: None,
         flow=SimpleNamespace(publisher=Publisher(learning.filters), is_idle=True),
         counters=Counters(),
         results=Results(100, 0.0),
         ledger=Ledger(),
     )
-    where: Any = SimpleNamespace(checkpoints=directory / "checkpoints", run_id="ab")
 
     async def save() -> None:
-        saver = Saver(config, where, learning, service, Tasks(_raise), on_error=_raise)
-        service.counters.updates, service.counters.env_steps_trained = 7, 1400
+        saver = Saver(training, learning)
+        training.counters.updates, training.counters.env_steps_trained = 7, 1400
         saver.keep(learning.group.get_state)
         await saver.save_last()
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,31 +25,108 @@ from aiorl.acting.policy import Policy
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.registry import EnvCreator
-from aiorl.errors import CheckpointError, ConfigError, PolicyError, UnknownPolicyError
+from aiorl.errors import AiorlError, CheckpointError, ConfigError, EndOfData, PolicyError, UnknownPolicyError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.tf_runtime import prepare_environment
+from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.wire.messages import Snapshot
+from aiorl.process.event_loop import tell_of_stray_errors
 from aiorl.process.replaced_file import replaced
-from aiorl.process.tasks import Tasks
 from aiorl.run.build import plan_learning
 from aiorl.run.evaluation import Evaluation, evaluate
 from aiorl.run.evaluations import Evaluations, manner_of
 from aiorl.run.export.writing import export_policy
-from aiorl.run.setup import TrainingSetup
-from aiorl.run.trainer.in_process import InProcessTraining
-from aiorl.run.trainer.loop_thread import LoopThread
+from aiorl.run.local_source import LocalSource
+from aiorl.run.observers import Checkpoints
+from aiorl.run.remote_source import RemoteSource
+from aiorl.run.report.results import Results
+from aiorl.run.run import source_for
+from aiorl.run.threads import BrokenOff, LoopThread
 from aiorl.run.trainer.trainer import Trainer
-from aiorl.run.trainer.with_workers import TrainingWithWorkers
-from aiorl.run.trainer.worker_set import WorkerSet
+from aiorl.run.training import Ended, Observer, Training, TrainingSetup
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.worker import Worker
 
-__all__ = ["AlgorithmTrainer"]
 
+@dataclass(frozen=True, slots=True)
+class RemoteWorker:
+    """A worker process that is registered.
+
+    Attributes:
+        index: its slot, from 1.
+        incarnation: its registration life.
+        state: what it said last that it does.
+        in_env_s: seconds that its environment's running step takes already.
+    """
+
+    index: int
+    incarnation: str
+    state: str
+    in_env_s: float
+
+
+class WorkerSet:
+    """The workers of a trainer: one in this process, and those in processes of their own, here or elsewhere."""
+
+    def __init__(
+        self,
+        local: Callable[[], Worker],
+        do: Callable[[Callable[[], list[RemoteWorker]]], list[RemoteWorker]],
+        session: LearnerSession | None,
+        stop: Callable[[], None],
+    ) -> None:
+        """Take how each is reached.
+
+        Args:
+            local: gives the worker of this process.
+            do: calls a function on the event loop.
+            session: knows the processes; None without any.
+            stop: ends all of them.
+        """
+        self._local = local
+        self._do = do
+        self._session = session
+        self._stop = stop
+
+    def local_worker(self) -> Worker:
+        """Return the worker of this process, index 0, with the newest weights and filter statistics.
+
+        Where all is sampled in this process, it is the one that samples; else one that is made when it is asked for.
+        """
+        return self._local()
+
+    def remote_workers(self) -> list[RemoteWorker]:
+        """Return the worker processes that are registered now, by index."""
+        return self._do(self._registered)
+
+    def reset(self, healthy: Iterable[RemoteWorker]) -> None:
+        """Go on with these workers only: others are told to leave, and what they had in flight is counted lost."""
+        kept = {worker.incarnation for worker in healthy}
+
+        def drop() -> list[RemoteWorker]:
+            found = self._registered()
+            for worker in found:
+                if worker.incarnation not in kept and self._session is not None:
+                    self._session.lose(worker.index, "the trainer goes on without it", time.monotonic())
+            return found
+
+        self._do(drop)
+
+    def stop(self) -> None:
+        """End all workers, and the trainer with them."""
+        self._stop()
+
+    def _registered(self) -> list[RemoteWorker]:
+        found = [] if self._session is None else self._session.workers
+        return [RemoteWorker(info.slot, info.incarnation, info.state, info.in_env_s) for info in found]
+
+
+_JOIN_S = 10.0
 _OF_EPISODES = ("episode", "policy_reward", "custom_metrics", "hist_stats", "sampler_perf")
 
+T = TypeVar("T")
 Weights = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
@@ -79,13 +156,9 @@ class AlgorithmTrainer(Trainer):
     @property
     def workers(self) -> WorkerSet:
         """Who samples."""
-        training = self._training
-        return WorkerSet(
-            self._local_worker,
-            self._loop.do,
-            training.training if isinstance(training, TrainingWithWorkers) else None,
-            self.stop,
-        )
+        source = self._training.source
+        session = source.service.session if isinstance(source, RemoteSource) else None
+        return WorkerSet(self._local_worker, self._loop.do, session, self.stop)
 
     def collect_metrics(self, selected_workers: None = None) -> dict[str, Any]:
         """What the newest result tells of episodes: the averages, smoothed as configured, of all workers together.
@@ -211,7 +284,7 @@ class AlgorithmTrainer(Trainer):
             CheckpointError: it can't be written.
         """
         written = self._write_checkpoint(None if directory is None else Path(directory).expanduser())
-        self._training.begin_episodes_anew()
+        self._training.source.begin_episodes_anew()
         return written
 
     def export_policy_model(
@@ -289,97 +362,111 @@ class AlgorithmTrainer(Trainer):
 
     def _init(self, config: CommonConfig, env_creator: EnvCreator) -> None:
         self._loop = LoopThread("aiorl-trainer")
-        self._built: InProcessTraining | TrainingWithWorkers | None = None
+        self._built: Training | None = None
         self._worker: SamplerUnit | None = None
-        self._evaluations: Evaluations | None = None
+        self._evaluations = Evaluations.of(config, self._directory.path, self._tell)
         self._result: dict[str, Any] = {}
         self._actors: dict[str, tuple[tuple[int, int], Actor, ObservationFilter]] = {}
+        observers: list[Observer] = [Checkpoints(config), self._files]
+        if self._evaluations is not None:
+            observers.append(self._evaluations)
         setup = TrainingSetup(
             config,
             self._directory,
             self._tell,
             plan=self._plan,
             restored=self._restored,
-            before_saving=self._files.before_checkpoint,
+            observers=observers,
+            stands_still=True,
         )
-        training: InProcessTraining | TrainingWithWorkers
-        if config.is_alone:
-            training = self._built = InProcessTraining(setup, Tasks(lambda error: None))
-            training.begin()
-        else:
-            training = self._built = TrainingWithWorkers(self._loop, setup)
+        self._ask(self._begin(setup))
+        self._raise_interrupt()
+        training = self._training
         self.iteration = training.results.training_iteration
-        self._checkpointed = time.monotonic()
         learning = training.learning
         self._acting = ActingState.of(config, learning.worker_part, learning.graphs, learning.spaces)
-        training.flow.is_enough = training.iteration.is_due
-        if config.evaluation_interval:
-            is_beside = False if config.is_alone and not config.evaluation_num_workers else None
-            saver, run_dir = training.saver, self._directory.path
-            save = partial(saver.save_last, with_experience=False)
-            self._evaluations = Evaluations(config, run_dir, save, tell=self._tell, is_beside=is_beside)
-            self._evaluate_if_due(self._evaluations)
+        self._announce_evaluation()
+        self._ask(training.begin())
+        self._raise_interrupt()
+
+    async def _begin(self, setup: TrainingSetup) -> None:
+        """Make what trains, and return when it can."""
+        training = Training(setup, source_for(setup.config, self._loop))
+        tell_of_stray_errors(training.fail)
+        try:
+            await training.start()
+            await training.ready()
+        except Ended:
+            raise AiorlError("the trainer was stopped while it started") from None
+        except BaseException:
+            training.end.come("the trainer could not start")
+            await asyncio.shield(training.close("the learner failed", final=False))
+            raise
+        self._built = training
+
+    def _ask(self, step: Coroutine[Any, Any, T]) -> T:
+        """Return a coroutine's result; in a run without workers, sample and learn meanwhile.
+
+        Raises: what the coroutine raised; KeyboardInterrupt where Ctrl-C broke it off.
+        """
+
+        def leave_turn() -> None:
+            if self._built is not None and isinstance(source := self._built.source, LocalSource):
+                self._loop.soon(source.interrupt)
+
+        try:
+            return self._loop.call(step, leave_turn if self.config.is_alone else None)
+        except BrokenOff as error:
+            raise (error.__cause__ or error) from None
+
+    def _raise_interrupt(self) -> None:
+        """Raise Ctrl-C that came too late to break off what `_ask` was for.
+
+        Raises:
+            KeyboardInterrupt: it came.
+        """
+        if self._loop.was_interrupted:
+            self._loop.was_interrupted = False
+            raise KeyboardInterrupt
 
     @property
-    def _training(self) -> InProcessTraining | TrainingWithWorkers:
+    def _training(self) -> Training:
         self._check_running()
         assert self._built is not None
         return self._built
 
-    def _settled(self) -> InProcessTraining | TrainingWithWorkers:
-        """What trains, while nobody else uses its policies."""
-        self._training.settle()
+    def _settled(self) -> Training:
+        """Return what trains, while nobody else uses its policies."""
+        self._loop.ask(self._training.source.settle())
         return self._training
 
     def _train(self) -> dict[str, Any]:
         training = self._training
         self.global_vars["timestep"] = training.counters.env_steps_sampled
-        self._result = training.train_iteration()
-        return dict(self._result)
+        result = self._ask(training.train_iteration())
+        if result is None:
+            raise EndOfData(training.end.reason)
+        self._result = result
+        return dict(result)
 
-    def _save_in_passing(self) -> None:
-        """Write a checkpoint if it is time; what goes wrong is told, and training goes on."""
-        interval_s, now, training = self.config.checkpoint_interval_s, time.monotonic(), self._training
-        if not interval_s or now - self._checkpointed < interval_s:
-            return
-        if isinstance(training, TrainingWithWorkers):
-            self._loop.do(training.saver.save_in_passing)
-        else:  # at once: the next iteration would change what is written
-            self._save_unsaved()
-        self._checkpointed = time.monotonic()  # so that a large replay doesn't take all the time
+    def _evaluate(self, result: dict[str, Any]) -> None:
+        self._raise_interrupt()
+        if self._evaluations is not None:
+            self._announce_evaluation()
+            self._ask(self._training.after_iteration(result))
+            self._raise_interrupt()
+
+    def _announce_evaluation(self) -> None:
+        if self._evaluations is not None and self._evaluations.is_due(self.iteration):
+            self._before_evaluate()
 
     def _save_unsaved(self) -> None:
         saver = self._training.saver
         if saver.has_unsaved:
             try:
-                self._loop.call(saver.save_last())
+                self._loop.ask(saver.save_last())
             except CheckpointError as error:
                 self._tell(f"{error}; training goes on", logging.ERROR)
-
-    def _evaluate(self) -> dict[str, Any]:
-        if self._evaluations is None:
-            return {}
-        self._evaluate_if_due(self._evaluations)
-        return self._loop.do(self._evaluations.take)
-
-    def _evaluate_if_due(self, evaluations: Evaluations) -> None:
-        iteration = self.iteration
-        if not evaluations.is_due(iteration):
-            return
-        self._before_evaluate()
-        is_here = isinstance(self._training, InProcessTraining)
-        if evaluations.is_beside and is_here:
-            self._loop.call(evaluations.begin_and_write(iteration))
-        elif evaluations.is_beside:
-            self._loop.do(lambda: evaluations.begin(iteration))
-        elif is_here:
-            evaluations.run_here(
-                iteration,
-                lambda: self._loop.call(evaluations.checkpoint()),
-                lambda path, request: evaluate(path, **request).to_dict(),
-            )
-        else:
-            self._loop.call(evaluations.run(iteration))
 
     def _check_fits(self, checkpoint: Checkpoint) -> None:
         super()._check_fits(checkpoint)
@@ -399,23 +486,42 @@ class AlgorithmTrainer(Trainer):
     def _callbacks(self) -> DefaultCallbacks | None:
         return self._training.callbacks
 
-    def _has_reached(self, stop_return: float) -> bool:
-        return self._training.results.has_reached(stop_return)
+    def _results(self) -> Results:
+        return self._training.results
 
     def _stop(self) -> None:
         with contextlib.ExitStack() as stack:  # from the last to the first, whatever becomes of the others
             stack.callback(self._loop.close)
-            training = self._built
-            if training is not None:
-                stack.callback(training.close, final=self._is_final)
-            if isinstance(training, InProcessTraining) and (saver := training.saver).has_unsaved:
-                stack.callback(lambda: self._loop.call(saver.save_last()))
+            if self._built is not None:
+                stack.callback(self._end_training, self._built)
             if self._evaluations is not None:
                 stack.callback(self._end_evaluations, self._evaluations)
             if self._worker is not None:
                 stack.callback(self._worker.close)
 
     # Inside -----------------------------------------------------------------------------------------------------
+
+    def _end_training(self, training: Training) -> None:
+        """Save what was learned since the last checkpoint, and end workers and updates.
+
+        Raises:
+            CheckpointError: it can't be written; all else has ended.
+            KeyboardInterrupt: Ctrl-C came meanwhile; an update under way was not waited for, and all has ended.
+        """
+        reason = "the trainer was stopped"
+
+        async def close() -> None:
+            training.stop(reason)
+            try:
+                await training.source.finish_update()
+                if training.saver.has_unsaved:
+                    await training.saver.save_last()
+            finally:
+                await training.close(reason, final=self._is_final)
+
+        self._loop.end(close(), training.end.hurry.set)
+        if isinstance(training.source, RemoteSource):
+            training.source.join_updates(_JOIN_S)
 
     def _end_evaluations(self, evaluations: Evaluations) -> None:
         async def end() -> None:
@@ -428,7 +534,7 @@ class AlgorithmTrainer(Trainer):
     def _write_checkpoint(self, directory: Path | None, *, with_experience: bool = True) -> str:
         """Write one that training does not notice; see ``save``."""
         self._check_running()
-        return str(self._loop.call(self._training.saver.save_last(directory, with_experience=with_experience)))
+        return str(self._loop.ask(self._training.saver.save_last(directory, with_experience=with_experience)))
 
     def _is_users(self, policy_id: str) -> bool:
         """Whether a policy is of a user's class, and none of the learner's networks."""
@@ -459,8 +565,8 @@ class AlgorithmTrainer(Trainer):
 
     def _local_worker(self) -> Worker:
         training = self._settled()
-        if isinstance(training, InProcessTraining):
-            unit = training.unit()
+        if isinstance(training.source, LocalSource):
+            unit = training.source.sampler()
         else:
             publisher, learning = training.flow.publisher, training.learning
             snapshot = Snapshot(

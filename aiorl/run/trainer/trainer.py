@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -32,13 +33,15 @@ from aiorl.config.merge import with_base_config, without_defaults_of
 from aiorl.config.schema import CommonConfig
 from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
-from aiorl.run.iterations import report
+from aiorl.run.local_workers import HINT
+from aiorl.run.observers import StopCriteria
 from aiorl.run.report.console import Headline, shown_on_a_line
 from aiorl.run.report.loggers import Logger
+from aiorl.run.report.results import Results
 from aiorl.run.restoring import Restored, checkpoint_to_resume
 from aiorl.run.run_files import RunFiles
 from aiorl.run.trainer.run_log import RunLog
-from aiorl.run.worker_failures import HINT
+from aiorl.run.training import report
 from aiorl.sampling.callbacks import DefaultCallbacks
 
 __all__ = ["ENV_HINT", "Trainer", "creator_of", "settings_of"]
@@ -220,9 +223,8 @@ class Trainer:
         result = self._try_to_train()
         self.iteration = int(result.setdefault("training_iteration", self.iteration + 1))
         try:
-            self._save_in_passing()
-            result |= self._evaluate()
-        finally:  # what was trained is written down, also where its checkpoint or evaluation was interrupted or failed
+            self._evaluate(result)
+        finally:  # what was trained is written down, also where its evaluation was interrupted or failed
             self._unwritten = result
             report(result, self._callbacks(), self, lambda _: self._write_result())
         return result
@@ -256,23 +258,15 @@ class Trainer:
         if odd := [value for value in given if not isinstance(value, numbers.Real | None)]:
             raise ConfigError(f"iterate is to stop at {odd[0]!r:.50}, expected a number.", value=odd[0])
         began, count, config = time.monotonic(), 0, self.config
-        wanted = stop_return if stop_return is not None else config.stop_return
-        timesteps = stop_timesteps if stop_timesteps is not None else config.stop_timesteps
-        limit_s = stop_time_s if stop_time_s is not None else config.stop_time_s
-        evaluated = stop_evaluation_return if stop_evaluation_return is not None else config.stop_evaluation_return
-        if evaluated is not None and not config.evaluation_interval:
-            raise ConfigError(
-                "stop_evaluation_return needs evaluations, and there are none.", key="stop_evaluation_return",
-                value=evaluated, hint="Set evaluation_interval in the trainer's config.",
-            )  # fmt: skip
+        criteria = StopCriteria.of(
+            config, stop_return=stop_return, stop_timesteps=stop_timesteps, stop_time_s=stop_time_s,
+            stop_evaluation_return=stop_evaluation_return, stop_iterations=stop_iterations,
+        )  # fmt: skip
         if progress:
-            yield from shown_on_a_line(
-                self.iterate(
-                    stop_return=wanted, stop_timesteps=timesteps, stop_time_s=limit_s,
-                    stop_evaluation_return=evaluated, stop_iterations=stop_iterations,
-                ),
-                Headline(config.algo, str(config.env), config.num_workers, wanted, timesteps),
-            )  # fmt: skip
+            headline = Headline(
+                config.algo, str(config.env), config.num_workers, criteria.stop_return, criteria.stop_timesteps
+            )
+            yield from shown_on_a_line(self.iterate(**dataclasses.asdict(criteria)), headline)
             return
         while True:
             try:
@@ -281,13 +275,12 @@ class Trainer:
                 return
             count += 1
             yield result
-            if (
-                (wanted is not None and self._has_reached(wanted))
-                or (timesteps is not None and result.get("env_steps_trained_total", 0) >= timesteps)
-                or (limit_s is not None and time.monotonic() - began >= limit_s)
-                or (evaluated is not None and _evaluated(result) >= evaluated)
-                or (stop_iterations is not None and count >= stop_iterations)
-                or self._is_stopped
+            if self._is_stopped or criteria.reason(
+                self._results(),
+                result.get("env_steps_trained_total", 0),
+                evaluation_return=_evaluated(result),
+                took_s=time.monotonic() - began,
+                iterations=count,
             ):
                 return
 
@@ -341,12 +334,8 @@ class Trainer:
         """
         raise NotImplementedError(f"{type(self).__name__} has no _recover(): failures of workers can't be ignored")
 
-    def _save_in_passing(self) -> None:
-        """Write a checkpoint if it is time."""
-
-    def _evaluate(self) -> dict[str, Any]:
-        """What an evaluation adds to the result of the iteration that has ended: ``evaluation``, or nothing."""
-        return {}
+    def _evaluate(self, result: dict[str, Any]) -> None:
+        """Add ``evaluation`` to the result of the iteration that has ended, if there was one."""
 
     def _before_evaluate(self) -> None:
         """Called before each evaluation, for a subclass."""
@@ -369,9 +358,9 @@ class Trainer:
         """The user's hooks on the trainer."""
         return None
 
-    def _has_reached(self, stop_return: float) -> bool:
-        """Whether the last 100 episodes reach a mean return."""
-        return False
+    def _results(self) -> Results | None:
+        """Return the episodes that it has trained on, if it keeps them."""
+        return None
 
     # Inside -----------------------------------------------------------------------------------------------------
 
@@ -437,11 +426,8 @@ class Trainer:
             restored = self._restored = self._restored or checkpoint_to_resume(self.config, self._directory, self._tell)
             if self._logger_creator is not None:
                 self._logger = self._logger_creator(self.config.to_dict())
-            elif restored is None:
-                self._files.open()
             else:
-                iteration, steps = restored.run.results["training_iteration"], restored.run.counters.env_steps_sampled
-                self._files.open(resume_iteration=int(iteration), resume_step=steps)
+                self._files.open(None if restored is None else restored.run)
             self._is_built = True
             self._init(self.config, creator)
             self._restored = None  # it may hold a whole replay

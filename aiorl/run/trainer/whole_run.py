@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from aiorl.acting.run_dir import RunDirectory
@@ -17,12 +16,9 @@ from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.build import plan_learning
 from aiorl.run.report.console import Display, Headline, PlainDisplay, make_display
 from aiorl.run.run import Run
-from aiorl.run.trainer.alone import AloneTraining
-from aiorl.run.trainer.caller_thread import CallerThread
-from aiorl.run.trainer.loop_thread import LoopThread
+from aiorl.run.threads import LoopThread
 from aiorl.run.trainer.run_log import RunLog
 from aiorl.run.trainer.trainer import ENV_HINT, creator_of, settings_of
-from aiorl.run.training import Training
 
 __all__ = ["train"]
 
@@ -62,20 +58,15 @@ def train(
     os.environ.update(found.extra_python_environs_for_driver)
     creator_of(found)
     plan = plan_learning(found)
-    loop, here = LoopThread("aiorl-run"), CallerThread() if plan.config.is_alone else None
-    make_training = Training if here is None else partial(AloneTraining, here=here)
+    loop = LoopThread("aiorl-run")
     try:
         with RunDirectory.open(plan.config) as directory, RunLog(directory, plan.config):
-            display = make_display if here is None else _plain_lines
-            run = Run(plan.config, directory, display, plan, make_training)
+            run = Run(plan.config, directory, _plain_lines if plan.config.is_alone else make_display, plan, loop)
 
             def stop() -> None:
                 run.request_stop("Ended by Ctrl-C.")
 
-            if here is None:
-                outcome = loop.finish(run.run(), stop)
-            else:
-                outcome = here.serve(loop.start(run.run()), lambda: loop.soon(stop))
+            outcome = loop.call(run.run(), lambda: loop.soon(stop))
             run.show(run.summary(outcome))
     finally:
         loop.close()

@@ -49,7 +49,7 @@ from aiorl.process.forked_child import keep_children_out
 from aiorl.process.memory_quota import check_heap
 from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.tasks import Tasks
-from aiorl.run.worker.apply import StopSampling
+from aiorl.run.worker.sampler_unit import StopSampling
 
 if TYPE_CHECKING:
     from aiorl.run.worker.sampler_unit import Produced, SamplerUnit

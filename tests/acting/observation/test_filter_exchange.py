@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aiorl.acting.observation.filters import MeanStdFilter, make_filter
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.run.publish import Publisher
-from aiorl.run.worker.apply import SnapshotSlot
+from aiorl.run.flow import Publisher
+from aiorl.run.worker.sampler_unit import SnapshotSlot
 
 SHAPE = (2,)
 

@@ -15,7 +15,7 @@ from aiorl.learning.algorithms.dqn import DQNConfig
 from aiorl.learning.algorithms.impala import IMPALAConfig
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.run.policy_config import config_of
+from aiorl.run.policy_plan import config_of
 
 
 class OneConfig(PPOConfig):

@@ -319,9 +319,10 @@ def test_no_worker_knows_its_secrets_from_its_arguments(tmp_path, place):
 
     import psutil
 
+    from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
     from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
     from aiorl.net.wire.decoding import decode
-    from aiorl.run.worker_set import LocalWorkers
+    from aiorl.run.local_workers import LocalWorkers
 
     async def main() -> None:
         endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0")
@@ -329,19 +330,19 @@ def test_no_worker_knows_its_secrets_from_its_arguments(tmp_path, place):
         endpoint.on_message = lambda peer, frames, user_id: said.done() or said.set_result(decode(frames))
         endpoint.start()
         forget_run_keys(int(endpoint.address.rpartition(":")[2]))  # nothing but what it is given
+        session = LearnerSession("run", "life", LearnerSettings(num_workers=1))
         reserved = []
+        session.reserve_slot = lambda slot, worker_id: reserved.append((slot, worker_id))
         workers = LocalWorkers(
             1,
             endpoint.address,
+            session,
             max_restarts=0,
             keys=endpoint.worker_keys,
             environment={},
             log_path=lambda slot: tmp_path / "log.txt",
-            reserve=lambda slot, worker_id: reserved.append((slot, worker_id)),
-            on_ended=lambda worker_id, reason: None,
             on_event=lambda event: None,
             on_failure=pytest.fail,
-            registered=lambda: [1],
         )
         try:
             await workers.start()

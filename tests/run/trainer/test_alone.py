@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import pty
@@ -28,9 +27,9 @@ from small_runs import SMALL
 import aiorl
 from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.errors import EnvError
+from aiorl.run import local_source as module
 from aiorl.run.report.loggers import read_results
-from aiorl.run.trainer import in_process as module
-from aiorl.run.trainer.caller_thread import BrokenOff, CallerThread
+from aiorl.run.threads import BrokenOff, LoopThread
 
 ROOT = Path(__file__).parents[3]
 ENVS = '''
@@ -288,20 +287,17 @@ def test_results_have_the_columns_of_a_run_with_workers() -> None:
 def test_whatever_a_step_raises_reaches_who_asked_for_it_and_the_next_one_is_called(
     raised: BaseException, expected: type[BaseException]
 ) -> None:
-    here, ended = CallerThread(), concurrent.futures.Future[int]()
+    loop = LoopThread("test")
 
     def fail() -> None:
         raise raised
 
     async def ask() -> int:
         with pytest.raises(expected):
-            await here.call(fail)
-        return await here.call(threading.get_ident)
+            await loop.in_caller(fail)
+        return await loop.in_caller(threading.get_ident)
 
-    def run() -> None:
-        ended.set_result(asyncio.run(ask()))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert here.serve(ended) == threading.get_ident()
-    thread.join()
+    try:
+        assert loop.call(ask()) == threading.get_ident()
+    finally:
+        loop.close()

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -157,7 +158,8 @@ def evaluations(tmp_path: Path) -> Callable[..., Any]:
     with aiorl.PPOTrainer({**SMALL, "env": ENV, "run_dir": str(tmp_path / "first")}) as trainer:
         trainer.save(saved)
 
-    async def save(directory: Path) -> Path:
+    async def save(directory: Path, *, with_experience: bool) -> Path:
+        assert not with_experience
         (source,) = saved.iterdir()
         target = directory / source.name
         target.mkdir(parents=True)
@@ -167,12 +169,27 @@ def evaluations(tmp_path: Path) -> Callable[..., Any]:
 
     def make(**settings: Any) -> Any:
         config = PPOConfig.from_mapping({"env": ENV, "evaluation_interval": 1, "seed": 1, **settings})
-        made: Any = Evaluations(config, tmp_path / "run", save, tell=lambda text, level: said.append(text))
+        made: Any = Evaluations(config, tmp_path / "run", lambda text, level: said.append(text))
         made.said = said
-        return made
+        return made, Training(save)
 
     said: list[str] = []
     return make
+
+
+class Training:
+    """What evaluations ask of a training; it never ends."""
+
+    def __init__(self, save: Callable[..., Any]) -> None:
+        self.saver = SimpleNamespace(save_last=save)
+        self.source = SimpleNamespace(play=None)
+        self.end = SimpleNamespace(has_come=False, before=lambda step: step)
+
+    async def after(self, evaluations: Any, iteration: int) -> Any:
+        """Return what an iteration's result tells of evaluations."""
+        result = {"training_iteration": iteration}
+        await evaluations.after_iteration(self, result)
+        return result.get("evaluation")
 
 
 def children() -> list[psutil.Process]:
@@ -183,20 +200,20 @@ def children() -> list[psutil.Process]:
 def test_episodes_are_shared_between_processes_that_go_on_from_one_evaluation_to_the_next_and_end(
     evaluations: Callable[..., Any], tmp_path: Path
 ) -> None:
-    made = evaluations(evaluation_num_workers=2, evaluation_num_episodes=5)
+    made, training = evaluations(evaluation_num_workers=2, evaluation_num_episodes=5)
 
     async def run() -> None:
         assert made.is_beside
-        made.begin(1)
-        made.begin(2)  # the first goes on
+        assert await training.after(made, 1) is None
+        assert await training.after(made, 2) is None  # the first goes on
         assert "iteration 2 is not evaluated" in made.said[0]
-        await made._running
-        first = made.take()["evaluation"]
+        await made.finish()
+        first = await training.after(made, 3)
         assert (first["episodes_this_iter"], first["episode_reward_mean"], first["training_iteration"]) == (5, 4.0, 1)
-        assert made.take() == {}
         pids = {child.pid for child in children()}
         assert len(pids) == 2
-        await made.run(3)
+        await made.finish()
+        assert (await training.after(made, 4))["training_iteration"] == 3
         assert {child.pid for child in children()} == pids
         await made.close()
 
@@ -206,18 +223,17 @@ def test_episodes_are_shared_between_processes_that_go_on_from_one_evaluation_to
 
 
 def test_what_fails_in_an_evaluation_is_told_and_the_next_one_comes(evaluations: Callable[..., Any]) -> None:
-    made = evaluations(evaluation_num_workers=0, evaluation_config={"env_config": {"fails": True}})
+    made, training = evaluations(evaluation_num_workers=0, evaluation_config={"env_config": {"fails": True}})
 
     async def run() -> None:
         assert not made.is_beside
-        await made.run(0)
+        assert await training.after(made, 1) is None
         assert "I was told to" in made.said[-1]
         assert "training goes on" in made.said[-1]
         (child,) = children()
         os.kill(child.pid, signal.SIGKILL)
         made._config.evaluation_config["env_config"]["fails"] = False
-        await made.run(1)
-        assert made.take()["evaluation"]["episode_reward_mean"] == 4
+        assert (await training.after(made, 2))["episode_reward_mean"] == 4
         await made.close()
 
     asyncio.run(run())
@@ -226,28 +242,23 @@ def test_what_fails_in_an_evaluation_is_told_and_the_next_one_comes(evaluations:
 def test_the_checkpoint_that_did_best_is_kept_also_over_a_resume(
     evaluations: Callable[..., Any], tmp_path: Path
 ) -> None:
-    made, best = evaluations(), tmp_path / "run" / BEST
-
-    async def conclude(each: Any, mean: float, iteration: int) -> None:
-        found = {
-            "episode_reward_mean": mean,
-            "episode_reward_std": 0.0,
-            "env_steps_trained": 1,
-            "episodes_this_iter": 1,
-        }
-        each.conclude(await each.checkpoint(), found, iteration)
+    best = tmp_path / "run" / BEST
 
     async def run() -> None:
-        await conclude(made, float("nan"), 0)
-        assert not best.exists()
-        await conclude(made, 5.0, 1)
-        await conclude(made, 4.0, 2)
-        assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 1
-        await conclude(made, 6.0, 3)
-        again = evaluations()
-        await conclude(again, 5.5, 4)
-        assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 3
-        assert np.isnan(evaluations().mean_return)
+        made, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1)
+        rewards = made._config.evaluation_config.setdefault("env_config", {})
+        for iteration, reward, kept in [(1, float("nan"), None), (2, 5.0, 2), (3, 4.0, 2), (4, 6.0, 4)]:
+            rewards["reward"] = reward
+            await training.after(made, iteration)
+            assert best.exists() == (kept is not None)
+            assert kept is None or json.loads((best / "evaluation.json").read_text())["training_iteration"] == kept
+        await made.close()
+        again, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1)
+        assert np.isnan(again.mean_return)
+        again._config.evaluation_config["env_config"] = {"reward": 5.5}
+        await training.after(again, 5)
+        assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 4
+        await again.close()
 
     asyncio.run(run())
     assert aiorl.load_policy(best).env == ENV

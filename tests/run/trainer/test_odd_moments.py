@@ -23,10 +23,9 @@ from small_runs import SMALL
 import aiorl
 from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.errors import BatchError, CheckpointError, ConfigError, InternalError
-from aiorl.run import saving
-from aiorl.run.trainer import algorithm_trainer
+from aiorl.run import local_source, saving
+from aiorl.run.threads import LoopThread
 from aiorl.run.trainer import trainer as trainer_module
-from aiorl.run.trainer.loop_thread import LoopThread
 
 
 class Interrupted(gymnasium.Env[Any, Any]):
@@ -143,6 +142,8 @@ def test_a_path_may_begin_with_the_home_directory(tmp_path: Path, monkeypatch: A
 def test_a_checkpoint_is_written_every_interval(tmp_path: Path) -> None:
     with small(tmp_path / "run", checkpoint_interval_s=1e-3) as trainer:
         trainer.train()
+        while not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*")):  # it is written in passing
+            time.sleep(0.01)
         assert aiorl.load_policy(tmp_path / "run").env_steps == 64
     with small(tmp_path / "other", checkpoint_interval_s=0) as trainer:
         trainer.train()
@@ -216,7 +217,7 @@ def test_an_iteration_whose_evaluation_is_interrupted_is_written_down(tmp_path: 
         raise KeyboardInterrupt
 
     with small(tmp_path / "run", evaluation_interval=1, evaluation_num_episodes=1) as trainer:
-        monkeypatch.setattr(algorithm_trainer, "evaluate", interrupted)
+        monkeypatch.setattr(local_source, "evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         monkeypatch.undo()
@@ -246,7 +247,7 @@ def test_a_second_thread_in_train_is_refused_and_the_first_goes_on(tmp_path: Pat
     with small(tmp_path / "run") as trainer:
         refused: list[str] = []
 
-        def ask_from_another_thread() -> None:
+        def ask_from_another_thread(result: Any) -> None:
             def ask() -> None:
                 with pytest.raises(RuntimeError) as caught:
                     trainer.train()
@@ -256,7 +257,7 @@ def test_a_second_thread_in_train_is_refused_and_the_first_goes_on(tmp_path: Pat
             thread.start()
             thread.join()
 
-        monkeypatch.setattr(trainer, "_save_in_passing", ask_from_another_thread)
+        monkeypatch.setattr(trainer, "_evaluate", ask_from_another_thread)
         assert trainer.train()["training_iteration"] == 1
         assert "one thread at a time" in refused[0]
         monkeypatch.undo()
@@ -333,7 +334,7 @@ def test_what_is_interrupted_has_ended_before_the_caller_goes_on(time_of_many: i
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            loop.call(step())
+            loop.ask(step())
         assert ended.is_set()
     finally:
         loop.close()

@@ -55,8 +55,8 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
 
 
 def ledger(trainer: Any) -> dict[str, Any]:
-    training = trainer._training.training
-    return dict(trainer._loop.do(lambda: training.service.ledger.as_dict()))
+    training = trainer._training
+    return dict(trainer._loop.do(lambda: training.ledger.as_dict()))
 
 
 def test_an_on_policy_trainer_stands_still_between_two_calls_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from aiorl.acting.observation.filters import MeanStdFilter
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.net.wire.messages import Snapshot
-from aiorl.run.worker.apply import SnapshotSlot, StopSampling
+from aiorl.run.worker.sampler_unit import SnapshotSlot, StopSampling
 
 
 class TapePolicy:

@@ -24,11 +24,9 @@ from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Snapshot
 from aiorl.offline.estimators import ImportanceSamplingEstimator
-from aiorl.run.fragment_bounds import FragmentBounds
-from aiorl.run.ingest import check_samples
+from aiorl.run.ingest import FragmentBounds, check_samples
 from aiorl.run.report.results import Progress, Results
-from aiorl.run.worker.apply import StopSampling
-from aiorl.run.worker.sampler_unit import SamplerUnit, StepClock, UnitPlace, monitor_directory, unit_seed
+from aiorl.run.worker.sampler_unit import SamplerUnit, StepClock, StopSampling, UnitPlace, monitor_directory, unit_seed
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
 PPO_PLAN = SamplePlan("gae", {"gamma": 0.9, "lam": 0.8}, (c.OBS, c.ACTIONS, c.REWARDS, c.ADVANTAGES, c.EPS_ID, c.T))

@@ -21,8 +21,7 @@ from aiorl.errors import EnvError, PolicyError
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.net.wire.messages import Snapshot
 from aiorl.process.log_once import log_once
-from aiorl.run.worker.apply import StopSampling
-from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, UnitPlace
+from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, StopSampling, UnitPlace
 from aiorl.sampling.callbacks import DefaultCallbacks
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 

@@ -17,8 +17,7 @@ from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Snapshot
 from aiorl.run.build import Learning, build_learning
-from aiorl.run.fragment_bounds import FragmentBounds
-from aiorl.run.ingest import check_samples
+from aiorl.run.ingest import FragmentBounds, check_samples
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 
 SMALL: dict[str, Any] = {

@@ -252,7 +252,7 @@ def test_an_environment_that_calls_exit_is_a_failure_like_any_other() -> None:
 def lose(both: InProcess) -> None:
     """The learner counts worker 1 lost; it comes back as another incarnation."""
     both.service.session.lose(1, "lost for a test", time.monotonic())
-    both.service._pump()
+    both.service.pump()
 
 
 async def until(condition: Any, timeout_s: float = 10.0) -> None:

@@ -1,0 +1,395 @@
+"""Sampling and updates by turns in one thread, with no process, socket or thread between.
+
+A debugger, a profiler and ``print`` see all of it. What samples and learns is called in the thread that waits for the
+training, step by step; all else is on the event loop, as it is with workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bdb
+import dataclasses
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError
+from aiorl.net.protocol.events import SamplesAccepted
+from aiorl.net.protocol.leases import LeaseBook
+from aiorl.net.wire.messages import PolicyArrays, Snapshot
+from aiorl.process.memory_quota import keep_within
+from aiorl.process.tasks import Tasks, first_of
+from aiorl.run.build import Learning
+from aiorl.run.evaluation import evaluate
+from aiorl.run.flow import Flow
+from aiorl.run.ingest import AssembledBatch
+from aiorl.run.report.results import Progress
+from aiorl.run.threads import BrokenOff, LoopThread
+from aiorl.run.training import Ended, Play, Training, TrainingSetup
+from aiorl.run.update_thread import Updater
+from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, StopSampling, UnitPlace
+
+__all__ = ["LocalSource", "is_of_debugger"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SLOT = 0
+"""The local worker's, as in `EnvContext.worker_index`."""
+_TRANSPORT = ("queued_messages_out", "rejected_messages", "refused_connections", "dropped_peers")
+"""Gauges of a run with workers, so that results have the same columns here."""
+_UPDATE_WAIT_S, _STEP_IN_HURRY_S = 2.0, 0.5
+_CLOSE_S, _CLOSE_IN_HURRY_S = 10.0, 1.0
+_UPDATING = "making an update"
+
+
+class LocalSource:
+    """Samples train batches and makes updates of them in the thread that serves.
+
+    It is also `Updates` and `Sampling` of its `Flow`.
+
+    Attributes:
+        ledger: the account of env steps.
+        leases: not used; fragments are wanted one by one.
+        has_room: no train batch waits.
+        unit: the sampler, if there is one now.
+        join_command: empty; nobody can join.
+        status: what is done now.
+    """
+
+    join_command = ""
+
+    def __init__(self, setup: TrainingSetup, training: Training, *, here: LoopThread) -> None:
+        """Nothing is built yet.
+
+        Args:
+            setup: the parts of the training.
+            training: that is sampled for.
+            here: the loop's thread, which has the caller's sample and learn.
+        """
+        self.ledger = training.ledger
+        self.leases = LeaseBook()
+        self.unit: SamplerUnit | None = None
+        self.status = "making the environments and compiling the update"
+        self.play: Play | None = self._play
+        self._flow: Flow | None = None
+        self._config = setup.config
+        self._tell = setup.tell
+        self._training = training
+        self._here = here
+        self._tasks = Tasks(training.fail)
+        self._news = asyncio.Event()
+        self._turn: asyncio.Task[None] | None = None
+        self._is_interrupted = False
+        self._snapshot: Snapshot | None = None
+        self._wanted = 0
+        self._batch: AssembledBatch | None = None
+        self._incarnation, self._fragments, self._env_steps = "", 0, 0  # the sampler's life, and what it brought in it
+        self._num_broken_off = 0  # samplers that ended since the last checkpoint; each has other seeds
+        setup.directory.save_address(setup.config.bind)  # with run id and seed, for whoever goes on with the run
+
+    @property
+    def flow(self) -> Flow:
+        """Takes fragments and makes train batches of them; from `begin` on."""
+        if self._flow is None:
+            raise InternalError("training has not begun")
+        return self._flow
+
+    def waiting_for(self) -> str:
+        """See `Source`."""
+        in_env_s = 0.0 if self.unit is None else self.unit.in_env_s
+        return f"this process is {self.status}" + (f" ({in_env_s:.0f} s in one step)" if in_env_s > 1 else "")
+
+    def progress(self, perf: dict[str, float] | None) -> Progress:
+        """See `Source`."""
+        flow = self._flow
+        return Progress(
+            **dataclasses.asdict(self._training.counters),
+            ledger=self.ledger.as_dict(),
+            transport={
+                "queued_fragments": 0 if flow is None else flow.queued_fragments, **dict.fromkeys(_TRANSPORT, 0),
+            },
+            learner={} if flow is None else flow.metrics,
+            perf=perf,
+        )  # fmt: skip
+
+    # Life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Keep within the quota of memory."""
+        self._tasks.start(keep_within(self._config.memory, "memory"), "memory quota")
+
+    async def build(self, step: Callable[[], T]) -> T:
+        """See `Source`; in the thread that serves."""
+        return await self._call(step)
+
+    async def begin(self, learning: Learning) -> None:
+        """Make the environments and compile the update.
+
+        Raises:
+            ConfigError: a setting that the sampler can't honour.
+            EnvError: the environment's constructor failed.
+        """
+        training, began = self._training, time.perf_counter()
+        # nothing comes meanwhile, and nothing depends on the time
+        learning.lease_plan = dataclasses.replace(learning.lease_plan, mode="on_policy", publish_interval_s=math.inf)
+        self._learning = learning
+        self._updater = Updater(
+            learning.group, training.counters.env_steps_trained, publish_every=learning.lease_plan.publish_every
+        )
+        self._flow = Flow(
+            learning, self, self, training.counters, training.results,
+            tell=self._tell_of, say=self._tell, max_queued_bytes=1 << 62,
+        )  # fmt: skip
+        self.publish(self.flow.next_snapshot(learning.group.get_weights()), 0.0)
+        await self._call(self.sampler)
+        await self._call(self._updater.warm_up)
+        training.begin_saving(learning)
+        training.compiled_in(time.perf_counter() - began)
+        self.status = "sampling the first train batch"
+
+    def _tell_of(self, kind: str, source: object, text: str, level: int, **how: Any) -> bool:
+        self._tell(text, level)
+        return True
+
+    def sampler(self) -> SamplerUnit:
+        """Return the sampler, a new one after a fragment that was broken off; for the thread that serves."""
+        if self.unit is None:
+            assert self._snapshot is not None
+            incarnation = secrets.token_hex(8)
+            place = UnitPlace(
+                _SLOT, incarnation, num_workers=self._config.num_workers, num_broken_off=self._num_broken_off
+            )
+            self.unit = SamplerUnit(self._learning.worker_part, self._learning.graphs, self._snapshot, place)
+            self.ledger.open(incarnation)
+            self.flow.publisher.join(incarnation)
+            self._incarnation, self._fragments, self._env_steps = incarnation, 0, 0
+        return self.unit
+
+    async def compiled(self) -> None:
+        """Return; updates are compiled by `begin`."""
+
+    async def settle(self) -> None:
+        """Return; an update is made in no other thread than the caller's."""
+
+    def ask_for_experience(self) -> None:
+        """See `Source`."""
+        self._updater.wants_experience.set()
+
+    def set_weights(self, weights: PolicyArrays) -> None:
+        """See `Source`."""
+        self.flow.set_weights(weights)
+
+    def begin_episodes_anew(self) -> None:
+        """See `Source`.
+
+        Environments can't be saved, so those of both begin new episodes. Where episodes are cut that would end too many
+        early, and what was read of stored experience that is read once would be read again.
+        """
+        if self._config.is_truncating or self._config.input_epochs is not None:
+            return
+        self._drop_sampler()
+        self._num_broken_off = 0
+        learning = self._learning
+        if learning.lease_plan.publish_every > 1:  # the other one begins with the newest weights
+            self._updater.publish_next()
+            self.flow.set_weights(learning.group.get_weights())
+        learning.worker_part = learning.worker_part.model_copy(update={"life": self._training.counters.updates})
+
+    def stop(self, *, hurry: bool) -> None:
+        """See `Source`; sampling is left at its next step, an update is finished."""
+        if self._flow is not None:
+            self._flow.stop()
+        if self.unit is not None:
+            self.unit.stop()
+
+    async def finish_update(self) -> None:
+        """See `Source`."""
+        turn, hurry = self._turn, self._training.end.hurry
+        if turn is None or turn.done():
+            return
+        if self.status != _UPDATING:  # an environment may never return
+            await asyncio.wait([turn], timeout=_STEP_IN_HURRY_S if hurry.is_set() else _UPDATE_WAIT_S)
+            return
+        await asyncio.wait([turn], timeout=_UPDATE_WAIT_S)
+        if not turn.done() and not hurry.is_set():
+            self._training.waits_for_update()
+            await first_of(hurry.wait(), turn)
+
+    async def close(self, reason: str, *, final: bool) -> None:
+        """Close the environments, unless their thread is at what nothing breaks off."""
+        if self._turn is None or self._turn.done():
+            closing = self._tasks.start(self._here.in_caller(self._drop_sampler, is_breakable=True), "environments")
+            await asyncio.wait([closing], timeout=_CLOSE_IN_HURRY_S if self._training.end.hurry.is_set() else _CLOSE_S)
+        await self._tasks.close()
+
+    # Turns ------------------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """See `Source`."""
+        self.flow.go_on()
+
+    def wake(self) -> None:
+        """See `Source`."""
+        self._news.set()
+
+    def interrupt(self) -> None:
+        """Leave the turn as soon as what it is at has ended."""
+        self._is_interrupted = True
+
+    async def advance(self) -> None:
+        """Sample a train batch and make an update of it; what was begun before goes on.
+
+        Raises:
+            BrokenOff: Ctrl-C has left a step in its middle; the next turn begins with new episodes.
+            Ended: the end has come meanwhile.
+            Exception: what the environment, the policy or an update raised.
+        """
+        self._news.clear()
+        if self._turn is None:
+            self._is_interrupted = False
+            self._turn = asyncio.get_running_loop().create_task(self._take_turn(), name="turn")
+            self._turn.add_done_callback(lambda _: self._news.set())
+        await self._news.wait()
+        if self._turn.done():
+            turn, self._turn = self._turn, None
+            turn.result()
+
+    async def _take_turn(self) -> None:
+        try:
+            await self._sample_and_update()
+        except EndOfData:
+            self._training.stop("Done: all stored experience was read.")
+        except Exception as error:  # whatever an environment, a policy or an update raised
+            if not self._training.end.has_come:
+                raise
+            if not isinstance(error, Ended):
+                logger.warning("what was under way at the end failed, and is left out", exc_info=error)
+
+    async def _sample_and_update(self) -> None:
+        training = self._training
+        while self._wanted > 0:
+            self._take(await self._sample())
+            if training.end.has_come:
+                return
+            self._heed_interrupt()
+        self.flow.feed_updates()
+        batch, self._batch = self._batch, None
+        if batch is None:
+            raise InternalError("all fragments are there, and make no train batch")
+        self.status = _UPDATING
+        try:
+            done = await self._call(lambda: self._updater.update(batch))
+        except BaseException:
+            self.flow.drop_batch(batch)
+            self.flow.stand_still()  # so that what follows begins with a new batch
+            raise
+        finally:
+            self.status = "sampling"
+        training.take_update(done)
+        self._heed_interrupt()
+
+    def _heed_interrupt(self) -> None:
+        if self._is_interrupted:
+            raise BrokenOff("Ctrl-C came between two steps") from KeyboardInterrupt()
+
+    async def _sample(self) -> Produced:
+        try:
+            return await self._call(lambda: self.sampler().sample(), is_breakable=True)
+        except EndOfData:  # a sampler that is new would read all of it again
+            raise
+        except Ended:
+            raise
+        except Exception:  # what it leaves behind is in the middle of a step
+            await self._here.in_caller(self._drop_sampler)
+            raise
+
+    def _take(self, produced: Produced) -> None:
+        """Account for a fragment and queue it."""
+        assert self.unit is not None
+        self._fragments += 1
+        self._env_steps += produced.env_steps
+        self._wanted -= 1
+        self.ledger.report(self._incarnation, self._env_steps)
+        self.ledger.receive(self._incarnation, produced.env_steps)
+        samples = produced.to_samples(self._fragments, 0, self.unit.take_deltas(self._fragments))
+        self.flow.take(SamplesAccepted(_SLOT, self._incarnation, samples))
+
+    def _drop_sampler(self) -> None:
+        unit, self.unit = self.unit, None
+        if unit is not None:
+            self.flow.publisher.forget(self._incarnation)
+            self._num_broken_off += 1
+            self.ledger.close(self._incarnation, "broken off")
+            unit.close()
+
+    async def _call(self, step: Callable[[], T], *, is_breakable: bool = False) -> T:
+        """See `LoopThread.in_caller`.
+
+        Raises:
+            Ended: it was left in its middle since the run ends.
+        """
+        try:
+            return await self._here.in_caller(step, is_breakable=is_breakable)
+        except BrokenOff as error:
+            if isinstance(error.__cause__, StopSampling):
+                raise Ended(self._training.end.reason) from None
+            raise
+
+    async def _play(self, path: Path, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            return await self._call(lambda: evaluate(path, **request).to_dict(), is_breakable=True)
+        except (AiorlError, Ended, BrokenOff):
+            raise
+        except Exception as error:  # whatever an environment or a callback raises, as in a process of its own
+            raise EvaluationError(f"{type(error).__name__}: {error}") from error
+
+    # As the flow asks -------------------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """See `Updates`."""
+        return self._batch is None
+
+    def submit_nowait(self, batch: AssembledBatch) -> bool:
+        """See `Updates`."""
+        self._batch = batch
+        return True
+
+    def publish(self, snapshot: Snapshot, now: float) -> None:
+        """See `Sampling`."""
+        self._snapshot = snapshot
+        if self.unit is not None:
+            self.unit.offer(snapshot)
+
+    def deal(self, version: int, fragments: int) -> None:
+        """See `Sampling`."""
+        self._wanted = fragments
+
+    def deal_again(self, fragments: int) -> None:
+        """See `Sampling`."""
+        self._wanted += fragments
+
+    def stream(self, waiting: int, min_version: int) -> None:
+        """See `Sampling`; the plan is an on-policy one here."""
+        raise NotImplementedError
+
+    def lose(self, slot: int, reason: str, now: float) -> None:
+        """See `Sampling`.
+
+        Raises:
+            InternalError: always, since a new sampler would do the same.
+        """
+        raise InternalError(f"the sampler is of no use: {reason}; the next one would do the same")
+
+
+def is_of_debugger(error: BaseException | None) -> bool:
+    """Return whether the user has left a debugger that had stopped in the environment's code."""
+    while error is not None and not isinstance(error, bdb.BdbQuit):
+        error = error.__cause__
+    return error is not None
