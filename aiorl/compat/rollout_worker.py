@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.concat import Batch, compressed
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.settings import EnvSource, ObservationFn
+from aiorl.sampling.settings import EnvSource, ObservationFn, WorkerSettings
 from aiorl.sampling.worker import Worker, change_all
 
 __all__ = ["EvaluatorInterface", "RolloutWorker"]
@@ -135,6 +135,14 @@ class RolloutWorker(Worker, EvaluatorInterface):
         self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._ahead = Ahead()
         super().__init__(worker_settings(self._given))
+
+    @classmethod
+    def of(cls, settings: WorkerSettings, *, on_turn: Callable[[Worker], None] | None = None) -> Self:
+        """Return one that is made by settings instead of arguments: that of a trainer; see `Worker` for errors."""
+        worker = cls.__new__(cls)
+        worker._given, worker._ahead = {}, Ahead()
+        Worker.__init__(worker, settings, on_turn=on_turn)
+        return worker
 
     def creation_args(self) -> dict[str, Any]:
         """Return the arguments it was made with."""

@@ -22,6 +22,7 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint
 from aiorl.acting.observation.filters import ObservationFilter
 from aiorl.acting.policy import Policy
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.registry import EnvCreator
@@ -47,7 +48,6 @@ from aiorl.run.trainer.trainer import Trainer
 from aiorl.run.training import Ended, Observer, Training, TrainingSetup
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class WorkerSet:
 
     def __init__(
         self,
-        local: Callable[[], Worker],
+        local: Callable[[], RolloutWorker],
         do: Callable[[Callable[[], list[RemoteWorker]]], list[RemoteWorker]],
         session: LearnerSession | None,
         stop: Callable[[], None],
@@ -90,7 +90,7 @@ class WorkerSet:
         self._session = session
         self._stop = stop
 
-    def local_worker(self) -> Worker:
+    def local_worker(self) -> RolloutWorker:
         """Return the worker of this process, index 0, with the newest weights and filter statistics.
 
         Where all is sampled in this process, it is the one that samples; else one that is made when it is asked for.
@@ -563,7 +563,7 @@ class AlgorithmTrainer(Trainer):
         if not merged.is_identity:
             own.restore(self._loop.do(merged.state))  # workers may bring more of them now
 
-    def _local_worker(self) -> Worker:
+    def _local_worker(self) -> RolloutWorker:
         training = self._settled()
         if isinstance(training.source, LocalSource):
             unit = training.source.sampler()
@@ -578,8 +578,9 @@ class AlgorithmTrainer(Trainer):
             )
             if self._worker is None:
                 place = UnitPlace(0, secrets.token_hex(8), num_workers=self.config.num_workers)
-                self._worker = SamplerUnit(learning.worker_part, learning.graphs, snapshot, place)
+                self._worker = SamplerUnit(learning.worker_part, learning.graphs, snapshot, place, RolloutWorker.of)
             unit = self._worker
             unit.offer(snapshot)
         unit.take_up()
+        assert isinstance(unit.worker, RolloutWorker)
         return unit.worker

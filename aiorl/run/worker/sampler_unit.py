@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,7 +206,12 @@ class SamplerUnit:
     """
 
     def __init__(
-        self, part: WorkerPart, graphs: Mapping[str, PolicyGraph], snapshot: Snapshot, place: UnitPlace
+        self,
+        part: WorkerPart,
+        graphs: Mapping[str, PolicyGraph],
+        snapshot: Snapshot,
+        place: UnitPlace,
+        make_worker: Callable[..., Worker] = Worker,
     ) -> None:
         """Build environments, policies and sampler; may take as long as the environments do.
 
@@ -215,6 +220,7 @@ class SamplerUnit:
             graphs: policy id -> acting graph.
             snapshot: weights and filter states to begin with.
             place: which sampler of the run it is.
+            make_worker: makes the worker; `RolloutWorker.of` where a program may ask for it.
 
         Raises:
             ConfigError: a setting that cannot be honoured here, such as an environment, or TensorFlow for gradients,
@@ -237,7 +243,7 @@ class SamplerUnit:
         seed = None if part.seed is None else unit_seed(part.seed, place, part.life)
         own = part.model_copy(update={"seed": seed, "compress_observations": False})  # the wire does that
         default = part.policies.get(c.DEFAULT_POLICY_ID)
-        self.worker = Worker(
+        self.worker = make_worker(
             WorkerSettings(
                 config=own,
                 env_creator=part.env,
