@@ -23,26 +23,41 @@ def test_r168_a_removed_key_is_refused_with_its_replacement(old: str, new: str) 
         CommonConfig.from_mapping({old: 1})
 
 
-def test_r169_sample_batch_size_is_renamed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_r169_renamed_keys_are_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    values = {"multiagent": {"policy_graphs": {"a": 1}, "x": 2}, "sample_batch_size": 64, "lambda": 1}
     with caplog.at_level(logging.WARNING):
-        config = CommonConfig.from_mapping({"sample_batch_size": 64})
-    assert config.rollout_fragment_length == 64
-    assert "sample_batch_size is now called rollout_fragment_length" in caplog.text
+        made = translate_old_keys(values)
+    assert made == {"multiagent": {"policies": {"a": 1}, "x": 2}, "rollout_fragment_length": 64, "lambda_": 1}
+    assert values == {"multiagent": {"policy_graphs": {"a": 1}, "x": 2}, "sample_batch_size": 64, "lambda": 1}
+    assert sorted(caplog.messages) == [
+        "multiagent.policy_graphs is now called multiagent.policies",
+        "sample_batch_size is now called rollout_fragment_length",
+    ]
 
 
-def test_r169_policy_graphs_is_renamed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    values = {"multiagent": {"policy_graphs": {"a": 1}, "x": 2}}
+def test_keys_that_have_no_effect_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Older runs have them in their config.yaml, and may be resumed."""
+    ignored = {"num_gpus_per_worker": 0.0, "custom_resources_per_worker": {}, "collect_metrics_timeout": 90}
     with caplog.at_level(logging.WARNING):
-        assert translate_old_keys(values) == {"multiagent": {"policies": {"a": 1}, "x": 2}}
-    assert values == {"multiagent": {"policy_graphs": {"a": 1}, "x": 2}}
-    assert "multiagent.policy_graphs is now called multiagent.policies" in caplog.text
-
-
-def test_a_key_that_had_no_effect_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        config = CommonConfig.from_mapping({"transport": {"receive_queue_length": 64, "send_queue_length": 7}})
+        assert CommonConfig(**ignored, sampling="auto") == CommonConfig()
+        assert not caplog.messages
+        config = CommonConfig(sampling="general", transport={"receive_queue_length": 64, "send_queue_length": 7})
     assert config.transport.send_queue_length == 7
+    assert "sampling has no effect any more" in caplog.text
     assert "transport.receive_queue_length has no effect any more" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"num_gpus_per_worker": 0.5}, "not 0.5"),
+        ({"custom_resources_per_worker": {"tpu": 1}}, "machines"),
+    ],
+)
+def test_r184_values_that_nothing_honours_are_refused(values: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        CommonConfig.from_mapping(values)
+    assert {caught.value.key} == values.keys()
 
 
 def test_the_length_that_recurrent_models_never_heeded_is_gone_but_in_older_files() -> None:
@@ -56,17 +71,6 @@ def test_the_length_that_recurrent_models_never_heeded_is_gone_but_in_older_file
         CommonConfig.from_mapping({"model": {"max_seq_len": 10}})
     own = CommonConfig.from_mapping({"model": {"max_seq_len": 10, "custom_model": "mine:make"}})
     assert own.model.model_extra == {"max_seq_len": 10}
-
-
-@pytest.mark.parametrize(("value", "warns"), [("general", True), ("columnar", True), ("auto", False)])
-def test_how_environments_are_driven_is_no_setting_any_more(
-    value: str, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Runs of before have it in their config.yaml, and may be resumed."""
-    with caplog.at_level(logging.WARNING):
-        config = CommonConfig.from_mapping({"sampling": value, "num_workers": 3})
-    assert config.num_workers == 3
-    assert ("sampling has no effect any more: environments are stepped in lockstep" in caplog.text) == warns
 
 
 def test_r169_old_and_new_name_may_agree_but_not_conflict() -> None:

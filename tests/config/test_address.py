@@ -16,26 +16,19 @@ from aiorl.errors import ConfigError, SecurityError
         ("tcp://127.0.0.1:0", "127.0.0.1", 0, True),
         ("tcp://127.9.9.9:1", "127.9.9.9", 1, True),
         ("tcp://localhost:5557", "localhost", 5557, True),
-        ("tcp://LocalHost:5557", "LocalHost", 5557, True),
         ("tcp://[::1]:5557", "::1", 5557, True),
-        ("tcp://[0:0:0:0:0:0:0:1]:5557", "0:0:0:0:0:0:0:1", 5557, True),
         ("tcp://[::ffff:127.0.0.1]:5557", "::ffff:127.0.0.1", 5557, True),
         ("tcp://[::ffff:10.0.0.1]:5557", "::ffff:10.0.0.1", 5557, False),
-        ("tcp://[::ffff:0.0.0.0]:5557", "::ffff:0.0.0.0", 5557, False),
         ("tcp://[fe80::1%eth0]:5557", "fe80::1%eth0", 5557, False),
         ("tcp://0.0.0.0:5557", "0.0.0.0", 5557, False),
         ("tcp://*:5557", "*", 5557, False),
         ("tcp://[::]:5557", "::", 5557, False),
         ("tcp://learner-host:65534", "learner-host", 65534, False),
-        ("tcp://192.168.0.1:1", "192.168.0.1", 1, False),
         ("tcp://128.0.0.1:1", "128.0.0.1", 1, False),
-        ("tcp://eth0:1", "eth0", 1, False),
         # look like loopback, but are names, or read in other ways by other programs
         ("tcp://127.0.0.1.example.org:1", "127.0.0.1.example.org", 1, False),
-        ("tcp://localhost.example.org:1", "localhost.example.org", 1, False),
         ("tcp://127.000.0.1:1", "127.000.0.1", 1, False),
         ("tcp://127.1:1", "127.1", 1, False),
-        ("tcp://127.0.0.256:1", "127.0.0.256", 1, False),
         ("tcp://0177.0.0.1:1", "0177.0.0.1", 1, False),
         ("tcp://2130706433:1", "2130706433", 1, False),
     ],
@@ -49,28 +42,20 @@ def test_host_port_and_reach_of_an_address(address: str, host: str, port: int, l
     ("address", "hint"),
     [
         ("", "65534"),
-        ("5557", "65534"),
-        ("host", "65534"),
         ("host:5557", "65534"),
-        ("tcp://", "65534"),
         ("tcp://host", "65534"),
         ("tcp://host:", "65534"),
         ("tcp://host:65535", "65534"),
         ("tcp://host:" + "9" * 5000, "65534"),
-        ("tcp://h:-1", "65534"),
         ("tcp://h:1x", "65534"),
         ("tcp://h:\N{ARABIC-INDIC DIGIT FIVE}", "65534"),
         ("udp://h:1", "65534"),
-        ("TCP://h:1", "65534"),
         ("tcp://::1:5557", "brackets"),
         ("tcp://[learner]:5557", "Brackets are for IPv6"),
         ("tcp://[127.0.0.1]:5557", "Brackets are for IPv6"),
-        ("tcp://[]:1", "Brackets are for IPv6"),
         ("tcp://:1", ""),
         ("tcp://a:b:1", ""),
         ("tcp://[::1:1", ""),
-        ("tcp://tcp://h:1", ""),
-        ("tcp://a;b:1", ""),
         ("tcp://a/b:1", ""),
         ("tcp://a b:1", ""),
         ("tcp://host\n:1", ""),
@@ -97,9 +82,6 @@ def test_a_bind_open_to_the_network_needs_keys_or_that_it_is_said_aloud(address:
     assert caught.value.key == "bind"
     assert is_open_bind(address, has_keys=False, insecure=True)
     assert not is_open_bind(address, has_keys=True, insecure=False)
-
-
-def test_a_loopback_bind_is_never_open() -> None:
     assert not is_open_bind("tcp://127.0.0.1:5557", has_keys=False, insecure=False)
     with pytest.raises(ConfigError, match="bind must look like"):
         is_open_bind("127.0.0.1", has_keys=True, insecure=True)

@@ -1,3 +1,5 @@
+"""What may be typed after the learner's and the worker's programs, and how programs end."""
+
 from __future__ import annotations
 
 import re
@@ -8,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aiorl.config.command_line import parse_worker_args
+from aiorl.config.command_line import WorkerArgs, exit_status, parse_worker_args
 from aiorl.config.key import changed, key
 from aiorl.config.reference import configure_learner, parse_learner_args
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import UnknownAlgorithmError
+from aiorl.errors import CheckpointError, ConfigError, UnknownAlgorithmError, UnknownPolicyError
 from aiorl.learning.algorithms.registry import config_class
 
 
@@ -64,21 +66,9 @@ def test_every_key_is_an_option_and_can_be_set(argv: list[str]) -> None:
     assert (config.lr, config.model.fcnet_hiddens, config.clip_actions, config.epochs) == (5e-4, (8, 8), False, 9)
 
 
-def test_an_option_without_a_value_means_true() -> None:
-    config = learner("--model.use-lstm", "--ignore-worker-failures", "--seed", "1")
-    assert config.model.use_lstm
-    assert config.ignore_worker_failures
-
-
-def test_names_stay_text_whatever_they_look_like() -> None:
-    assert configure_learner(["--env", "123", "--run-dir", "2026"], config_class_of).run_dir == "2026"
-
-
-def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("lr: 0.1\ngamma: 0.5\n")
-    config = learner("--config", str(file), "--lr", "0.2")
-    assert (config.lr, config.gamma) == (0.2, 0.5)
+def test_an_option_without_a_value_means_true_and_names_stay_text_whatever_they_look_like() -> None:
+    config = configure_learner(["--model.use-lstm", "--insecure", "--env", "123", "--run-dir", "2026"], config_class_of)
+    assert (config.model.use_lstm, config.insecure, config.env, config.run_dir) == (True, True, "123", "2026")
 
 
 @pytest.mark.parametrize(
@@ -86,19 +76,15 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     [
         (["--num-worker", "3"], "There is no option --num-worker. Did you mean '--num-workers'?"),
         (["--print-confg"], "There is no option --print-confg. Did you mean '--print-config'?"),
-        (["--gama", "3"], "There is no option --gama. Did you mean '--gamma'?"),
         (["--algo", "other", "--epocs", "3"], "Did you mean '--epochs'?"),
         (["--set", "gama=3"], "There is no key gama. Did you mean 'gamma'?"),
         (["--learning-rate", "3"], "There is no option --learning-rate. Here it is called --lr."),
-        (["--policy_kwargs", "3"], "There is no option --policy-kwargs. Here it is called --model."),
         (["--model.net-arch", "[3]"], "There is no option --model.net-arch. Here it is called --model.fcnet-hiddens."),
-        (["--set", "learning_rate=3"], "There is no key learning_rate. Here it is called lr."),
         (["--buffer-size", "3"], "There is no option --buffer-size. It is replay_capacity in other algorithms."),
         (["--gpu", "1"], "There is no key gpu any more. Use num_gpus"),
         (["--input-evaluation", "[foo]"], "--input-evaluation must be a list of is, wis or simulation, not 'foo'."),
         (["--set", "gamma"], "--set takes KEY=VALUE, such as --set lr=3e-4, not 'gamma'."),
         (["--num-workers", "many"], "--num-workers must be a whole number, not 'many'."),
-        (["--vectorize", "natve"], "Did you mean 'native'?"),
         (["--gamma", "3"], "--gamma must be less than or equal to 1, not 3."),
         (["--num-workers"], "--num-workers needs a value."),
         (["--insecure=yes"], "--insecure takes no value."),
@@ -107,8 +93,6 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         (["--run", "PPO"], "There is no option --run. Here it is called --algo."),
         (["--algo", "nope"], "There is no algorithm nope."),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml can't be read"),
-        (["--bind", "tcp://0.0.0.0:1"], "needs keys"),
-        (["--preset", "ppo-cartpol"], "There is no preset 'ppo-cartpol'. Did you mean 'ppo-cartpole'"),
         (["--model", "3", "--model.use-lstm", "true"], "can't both be given"),
     ],
 )
@@ -152,17 +136,6 @@ def test_help_shows_the_defaults_of_the_algorithm_asked_for(capsys: pytest.Captu
     assert all("num_gpus_per_worker" not in text and "for now" not in text for text in texts)
 
 
-def test_help_shows_where_runs_begin_and_data_goes_and_how_policies_are_evaluated(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = printed(capsys, "--help")
-    group = text.partition("evaluation and data:")[2].partition("network:")[0]
-    assert re.findall(r"^  (--[-\w]+ \w+)", group, re.MULTILINE) == [
-        "--evaluation-interval N", "--input PATH", "--output PATH",
-    ]  # fmt: skip
-    assert "--init-from DIR" in text
-
-
 def test_options_are_named_for_the_algorithm_that_a_file_asks_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +171,7 @@ def test_show_config_tells_each_value_and_where_it_comes_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("seed: 5\npreset: ppo-cartpole\n")
+    file.write_text("seed: 5\npreset: ppo-cartpole\ngamma: 0.1\n")
     said = printed(capsys, "--config", str(file), "--gamma", "0.5", "--show-config")
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in said.splitlines()}
     assert lines["gamma"] == "argument 0.5"
@@ -207,22 +180,11 @@ def test_show_config_tells_each_value_and_where_it_comes_from(
     assert lines["clip_actions"] == "default true"
 
 
-def test_help_presets_lists_them_with_result_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_keys_of_an_algorithm_and_the_presets_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "kl_coeff: " in printed(capsys, "--algo", "ppo", "--help-config")
     said = printed(capsys, "--help-presets")
     assert re.search(r"^ppo-cartpole: CartPole-v1\n  Result: .*\n  From: rl-baselines3-zoo", said, re.MULTILINE)
-    assert "\n      kl_stop: 0.05\n" in said
-
-
-def test_a_preset_brings_its_algorithm_and_its_environment() -> None:
-    config = configure_learner(["--preset", "impala-cartpole"], config_class)
-    assert (config.algo, config.env) == ("impala", "CartPole-v1")
-
-
-def test_help_config_explains_the_algorithms_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        configure_learner(["--algo", "other", "--help-config"], config_class_of)
-    assert caught.value.code == 0
-    assert "epochs: 3\n      Epochs over one batch." in capsys.readouterr().out
+    assert configure_learner(["--preset", "impala-cartpole"], config_class).algo == "impala"
 
 
 @pytest.mark.parametrize(("parse", "prog"), [(parse_learner_args, "learner"), (parse_worker_args, "worker")])
@@ -239,12 +201,81 @@ def test_help_teaches_by_example_and_shows_no_internal_option(
     assert "None" not in text
 
 
-def test_parsing_is_quick_enough_not_to_be_noticed() -> None:
+def test_a_worker_needs_an_address_only() -> None:
+    assert parse_worker_args(["--connect", "tcp://host:5557"]) == WorkerArgs(connect="tcp://host:5557")
+
+
+def test_a_worker_started_by_the_learner_gets_more() -> None:
+    line = (
+        "--connect tcp://h:1 --num-workers 3 --keys K --log-level debug --max-worker-restarts 0 "
+        "--slot 0 --exit-with-parent"
+    )
+    assert parse_worker_args(line.split()) == WorkerArgs(
+        connect="tcp://h:1", num_workers=3, keys=Path("K"), log_level="DEBUG", max_worker_restarts=0,
+        slot=0, exit_with_parent=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ([], "--connect tcp://HOST:PORT"),
+        (["--connect", "host:1"], "--connect must look like tcp://HOST:PORT"),
+        (["--connect", "tcp://h:0"], "needs the learner's port"),
+        (["--conect", "tcp://h:1"], "There is no option --conect. Did you mean '--connect'?"),
+        (["--connect", "tcp://h:1", "--num-workers", "0"], "--num-workers must be a whole number of at least 1"),
+        (["--connect", "tcp://h:1", "--log-level", "loud"], "--log-level must be DEBUG or INFO"),
+        (["--connect", "tcp://h:1", "--slot", "x"], "--slot must be"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_of_a_worker_ends_with_status_2(
+    argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_worker_args(argv)
+    assert caught.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_it_loads_next_to_nothing_as_a_worker_is_waited_for() -> None:
     code = (
-        "import time; start = time.perf_counter()\n"
-        "from aiorl.config.reference import configure_learner\n"
-        "from aiorl.config.schema import CommonConfig\n"
-        "configure_learner(['--env', 'E', '--lr', '1e-3'], lambda name: CommonConfig)\n"
-        "raise SystemExit(0 if time.process_time() < 2.0 else f'{time.process_time()} s')"
+        "import sys, aiorl.config.command_line as it\n"
+        "it.parse_worker_args(['--connect', 'tcp://h:1'])\n"
+        "bad = {'pydantic', 'numpy', 'yaml', 'inspect', 'asyncio', 'rich', 'tyro'} & set(sys.modules)\n"
+        "raise SystemExit(f'loaded {bad}' if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (None, 0, ""),
+        (ConfigError("it can't be.", hint="Do that."), 2, "aiorl: it can't be. Do that.\n"),
+        (UnknownPolicyError("left", ["right"]), 2, "unknown policy id 'left'"),
+        (CheckpointError(Path("there"), "is damaged"), 1, "is damaged"),
+        (ImportError("no TensorFlow"), 1, "aiorl: no TensorFlow\n"),
+        (OSError("disk full\nor so"), 1, "disk full"),
+        (KeyboardInterrupt(), 130, "ended by Ctrl-C"),
+    ],
+)
+def test_what_goes_wrong_costs_one_sentence_and_says_by_its_status_whose_fault_it_is(
+    error: BaseException | None, status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def do() -> None:
+        if error is not None:
+            raise error
+
+    assert exit_status(do) == status
+    shown = capsys.readouterr().err
+    assert says in shown
+    assert shown.count("\n") == (status > 0)
+
+
+def test_a_command_may_have_a_status_of_its_own_and_a_fault_of_ours_is_not_taken_for_the_users() -> None:
+    def do() -> None:
+        raise AssertionError("ours")
+
+    assert [exit_status(lambda given=given: given) for given in (None, 0, 1)] == [0, 0, 1]  # type: ignore[misc]
+    with pytest.raises(AssertionError):
+        exit_status(do)

@@ -1,23 +1,112 @@
+"""Settings on top of settings, the origin of each value, and the effective config of a run."""
+
 from __future__ import annotations
 
+import io
+import os
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.config.layers import Layer, Origins, file_layer, located, merged
-from aiorl.errors import ConfigError
+from aiorl.config.files import parse_value
+from aiorl.config.key import all_keys, key
+from aiorl.config.layers import (
+    CONFIG_FILE,
+    WITHHELD,
+    Layer,
+    Origins,
+    dump_yaml,
+    file_layer,
+    load_config,
+    located,
+    merged,
+    save_config,
+)
+from aiorl.config.merge import deep_update, put_on_top, to_plain, without_defaults_of
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError, UnknownAlgorithmError
+from aiorl.learning.algorithms.ppo import PPOConfig
+from aiorl.learning.algorithms.registry import config_class
 
-values = st.recursive(
-    st.integers(),
+trees = st.recursive(
+    st.integers() | st.lists(st.integers(), max_size=2),
     lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
-    max_leaves=5,
+    max_leaves=8,
 )
-layers = st.lists(
-    st.builds(Layer, st.dictionaries(st.sampled_from("abc"), values, max_size=3), st.sampled_from(["one", "two"])),
-    max_size=4,
+mappings = st.dictionaries(st.sampled_from("abc"), trees, max_size=3)
+
+
+def paths(tree: object, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
+    """Leaves of a tree by their path: the slow, plain reference."""
+    if not isinstance(tree, dict) or (prefix and not tree):
+        return {prefix: tree}
+    return {path: leaf for name, inner in tree.items() for path, leaf in paths(inner, (*prefix, name)).items()}
+
+
+@settings(deadline=None)
+@given(mappings, mappings)
+def test_a_deep_update_merges_dicts_and_replaces_all_else(base: dict, changes: dict) -> None:
+    kept_base, kept_changes = deepcopy(base), deepcopy(changes)
+    merged = deep_update(base, changes)
+    found = paths(merged)
+    for path, leaf in paths(changes).items():
+        if leaf != {}:
+            assert found[path] == leaf
+    for path, leaf in paths(base).items():
+        overruled = any(path[: len(other)] == other or other[: len(path)] == path for other in paths(changes))
+        if not overruled:
+            assert found[path] == leaf
+    assert (base, changes) == (kept_base, kept_changes)
+
+
+def test_an_empty_dict_onto_a_dict_changes_nothing_and_a_scalar_replaces_it() -> None:
+    assert deep_update({"a": {"b": 1}}, {"a": {}}) == {"a": {"b": 1}}
+    assert deep_update({"a": {"b": 1}}, {"a": None}) == {"a": None}
+    assert deep_update({"a": 1}, {"a": {"b": 2}}) == {"a": {"b": 2}}
+    assert to_plain({"a": ((1, 2), {"b": (3,)})}) == {"a": [[1, 2], {"b": [3]}]}
+
+
+def config_with(entry: Any) -> dict[str, Any]:
+    return {"lr": 1, "multiagent": {"policies": {"a": entry, "b": None}, "policy_mapping_fn": "m:f"}}
+
+
+def test_a_key_that_is_put_on_top_goes_before_the_defaults_of_policies_and_not_before_their_own() -> None:
+    entry = {"class": "sac", "config": {"gamma": 2}, "defaults": {"lr": 3, "gamma": 4, "model": {"x": 5, "y": 6}}}
+    base = config_with(entry)
+    kept = deepcopy(base)
+    merged = put_on_top(base, {"lr": 7, "gamma": 8, "model": {"y": 9}})
+    assert merged["multiagent"]["policies"] == {"a": {**entry, "defaults": {"model": {"x": 5}}}, "b": None}
+    assert (merged["lr"], merged["gamma"], merged["model"]) == (7, 8, {"y": 9})
+    assert base == kept
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [
+        ({"class": "dqn"}, {"class": "dqn", "defaults": None}),
+        ({"class": "SAC"}, {"class": "SAC", "defaults": {"lr": 3}}),
+        ({"config": {"lr": 4}}, {"class": "sac", "defaults": {"lr": 3}, "config": {"lr": 4}}),
+        ({"defaults": {"lr": 5}}, {"class": "sac", "defaults": {"lr": 5}}),
+        (None, None),
+        ("dqn", "dqn"),
+    ],
 )
+def test_defaults_of_a_policy_go_with_its_class(new: Any, expected: Any) -> None:
+    base = config_with({"class": "sac", "defaults": {"lr": 3}})
+    merged = put_on_top(base, {"multiagent": {"policies": {"a": new}}})
+    assert merged["multiagent"]["policies"]["a"] == expected
+
+
+@pytest.mark.parametrize("group", [None, 3, {}, {"policies": None}, {"policies": [1]}, {"policies": {"a": "sac"}}])
+def test_what_holds_no_defaults_is_left_alone(group: Any) -> None:
+    config = {"multiagent": group, "lr": 1}
+    assert without_defaults_of(config, {"lr": 2, "multiagent": group}) == config
 
 
 def test_a_later_layer_replaces_values_and_merges_into_mappings() -> None:
@@ -30,15 +119,10 @@ def test_a_later_layer_replaces_values_and_merges_into_mappings() -> None:
     assert origins.origin_of("a", has_default=True) == "default, one, two"
 
 
-def paths(tree: object, prefix: str = "") -> set[str]:
-    if not isinstance(tree, dict):
-        return {prefix}
-    return {path for name, inner in tree.items() for path in paths(inner, f"{prefix}.{name}" if prefix else name)}
-
-
-@given(layers)
+@given(st.lists(st.builds(Layer, mappings, st.sampled_from(["one", "two"])), max_size=4))
 def test_each_value_there_is_has_an_origin_and_nothing_else_has(stack: list[Layer]) -> None:
-    assert paths(Origins.of(stack).tree) == paths(merged(stack))
+    tree, values = Origins.of(stack).tree, merged(stack)
+    assert paths(tree).keys() == paths(values).keys()
 
 
 def test_a_file_tells_the_line_of_each_key_as_origin_and_in_errors(tmp_path: Path) -> None:
@@ -46,13 +130,229 @@ def test_a_file_tells_the_line_of_each_key_as_origin_and_in_errors(tmp_path: Pat
     file.write_text("lr: 1\nmodel:\n  dim: 3\n", encoding="utf-8")
     stack = [file_layer(file), Layer({"lr": 2})]
     assert Origins.of(stack).origin_of("model.dim") == f"{file}, line 3"
-    for key, sentence in (("model.dim", f"{file}, line 3: It is bad."), ("lr", "It is bad.")):
+    for name, sentence in (("model.dim", f"{file}, line 3: It is bad."), ("lr", "It is bad.")):
         with pytest.raises(ConfigError) as caught, located(stack):
-            raise ConfigError("It is bad.", key=key)
+            raise ConfigError("It is bad.", key=name)
         assert str(caught.value) == sentence
     with pytest.raises(ConfigError, match="No such file"):
         file_layer(tmp_path / "none.yaml")
 
 
-def test_origins_say_nothing_of_values_so_any_two_are_equal() -> None:
-    assert Origins({"a": "one"}) == Origins()
+def described(config: PPOConfig) -> dict[str, str]:
+    file = io.StringIO()
+    config.describe(file)
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in file.getvalue().splitlines()}
+
+
+def test_describe_prints_each_value_and_where_it_comes_from(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("preset: ppo-cartpole\nmodel:\n  use_lstm: true\ntf_session_args: {device_count: {GPU: 0}}\n")
+    config = PPOConfig.from_file(path, seed=3, sgd_minibatch_size=64)
+    lines = described(config)
+    assert lines.keys() == dict(all_keys(PPOConfig)).keys()
+    assert lines["seed"] == "argument 3"
+    assert lines["model.use_lstm"] == f"{path}, line 3 true"
+    assert lines["gamma"] == "preset ppo-cartpole 0.98"
+    assert lines["grad_clip"] == "default 0.5"
+    assert lines["log_level"] == "default INFO"
+    assert lines["tf_session_args"].startswith(f"default, {path}, line 4 ")
+
+
+def test_where_values_come_from_survives_updates_and_copies(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("gamma: 0.5\nlr: 1.0e-3\n")
+    config = PPOConfig.from_file(path).model_copy(update={"run_dir": "runs/x"}).updated({"lr": 2e-3})
+    lines = described(config)
+    assert lines["gamma"] == f"{path}, line 1 0.5"
+    assert lines["lr"] == "argument 0.002"
+    assert lines["run_dir"] == "default runs/x"
+
+
+def test_what_only_a_users_own_model_knows_is_described_and_secrets_are_not() -> None:
+    config = PPOConfig(
+        model={"custom_model": "mine:make", "width": 7}, extra_python_environs_for_worker={"MY_TOKEN": "s3cr3t"}
+    )
+    lines = described(config)
+    assert lines["model.width"] == "argument 7"
+    assert lines["extra_python_environs_for_worker"] == 'argument {"MY_TOKEN": "<withheld>"}'
+
+
+class OtherConfig(CommonConfig):
+    """Another algorithm's config."""
+
+    algo: str = key("other", "Algorithm.", group="Run")
+    lr: float = key(0.5, "Learning rate.", group="Learning", gt=0)
+    epochs: int = key(3, "Epochs.", group="Other")
+
+
+def config_class_of(name: str) -> type[CommonConfig]:
+    classes: dict[str, type[CommonConfig]] = {"ppo": CommonConfig, "other": OtherConfig}
+    if name not in classes:
+        raise UnknownAlgorithmError(f"There is no algorithm {name}.", key="algo", value=name)
+    return classes[name]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_give_way_to_the_algorithm_the_file_and_the_command_line(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "algo: other\nenv: FromFile\ngamma: 0.5\nmodel: {use_lstm: true}\n")
+    config = load_config(config_class_of, file=file, overrides={"gamma": 0.7, "model": {"lstm_cell_size": 8}})
+    assert isinstance(config, OtherConfig)
+    assert (config.lr, config.env, config.gamma, config.clip_actions) == (0.5, "FromFile", 0.7, True)
+    assert (config.model.use_lstm, config.model.lstm_cell_size) == (True, 8)
+
+
+def test_the_effective_config_prints_as_yaml_that_loads_back_equal(tmp_path: Path) -> None:
+    values = {
+        "env": "pkg.mod:Env", "algo": "other", "lr": 1e-5, "xla": "off", "epochs": 7,
+        "env_config": {"rate": 1e-7, "words": ["on", "1:30", "007", "1e5"], "deep": {"x": [None, True, -3.0, "é"]}},
+        "model": {"fcnet_hiddens": [32], "conv_filters": [[16, 8, 4]], "custom_model": "a:B", "mine": {"a": 1}},
+        "extra_python_environs_for_worker": {"OMP": "1", "FLAG": "off"},
+    }  # fmt: skip
+    config = load_config(config_class_of, overrides=values)
+    text = dump_yaml(config)
+    file = write(tmp_path / "a.yaml", text)
+    assert load_config(config_class_of, file=file) == config
+    assert dump_yaml(load_config(config_class_of, file=file)) == text
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.dictionaries(st.text(min_size=1, max_size=6), json_like, max_size=4))
+def test_any_environment_arguments_survive_being_printed(arguments: dict) -> None:
+    config = CommonConfig.from_mapping({"env": "E", "env_config": arguments})
+    assert parse_value(dump_yaml(config))["env_config"] == config.env_config
+
+
+def test_secrets_are_withheld_and_taken_from_the_environment_on_the_way_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {"HF_TOKEN": "s3cr3t", "DB_PASSWORD": "s3cr3t", "AWS_SECRET_ACCESS_KEY": "s3cr3t", "PLAIN": "shown"}
+    overrides = {"env": "E", "extra_python_environs_for_worker": variables}
+    config = load_config(config_class_of, overrides=overrides)
+    text = dump_yaml(config)
+    assert "s3cr3t" not in text
+    assert "shown" in text
+    file = write(tmp_path / "a.yaml", text)
+    with pytest.raises(ConfigError, match="HF_TOKEN is not set here"):
+        load_config(config_class_of, file=file)
+    for name, text_ in variables.items():
+        monkeypatch.setenv(name, text_)
+    assert load_config(config_class_of, file=file) == config
+    assert WITHHELD in text
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("env: E\nlr: 3\nnum_worker: 2\n", "line 3: There is no key num_worker. Did you mean 'num_workers'"),
+        ("env: E\nmodel:\n  # a comment\n  use_lstm: 3\n", "line 4: model.use_lstm must be true or false"),
+        ("env: E\nnum_gpus_per_worker: 1\n", "line 2: num_gpus_per_worker can only be 0, not 1"),
+        ("a: [\n", "no valid YAML"),
+        ("env: x\nenv: y\n", "line 2: this is no valid YAML: env is set twice"),
+        ("model: {dim: 1, dim: 2}\n", "line 1: this is no valid YAML: dim is set twice"),
+        ("- 3\n", "holds `key: value` lines, not a list"),
+        ("env: !!python/object/apply:os.system [x]\n", "line 1: this is no valid YAML"),
+        ("a: \x00\n", "no valid YAML"),
+        ("algo: nope\n", "line 1: There is no algorithm nope"),
+        ("? [1, 2]\n: 3\n", "line 1: this is no valid YAML: a key is one plain word"),
+    ],
+)
+def test_a_bad_file_is_told_by_name_and_line(tmp_path: Path, text: str, sentence: str) -> None:
+    file = write(tmp_path / "bad.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_class_of, file=file)
+    assert sentence in str(caught.value)
+    assert str(file) in str(caught.value)
+    with pytest.raises(ConfigError, match=r"^lr must"):  # no line where the command line set the key
+        load_config(config_class_of, file=write(file, "env: E\nlr: 1\n"), overrides={"lr": -1})
+
+
+def test_a_missing_or_binary_file_is_named_and_so_is_a_missing_environment(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.yaml can't be read: No such file"):
+        load_config(config_class_of, file=tmp_path / "gone.yaml")
+    (tmp_path / "bin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="no UTF-8"):
+        load_config(config_class_of, file=tmp_path / "bin")
+    with pytest.raises(ConfigError, match="--env CartPole-v1") as caught:
+        load_config(config_class_of)
+    assert caught.value.key == "env"
+
+
+def test_resume_starts_from_the_runs_own_config(tmp_path: Path) -> None:
+    config = load_config(config_class_of, overrides={"env": "E", "algo": "other", "lr": 0.25, "stop_return": 10})
+    save_config(config.updated({"resume": str(tmp_path)}), tmp_path)
+    resumed = load_config(config_class_of, overrides={"resume": str(tmp_path), "stop_return": 20})
+    assert (resumed.algo, resumed.lr, resumed.stop_return) == ("other", 0.25, 20)
+    assert (resumed.resume, resumed.run_dir) == (str(tmp_path), str(tmp_path))
+    assert yaml.safe_load((tmp_path / CONFIG_FILE).read_text())["resume"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"run_dir": "elsewhere"}, "run_dir can't be elsewhere here: the run in {0} goes on with run_dir {0}."),
+        ({"algo": "ppo"}, "algo can't be ppo here: the run in {0} goes on with algo other."),
+    ],
+)
+def test_what_a_resumed_run_cannot_change_is_refused_for_what_it_is(
+    tmp_path: Path, changes: dict[str, str], sentence: str
+) -> None:
+    save_config(load_config(config_class_of, overrides={"env": "E", "algo": "other"}), tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_class_of, overrides={"resume": str(tmp_path), **changes})
+    assert str(caught.value).startswith(sentence.format(tmp_path))
+    assert f"--config {tmp_path / CONFIG_FILE}" in caught.value.hint
+    same = {"resume": str(tmp_path), "run_dir": f"{tmp_path}/", "algo": "other"}
+    assert load_config(config_class_of, overrides=same).algo == "other"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, "it holds no config"),
+        (os.mkfifo, "no regular file"),
+        (os.mkdir, "no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "symbolic link"),
+        (lambda path: (path.touch(), os.truncate(path, 20 << 30)), "more than the"),
+    ],
+)
+def test_what_stands_for_the_config_of_a_run_to_resume_is_never_waited_for(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    make(tmp_path / CONFIG_FILE)
+    with pytest.raises(ConfigError, match=said):
+        load_config(config_class_of, overrides={"resume": str(tmp_path)})
+
+
+def test_a_file_that_the_user_names_may_be_a_link_or_a_pipe_and_no_run_directory(tmp_path: Path) -> None:
+    link = tmp_path / "link.yaml"
+    link.symlink_to(write(tmp_path / "a.yaml", "env: E\n"))
+    assert load_config(config_class_of, file=link).env == "E"
+    reader, writer = os.pipe()
+    os.write(writer, b"env: F\n")
+    os.close(writer)
+    assert load_config(config_class_of, file=Path(f"/dev/fd/{reader}")).env == "F"
+    os.close(reader)
+    with pytest.raises(ConfigError, match="can't be written: Not a directory"):
+        save_config(CommonConfig(), link)
+
+
+def test_a_resumed_run_goes_on_with_its_own_settings_whatever_presets_there_are(tmp_path: Path) -> None:
+    save_config(load_config(config_class, overrides={"env": "CartPole-v1", "preset": "ppo-cartpole"}), tmp_path)
+    file = tmp_path / CONFIG_FILE
+    file.write_text(file.read_text().replace("preset: ppo-cartpole", "preset: one-of-long-ago"))
+    resumed = load_config(config_class, overrides={"resume": str(tmp_path), "seed": 3})
+    assert (resumed.preset, resumed.gamma, resumed.seed) == ("one-of-long-ago", 0.98, 3)
+    assert resumed.updated({"seed": 4}).preset == "one-of-long-ago"
+    with pytest.raises(ConfigError, match=r"preset is for new runs, and the one in .* goes on with its own settings"):
+        load_config(config_class, overrides={"resume": str(tmp_path), "preset": "auto"})

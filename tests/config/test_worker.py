@@ -31,6 +31,7 @@ def test_a_worker_gets_its_part_as_plain_data_and_reads_it_back_equal() -> None:
     assert WorkerPart.from_dict(wire) == part
     assert (part.env, part.seed, part.num_envs_per_worker, part.clip_rewards) == ("CartPole-v1", 3, 8, True)
     assert part.transport.compression == "off"
+    assert not {"bind", "keys", "insecure", "run_dir", "lr", "stop_return"} & set(wire)
     assert part.policies == {DEFAULT_POLICY_ID: PolicyPart(sample_plan=PLAN)}
 
 
@@ -76,20 +77,13 @@ def test_complete_episodes_are_never_cut() -> None:
     assert (whole.is_truncating, whole.cut_length, cut.is_truncating, cut.cut_length) == (False, math.inf, True, 5)
 
 
-def test_what_only_the_learner_needs_stays_there() -> None:
-    assert not {"bind", "keys", "insecure", "run_dir", "lr", "stop_return"} & set(WorkerPart.of(CONFIG).to_dict())
-
-
 def test_a_bad_part_is_refused_by_the_name_of_its_key() -> None:
     with pytest.raises(ConfigError, match="num_envs_per_worker must be a whole number") as caught:
         WorkerPart.from_dict({"env": "E", "num_envs_per_worker": "many"})
     assert caught.value.key == "num_envs_per_worker"
     with pytest.raises(ConfigError, match="env"):
         WorkerPart.from_dict({})
-
-
-def test_a_key_of_a_newer_learner_is_passed_over() -> None:
-    assert WorkerPart.from_dict({"env": "E", "brand_new": 1}).env == "E"
+    assert WorkerPart.from_dict({"env": "E", "brand_new": 1}).env == "E"  # a key of a newer learner
 
 
 def test_a_workers_config_needs_neither_tensorflow_nor_matplotlib() -> None:

@@ -1,0 +1,232 @@
+"""Code that settings name: texts for objects, objects for texts, warnings of code that somebody else names."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from weakref import WeakValueDictionary
+
+import pytest
+import yaml
+from gymnasium import spaces
+
+from aiorl.config.code import (
+    check_takes,
+    code_named_in,
+    foreign_code,
+    import_module,
+    import_object,
+    is_import_path,
+    main_module_name,
+    named,
+    named_failures,
+    plain_code,
+    refuse_in_import,
+)
+from aiorl.config.layers import load_config, save_config
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError, EnvError
+from aiorl.learning.algorithms.registry import config_class
+from aiorl.testing.envs import CountingEnv
+
+
+def test_a_path_gives_what_it_names():
+    assert import_object("math:sqrt", key="k") is math.sqrt
+    assert import_object("collections:OrderedDict.fromkeys", key="k")([1]) == {1: None}
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("math", "expected"), (":sqrt", "expected"), ("no_such_module_at_all:x", "failed"), ("math:sqr", "'sqrt'")],
+)
+def test_any_other_path_is_refused_with_the_setting_and_the_reason(path, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        import_object(path, key="model.custom_model")
+    assert caught.value.key == "model.custom_model"
+
+
+class Local:
+    def method(self): ...
+
+
+def test_what_other_processes_can_import_is_named_by_its_path(monkeypatch):
+    assert named(CountingEnv) == "aiorl.testing.envs:CountingEnv"
+    assert named(CountingEnv.step) == "aiorl.testing.envs:CountingEnv.step"
+    assert named(Local) == f"{__name__}:Local"
+    monkeypatch.setattr("aiorl.testing.envs.CountingEnv", None)  # another object has taken its name
+    assert named(CountingEnv) == "this-program:CountingEnv"
+
+
+def test_what_only_this_process_knows_has_a_name_as_long_as_something_holds_it(monkeypatch):
+    monkeypatch.setattr("aiorl.config.code._local", WeakValueDictionary())
+    own = [lambda: 1, lambda: 2, partial(int, 3), Local(), Local().method]
+    names = [named(thing) for thing in own]
+    assert names == [
+        "this-program:lambda", "this-program:lambda#2", "this-program:partial", "this-program:Local",
+        "this-program:method",
+    ]  # fmt: skip
+    assert all(map(is_import_path, names))
+    for name, thing in zip(names, own, strict=True):
+        assert import_object(name, key="k") is thing
+    del own, thing
+    gc.collect()
+    with pytest.raises(ConfigError) as caught:
+        import_object(names[0], key="callbacks")
+    assert (caught.value.key, caught.value.value) == ("callbacks", names[0])
+
+
+def test_plain_data_stay_as_they_are_and_code_and_spaces_within_become_plain():
+    for plain in (None, "a:b", 3, 1.5, True, {"a": 1}, ["a"], ("a",)):
+        assert named(plain) is plain
+    space = spaces.Discrete(3)
+    described = plain_code(space)
+    assert described["n"] == 3
+    given = {"a": (None, space, {"custom_model": CountingEnv})}
+    assert plain_code(given) == {"a": [None, described, {"custom_model": "aiorl.testing.envs:CountingEnv"}]}
+
+
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    """A script with a class in it, as the program that is run."""
+    path = tmp_path / name
+    path.write_text("class Own: ...\n")
+    main = ModuleType("__main__")
+    main.__file__, main.__spec__ = str(path), None
+    exec(compile(path.read_text(), path, "exec"), main.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return main
+
+
+def test_the_script_that_is_run_is_the_module_of_its_name_and_not_run_again(tmp_path, monkeypatch):
+    main = script(tmp_path, monkeypatch, "my_training.py")
+    assert named(main.Own) == named("__main__:Own") == "my_training:Own"
+    assert import_object("my_training:Own", key="k") is main.Own
+    assert import_module("my_training") is main
+    assert "my_training" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["my-training.py", "json.py"])
+def test_a_script_that_its_name_does_not_import_is_known_here_alone(tmp_path, monkeypatch, name):
+    main = script(tmp_path, monkeypatch, name)
+    assert main_module_name() is None
+    assert named(main.Own).startswith("this-program:Own")
+
+
+def test_a_script_that_trains_when_it_is_imported_is_refused_and_told_the_guard(tmp_path, monkeypatch):
+    refuse_in_import("trains")
+    code = "from aiorl.config.code import refuse_in_import\nrefuse_in_import('trains')\n"
+    (tmp_path / "unguarded.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        import_object("unguarded:Own", key="env")
+    assert "__name__" in caught.value.hint
+
+
+# Code of somebody else ------------------------------------------------------------------------------------------
+
+
+def config(**values: object) -> CommonConfig:
+    return config_class("ppo").from_mapping({"env": "CartPole-v1", **values})
+
+
+def test_every_import_path_is_found_however_deep_it_stands() -> None:
+    deep = {"model": {"custom_model": "deep:down"}}
+    values = {
+        "env": "their_module:Env",
+        "callbacks": {"on_train_result": "their_hooks:f"},
+        "multiagent": {"policies": {"a": ["their_policy:Mine", None, None, deep]}, "policy_mapping_fn": "their_map:f"},
+        "env_config": {"inner": [{"reward": "their_reward:f"}]},
+    }
+    assert code_named_in(config(**values).to_dict()) == {
+        "env": "their_module:Env",
+        "callbacks.on_train_result": "their_hooks:f",
+        "multiagent.policies.a[0]": "their_policy:Mine",
+        "multiagent.policies.a[3].model.custom_model": "deep:down",
+        "multiagent.policy_mapping_fn": "their_map:f",
+        "env_config.inner[0].reward": "their_reward:f",
+    }
+    assert code_named_in(config().to_dict()) == {}
+
+
+def test_somebody_elses_is_told_with_its_owner_and_nothing_reaches_the_terminal_raw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs.yaml").write_text("env: m:E\n")
+    save_config(config(env="m:E"), tmp_path)
+    told: list[str] = []
+    load_config(config_class, overrides={"resume": str(tmp_path)}, warn=told.append)
+    assert told == []  # one's own
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    values = {"env": "m:E", "callbacks": "x:\x1b[31m", "env_config": {"\x1b]0;": "a:b"}}
+    text = foreign_code([tmp_path], {**values, "extra_python_environs_for_worker": {"LD_PRELOAD": "their.so"}})
+    assert {"  env: 'm:E'", "  extra_python_environs_for_worker: LD_PRELOAD"} < set(text.splitlines())
+    assert text.replace("\n", "").isprintable()
+    load_config(config_class, file=tmp_path / "theirs.yaml", warn=told.append)
+    assert "theirs.yaml belongs to" in told[0]
+    assert "  env: 'm:E'" in told[0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file away")
+def test_a_config_of_somebody_else_in_ones_own_directory_is_told_too(tmp_path: Path) -> None:
+    save_config(config(env="m:E"), tmp_path)
+    os.chown(tmp_path / "config.yaml", 12_345, -1)
+    told: list[str] = []
+    load_config(config_class, overrides={"resume": str(tmp_path)}, warn=told.append)
+    assert "the user with id 12345" in told[0]
+
+
+MAIN = """
+import os, sys
+os.getuid = lambda: 123456
+from aiorl.learner import main
+sys.exit(main(["--resume", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("key", ["env", "algo"])
+def test_it_is_told_before_the_first_import(tmp_path: Path, key: str) -> None:
+    (tmp_path / "their_module.py").write_text("import sys; sys.stderr.write('imported\\n'); raise ValueError('stop')")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": "CartPole-v1", key: "their_module:Theirs"}))
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, str(tmp_path)], capture_output=True, text=True, env=environment, check=False
+    )
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2, done.stderr
+    assert lines.index(f"  {key}: 'their_module:Theirs'") < lines.index("imported")
+
+
+# Calls of the user's functions ----------------------------------------------------------------------------------
+
+
+def test_a_function_that_takes_the_arguments_passes() -> None:
+    check_takes(lambda agent_id: "a", "f", "key", "an agent")
+    check_takes(lambda *, episode, **more: None, "f", "key", episode=None, worker=None)
+    check_takes(max, "f", "key", 1)  # does not tell its signature
+
+
+@pytest.mark.parametrize("function", [lambda: "a", lambda a, b: "a", lambda *, agent: "a"])
+def test_a_function_that_does_not_is_refused_with_its_name_and_signature(function) -> None:
+    with pytest.raises(ConfigError, match=r"'m:f' .* signature is \(") as caught:
+        check_takes(function, "policy_mapping_fn 'm:f'", "policy_mapping_fn", "an agent")
+    assert caught.value.key == "policy_mapping_fn"
+
+
+def test_what_a_function_raises_names_it_and_errors_of_aiorl_stay() -> None:
+    def speed(info: dict[str, int]) -> int:
+        if not info:
+            raise EnvError("env", "broken")
+        return info["speed"]
+
+    call = named_failures(speed, "callbacks 'm:Own': on_episode_end", "callbacks")
+    assert call({"speed": 3}) == 3
+    with pytest.raises(ConfigError, match=r"callbacks 'm:Own': on_episode_end failed: KeyError\('speed'\)"):
+        call({"pace": 3})
+    with pytest.raises(EnvError):
+        call({})

@@ -1,0 +1,171 @@
+"""YAML by the rules of version 1.2; files of unknown origin, read within bounds; JSON without surprises."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.config import files
+from aiorl.config.files import open_regular, parse_json, parse_value, parsed_bytes, read_regular, read_yaml
+from aiorl.errors import ConfigError
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_an_empty_file_sets_nothing_and_aliases_and_merges_of_moderate_size_are_read(tmp_path: Path) -> None:
+    assert read_yaml(write(tmp_path / "a.yaml", "# nothing\n")) == ({}, {})
+    text = "env: E\nenv_config: {a: &a {x: 1}, b: {<<: *a, y: 2}, c: *a}\n"
+    read, _ = read_yaml(write(tmp_path / "a.yaml", text))
+    assert read["env_config"] == {"a": {"x": 1}, "b": {"x": 1, "y": 2}, "c": {"x": 1}}
+
+
+HOSTILE = {
+    "deep list": ("a: " + "[" * 5000 + "]" * 5000, "it is nested too deeply"),
+    "deep mapping": ("a: " + "{a: " * 50 + "}" * 50, "it is nested too deeply"),
+    "deep block": ("- " * 2000 + "1", "it is nested too deeply"),
+    "endless": ("a: &a [*a]\n", "it is nested too deeply"),
+    "aliases of aliases": (
+        "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
+        "it holds more than 100,000 values",
+    ),
+    "merges of merges": (
+        "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
+        "it holds more than 100,000 values",
+    ),
+    "a truth value that is none": ("lr: !!bool maybe\n", "a value is none of its type"),
+    "a time that is none": ("lr: !!timestamp maybe\n", "a value is none of its type"),
+    "a number that is none": ("lr: !!int ''\n", "a value is none of its type"),
+    "a long number": (f"lr: {'9' * 5000}\n", "a value is none of its type"),
+    "a large file": ("#" * (1 << 20) + "\nlr: 1\n", "it has more than 1,048,576 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_yaml_that_would_exhaust_its_reader_is_refused_in_one_sentence(tmp_path: Path, kind: str) -> None:
+    text, sentence = HOSTILE[kind]
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_yaml(write(tmp_path / "bad.yaml", text))
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3), ("-200", -200), ("1e-4", 1e-4), ("-1E5", -1e5), (".5", 0.5), ("3.", 3.0), ("0x10", 16), ("0", 0),
+        ("007", "007"), ("1:30", "1:30"), ("off", "off"), ("yes", "yes"), ("true", True), ("False", False),
+        ("null", None), ("~", None), ("", ""), ("[64, 64]", [64, 64]), ("{a: 1}", {"a": 1}), ("a b", "a b"),
+        ("2026-01-01", "2026-01-01"), ("*x", "*x"), ("[1", "[1"), ("gym:CartPole-v1", "gym:CartPole-v1"),
+        (".inf", math.inf), ("!!bool x", "!!bool x"),
+    ],
+)  # fmt: skip
+def test_values_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> None:
+    read = parse_value(text)
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_a_regular_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert read_regular(path, max_bytes=5) == b"12345"
+    with pytest.raises(OSError, match="5 bytes, more than the 4"):
+        read_regular(path, max_bytes=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (os.mkfifo, "no regular file"),
+        (os.mkdir, "no regular file"),
+        (lambda path: path.symlink_to("/etc/hostname"), "symbolic link"),
+        (lambda path: None, "No such file"),
+    ],
+)
+def test_anything_else_is_refused_and_left_open_by_nobody(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    make(tmp_path / "it")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match=said):
+        read_regular(tmp_path / "it", max_bytes=10)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 4096)
+    os.truncate(path, 200 << 30)
+    with pytest.raises(OSError, match="holes"):
+        read_regular(path, max_bytes=1 << 40)
+    path.write_bytes(b"")
+    os.truncate(path, 9)
+    assert read_regular(path, max_bytes=10) == bytes(9)
+
+
+def test_a_file_larger_than_the_memory_that_is_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_SMALL_BYTES", 8)
+    monkeypatch.setattr(files, "available_bytes", lambda: 30)
+    (tmp_path / "file").write_bytes(b"x" * 16)
+    with pytest.raises(OSError, match="30 bytes of memory are left"):
+        read_regular(tmp_path / "file", max_bytes=100)
+
+
+def test_a_link_is_followed_where_a_user_names_it_and_a_directory_may_be_one(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "file").symlink_to(tmp_path / "real" / "file")
+    assert read_regular(tmp_path / "link" / "file", max_bytes=10) == b"x"
+    with open_regular(tmp_path / "file", follow=True) as file:
+        assert file.read() == b"x"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@settings(max_examples=50)
+@given(JSON)
+def test_what_json_can_hold_comes_back(value: Any) -> None:
+    assert parse_json(json.dumps(value).encode()) == value
+
+
+def test_json_that_takes_much_more_memory_than_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"[" + b"[]," * 1000 + b"[]]"
+    assert parsed_bytes(content) > 64 * 1000
+    monkeypatch.setattr(files, "_MAX_PARSED_BYTES", 64 * 1000)
+    with pytest.raises(ValueError, match="too many values"):
+        parse_json(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"NaN", b"[Infinity]", b"-Infinity", b"1e999", b'{"a": 1, "a": 1}', b'"\xff"', b"\xef\xbb\xbf1",
+        b"[" * 33 + b"]" * 33, b"[" * 100_000, b'{"a":' * 5_000 + b"1" + b"}" * 5_000, b"9" * 5000,
+    ],
+    ids=lambda content: repr(content[:20]),
+)  # fmt: skip
+def test_anything_else_is_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_json(content)
+
+
+@given(st.binary())
+def test_any_bytes_are_json_or_a_value_error(content: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        parse_json(content)
