@@ -6,9 +6,13 @@ batch = worker.sample()
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -18,7 +22,6 @@ from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMappingFn
 from aiorl.compat import launching, learning
 from aiorl.compat.arguments import worker_settings
-from aiorl.compat.sample_stream import Ahead, SampleStream
 from aiorl.compat.saved_state import SavedState, check_filter_states, dump_state, load_state
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -70,6 +73,63 @@ class EvaluatorInterface(ABC):
     def apply(self, function: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function with this object and the arguments; return its result."""
         return function(self, *args, **kwargs)
+
+
+class SampleStream:
+    """A worker's batches as an endless iterator.
+
+    ``for batch in stream`` samples in the caller's thread, ``async for batch in stream`` in another one.
+
+    Each batch is given once, to whoever asks next. Use one of the two forms at a time.
+    """
+
+    def __init__(self, sample: Callable[[], Batch], ahead: deque[Future[Batch]] | None = None) -> None:
+        """Make a stream.
+
+        Args:
+            sample: returns the next batch.
+            ahead: batches that are sampled or being sampled and claimed by nobody, oldest first; streams of one worker
+                share them.
+        """
+        self._sample = sample
+        self._ahead = deque() if ahead is None else ahead
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._ahead.popleft().result() if self._ahead else self._sample()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        """The next batch; the event loop goes on meanwhile.
+
+        Cancelled, it leaves sampling to go on; the batch is then given to whoever asks next.
+        """
+        future = self._ahead.popleft() if self._ahead else _in_thread(self._sample)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            self._ahead.appendleft(future)
+            raise
+
+
+def _in_thread(sample: Callable[[], Batch]) -> Future[Batch]:
+    """Call ``sample`` in a daemon thread, so that one that blocks does not keep the process alive."""
+    future: Future[Batch] = Future()
+    # it cannot be cancelled any more: whoever waits for it may be
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(sample())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="aiorl-sample", daemon=True).start()
+    return future
 
 
 class RolloutWorker(Worker, EvaluatorInterface):
@@ -133,14 +193,14 @@ class RolloutWorker(Worker, EvaluatorInterface):
             RuntimeError: GPUs are granted that TensorFlow does not see.
         """
         self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self._ahead = Ahead()
+        self._ahead: deque[Future[Batch]] = deque()
         super().__init__(worker_settings(self._given))
 
     @classmethod
     def of(cls, settings: WorkerSettings, *, on_turn: Callable[[Worker], None] | None = None) -> Self:
         """Return one that is made by settings instead of arguments: that of a trainer; see `Worker` for errors."""
         worker = cls.__new__(cls)
-        worker._given, worker._ahead = {}, Ahead()
+        worker._given, worker._ahead = {}, deque()
         Worker.__init__(worker, settings, on_turn=on_turn)
         return worker
 

@@ -11,16 +11,13 @@ from gymnasium import spaces
 
 from aiorl.acting.exploration import exploration_has_memory
 from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.acting.observation.filters import ObservationFilter, make_filter
-from aiorl.acting.observation.preprocessors import Preprocessor
+from aiorl.acting.observation.filters import ObservationFilter
 from aiorl.acting.observation.returns import ReturnFilter, RewardScaler, returns_of
 from aiorl.acting.policy import Policy
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.env_maker import EnvMaker, EnvPlan
-from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.lockstep import LockstepEnv
 from aiorl.errors import ConfigError
-from aiorl.offline.estimators import ESTIMATORS, OffPolicyEstimator
 from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput, noop_output, sampler_input
 from aiorl.process.log_once import log_once
 from aiorl.sampling.async_sampler import AsyncSampler
@@ -37,18 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def set_up_logging(log_level: str | None, worker_index: int) -> None:
-    """Set aiorl's log level, and how often reports of data flow appear.
-
-    Workers 0 and 1 report, at DEBUG again and again; others keep quiet, also at DEBUG.
-    """
-    if log_level is not None:
-        logging.getLogger("aiorl").setLevel(log_level)
-    log_once.set_up(worker_index, log_level)
-
-
 def env_maker(settings: WorkerSettings, polled: str) -> EnvMaker:
-    """What makes a worker's environments.
+    """Return the maker of a worker's environments.
 
     Args:
         settings: of the worker.
@@ -77,27 +64,8 @@ def env_maker(settings: WorkerSettings, polled: str) -> EnvMaker:
     return EnvMaker(plan)
 
 
-def set_rules_for_agents(env: Any, settings: WorkerSettings) -> None:
-    """Leave to the sampler those rules for agents that the worker's settings change."""
-    if isinstance(env, ExternalMultiAgentEnv):
-        is_rewritten = settings.observation_fn is not None
-        env.leave_agents_to_sampler(observations_rewritten=is_rewritten, no_done_at_end=settings.config.no_done_at_end)
-
-
-def make_filters(preprocessors: Mapping[str, Preprocessor], name: str) -> dict[str, ObservationFilter]:
-    """A filter for each policy's observations.
-
-    Raises:
-        ConfigError: no filter of that name (also a ValueError).
-    """
-    return {
-        policy_id: make_filter(name, preprocessor.shape, preprocessor.layout.num_mask)
-        for policy_id, preprocessor in preprocessors.items()
-    }
-
-
 def make_return_filters(policies: Mapping[str, Policy]) -> dict[str, ObservationFilter]:
-    """Have policies scale their rewards that are to; the statistics they do it by, as they are named among filters."""
+    """Let policies scale their rewards where asked for; return the statistics for it by their names as filters."""
     filters: dict[str, ObservationFilter] = {}
     for policy_id, policy in policies.items():
         discount = policy.return_discount if isinstance(policy, GraphPolicy) else None
@@ -210,28 +178,17 @@ def _is_nested(env: LockstepEnv) -> bool:
     return any(isinstance(space, spaces.Dict | spaces.Tuple) for space in (env.observation_space, env.action_space))
 
 
-def make_estimators(settings: WorkerSettings, context: IOContext) -> list[OffPolicyEstimator]:
-    """Off-policy estimators, in the order of their names.
-
-    Raises:
-        ConfigError: there is no default policy to judge (also a ValueError).
-    """
-    return [ESTIMATORS[name].create(context) for name in sorted(settings.input_evaluation) if name in ESTIMATORS]
-
-
 def make_input_reader(settings: WorkerSettings, context: IOContext) -> InputReader:
-    """Where batches come from.
+    """Make the reader of batches.
 
     Raises:
         AssertionError: the creator made something else.
         ConfigError: the sampler's batches are asked for, and dropped for the sake of input evaluation.
     """
-    reader = settings.input_creator(context)
-    if not isinstance(reader, InputReader):
-        raise AssertionError(f"input_creator made a {type(reader).__name__}, expected an InputReader")
+    reader: InputReader = _made(settings.input_creator, "input_creator", InputReader, context)
     if settings.wants_simulation and isinstance(reader, SamplerInput):
         raise ConfigError(
-            f"input_evaluation {SIMULATION!r} drops what the sampler yields, which is the input here.",
+            f"input_evaluation {SIMULATION!r} drops the sampler's batches, which are the input here.",
             key="input_evaluation",
             value=SIMULATION,
             hint="Use it with stored input only.",
@@ -240,12 +197,17 @@ def make_input_reader(settings: WorkerSettings, context: IOContext) -> InputRead
 
 
 def make_output_writer(settings: WorkerSettings, context: IOContext) -> OutputWriter:
-    """Where copies of batches go.
+    """Make the writer of copies of batches.
 
     Raises:
         AssertionError: the creator made something else.
     """
-    writer = settings.output_creator(context)
-    if not isinstance(writer, OutputWriter):
-        raise AssertionError(f"output_creator made a {type(writer).__name__}, expected an OutputWriter")
+    writer: OutputWriter = _made(settings.output_creator, "output_creator", OutputWriter, context)
     return writer
+
+
+def _made(creator: Callable[[IOContext], Any], name: str, kind: Any, context: IOContext) -> Any:
+    made = creator(context)
+    if not isinstance(made, kind):
+        raise AssertionError(f"{name} made a {type(made).__name__}, expected an {kind.__name__}")
+    return made

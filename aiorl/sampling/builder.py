@@ -15,8 +15,6 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, PolicyError
 from aiorl.sampling.seats import Lane, Seat, Segment
 
-__all__ = ["BatchBuilder", "Cut", "OriginalBatches", "build_batches", "check_trajectory"]
-
 OnPostprocessed = Callable[[Any, Seat, SampleBatch, Mapping[Any, tuple[Policy, SampleBatch]]], None]
 """Called with the episode, the agent, its batch and the original batches of all agents by agent id."""
 
@@ -227,7 +225,7 @@ class OriginalBatches(Mapping[Any, tuple[Policy, SampleBatch]]):
     """Agent id -> (policy, batch before postprocessing), of the agents that are postprocessed together.
 
     A batch is made when it is first asked for, with memory of its own: nothing that is done to one agent's
-    batch is seen in another's. What was not asked for during postprocessing cannot be had later.
+    batch is seen in another's. Batches that nobody asked for during postprocessing cannot be had later.
     """
 
     def __init__(self, segments: Mapping[Any, tuple[Seat, Segment]]) -> None:
@@ -235,12 +233,13 @@ class OriginalBatches(Mapping[Any, tuple[Policy, SampleBatch]]):
         self._segments = segments
         self._made: dict[Any, tuple[Policy, SampleBatch]] = {}
         self._is_over = False
+        self._whole = self
 
     def __getitem__(self, agent_id: Any) -> tuple[Policy, SampleBatch]:
+        seat, segment = self._segments[agent_id]
         pair = self._made.get(agent_id)
         if pair is None:
-            seat, segment = self._segments[agent_id]
-            if self._is_over:
+            if self._whole._is_over:
                 raise RuntimeError("the original batches are there during postprocessing only")
             pair = self._made[agent_id] = (seat.lane.policy, SampleBatch(seat.lane.rows([segment]).columns))
         return pair
@@ -252,28 +251,11 @@ class OriginalBatches(Mapping[Any, tuple[Policy, SampleBatch]]):
         return len(self._segments)
 
     def without(self, agent_id: Any) -> Mapping[Any, tuple[Policy, SampleBatch]]:
-        """The same batches, but one agent's."""
-        return _Without(self, agent_id)
+        """Return the same batches, but one agent's."""
+        others = OriginalBatches({other: its for other, its in self._segments.items() if other != agent_id})
+        others._made, others._whole = self._made, self
+        return others
 
     def close(self) -> None:
-        """Postprocessing is over."""
+        """Refuse to make more."""
         self._is_over = True
-
-
-class _Without(Mapping[Any, tuple[Policy, SampleBatch]]):
-    """A view of OriginalBatches that leaves one agent out."""
-
-    def __init__(self, originals: OriginalBatches, agent_id: Any) -> None:
-        self._originals = originals
-        self._agent_id = agent_id
-
-    def __getitem__(self, agent_id: Any) -> tuple[Policy, SampleBatch]:
-        if agent_id == self._agent_id:
-            raise KeyError(agent_id)
-        return self._originals[agent_id]
-
-    def __iter__(self) -> Iterator[Any]:
-        return (agent_id for agent_id in self._originals if agent_id != self._agent_id)
-
-    def __len__(self) -> int:
-        return len(self._originals) - 1

@@ -14,8 +14,6 @@ from aiorl.errors import EnvError, UnknownPolicyError
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.seats import Lane, Seat
 
-__all__ = ["MultiAgentEpisode"]
-
 Array = NDArray[Any]
 Fault = TypeVar("Fault", bound=EnvError)
 

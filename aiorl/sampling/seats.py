@@ -17,8 +17,6 @@ from aiorl.data import columns as c
 from aiorl.errors import BadObservationError, BatchError, EnvContractError
 from aiorl.sampling.table import Table
 
-__all__ = ["Arrival", "Lane", "Rows", "Seat", "Segment"]
-
 Array = NDArray[Any]
 OffPolicyActions = Mapping[Any, Mapping[Any, Any]]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self, TypeVar
 
 from aiorl.acting.graph_policy import in_front_of
+from aiorl.acting.observation.filters import ObservationFilter, make_filter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -25,11 +26,12 @@ from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import BaseEnv
+from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.kinds import facts_of
 from aiorl.errors import ConfigError, EndOfData, PolicyError, SamplerDied
-from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator, episode_parts
+from aiorl.offline.estimators import ESTIMATORS, OffPolicyEstimate, OffPolicyEstimator, episode_parts
 from aiorl.offline.io import InputReader, IOContext, OutputWriter
-from aiorl.process.log_once import report
+from aiorl.process.log_once import log_once, report
 from aiorl.sampling import build
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.policies import enable_eager, make_policies, policy_classes, policy_specs, seed_generators
@@ -127,7 +129,9 @@ class Worker:
         os.environ.update(config.extra_python_environs_for_worker)
         classes = policy_classes(settings.policy)
         enable_eager(self.policy_config, classes)
-        build.set_up_logging(settings.log_level, settings.worker_index)
+        if settings.log_level is not None:
+            logging.getLogger("aiorl").setLevel(settings.log_level)
+        log_once.set_up(settings.worker_index, settings.log_level)
         polled = build.why_polled(settings)
         maker = build.env_maker(settings, polled)
         self.callbacks = settings.callbacks()
@@ -144,15 +148,24 @@ class Worker:
         self.policies_to_train = list(self.policy_map.trainable_ids)
         self.multiagent = self.policy_map.is_multi_agent
         facts.check_policies(specs, "policy")
-        self.filters = build.make_filters(self.preprocessors, config.observation_filter)
+        self.filters: dict[str, ObservationFilter] = {
+            policy_id: make_filter(config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask)
+            for policy_id, preprocessor in self.preprocessors.items()
+        }
         self.filters |= build.make_return_filters(policies)
         self.sampling_filters = self.filters | {
             policy_id: in_front_of(policy, self.filters[policy_id]) for policy_id, policy in policies.items()
         }
-        build.set_rules_for_agents(self.env, settings)
+        if isinstance(self.env, ExternalMultiAgentEnv):
+            self.env.leave_agents_to_sampler(
+                observations_rewritten=settings.observation_fn is not None, no_done_at_end=config.no_done_at_end
+            )
         self.async_env: BaseEnv = maker.to_base_env(self.env)
         self.io_context = IOContext(settings.log_dir, self.policy_config, settings.worker_index, self)
-        self.reward_estimators: list[OffPolicyEstimator] = build.make_estimators(settings, self.io_context)
+        evaluations = [name for name in sorted(settings.input_evaluation) if name in ESTIMATORS]
+        self.reward_estimators: list[OffPolicyEstimator] = [
+            ESTIMATORS[name].create(self.io_context) for name in evaluations
+        ]
         self.sampler = build.make_sampler(self, settings, polled, _weakly(self._between_turns))
         if isinstance(self.sampler, AsyncSampler):
             self.sampler.start()

@@ -94,14 +94,6 @@ def test_gradients_of_unknown_policies_change_nothing():
     assert known["a"].weight.tolist() == [0.0]
 
 
-def test_policies_not_trained_are_left_out():
-    """R42, R44."""
-    known = policies("a", "b", train=["b"])
-    samples = MultiAgentBatch({"a": rows(2), "b": rows(3)}, 3)
-    assert list(learning.learn_on_batch(known, samples)) == ["b"]
-    assert list(learning.compute_gradients(known, samples)[0]) == ["b"]
-
-
 # --- minibatches ---
 
 
@@ -162,21 +154,6 @@ def test_every_policy_passes_over_its_rows_as_often_as_asked(rng):
     assert sum(total for name, _, total in seen if name == "a") == pytest.approx(0, abs=1e-2)
     assert info == {"a": {"calls": 3.5}, "b": {"calls": 6.0}}
     assert samples.policy_batches["a"]["rewards"].tolist() == [1, 1, 5], "not modified"
-
-
-@pytest.mark.parametrize("whitelist", [["default_policy"], ["other"]])
-def test_a_plain_batch_is_the_default_policys_whatever_the_whitelist_says(rng, whitelist):
-    """R45, R46."""
-    info = minibatch_sgd(
-        numbered(1, 2),
-        whitelist,
-        lambda batch: {"rows": batch.count},
-        num_sgd_iter=1,
-        sgd_minibatch_size=0,
-        standardize_fields=[],
-        rng=rng,
-    )
-    assert info == {"default_policy": {"rows": 2.0}}
 
 
 def test_figures_in_dicts_are_averaged_too(rng):

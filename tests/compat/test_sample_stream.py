@@ -4,10 +4,11 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import deque
 
 import pytest
 
-from aiorl.compat.sample_stream import Ahead, SampleStream
+from aiorl.compat.rollout_worker import SampleStream
 
 
 def test_each_batch_is_given_once():
@@ -78,7 +79,7 @@ async def take_async(stream):
 
 
 def test_each_batch_is_given_once_also_when_several_ask_at_the_same_time():
-    lock, numbers, ahead = threading.Lock(), itertools.count(), Ahead()
+    lock, numbers, ahead = threading.Lock(), itertools.count(), deque()
 
     def sample():
         with lock:

@@ -66,16 +66,6 @@ def test_no_forbidden_action_is_taken_and_the_rows_bring_the_masks(make_worker, 
         assert worker.filters["default_policy"].state()["mean"].shape == (3,)
 
 
-@pytest.mark.parametrize("exploration", ["Random", {"type": "EpsilonGreedy", "epsilon": 0.5}])
-@pytest.mark.parametrize("actions", ["discrete", "multi_discrete", "multi_binary", "dict"])
-def test_exploration_takes_no_forbidden_action_either(make_worker, actions, exploration):
-    worker = make_worker(
-        lambda context: ForbiddingEnv(actions), Masking, rollout_fragment_length=60,
-        policy_config={"exploration": exploration},
-    )  # fmt: skip
-    assert worker.sample().count == 60
-
-
 def test_a_mask_that_forbids_everything_is_an_error_that_names_environment_and_agent(make_worker):
     worker = make_worker(lambda context: ForbiddingEnv(stuck_at=3), Masking, num_envs=2)
     with pytest.raises(BadObservationError, match=r"agent 'agent0': its action mask forbids every action") as caught:

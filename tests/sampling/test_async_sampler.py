@@ -44,16 +44,6 @@ class Breaks(DefaultCallbacks):
             raise ZeroDivisionError("on purpose")
 
 
-def test_it_gives_the_same_rows_as_the_synchronous_one(make_async, make_sampler):
-    sampler = make_async(single(5), length=3)
-    sampler.start()
-    plain = make_sampler(single(5), length=3)
-    for _ in range(6):
-        one, other = sampler.get_data(), plain.get_data()
-        for name in ("obs", "new_obs", "actions", "rewards", "dones", "t", "prev_actions"):
-            assert one[name].tolist() == other[name].tolist()
-
-
 def test_at_most_five_finished_batches_wait(make_async):
     """R69."""
     policy = RecordingPolicy()
@@ -103,19 +93,6 @@ def test_an_error_waits_for_room_like_a_batch(make_async):
         sampler.get_data()
 
 
-@re_raised
-def test_the_thread_raises_the_error_as_well(make_async, monkeypatch):
-    """R71: so that whoever watches threads sees it."""
-    seen = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
-    sampler = make_async(single(), callbacks=Breaks(at=1))
-    sampler.start()
-    with pytest.raises(ZeroDivisionError):
-        sampler.get_data()
-    wait_until(lambda: not sampler.is_alive)
-    assert seen == [ZeroDivisionError]
-
-
 def test_waiting_for_data_ends_with_a_timeout(make_async):
     """R73."""
     release = threading.Event()
@@ -143,15 +120,6 @@ def test_stop_ends_the_thread_even_while_the_queue_is_full(make_async):
     assert [sampler.get_data().count for _ in range(MAX_BATCHES_AHEAD)] == [2] * MAX_BATCHES_AHEAD
     with pytest.raises(SamplerDied):
         sampler.get_data()
-
-
-def test_stop_ends_a_thread_that_produces_nothing(make_async):
-    """R74."""
-    sampler = make_async(single(), blackhole_outputs=True)
-    sampler.start()
-    wait_until(lambda: sampler.get_metrics())
-    assert sampler.stop()
-    assert make_async(single()).stop(), "one that was never started"
 
 
 def test_a_wait_for_data_ends_when_the_sampler_is_stopped_although_its_environment_blocks(make_async):
@@ -209,15 +177,6 @@ def test_what_ended_a_blackholed_sampler_comes_out_with_its_metrics(make_async):
         with pytest.raises(SamplerDied) as caught:
             sampler.get_metrics()
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-def test_metrics_of_a_blackholed_sampler_may_be_asked_for_after_it_was_stopped(make_async):
-    sampler = make_async(single(), blackhole_outputs=True)
-    sampler.start()
-    wait_until(sampler.get_metrics)
-    sampler.stop()
-    sampler.get_metrics()
-    assert sampler.get_metrics() == []
 
 
 @re_raised

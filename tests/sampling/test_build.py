@@ -6,8 +6,6 @@ import gc
 import logging
 import os
 import random
-import sys
-from unittest.mock import MagicMock
 
 import gymnasium
 import numpy as np
@@ -25,9 +23,7 @@ from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
 from aiorl.offline.io import InputReader, NoopWriter, OutputWriter, SamplerInput
 from aiorl.process.log_once import log_once
-from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.worker import get_global_worker
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
@@ -96,16 +92,6 @@ def test_the_global_worker_is_the_last_one_made_and_is_not_kept_alive():
 
 
 # --- policies ---
-
-
-def test_a_single_class_is_the_default_policy_with_the_environments_spaces(make_worker):
-    """R2, R12, R13."""
-    worker = make_worker(rollout_fragment_length=20, num_envs=3)
-    assert list(worker.policy_map) == ["default_policy"]
-    assert worker.policy_map[DEFAULT].observation_space == CountingEnv().observation_space
-    assert worker.policy_map[DEFAULT].action_space == CountingEnv().action_space
-    assert worker.rollout_fragment_length == 60
-    assert not worker.multiagent
 
 
 def test_a_vectorised_environment_gives_the_spaces_of_one_copy(make_worker):
@@ -196,12 +182,6 @@ def test_the_mapping_function_is_asked_once_per_agent_and_episode(make_worker):
     assert asked == ["a0", "a1"] * 11, "those of the episode that begins after the last row are asked for already"
 
 
-def test_a_mapping_function_that_cannot_be_called_is_refused(make_worker):
-    """R16."""
-    with pytest.raises(ValueError, match="policy_mapping_fn"):
-        make_worker(policy_mapping_fn={"agent": "default_policy"})
-
-
 # --- environments ---
 
 
@@ -230,11 +210,6 @@ def pop_settings(context):
     context["nested"]["new"] = 1
     assert context.pop("nested")["sizes"] == [1, 2]
     return CountingEnv(context.pop("length"))
-
-
-def test_environments_may_be_named(make_worker):
-    worker = make_worker("aiorl.testing.envs:CountingEnv", env_config={"length": 3}, rollout_fragment_length=3)
-    assert worker.sample()["dones"].tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("made", [None, object(), 3, {"reset": 1}])
@@ -341,12 +316,6 @@ def reward_limit(worker):
     return worker.sampler._setup.settings.reward_limit
 
 
-def test_rewards_of_rows_are_clipped_where_asked_for(make_worker):
-    """R24, R25."""
-    assert set(make_worker(clip_rewards=True, rollout_fragment_length=5).sample()["rewards"]) == {1.0}
-    assert make_worker(rollout_fragment_length=5).sample()["rewards"].tolist() == [1, 2, 3, 4, 5]
-
-
 # --- seeds ---
 
 
@@ -437,16 +406,6 @@ def test_only_workers_0_and_1_report_data_flow(make_worker, caplog, index, repor
     assert (log_once._disabled, log_once._periodic) == (not reports, reports)
 
 
-def test_reports_come_once_unless_debugging(make_worker, caplog):
-    """R31."""
-    worker = make_worker(worker_index=1, log_level="INFO", rollout_fragment_length=3)
-    with caplog.at_level(logging.INFO, "aiorl"):
-        worker.sample()
-        worker.sample()
-    assert caplog.text.count("Sampling 3 environment steps") == 1
-    assert not log_once._periodic
-
-
 def test_the_local_worker_logs_its_parts_and_the_level_is_set(make_worker, caplog):
     with caplog.at_level(logging.INFO, "aiorl"):
         make_worker(worker_index=1)
@@ -523,20 +482,6 @@ def test_policies_are_told_what_the_filter_puts_out(make_worker, name, dtype):
 # --- callbacks, readers, writers, samplers ---
 
 
-def test_callbacks_are_made_once_per_worker(make_worker):
-    """R38."""
-    made = []
-
-    class Callbacks(DefaultCallbacks):
-        def __init__(self):
-            made.append(self)
-
-    worker = make_worker(callbacks=Callbacks, num_envs=2)
-    worker.sample()
-    assert made == [worker.callbacks]
-    assert type(make_worker().callbacks) is DefaultCallbacks
-
-
 @pytest.mark.parametrize(("name", "kind"), [("input_creator", InputReader), ("output_creator", OutputWriter)])
 def test_readers_and_writers_of_another_type_fail_the_assertion(make_worker, name, kind):
     """R37."""
@@ -561,58 +506,12 @@ def test_creators_get_the_io_context(make_worker):
     assert isinstance(worker.input_reader, SamplerInput)
 
 
-def test_samplers_are_synchronous_unless_asked_for(make_worker):
-    worker = make_worker()
-    assert isinstance(worker.sampler, SyncSampler)
-    worker = make_worker(sample_async=True, rollout_fragment_length=5)
-    assert isinstance(worker.sampler, AsyncSampler)
-    assert [worker.sample()["t"].tolist() for _ in range(3)] == [[0, 1, 2, 3, 4]] * 3
-    worker.stop()
-    assert not worker.sampler.is_alive
-
-
 def test_sampling_in_the_background_needs_a_concurrent_filter(make_worker):
     """R70."""
     with pytest.raises(AssertionError, match="ConcurrentMeanStdFilter"):
         make_worker(sample_async=True, observation_filter="MeanStdFilter")
     worker = make_worker(sample_async=True, observation_filter="ConcurrentMeanStdFilter", rollout_fragment_length=5)
     assert worker.sample().count == 5
-
-
-class TfLike(PlainPolicy):
-    """Says that TensorFlow runs it."""
-
-    framework = "tf"
-
-
-def test_a_tensorflow_policy_without_tensorflow_is_an_import_error(make_worker, monkeypatch):
-    """R33."""
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ImportError, match="TfLike needs TensorFlow"):
-        make_worker(policy=TfLike)
-
-
-def test_in_eager_mode_policies_are_converted(make_worker, monkeypatch):
-    """R35."""
-    monkeypatch.setattr("aiorl.sampling.policies._tensorflow", MagicMock())
-    monkeypatch.setattr("aiorl.sampling.policies.check_tensorflow", lambda policy_class, gpus: None)
-    with pytest.raises(ValueError, match="no method as_eager"):
-        make_worker(policy=TfLike, policy_config={"eager": True})
-    monkeypatch.setattr(TfLike, "as_eager", classmethod(lambda cls: PlainPolicy), raising=False)
-    assert type(make_worker(policy=TfLike, policy_config={"eager": True}).get_policy()) is PlainPolicy
-    assert type(make_worker(policy=TfLike).get_policy()) is TfLike
-
-
-@pytest.mark.parametrize("sample_async", [False, True])
-def test_simulation_warns_that_it_samples_in_the_background(make_worker, caplog, sample_async):
-    """R36, SPEC 2.2 step 15."""
-
-    class Stored(InputReader):
-        def next(self):
-            raise NotImplementedError
-
-    make_worker(input_creator=lambda context: Stored(), input_evaluation=["simulation"], sample_async=sample_async)
-    assert "for metrics only" in caplog.text
 
 
 def test_simulation_of_what_is_sampled_is_refused(make_worker):

@@ -111,25 +111,6 @@ def test_the_order_of_a_whole_episode():
             assert tape[22:27] == [("poll",), *episode_starts, ("step", 0, 0, 0)]
 
 
-def test_metrics_made_before_on_episode_end_share_what_it_adds():
-    """R90."""
-
-    class Add(DefaultCallbacks):
-        def on_episode_end(self, *, episode, **kwargs):
-            episode.custom_metrics["late"] = 4.0
-            episode.hist_data["h"] = [1, 2]
-
-    env = ScriptedEnv({0: [scenes(1)]})
-    iteration = make(env, {"default_policy": RecordingPolicy()}, Add())
-    iteration.observe(env.poll())
-    env.send_actions(iteration.act())
-    metrics, batch = iteration.observe(env.poll())
-    assert isinstance(metrics, RolloutMetrics)
-    assert metrics.custom_metrics == {"late": 4.0}
-    assert metrics.hist_data == {"h": [1, 2]}
-    assert batch.count == 1
-
-
 @pytest.mark.parametrize("soft", [True, False])
 def test_metrics_of_a_soft_reset_episode_are_not_changed_by_what_follows(soft):
     """R84, R90."""

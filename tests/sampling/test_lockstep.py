@@ -4,12 +4,9 @@ import itertools
 import logging
 import time
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from aiorl.acting.observation.filters import MeanStdFilter
 from aiorl.data import columns as c
@@ -18,14 +15,13 @@ from aiorl.env.env_maker import make_lockstep_env
 from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.serial_env import SerialEnv
-from aiorl.errors import BadObservationError, EnvError
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.process.log_once import PERIOD_S, log_once
 from aiorl.sampling.fragments import FRAGMENT_COLUMNS
 from aiorl.sampling.lockstep import Lockstep
-from aiorl.testing.envs import CountingEnv, CountingVectorEnv, FaultyEnv, RecallEnv, counting_obs
+from aiorl.testing.envs import CountingEnv, CountingVectorEnv, counting_obs
 from aiorl.testing.fake_policy import FakePolicy, linear_value
 
 ALL = sorted(FRAGMENT_COLUMNS)
@@ -165,23 +161,6 @@ def test_values_of_cut_and_final_observations_come_from_one_call_per_fragment(mo
     assert policy.seen == [2] * 15
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_each_observation_enters_the_filter_exactly_once(mode):
-    env = make_env(mode)
-    observation_filter = MeanStdFilter((3,))
-    sampler = make_sampler(env, length=9, filter=observation_filter)
-    sampler.sample()
-    period = (4, 6) if mode == "NextStep" else (3, 5)  # with the next-step reset, the final row is one more
-    rows = [counting_obs(row // period[n], row % period[n], n) for n in (0, 1) for row in range(10)]
-    if mode != "NextStep":
-        rows += [counting_obs(episode, 3, 0) for episode in range(3)] + [counting_obs(0, 5, 1)]
-    shown = np.array(rows, np.float64)
-    state = observation_filter.state()
-    assert state["n"] == len(shown)
-    np.testing.assert_allclose(state["mean"], np.mean(shown, axis=0), rtol=1e-12)
-    np.testing.assert_allclose(state["m2"], np.var(shown, axis=0) * len(shown), rtol=1e-9)
-
-
 def test_columns_hold_the_filtered_observation_and_final_observations_are_filtered_too():
     """R101."""
     observation_filter = MeanStdFilter((3,))
@@ -267,18 +246,6 @@ def test_same_seeds_give_the_same_rows_and_other_seeds_others(vectorize):
     assert not np.array_equal(first[c.OBS], other[c.OBS])
 
 
-def test_serial_and_native_cartpole_agree_on_every_kind_of_column():
-    for vectorize in ("serial", "native"):
-        env = make_lockstep_env("CartPole-v1", {}, 4, vectorize)
-        fragment = make_sampler(env, length=50).sample()
-        assert fragment.columns[c.OBS].dtype == np.float32
-        assert fragment.columns[c.ACTIONS].dtype == np.int64
-        assert set(np.unique(fragment.columns[c.ACTIONS])) == {0, 1}
-        for name in (c.REWARDS, c.ADVANTAGES, c.VALUE_TARGETS, c.ACTION_LOGP, c.VF_PREDS, c.BOOTSTRAP_VALUES):
-            assert fragment.columns[name].dtype == np.float32, name
-        env.close()
-
-
 REPORTS = (
     "Raw observations from the environment: array(float32, [2, 3]",
     "Infos from the environment",
@@ -310,31 +277,6 @@ def test_data_flow_is_logged_once_in_order_and_again_in_periodic_mode(caplog, co
             assert [caplog.text.count(text) for text in REPORTS] == [2] * len(REPORTS)
     finally:
         log_once._clock = time.monotonic
-
-
-def test_infos_of_a_vector_environment_are_logged(caplog):
-    """4.11."""
-
-    class Telling(CountingEnv):
-        def step(self, action):
-            return (*super().step(action)[:4], {"step": self._step})
-
-    vector = gymnasium.vector.SyncVectorEnv([Telling] * 2)
-    sampler = make_sampler(NativeVectorEnv(vector, env_id="telling"))
-    with caplog.at_level(logging.INFO, "aiorl"):
-        for _ in range(3):
-            sampler.sample()
-    assert caplog.text.count("Infos from the environment: {'step': array(int64, [2], min 1") == 1
-
-
-def test_fragments_do_not_share_memory_with_later_ones():
-    sampler = make_sampler(make_env("serial"))
-    first = sampler.sample()
-    before = {name: column.copy() for name, column in (first.columns | first.extras).items()}
-    for _ in range(3):
-        sampler.sample()
-    for name, column in (first.columns | first.extras).items():
-        np.testing.assert_array_equal(column, before[name], err_msg=name)
 
 
 class ContinuousEnv(CountingEnv):
@@ -392,43 +334,6 @@ def test_only_the_columns_asked_for_are_carried():
     assert fragment.columns[c.BOOTSTRAP_VALUES][2, 0] == np.float32(value(0, 3, 0))
 
 
-def test_without_truncations_and_advantages_no_value_is_evaluated():
-    policy = FakePolicy(spaces.Discrete(2))
-    columns = [c.OBS, c.BOOTSTRAP_VALUES]
-    fragment = make_sampler(make_env("serial"), policy=policy, columns=columns, postprocess="none").sample()
-    assert policy.value_calls == []
-    assert not fragment.columns[c.BOOTSTRAP_VALUES].any()
-
-
-def test_errors_of_the_environment_come_out_of_sample():
-    good, bad = CountingEnv(), FaultyEnv("nan_obs", at_step=3)
-    with pytest.raises(BadObservationError, match="copy 1, at step 3"):
-        make_sampler(SerialEnv([good, bad], env_id="faulty")).sample()
-    with pytest.raises(EnvError, match="step failed on purpose"):
-        make_sampler(SerialEnv([FaultyEnv("step")], env_id="faulty")).sample()
-
-
-def test_perf_counts_steps_and_seconds():
-    """R78."""
-    sampler = make_sampler(make_env("serial"))
-    assert set(sampler.perf.get().values()) == {0.0}
-    sampler.sample()
-    sampler.sample()
-    assert sampler.perf.iters == 14
-    assert sampler.env_steps == 28
-    assert min(sampler.perf.env_wait_time, sampler.perf.processing_time, sampler.perf.inference_time) > 0
-
-
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_recall_env_runs_through_the_sampler(recurrent):
-    env = SerialEnv([RecallEnv() for _ in range(4)], env_id="recall")
-    sampler = make_sampler(env, length=40, recurrent=recurrent)
-    sampler.sample()
-    episodes = sampler.take_episodes()
-    assert set(episodes.lengths.tolist()) == {4}
-    assert set(episodes.rewards.tolist()) <= {0.0, 1.0}
-
-
 class Beginning(SerialEnv):
     """Steps as ever, but says that some copies could begin before the others, and keeps what it was told."""
 
@@ -462,34 +367,6 @@ def test_where_copies_can_begin_half_of_them_step_while_the_others_are_acted_for
             np.testing.assert_array_equal(mine[name], other[name], err_msg=name)
     assert [what for what, _ in env.tape[:6]] == ["begin", "begin", "step"] * 2
     assert [copies for _, copies in env.tape[:2]] == [[0, 1], [2, 3, 4]]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
-    cut=st.integers(1, 9),
-    end=st.sampled_from(["terminate", "truncate"]),
-    gamma=st.floats(0, 1),
-    lam=st.floats(0, 1),
-)
-def test_every_way_of_resetting_gives_the_same_transitions(lengths, cut, end, gamma, lam):
-    """Rows of each copy agree between all modes; advantages where the cut does not matter (lambda 0) too."""
-    columns = (c.OBS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES)
-    tables = {}
-    for mode in MODES:
-        env = make_env(mode, lengths=tuple(lengths), end=end, num_envs=len(lengths))
-        sampler = make_sampler(env, length=cut, gamma=gamma, lam=0.0)
-        rows = {n: [] for n in range(len(lengths))}
-        for _ in range(12 // cut + 1):
-            batch = sampler.sample().to_sample_batch()
-            for row in batch.rows():
-                kept = [np.asarray(row[name]).tolist() for name in (*columns, c.ADVANTAGES)]
-                rows[int(row[c.OBS][2])].append(kept)
-        tables[mode] = rows
-    for n in range(len(lengths)):
-        shortest = min(len(tables[mode][n]) for mode in MODES)
-        for mode in MODES:
-            assert tables[mode][n][:shortest] == tables["serial"][n][:shortest]
 
 
 @pytest.mark.parametrize("extras", [(), (c.LAST_OBS,)])

@@ -10,15 +10,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from sampler_settings import sampler_settings
 
 from aiorl.acting.policy import Policy
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.env_maker import to_base_env
 from aiorl.env.external_env import ExternalEnv
-from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.env.remote_env import RemoteSettings
-from aiorl.errors import ConfigError, SamplerDied
+from aiorl.errors import SamplerDied
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.scripted_env import RecordingPolicy
 
@@ -109,19 +107,6 @@ def test_interleaved_external_episodes_give_separate_trajectories(make_sampler, 
     base_env.stop()
 
 
-def test_r158_an_external_env_with_a_finite_horizon_is_refused_before_any_row(make_sampler):
-    class Idle(ExternalEnv):
-        def run(self):
-            pass
-
-    base_env = to_base_env(Idle(spaces.Discrete(2), SPACE))
-    with pytest.raises(ConfigError, match="horizon is 50, but ExternalBaseEnv cannot be reset"):
-        make_sampler(base_env, SumPolicy(), horizon=50)
-    for none in (0, None):
-        make_sampler(base_env, SumPolicy(), horizon=none)
-    base_env.stop()
-
-
 class Reusing(gymnasium.Env):
     """Changes the same info, and the same array in it, at every step."""
 
@@ -176,88 +161,3 @@ def test_remote_copies_come_when_they_are_ready_and_reset_by_later_polls(make_sa
         assert {m.episode_reward for m in sampler.get_metrics()} == {6.0}
     finally:
         base_env.stop()
-
-
-class Meeting(MultiAgentEnv):
-    """Agent n arrives at step n and leaves after three steps of its own."""
-
-    observation_space, action_space = SPACE, spaces.Discrete(5)
-
-    def __init__(self, agents=4):
-        self._agents = agents
-
-    def _show(self):
-        return {n: np.array([n, self._step, 0], np.float32) for n in range(self._agents) if 0 <= self._step - n <= 3}
-
-    def reset(self, *, seed=None, options=None):
-        self._step = 0
-        return self._show(), {}
-
-    def step(self, action_dict):
-        assert action_dict.keys() == {n for n in self._show() if self._step - n < 3}
-        self._step += 1
-        obs = self._show()
-        terminateds = {n: self._step - n == 3 for n in obs}
-        terminateds["__all__"] = self._step == self._agents + 2
-        return obs, dict.fromkeys(obs, 1.0), terminateds, {"__all__": False}, {}
-
-
-def test_agents_that_come_and_go_in_a_multi_agent_env(make_sampler):
-    """R120, R126, R127, R130."""
-    base_env = to_base_env(Meeting(), lambda index: Meeting(), 2)
-    policy = RecordingPolicy(spaces.Discrete(5), act=lambda obs: np.zeros(len(obs), np.int64))
-    batch = make_sampler(base_env, policy).get_data()
-    assert batch.count == 4 * 3
-    for index in range(4):
-        rows = batch.take(batch["agent_index"] == index)
-        assert rows["t"].tolist() == [index, index + 1, index + 2]
-        assert rows["terminateds"].tolist() == [False, False, True]
-    base_env.stop()
-
-
-def test_dict_observations_are_flattened_for_the_policy(make_sampler):
-    """R117 and nested observations together."""
-
-    class Nested(gymnasium.Env):
-        observation_space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,), np.float32)})
-        action_space = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,), np.float32)])
-        received = []
-
-        def reset(self, *, seed=None, options=None):
-            self.steps = 0
-            return {"a": 0, "b": np.zeros(2, np.float32)}, {}
-
-        def step(self, action):
-            self.received.append(action)
-            self.steps += 1
-            return {"a": self.steps % 3, "b": np.full(2, 0.5, np.float32)}, 1.0, self.steps == 2, False, {}
-
-    class Flat(Policy):
-        def compute_actions(self, obs, state_batches=(), *args, **kwargs):
-            return (np.ones(len(obs), np.int64), np.full((len(obs), 1), 9.0, np.float32)), [], {}
-
-    env = Nested()
-    from aiorl.acting.observation.filters import NoFilter
-    from aiorl.acting.observation.preprocessors import preprocessor_for
-    from aiorl.sampling.callbacks import DefaultCallbacks
-    from aiorl.sampling.sampler import SyncSampler
-    from aiorl.sampling.settings import SamplerSetup
-
-    preprocessor = preprocessor_for(env.observation_space)
-    policy = Flat(preprocessor.observation_space, env.action_space, {})
-    sampler = SyncSampler(
-        SamplerSetup(
-            worker=None,
-            base_env=to_base_env(env),
-            policy_map={"default_policy": policy},
-            policy_mapping_fn=None,
-            preprocessors={"default_policy": preprocessor},
-            filters={"default_policy": NoFilter()},
-            settings=sampler_settings(2),
-            callbacks=DefaultCallbacks(),
-        )
-    )
-    batch = sampler.get_data()
-    assert batch["obs"].tolist() == [[1, 0, 0, 0, 0], [0, 1, 0, 0.5, 0.5]]
-    assert batch["actions"].tolist() == [[1, 9], [1, 9]]
-    assert [part.tolist() if isinstance(part, np.ndarray) else part for part in env.received[0]] == [1, [1.0]]

@@ -8,11 +8,10 @@ import sys
 import numpy as np
 import pytest
 from gymnasium import spaces
-from plain_policies import DEFAULT, VECTOR, PlainPolicy, RandomPolicy, spec
+from plain_policies import DEFAULT, RandomPolicy, spec
 
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.data import columns as c
-from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
 tf = pytest.importorskip("tensorflow")
 
@@ -87,47 +86,6 @@ def test_r27_equal_seeds_give_equal_tensorflow_weights_and_batches(make_worker):
     assert one[2] != other[2]
 
 
-def test_r42_r43_r45_a_tensorflow_policy_learns_in_a_worker_in_one_step_or_two(make_worker):
-    whole, apart = make_cartpole(make_worker), make_cartpole(make_worker)
-    batch = whole.sample()
-    at_once = whole.learn_on_batch(batch)
-    gradients, in_two = apart.compute_gradients(batch)
-    assert in_two == {"loss": at_once["loss"], "batch_count": 60}
-    assert at_once == {"loss": in_two["loss"], **apart.apply_gradients(gradients)}
-    for name, weight in whole.get_weights()[DEFAULT].items():
-        np.testing.assert_array_equal(weight, apart.get_weights()[DEFAULT][name])
-
-
-def test_r44_policies_of_tensorflows_and_plain_ones_learn_side_by_side(make_worker):
-    policies = {
-        "tf": spec(VECTOR, ACTIONS, Cloning, model=MODEL),
-        "plain": spec(VECTOR, ACTIONS),
-        "fixed": spec(VECTOR, ACTIONS, Cloning, model=MODEL),
-    }
-    worker = make_worker(
-        lambda context: CountingMultiAgentEnv((4, 4, 4)),
-        policies,
-        policy_mapping_fn=lambda agent: list(policies)[int(agent[1:])],
-        policies_to_train=["tf", "plain"],
-        rollout_fragment_length=4,
-    )
-    samples = worker.sample()
-    assert set(samples.policy_batches) == set(policies)
-    before = worker.get_weights()
-    info = worker.learn_on_batch(samples)
-    assert info.keys() == {"tf", "plain"}
-    assert info["tf"].keys() == {"loss", "grad_norm"}
-    assert info["plain"] == {"rows": 4, "mean_reward": 2.5}
-    after = worker.get_weights()
-    assert any(not np.array_equal(before["tf"][name], after["tf"][name]) for name in before["tf"])
-    for name, weight in before["fixed"].items():
-        np.testing.assert_array_equal(weight, after["fixed"][name])
-    gradients, info = worker.compute_gradients(samples)
-    assert gradients.keys() == {"tf", "plain"}
-    assert info["batch_count"] == samples.count
-    assert worker.apply_gradients(gradients).keys() == {"tf", "plain"}
-
-
 def test_r51_r53_a_tensorflow_policy_is_saved_restored_exported_and_imported(make_worker, tmp_path):
     import h5py
     from safetensors.numpy import load_file
@@ -163,14 +121,6 @@ def test_r51_r53_a_tensorflow_policy_is_saved_restored_exported_and_imported(mak
     other.import_policy_model_from_h5(str(tmp_path / "weights.h5"))
     for name, weight in wanted.items():
         np.testing.assert_array_equal(other.get_weights()[DEFAULT][name], weight + 1)
-
-
-@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU here")
-def test_r33_gpus_that_tensorflow_itself_does_not_see_are_a_runtime_error(make_worker):
-    with pytest.raises(RuntimeError, match="1 GPUs are granted"):
-        make_cartpole(make_worker, policy_config={"model": MODEL, "num_gpus": 1})
-    grants_to_others = {"model": MODEL, "num_gpus_per_worker": 1}
-    assert make_cartpole(make_worker, policy_config=grants_to_others).sample().count == 60
 
 
 def run_python(code: str) -> str:
@@ -240,14 +190,6 @@ def test_r35_tensorflow_itself_is_switched_to_eager_mode_unless_workers_are_exem
     assert [modes for _, modes in runs] == [{False}, {False}, {False}, {True}]
     for obs, _ in runs:
         np.testing.assert_allclose(obs, runs[0][0], rtol=1e-4, atol=1e-5)
-
-
-def test_r35_a_policy_of_tensorflows_without_an_eager_variant_is_refused(make_worker):
-    class Raw(PlainPolicy):
-        framework = "tf"
-
-    with pytest.raises(ValueError, match="no method as_eager"):
-        make_cartpole(make_worker, Raw, policy_config={"eager": True, "eager_tracing": True})
 
 
 # --- environments of other packages ---

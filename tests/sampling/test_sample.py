@@ -12,13 +12,12 @@ import pytest
 from gymnasium import spaces
 from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
 
-from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.monitor import STATS_FILE
 from aiorl.env.vector_env import VectorEnv
 from aiorl.errors import ConfigError
-from aiorl.offline.estimators import ImportanceSamplingEstimator, OffPolicyEstimate
+from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.offline.io import InputReader, OutputWriter
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
@@ -52,15 +51,6 @@ class Stored(InputReader):
 # --- how much ---
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
-def test_truncated_batches_have_exactly_the_rows_asked_for(make_worker, num_envs):
-    """R58, R104."""
-    worker = make_worker(lambda context: CountingEnv(7), num_envs=num_envs, rollout_fragment_length=10)
-    for _ in range(4):
-        batch = worker.sample()
-        assert batch.count == 10 * num_envs
-
-
 def test_truncated_batches_take_at_most_one_sampler_batch_per_environment(make_worker):
     """R59: also if rows are fewer than aimed at."""
     reader = Stored(2)
@@ -86,20 +76,6 @@ def test_complete_episodes_are_read_until_there_are_enough_steps(make_worker):
     assert batch.count == 12
     assert batch["t"].tolist() == [0, 1, 2, 3] * 3
     assert batch["dones"].tolist() == [False, False, False, True] * 3
-
-
-def test_complete_multi_agent_episodes_count_environment_steps(make_worker):
-    """R60, R131."""
-    worker = make_worker(
-        lambda context: CountingMultiAgentEnv((3, 5)),
-        {"a": spec(VECTOR, ACTIONS)},
-        policy_mapping_fn=lambda agent: "a",
-        batch_mode="complete_episodes",
-        rollout_fragment_length=6,
-    )
-    batch = worker.sample()
-    assert isinstance(batch, MultiAgentBatch)
-    assert (batch.count, batch.total()) == (10, 16)
 
 
 @pytest.mark.parametrize("mode", ["complete_episodes", "truncate_episodes"])
@@ -202,15 +178,6 @@ def test_observations_of_every_policy_are_compressed(make_worker):
     assert all(rows.packed == frozenset() for rows in batch.policy_batches.values())
 
 
-def test_without_compression_nothing_is_packed_and_every_batch_is_new(make_worker):
-    """R65, R66."""
-    worker = make_worker(rollout_fragment_length=5)
-    first, second = worker.sample(), worker.sample()
-    assert first.packed == frozenset()
-    assert first is not second
-    assert worker.last_batch is None
-
-
 class ExtraCallbacks(DefaultCallbacks):
     def on_episode_end(self, *, episode, **kwargs):
         rows = {name: np.zeros((1, 3), np.float32) for name in ("obs", "new_obs")}
@@ -291,13 +258,6 @@ def test_estimators_and_the_sampler_do_not_evaluate_a_policy_at_once(make_worker
     assert Exclusive.clashes == 0
 
 
-def test_estimators_are_made_by_name(make_worker):
-    """R36."""
-    worker = make_worker(input_evaluation=frozenset(["is"]), input_creator=lambda context: Stored(4))
-    assert [type(found) for found in worker.reward_estimators] == [ImportanceSamplingEstimator]
-    assert make_worker().reward_estimators == []
-
-
 def test_what_was_read_before_an_error_is_kept_for_the_next_call(make_worker):
     """R7: also when the sampler is interrupted between two turns."""
     worker = make_worker(lambda context: CountingEnv(50), num_envs=2, rollout_fragment_length=5)
@@ -362,13 +322,6 @@ def test_a_reader_around_the_samplers_batches_is_told_at_once_that_simulation_dr
 
 
 # --- as a stream ---
-
-
-def test_batches_come_as_an_endless_iterator_without_repetition(make_worker):
-    """SPEC 2.2 step 3."""
-    worker = make_worker(lambda context: CountingEnv(50), rollout_fragment_length=5)
-    starts = [int(batch["t"][0]) for batch in itertools.islice(worker.samples, 4)]
-    assert starts == [0, 5, 10, 15]
 
 
 def test_batches_come_as_an_asynchronous_iterator_too(make_worker):
@@ -507,52 +460,6 @@ def test_environments_in_processes_of_their_own_are_sampled(make_worker, tmp_pat
     lines = [len((folder / STATS_FILE).read_text().splitlines()) for folder in tmp_path.iterdir()]
     assert sum(lines) >= 12
     assert len(lines) == 2
-
-
-def test_a_horizon_cuts_episodes_and_soft_ones_do_not_reset(make_worker):
-    """R82, R84, R85."""
-    hard = make_worker(lambda context: CountingEnv(50), episode_horizon=4, rollout_fragment_length=8)
-    batch = hard.sample()
-    assert batch["t"].tolist() == [0, 1, 2, 3] * 2
-    assert batch["dones"].tolist() == [False, False, False, True] * 2
-    assert batch["obs"][:, 0].tolist() == [0] * 4 + [1] * 4
-    soft = make_worker(
-        lambda context: CountingEnv(50), episode_horizon=4, soft_horizon=True, rollout_fragment_length=8
-    ).sample()
-    assert soft["dones"].sum() == 0
-    assert soft["obs"][:, 1].tolist() == list(range(8))
-    never = make_worker(lambda context: CountingEnv(4), no_done_at_end=True, rollout_fragment_length=8).sample()
-    assert never["dones"].sum() == 0
-
-
-def test_observation_functions_and_clipping_reach_the_sampler(make_worker):
-    """R118, R134."""
-    seen = []
-
-    class Wide(CountingEnv):
-        def __init__(self):
-            super().__init__(50)
-            self.action_space = spaces.Box(-0.5, 0.5, (1,), np.float32)
-
-        def step(self, action):
-            seen.append(float(action[0]))
-            return super().step(0)
-
-    class Far(PlainPolicy):
-        def compute_actions(self, obs, state_batches=(), *args, **kwargs):
-            return np.full((len(obs), 1), 2.0, np.float32), [], {}
-
-    def shifted(agent_obs, worker, base_env, policies, episode):
-        return {agent: obs + np.float32(100) for agent, obs in agent_obs.items()}
-
-    worker = make_worker(lambda context: Wide(), Far, observation_fn=shifted, rollout_fragment_length=3)
-    batch = worker.sample()
-    assert set(seen) == {0.5}
-    assert batch["actions"].tolist() == [[2.0]] * 3
-    assert batch["obs"][0].tolist() == [100, 100, 100]
-    free = make_worker(lambda context: Wide(), Far, clip_actions=False, rollout_fragment_length=3)
-    free.sample()
-    assert seen[-1] == 2.0
 
 
 def test_clients_of_an_external_env_get_clipped_actions_and_rows_keep_what_was_chosen(make_worker):

@@ -16,7 +16,7 @@ from aiorl.acting.observation.filters import MeanStdFilter, NoFilter
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import FinishedGame
-from aiorl.errors import ConfigError, EnvContractError, EnvError, PolicyError, SamplerDied
+from aiorl.errors import ConfigError, EnvError, PolicyError
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
@@ -65,62 +65,6 @@ def test_rows_have_every_column_and_the_policys_own(make_sampler):
     assert batch["eps_id"].dtype == np.int64
 
 
-def test_first_observation_makes_no_row_and_new_obs_is_the_next_rows_obs(make_sampler):
-    """R97, R98."""
-    batch = make_sampler(single(3)).get_data()
-    assert batch["obs"].tolist() == [[0, 0, 0], [0, 1, 0], [0, 2, 0]]
-    assert batch["new_obs"].tolist() == [[0, 1, 0], [0, 2, 0], [0, 3, 0]]
-    assert batch["score"].tolist() == [0, 1, 2]
-
-
-def test_t_counts_from_zero_and_episode_ids_differ(make_sampler):
-    """R99."""
-    sampler = make_sampler(single(3, 2))
-    first, second = sampler.get_data(), sampler.get_data()
-    assert first["t"].tolist() == [0, 1, 2]
-    assert second["t"].tolist() == [0, 1]
-    assert len(set(first["eps_id"])) == len(set(second["eps_id"])) == 1
-    assert first["eps_id"][0] != second["eps_id"][0]
-
-
-def test_previous_actions_and_rewards_lag_by_one_and_start_with_zero(make_sampler):
-    """R100."""
-    sampler = make_sampler(single(3, 3))
-    for actions in ([0, 1, 2], [3, 4, 5]):
-        batch = sampler.get_data()
-        assert batch["actions"].tolist() == actions
-        assert batch["prev_actions"].tolist() == [0, *actions[:-1]]
-        assert batch["rewards"].tolist() == [1, 2, 3]
-        assert batch["prev_rewards"].tolist() == [0, 1, 2]
-
-
-def test_rows_and_the_policy_get_filtered_observations_and_each_enters_the_filter_once(make_sampler):
-    """R101."""
-    observation_filter = MeanStdFilter((3,))
-    policy = RecordingPolicy()
-    sampler = make_sampler(single(4), policy, filters={"default_policy": observation_filter})
-    batch = sampler.get_data()
-    oracle = MeanStdFilter((3,))
-    expected = [oracle(ob(0, step, 0)) for step in range(5)]
-    np.testing.assert_array_equal(batch["obs"], expected[:4])
-    np.testing.assert_array_equal(batch["new_obs"], expected[1:])
-    # the observation of the reset that follows the last row is in already
-    assert observation_filter.count == 6
-    np.testing.assert_array_equal(np.concatenate([call["obs"] for call in policy.calls]), expected[:4])
-
-
-def test_training_disabled_suppresses_rows_but_neither_metrics_nor_steps(make_sampler):
-    """R102."""
-    script = scenes(4)
-    for step in (1, 2):
-        script[step] = Scene(script[step].obs, script[step].rewards, infos={"agent0": {"training_enabled": False}})
-    sampler = make_sampler(ScriptedEnv({0: [script]}), length=2)
-    assert sampler.get_data()["t"].tolist() == [2], "cut at the next recorded row once two steps are over"
-    assert sampler.get_data()["t"].tolist() == [3, 2]
-    (metrics,) = sampler.get_metrics()
-    assert (metrics.episode_length, metrics.episode_reward) == (4, 10.0)
-
-
 def test_r102_rows_around_suppressed_ones_are_trajectories_of_their_own(make_sampler):
     """R102, R106: the value behind a piece is that of its own last new_obs, not that of the next recorded row."""
     policy = make_onnx_policy(3, spaces.Discrete(2), 2, mlp_weights(3, 2))
@@ -139,25 +83,6 @@ def test_r102_rows_around_suppressed_ones_are_trajectories_of_their_own(make_sam
     assert batch["t"].tolist() == [0, 1, 4, 6, 7]
     values = np.where(batch["terminateds"], 0.0, policy.values(batch["new_obs"]))
     np.testing.assert_allclose(batch["value_targets"], batch["rewards"] + 0.5 * values, rtol=1e-5)
-
-
-def test_an_agent_that_is_not_observed_at_every_step_has_one_trajectory_nonetheless(make_sampler):
-    """R106: a row may span several steps."""
-    script = scenes(6)
-    for step in (2, 3, 5):
-        script[step] = Scene({}, script[step].rewards)
-    policy = RecordingPolicy()
-    make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
-    assert [batch["t"].tolist() for batch, *_ in policy.postprocessed] == [[0, 3, 5]]
-
-
-def test_infos_of_rows_are_those_of_the_step(make_sampler):
-    """R96."""
-    script = [Scene(s.obs, s.rewards, s.terminateds, infos={"agent0": {"step": n}}) for n, s in enumerate(scenes(3))]
-    policy = RecordingPolicy()
-    batch = make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
-    assert [info["step"] for info in batch["infos"]] == [1, 2, 3]
-    assert [call["infos"][0].get("step") for call in policy.calls] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -185,15 +110,6 @@ def test_packed_batches_have_exactly_the_fragment_length_and_span_episodes(make_
     assert [len(list(group)) for _, group in itertools.groupby(joined["eps_id"])] == [3, 5, 3, 5]
 
 
-def test_several_environments_yield_one_batch_of_the_fragment_length_each(make_sampler):
-    """R58: num_envs batches make num_envs * F rows."""
-    env = ScriptedEnv({n: [scenes(10, episode=n)] for n in range(3)})
-    sampler = make_sampler(env, length=5)
-    batches = [sampler.get_data() for _ in range(3)]
-    assert [batch.count for batch in batches] == [5, 5, 5]
-    assert [batch["obs"][0, 0] for batch in batches] == [0, 1, 2]
-
-
 def test_without_packing_there_is_one_batch_per_episode_never_cut(make_sampler):
     """R60, R105."""
     sampler = make_sampler(single(7, 1, 30))
@@ -212,21 +128,6 @@ def test_packed_rows_of_a_finished_episode_stay_in_a_builder_that_is_used_again(
     sampler.get_data()
     assert builders[0][0] is builders[1][0]
     assert [total for _, total in builders] == [0, 3]
-
-
-def test_every_postprocessing_call_sees_one_trajectory(make_sampler):
-    """R106."""
-    policy = RecordingPolicy()
-    sampler = make_sampler(single(3, 5), policy, length=4)
-    for _ in range(4):
-        sampler.get_data()
-    seen = [batch["t"].tolist() for batch, _, _ in policy.postprocessed]
-    assert seen == [[0, 1, 2], [0], [1, 2, 3, 4], [0, 1, 2], [0], [1, 2, 3, 4]]
-    for batch, others, episode in policy.postprocessed:
-        assert not batch["dones"][:-1].any()
-        assert len(set(batch["eps_id"])) == 1
-        assert others == {}
-        assert episode is not None
 
 
 # --- metrics ---
@@ -273,22 +174,6 @@ def test_totals_count_rewards_of_agents_that_are_not_observed(make_sampler):
     assert metrics.agent_rewards == {("a", default): 4.0, ("b", default): 60.0, ("c", default): 1000.0}
 
 
-def test_a_reward_before_the_first_observation_reaches_no_row(make_sampler):
-    """R129."""
-    script = [
-        Scene({"a": ob(0, 0, 0)}),
-        Scene({"a": ob(0, 1, 0)}, {"a": 1.0, "late": 5.0}),
-        Scene({"a": ob(0, 2, 0), "late": ob(0, 2, 1)}, {"a": 1.0, "late": 7.0}),
-        Scene({"a": ob(0, 3, 0), "late": ob(0, 3, 1)}, {"a": 1.0, "late": 2.0}, {"__all__": True}),
-    ]
-    policy = RecordingPolicy()
-    batch = make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
-    late = batch.take(batch["agent_index"] == 1)
-    assert late["rewards"].tolist() == [2.0]
-    assert late["prev_rewards"].tolist() == [0.0]
-    assert policy.calls[2]["prev_rewards"].tolist() == [1.0, 0.0]
-
-
 @pytest.mark.parametrize("games", [[], [FinishedGame(21.0, 900), FinishedGame(-3.0, 100)]])
 def test_real_games_are_reported_instead_of_episodes_with_the_closing_episodes_metrics(make_sampler, games):
     """R124, R125."""
@@ -304,15 +189,6 @@ def test_real_games_are_reported_instead_of_episodes_with_the_closing_episodes_m
     metrics = sampler.get_metrics()
     assert [(m.episode_length, m.episode_reward) for m in metrics] == [(g.length, g.reward) for g in games]
     assert all(m.custom_metrics == {"tag": 7.0} for m in metrics)
-
-
-def test_perf_stats_do_not_divide_by_zero_and_count_turns(make_sampler):
-    """R78."""
-    sampler = make_sampler(single(3))
-    assert set(sampler.perf.get().values()) == {0.0}
-    sampler.get_data()
-    assert sampler.perf.iters == 4
-    assert all(value > 0 for value in sampler.perf.get().values())
 
 
 def test_hand_out_time_belongs_to_no_perf_figure(make_sampler, monkeypatch):
@@ -349,16 +225,6 @@ def test_outputs_are_handed_out_before_inference_so_that_new_weights_govern_the_
         assert env.tape[-1] == ("poll",), "the actions at the observations polled are not chosen yet"
     by_step = {int(call["obs"][0, 1]): call["weights"] for call in policy.calls}
     assert by_step == {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0, 4: 2.0, 5: 2.0, 6: 3.0, 7: 3.0}
-
-
-def test_metrics_and_batches_come_in_the_order_of_the_environments(make_sampler):
-    """R77, R79."""
-    env = ScriptedEnv({n: [scenes(2, episode=n)] for n in range(2)})
-    sampler = make_sampler(env)
-    assert sampler.get_data()["obs"][0, 0] == 0
-    assert len(sampler.get_metrics()) == 1
-    assert sampler.get_data()["obs"][0, 0] == 1
-    assert len(sampler.get_metrics()) == 1
 
 
 def test_on_turn_may_raise_between_turns_and_nothing_is_lost(make_sampler):
@@ -424,11 +290,6 @@ def test_a_horizon_above_the_limit_or_below_0_is_refused(make_sampler, horizon):
     assert caught.value.key == "horizon"
 
 
-def test_without_horizon_and_limit_episodes_are_as_long_as_they_are(make_sampler):
-    """R81."""
-    assert make_sampler(single(3000), horizon=0).get_data().count == 3000
-
-
 @pytest.mark.parametrize("soft", [False, True])
 def test_a_real_end_on_the_horizon_step_is_a_real_end(make_sampler, soft):
     """R83."""
@@ -485,40 +346,6 @@ def test_soft_horizon_filters_each_observation_once_and_shares_no_builder(make_s
             assert one[1] != other[1]
 
 
-def test_the_builder_of_a_soft_reset_episode_is_not_given_to_another(make_sampler):
-    """R86."""
-    builders = {}
-
-    class Note(DefaultCallbacks):
-        def on_episode_step(self, *, episode, **kwargs):
-            builders[episode.env_id] = episode.batch_builder
-
-    env = ScriptedEnv(
-        {n: [scenes(50, episode=n, end="never")] for n in range(2)}, ready=lambda poll, env_id: env_id == 0 or poll > 4
-    )
-    sampler = make_sampler(env, horizon=2, soft_horizon=True, callbacks=Note())
-    batches = [sampler.get_data() for _ in range(6)]
-    assert builders[0] is not builders[1]
-    assert all(len(set(batch["obs"][:, 0])) == 1 for batch in batches)
-
-
-def test_soft_horizon_forgets_agents_that_are_not_observed_as_a_reset_would(make_sampler):
-    """R84: their next observation is a first one again."""
-    both = {"a": ob(0, 0, 0), "b": ob(0, 0, 1)}
-    script = [
-        Scene(both),
-        Scene({"a": ob(0, 1, 0)}, {"a": 1.0, "b": 50.0}),
-        Scene({"a": ob(0, 2, 0), "b": ob(0, 2, 1)}, {"a": 1.0, "b": 2.0}),
-        Scene({"a": ob(0, 3, 0), "b": ob(0, 3, 1)}, {"a": 1.0, "b": 3.0}),
-    ]
-    script += [Scene(both)] * 9
-    sampler = make_sampler(ScriptedEnv({0: [script]}), horizon=1, soft_horizon=True)
-    rows = SampleBatch.concat([sampler.get_data() for _ in range(3)])
-    b = rows.take(rows["agent_index"] == 1)
-    assert b["obs"][:, 1].tolist() == [2]
-    assert b["rewards"].tolist() == [3.0]
-
-
 @pytest.mark.parametrize("end", ["terminate", "truncate"])
 def test_no_done_at_end_never_records_done(make_sampler, end):
     """R85."""
@@ -526,12 +353,6 @@ def test_no_done_at_end_never_records_done(make_sampler, end):
     batch = make_sampler(env, no_done_at_end=True).get_data()
     assert batch.count == 6
     assert not (batch["dones"] | batch["terminateds"] | batch["truncateds"]).any()
-
-
-def test_truncated_episodes_are_done_but_not_terminated(make_sampler):
-    batch = make_sampler(single(3, end="truncate")).get_data()
-    assert batch["dones"].tolist() == batch["truncateds"].tolist() == [False, False, True]
-    assert not batch["terminateds"].any()
 
 
 # --- resets ---
@@ -579,16 +400,6 @@ def test_an_environment_that_cannot_be_reset_is_dropped_or_refused_with_a_horizo
         sampler.get_data()
 
 
-def test_recurrent_state_is_initial_after_a_real_reset_and_chains_in_between(make_sampler):
-    """R114, R116."""
-    policy = RecordingPolicy(recurrent=True)
-    sampler = make_sampler(single(3, 2), policy)
-    for length in (3, 2):
-        batch = sampler.get_data()
-        assert batch["state_in_0"][:, 0].tolist() == list(range(-1, length - 1))
-        np.testing.assert_array_equal(batch["state_in_0"][1:], batch["state_out_0"][:-1])
-
-
 # --- several agents ---
 
 
@@ -630,39 +441,6 @@ def test_count_is_environment_steps_and_total_agent_steps(make_sampler):
     assert [batch.total() for batch in batches] == [20, 20, 20]
     joined = MultiAgentBatch.concat(batches)
     assert (joined.count, joined.total()) == (12, 60)
-
-
-def test_r131_batches_of_several_policies_are_multi_agent_ones_whoever_has_rows(make_sampler):
-    """R2, R131: their type says how many policies there are, and their count is environment steps."""
-    policies = {name: RecordingPolicy() for name in ("default_policy", "late")}
-    script = scenes(8, agents=("a", "b", "late"))
-    for step in range(4):
-        obs = {agent: obs for agent, obs in script[step].obs.items() if agent != "late"}
-        script[step] = Scene(obs, {agent: 1.0 for agent in obs} if step else {})
-    sampler = make_sampler(
-        ScriptedEnv({0: [script]}),
-        policies,
-        mapping=lambda agent: "late" if agent == "late" else "default_policy",
-        length=4,
-    )
-    batches = [sampler.get_data() for _ in range(3)]
-    assert [type(batch) for batch in batches] == [MultiAgentBatch] * 3
-    assert [set(batch.policy_batches) for batch in batches] == [
-        {"default_policy"}, {"default_policy", "late"}, {"default_policy"}
-    ]  # fmt: skip
-    assert [batch.count for batch in batches] == [4, 4, 4]
-    only = make_sampler(ScriptedEnv({0: [scenes(4, agents=("a", "b"))]}), length=4).get_data()
-    assert isinstance(only, SampleBatch), "there is no other policy"
-
-
-def test_agents_share_a_policys_filter(make_sampler):
-    """R133."""
-    filters = {"even": MeanStdFilter((3,)), "odd": MeanStdFilter((3,))}
-    policies = {name: RecordingPolicy() for name in filters}
-    env = ScriptedEnv({0: [scenes(3, agents=(0, 1, 2)), scenes(3, agents=(0,))]})
-    make_sampler(env, policies, mapping=policy_of, filters=filters).get_data()
-    assert filters["even"].count == 2 * 4 + 1
-    assert filters["odd"].count == 4
 
 
 def test_agents_come_and_go_and_absent_ones_get_no_action(make_sampler):
@@ -718,21 +496,6 @@ def test_a_live_agent_without_final_observation_is_an_error_wherever_rows_are_cu
     script[3] = Scene({"a": script[3].obs["a"]})
     at_horizon = make_sampler(ScriptedEnv({0: [script]}), horizon=3)
     assert at_horizon.get_data().count == 5
-
-
-def test_the_mapping_function_is_asked_once_per_agent_and_episode(make_sampler):
-    """R17."""
-    asked = []
-
-    def mapping(agent):
-        asked.append(agent)
-        return ("even", "odd")[len(asked) % 2]
-
-    policies = {name: RecordingPolicy() for name in ("even", "odd")}
-    env = ScriptedEnv({0: [scenes(4, agents=("a", "b", "c"))]})
-    sampler = make_sampler(env, policies, mapping=mapping)
-    sampler.get_data()
-    assert asked == ["a", "b", "c"] * 2
 
 
 def test_an_unknown_policy_id_is_named(make_sampler):
@@ -838,13 +601,6 @@ def test_a_bad_observation_names_environment_agent_and_step(make_sampler):
         make_sampler(ScriptedEnv({0: [script]})).get_data()
 
 
-def test_after_an_error_within_a_turn_the_sampler_says_that_it_is_dead(make_sampler):
-    sampler = make_sampler(single(2), observation_fn=lambda **kwargs: None)
-    for kind in (ValueError, SamplerDied):
-        with pytest.raises(kind):
-            sampler.get_data()
-
-
 def test_after_an_error_of_poll_sampling_goes_on(make_sampler):
     env = single(3)
     plain, failures = env.poll, iter([False, True, False])
@@ -876,10 +632,6 @@ def test_an_environment_that_broke_down_loses_its_episode_only(make_sampler, pac
     for part in mine.split_by_episode():
         assert part["t"].tolist() == list(range(part["t"][0], part["t"][0] + part.count))
         assert part["dones"][-1] == (part["obs"][0, 0] == 6)
-
-
-def test_broken_contracts_are_environment_errors_and_value_errors(make_sampler):
-    assert issubclass(EnvContractError, ValueError)
 
 
 # --- anything goes: agents that join, leave and die anywhere, also on the cut ---

@@ -76,14 +76,6 @@ def test_weights_that_one_policy_refuses_change_none(make_worker):
     assert worker.get_global_vars() == {"timestep": 5}
 
 
-def test_weights_set_between_two_samples_govern_the_next_action(make_worker):
-    """R79."""
-    worker = make_worker(rollout_fragment_length=2)
-    worker.sample()
-    worker.set_weights({DEFAULT: {"w": [1.0]}})
-    assert worker.sample()["actions"].tolist() == [1, 1]
-
-
 def test_weights_and_filters_may_be_changed_while_sampling_goes_on_also_by_callbacks(make_worker):
     """R6, R41: neither ever in the middle of a turn; a callback, which is inside one, doesn't wait for itself."""
     by_callback = threading.Event()
@@ -291,13 +283,6 @@ class Waiting(ExternalEnv):
         self.over.set()
 
 
-def test_stopping_wakes_a_sampler_that_waits_for_clients(make_worker):
-    """R56, R74."""
-    worker = make_worker(lambda context: Waiting(ACTIONS, VECTOR), sample_async=True)
-    worker.stop()
-    assert not worker.sampler.is_alive
-
-
 @pytest.mark.parametrize("sample_async", [False, True])
 def test_an_interrupt_ends_a_wait_for_clients_without_waiting_itself(make_worker, sample_async):
     worker = make_worker(lambda context: Waiting(ACTIONS, VECTOR), sample_async=sample_async)
@@ -492,16 +477,3 @@ def test_a_worker_that_could_not_be_built_is_not_the_current_one(make_worker):
     assert seen[0] is not worker
     assert get_global_worker() is worker
     del caught
-
-
-def test_a_failing_construction_stops_what_was_built():
-    """R56."""
-    base_env = ScriptedEnv({0: [scenes(3)]})
-    with pytest.raises(AssertionError, match="output_creator"):
-        RolloutWorker(
-            lambda context: base_env,
-            {DEFAULT: spec(VECTOR, ACTIONS)},
-            sample_async=True,
-            output_creator=lambda context: None,
-        )
-    assert base_env.stopped
