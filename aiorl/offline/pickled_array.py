@@ -1,9 +1,9 @@
-"""Read the one thing that RLlib pickles into its files, an array of numbers, without ever unpickling.
+"""Read the one thing that RLlib pickles into its files: an array of numbers.
 
-A pickle is a program: it names functions, and unpickling calls them. Here its opcodes are walked with an own stack on
-which lie numbers, text, bytes, tuples and the names of a few constructors of NumPy. Nothing is imported, looked up or
-called; "calling" a constructor notes its arguments, and an array is made of them at the end, if they are the shape,
-dtype and bytes of one. Every other name or opcode is refused with its name.
+A pickle is a program: it names functions, and unpickling calls them. Here each name of NumPy's that builds arrays stands
+for a function of ours that only notes its arguments, and any other name is refused. So is each opcode that no array
+needs, before anything is unpickled. NumPy makes the array at the end, if what was noted is the shape, dtype and bytes of
+one.
 
 These are the spellings that NumPy 1 and 2 write at protocols 2 to 5, C-ordered and Fortran-ordered:
 
@@ -17,13 +17,12 @@ with ``numpy._core`` for ``numpy.core`` since NumPy 2, and bytes as ``_codecs.en
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import re
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,256 +30,128 @@ from numpy.typing import NDArray
 from aiorl.errors import DataError
 from aiorl.text import one_line
 
-__all__ = ["MAX_DIMS", "read_pickled_array"]
-
 MAX_DIMS = 8
 _MAX_OPCODES = 400
 _MAX_ROWS = 1 << 28
 _MAX_TEXT = 200
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
-
-
-class _Constructor(Enum):
-    """What a pickled array may name."""
-
-    FROM_BUFFER = "_frombuffer"
-    RECONSTRUCT = "_reconstruct"
-    SCALAR = "scalar"
-    ARRAY_TYPE = "ndarray"
-    DTYPE = "dtype"
-    BYTES = "bytearray"
-    ENCODE = "encode"
-
-
-_NAMES: Final = {
-    **{
-        (f"numpy.{core}.{module}", name.value): name
-        for core in ("core", "_core")
-        for module, name in (
-            ("numeric", _Constructor.FROM_BUFFER),
-            ("multiarray", _Constructor.RECONSTRUCT),
-            ("multiarray", _Constructor.SCALAR),
-        )
-    },
-    ("numpy", "ndarray"): _Constructor.ARRAY_TYPE,
-    ("numpy", "dtype"): _Constructor.DTYPE,
-    ("builtins", "bytearray"): _Constructor.BYTES,
-    ("__builtin__", "bytearray"): _Constructor.BYTES,
-    ("__builtin__", "bytes"): _Constructor.BYTES,  # of no bytes, at protocol 2
-    ("_codecs", "encode"): _Constructor.ENCODE,
-}
-
-
-@dataclass(slots=True, eq=False)
-class _Dtype:
-    code: str
-    order: str = "="
-
-
-@dataclass(slots=True, eq=False)
-class _Latin1:
-    """Bytes that are written as text; they are made when all else is known to be right."""
-
-    text: str
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """An array that is not made yet: bytes, dtype, shape and order, once they were given."""
-
-    parts: tuple[object, ...] | None = None
-
-
-class _Mark:
-    """Where on the stack a tuple begins."""
-
-
-_MARK = _Mark()
+_OPCODES = frozenset("""
+PROTO FRAME MARK NONE NEWTRUE NEWFALSE BININT1 BININT2 BININT LONG1 SHORT_BINUNICODE BINUNICODE BINUNICODE8
+SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE GLOBAL STACK_GLOBAL
+BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE REDUCE BUILD STOP
+""".split())  # fmt: skip
 
 
 def read_pickled_array(data: bytes, *, max_bytes: int) -> NDArray[Any]:
-    """The array in a pickle of one.
+    """Return the array in a pickle of one; it is read-only where its bytes are those of the pickle.
 
     Args:
         data: the pickle.
         max_bytes: the size that the array may have.
-    Returns: the array, read-only where its bytes are those of the pickle.
 
     Raises:
         DataError: it holds anything but an array of numbers; the message names what it asked for.
     """
-    if data[:1] != _PROTO:
+    if data[:1] != b"\x80":
         raise DataError(
             "a compressed column is no pickle of protocol 2 to 5; RLlib before 0.8.5 wrote another form: read the file "
             "with an RLlib of that age and write it again without compression (output_compress_columns: [])"
         )
     try:
-        made = _Walk(data).run()
-        return _array(made, max_bytes)
-    except (IndexError, struct.error, UnicodeError) as error:
+        _check_opcodes(data)
+        made = _Unpickler(io.BytesIO(data)).load()
+    except DataError:
+        raise
+    except Exception as error:  # the unpickler raises whatever its opcodes lead to
         raise DataError("a pickled array is cut short or damaged") from error
+    return _array(made, max_bytes)
 
 
-class _Walk:
-    """One walk over the opcodes of a pickle."""
+def _check_opcodes(data: bytes) -> None:
+    """Refuse what no array needs, and what would take more memory than the pickle has bytes."""
+    import pickletools  # only those who read pickles need it
 
-    def __init__(self, data: bytes) -> None:
-        """Begin at the first byte."""
-        self._data = data
-        self._at = 0
-        self._stack: list[Any] = []
-        self._memo: dict[int, Any] = {}
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if opcode.name not in _OPCODES:
+            raise _refused(f"the opcode {opcode.name}")
+        if number >= _MAX_OPCODES or (opcode.name.endswith("PUT") and argument > _MAX_OPCODES):
+            raise _refused(f"more than {_MAX_OPCODES} opcodes")
 
-    def run(self) -> object:
-        """What the pickle's last opcode finds on the stack."""
-        for _ in range(_MAX_OPCODES):
-            code = self._take(1)[0]
-            if code == _STOP:
-                return self._pop()
-            step = _OPCODES.get(code)
-            if step is None:
-                raise _refused(f"the opcode {bytes([code])!r}")
-            step(self)
-        raise _refused(f"more than {_MAX_OPCODES} opcodes")
 
-    def _take(self, size: int) -> bytes:
-        end = self._at + size
-        if size < 0 or end > len(self._data):
-            raise IndexError(size)
-        taken = self._data[self._at : end]
-        self._at = end
-        return taken
+class _Dtype:
+    """Notes a dtype."""
 
-    def _number(self, form: str) -> int:
-        (value,) = struct.unpack(form, self._take(struct.calcsize(form)))
-        return int(value)
+    __slots__ = ("code", "order")
 
-    def _line(self) -> str:
-        end = self._data.find(b"\n", self._at, self._at + _MAX_TEXT)
-        if end < 0:
-            raise IndexError(end)
-        line = self._data[self._at : end].decode()
-        self._at = end + 1
-        return line
+    def __init__(self, code: str) -> None:
+        self.code, self.order = code, "="
 
-    def _push(self, value: object) -> None:
-        self._stack.append(value)
+    def __setstate__(self, state: object) -> None:
+        match state:
+            case (int(), "<" | ">" | "|" | "=" as order, None, None, None, int(), int(), int()):
+                self.order = order
+            case _:
+                raise _refused("a state that is none of a dtype of numbers")
 
-    def _pop(self) -> Any:
-        value = self._stack.pop()
-        if value is _MARK:
-            raise IndexError
-        return value
 
-    def _skip(self, size: int) -> None:
-        self._take(size)
+class _Array:
+    """Notes an array's bytes, dtype, shape and order."""
 
-    def _push_number(self, form: str) -> None:
-        self._push(self._number(form))
+    __slots__ = ("parts",)
 
-    def _push_long(self) -> None:
-        size = self._number("B")
-        if size > 8:
-            raise _refused(f"a number of {size} bytes")
-        self._push(int.from_bytes(self._take(size), "little", signed=True))
+    def __init__(self, *parts: object) -> None:
+        self.parts = parts
 
-    def _push_text(self, form: str) -> None:
-        self._push(self._take(self._number(form)).decode("utf-8", "surrogatepass"))
-
-    def _push_bytes(self, form: str) -> None:
-        self._push(self._take(self._number(form)))
-
-    def _push_tuple(self, size: int) -> None:
-        items = tuple(reversed([self._pop() for _ in range(size)]))
-        self._push(items)
-
-    def _push_marked(self) -> None:
-        items: list[Any] = []
-        while (value := self._stack.pop()) is not _MARK:
-            items.append(value)
-        self._push(tuple(reversed(items)))
-
-    def _name(self, module: object, name: object) -> None:
-        if not isinstance(module, str) or not isinstance(name, str):
-            raise _refused("a name that is no text")
-        found = _NAMES.get((module, name))
-        if found is None:
-            raise _refused(f"{module}.{name}")
-        self._push(found)
-
-    def _name_in_lines(self) -> None:
-        module = self._line()
-        self._name(module, self._line())
-
-    def _name_on_stack(self) -> None:
-        name = self._pop()
-        self._name(self._pop(), name)
-
-    def _get(self, form: str) -> None:
-        number = self._number(form)
-        if number not in self._memo:
-            raise IndexError(number)
-        self._push(self._memo[number])
-
-    def _put(self, form: str) -> None:
-        self._memo[self._number(form)] = self._top()
-
-    def _memoize(self) -> None:
-        self._memo[len(self._memo)] = self._top()
-
-    def _top(self) -> Any:
-        value = self._pop()
-        self._push(value)
-        return value
-
-    def _reduce(self) -> None:
-        arguments = self._pop()
-        self._push(_called(self._pop(), arguments))
-
-    def _build(self) -> None:
-        state = self._pop()
-        match self._top(), state:
-            case _Dtype() as dtype, (int(), "<" | ">" | "|" | "=" as order, None, None, None, int(), int(), int()):
-                dtype.order = order
-            case _Pending(parts=None) as pending, (
-                int(),
-                tuple() as shape,
-                _Dtype() as dtype,
-                bool() | int() as f,
-                data,
-            ):
-                pending.parts = (data, dtype, shape, "F" if f else "C")
+    def __setstate__(self, state: object) -> None:
+        match state:
+            case (int(), tuple() as shape, _Dtype() as dtype, bool() | int() as is_fortran, data) if not self.parts:
+                self.parts = (data, dtype, shape, "F" if is_fortran else "C")
             case _:
                 raise _refused("a state that is none of an array of numbers")
 
 
-def _called(constructor: object, arguments: object) -> object:
-    """What a constructor makes of its arguments; nothing is called."""
-    match constructor, arguments:
-        case _Constructor.DTYPE, (str() as code, int(), int()):
+def _built(name: str, arguments: tuple[object, ...]) -> object:
+    """Return what a constructor of NumPy's, or of bytes, is to make of its arguments."""
+    match name, arguments:
+        case "dtype", (str() as code, int(), int()):
             if not _NUMBERS.fullmatch(code):
                 raise _refused(f"an array of dtype {code!r}")
             return _Dtype(code)
-        case _Constructor.ENCODE, (str() as text, "latin1" | "latin-1"):
-            return _Latin1(text)
-        case _Constructor.BYTES, (bytes() | _Latin1() as data,):
+        case "encode", (str() as text, "latin1" | "latin-1"):
+            return text.encode("latin1")
+        case "bytearray" | "bytes", (bytes() as data,):
             return data
-        case _Constructor.BYTES, ():
+        case "bytes", ():
             return b""
-        case _Constructor.FROM_BUFFER, (data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order):
-            return _Pending((data, dtype, shape, order))
-        case _Constructor.RECONSTRUCT, (_Constructor.ARRAY_TYPE, (0,), bytes() | _Latin1()):
-            return _Pending()
-        case _Constructor.SCALAR, (_Dtype() as dtype, data):
-            return _Pending((data, dtype, (), "C"))
-        case _Constructor(), _:
-            raise _refused(f"{constructor.value} with other arguments than an array's")
-        case _:
-            raise _refused("a call of what is no constructor of arrays")
+        case "_frombuffer", (data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order):
+            return _Array(data, dtype, shape, order)
+        case "_reconstruct", (_, (0,), bytes()):
+            return _Array()
+        case "scalar", (_Dtype() as dtype, data):
+            return _Array(data, dtype, (), "C")
+    raise _refused(f"{name} with other arguments than an array's")
+
+
+_NAMES = {
+    "numpy.core.numeric._frombuffer", "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar",
+    "numpy.ndarray", "numpy.dtype", "builtins.bytearray", "__builtin__.bytearray", "__builtin__.bytes",
+    "_codecs.encode",
+}  # fmt: skip
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
+        """Return a function that notes its arguments, made anew each time, so that a pickle can change nothing of ours.
+
+        Raises: DataError for any name that no array needs.
+        """
+        if f"{module.replace('numpy._core', 'numpy.core')}.{name}" not in _NAMES:
+            raise _refused(f"{module}.{name}")
+        return lambda *arguments: _built(name, arguments)
 
 
 def _array(made: object, max_bytes: int) -> NDArray[Any]:
-    if not isinstance(made, _Pending) or made.parts is None:
+    if not isinstance(made, _Array) or not made.parts:
         raise _refused("something that is no array")
     data, dtype, shape, order = made.parts
     assert isinstance(dtype, _Dtype)
@@ -291,9 +162,7 @@ def _array(made: object, max_bytes: int) -> NDArray[Any]:
     size = math.prod(shape) * code.itemsize
     if size > max_bytes:
         raise DataError(f"a pickled array of {size:,} bytes, more than the {max_bytes:,} that are allowed")
-    if isinstance(data, _Latin1):
-        data = data.text.encode("latin1")
-    if not isinstance(data, bytes) or len(data) != size:
+    if not isinstance(data, bytes | bytearray) or len(data) != size:
         raise DataError(f"a pickled array of {size:,} bytes brings another number of them")
     array: NDArray[Any] = np.frombuffer(data, code) if size else np.empty(0, code)
     if code.kind == "b" and size and array.view(np.uint8).max() > 1:
@@ -306,43 +175,3 @@ def _refused(what: str) -> DataError:
     return DataError(
         f"a compressed column is a pickle that asks for {one_line(what, _MAX_TEXT)}; only arrays of numbers are read"
     )
-
-
-def _opcode(name: str, *arguments: Any) -> Callable[[_Walk], None]:
-    return lambda walk: getattr(walk, name)(*arguments)
-
-
-_PROTO, _STOP = b"\x80", ord(".")
-_OPCODES: Final[dict[int, Callable[[_Walk], None]]] = {
-    0x80: _opcode("_skip", 1),  # PROTO
-    0x95: _opcode("_skip", 8),  # FRAME
-    ord("("): _opcode("_push", _MARK),
-    ord("N"): _opcode("_push", None),
-    0x88: _opcode("_push", True),
-    0x89: _opcode("_push", False),
-    ord("K"): _opcode("_push_number", "<B"),
-    ord("M"): _opcode("_push_number", "<H"),
-    ord("J"): _opcode("_push_number", "<i"),
-    0x8A: _opcode("_push_long"),  # LONG1
-    0x8C: _opcode("_push_text", "<B"),  # SHORT_BINUNICODE
-    ord("X"): _opcode("_push_text", "<I"),
-    0x8D: _opcode("_push_text", "<Q"),  # BINUNICODE8
-    ord("C"): _opcode("_push_bytes", "<B"),
-    ord("B"): _opcode("_push_bytes", "<I"),
-    0x8E: _opcode("_push_bytes", "<Q"),  # BINBYTES8
-    0x96: _opcode("_push_bytes", "<Q"),  # BYTEARRAY8
-    ord(")"): _opcode("_push_tuple", 0),
-    0x85: _opcode("_push_tuple", 1),
-    0x86: _opcode("_push_tuple", 2),
-    0x87: _opcode("_push_tuple", 3),
-    ord("t"): _opcode("_push_marked"),
-    ord("c"): _opcode("_name_in_lines"),
-    0x93: _opcode("_name_on_stack"),  # STACK_GLOBAL
-    ord("h"): _opcode("_get", "<B"),
-    ord("j"): _opcode("_get", "<I"),
-    ord("q"): _opcode("_put", "<B"),
-    ord("r"): _opcode("_put", "<I"),
-    0x94: _opcode("_memoize"),
-    ord("R"): _opcode("_reduce"),
-    ord("b"): _opcode("_build"),
-}

@@ -33,7 +33,7 @@ def as_numpy_1(data: bytes) -> bytes:
         old, new = b"numpy.core." + module, b"numpy._core." + module
         data = data.replace(b"\x8c" + bytes([len(new)]) + new, b"\x8c" + bytes([len(old)]) + old)
         data = data.replace(b"c" + new, b"c" + old)
-    return data
+    return data[:2] + data[11:] if data[2] == 0x95 else data  # without a frame, which need not be and says its length
 
 
 @pytest.mark.parametrize("of_numpy_1", [False, True])
@@ -88,10 +88,10 @@ def note(what):
         (Calls(eval, "note('x')"), "eval"),
         (Calls(getattr, "a", "upper"), "getattr"),
         (Calls(np.load, "/etc/passwd"), "load"),
-        (np.array([{}], object), "O8"),
+        (np.array([{}], object), "opcode EMPTY_"),
         (np.array(["a"]), "U1"),
         (np.array(["2020"], "M8[D]"), "M8"),
-        (np.zeros(2, [("a", "f4")]), "V4"),
+        (np.zeros(2, [("a", "f4")]), "V4|opcode EMPTY_DICT"),
         (np.zeros(2, "c8"), "c8"),
         (slice(1), "slice"),
     ],
@@ -148,6 +148,15 @@ def shaped(shape: bytes, dtype: bytes = b"f4", data: bytes = b"") -> bytes:
 def test_an_impossible_shape_is_refused_before_memory_is_taken(shape):
     with pytest.raises(DataError):
         read_pickled_array(shaped(shape, data=b"\0\0\0\0"), max_bytes=LIMIT)
+
+
+def test_a_pickle_cannot_change_what_names_stand_for_nor_take_memory_by_a_place_in_the_memo():
+    name = b"\x8c\x05numpy\x8c\x05dtype\x93"
+    for built in (b"N}\x8c\x04nameK\x01s\x86b.", b"\x88b.", b"N\x8c\x01a\x86b."):
+        with pytest.raises(DataError):
+            read_pickled_array(b"\x80\x05" + name + built, max_bytes=LIMIT)
+    with pytest.raises(DataError, match="more than 400"):
+        read_pickled_array(b"\x80\x05Nr\xff\xff\xff\xff.", max_bytes=LIMIT)
 
 
 def test_the_shapes_above_would_be_read_if_they_were_possible():
