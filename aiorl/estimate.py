@@ -12,10 +12,9 @@ from aiorl.acting.loaded_policy import LoadedPolicy, load_policy
 from aiorl.config.command_line import Parser, at_least, exit_status
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
+from aiorl.offline.estimators import behaviour_log_likelihoods
 from aiorl.offline.estimators.judgement import METHODS, WITH_RATIOS, Judgement, judge
-from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
-from aiorl.offline.readers import MAX_CORRUPT, HoldOut
-from aiorl.offline.stored_episodes import StoredEpisodes
+from aiorl.offline.readers import MAX_CORRUPT, HoldOut, StoredEpisodes
 from aiorl.offline.unit_actions import NORMALIZED, UnitActions, UnitGuess
 from aiorl.process.replaced_file import write_json
 

@@ -24,9 +24,9 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError
 from aiorl.learning.algorithms.algorithm import want_stored_experience
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.process.debugger import is_looked_into, on_debugger
+from aiorl.process.imports import prepare_import
+from aiorl.process.machine import is_looked_into, on_debugger
 from aiorl.process.standard_output import keep_output_from_failing
-from aiorl.process.tensorflow_import import prepare_import
 
 if TYPE_CHECKING:
     from aiorl.acting.run_dir import RunDirectory

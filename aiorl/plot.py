@@ -13,7 +13,7 @@ import numpy as np
 
 from aiorl.config.command_line import Parser, exit_status
 from aiorl.errors import ConfigError
-from aiorl.process.extras import install_command
+from aiorl.process.imports import install_command
 from aiorl.process.replaced_file import replaced
 from aiorl.run.report.experiments import Band, Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
 from aiorl.run.report.plot import INK, PLOT_FILE, finish_axes, plot_learning_curve, time_unit

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiorl.process.handover import KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE, take_handed_over
-from aiorl.process.python_path import child_python, find_modules_here, python_path
-from aiorl.process.restarts import FAILED, HOPELESS
+from aiorl.process.children import FAILED, HOPELESS, KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE, take_handed_over
+from aiorl.process.imports import child_python, find_modules_here, python_path
 
 if TYPE_CHECKING:
     from aiorl.config.command_line import WorkerArgs
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run workers until the run is over; the exit status: 0 over or stopped, 1 failed, 2 wrong usage.
 
     A worker whose parent looks after it (the option that tells it so is not in the help) ends with one of the statuses
-    of `aiorl.process.restarts`.
+    of `aiorl.process.children`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     return _run_worker(words) if _PARENTED in words else _keep_workers(words)
@@ -66,7 +65,7 @@ def _keep_workers(words: list[str]) -> int:
 def _run_worker(words: list[str]) -> int:
     from aiorl.config.command_line import parse_worker_args
     from aiorl.errors import AiorlError, ConfigError
-    from aiorl.process.event_loop import run
+    from aiorl.process.tasks import run
 
     find_modules_here()
     args = parse_worker_args(words)
@@ -97,10 +96,10 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.net.transport.run_keys import from_variable
     from aiorl.net.transport.security import load_worker_keys
     from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
-    from aiorl.process.event_loop import tell_of_stray_errors
-    from aiorl.process.parent_watch import watch_parent
+    from aiorl.process.children import watch_parent
     from aiorl.process.signals import on_stop_signals
     from aiorl.process.standard_output import keep_output_in
+    from aiorl.process.tasks import tell_of_stray_errors
     from aiorl.run.worker.service import WorkerService
 
     share_one_heap()

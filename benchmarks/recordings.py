@@ -20,9 +20,8 @@ import numpy as np
 import aiorl
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.offline.episodes import EpisodeAssembler
 from aiorl.offline.formats import WriteOptions
-from aiorl.offline.readers import FileReader, ReaderOptions
+from aiorl.offline.readers import EpisodeAssembler, FileReader, ReaderOptions
 from aiorl.offline.registry import format_named
 from aiorl.process.replaced_file import replaced_directory
 from benchmarks.measure import run_command

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import aiorl
-from aiorl.process.cores import usable_cores
+from aiorl.process.machine import usable_cores
 from aiorl.process.replaced_file import replaced
 from aiorl.run.report.experiments import interquartile_mean
 from aiorl.run.report.loggers import read_results

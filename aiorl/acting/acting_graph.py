@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from aiorl.acting.acting_session import OBS_INPUT, ActingSession
 from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict
 from aiorl.errors import PolicyError
-from aiorl.process.forked_child import let_children_end
+from aiorl.process.machine import let_children_end
 
 __all__ = [
     "DIST_INPUTS_OUTPUT",

@@ -22,8 +22,7 @@ from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import BatchError, PolicyError
-from aiorl.process.extras import needed_by
-from aiorl.process.tensorflow_import import load_tensorflow
+from aiorl.process.imports import load_tensorflow, needed_by
 
 __all__ = ["ActResult", "ActRows", "ActingNetwork", "GraphPolicy", "Learning", "in_front_of"]
 

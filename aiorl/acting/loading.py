@@ -15,7 +15,7 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
-from aiorl.process.extras import install_command
+from aiorl.process.imports import install_command
 
 __all__ = ["learned_policy_class", "load_policy"]
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from aiorl.config.address import split_address
 from aiorl.errors import AiorlError, ConfigError, UnknownPolicyError, nearest
-from aiorl.process.restarts import DEFAULT_MAX_RESTARTS
+from aiorl.process.children import DEFAULT_MAX_RESTARTS
 from aiorl.text import one_line
 
 _MAX_SHOWN = 2000

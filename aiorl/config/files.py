@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import yaml
 
 from aiorl.errors import ConfigError
-from aiorl.process.available_memory import available_bytes
+from aiorl.process.machine import available_bytes
 
 MAX_BYTES = 1 << 20
 """Largest config file that is read."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError
-from aiorl.process.extras import install_command
+from aiorl.process.imports import install_command
 
 __all__ = [
     "EpisodicLife",

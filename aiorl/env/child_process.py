@@ -23,7 +23,7 @@ from aiorl.errors import (
     EnvError,
     UnknownEnvError,
 )
-from aiorl.process.python_path import child_python, python_path
+from aiorl.process.imports import child_python, python_path
 
 __all__ = ["ChildProcess"]
 

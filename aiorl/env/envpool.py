@@ -26,7 +26,7 @@ from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.registry import EnvContext, unknown_env
 from aiorl.env.vector_infos import split_infos
 from aiorl.errors import ConfigError, EnvContractError, nearest
-from aiorl.process.extras import needed_by
+from aiorl.process.imports import needed_by
 
 __all__ = ["AsyncEnvPoolEnv", "EnvPoolEnv", "envpool_creator"]
 

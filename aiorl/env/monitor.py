@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
 
-from aiorl.process.extras import install_command
+from aiorl.process.imports import install_command
 
 __all__ = ["STATS_FILE", "StatsFile", "monitor_env"]
 

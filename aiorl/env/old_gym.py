@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiorl.env.registry import EnvContext, unknown_env
-from aiorl.process.extras import needed_by
+from aiorl.process.imports import needed_by
 
 __all__ = ["old_gym_creator"]
 

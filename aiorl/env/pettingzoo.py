@@ -21,7 +21,7 @@ from aiorl.env.action_mask import InfoMask
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.errors import ConfigError, UnknownEnvError
-from aiorl.process.extras import needed_by
+from aiorl.process.imports import needed_by
 
 __all__ = ["AECEnv", "ParallelEnv", "pettingzoo_creator"]
 

@@ -42,8 +42,7 @@ from aiorl.config.code import (
 )
 from aiorl.config.merge import copied
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
-from aiorl.process.extras import needed_by
-from aiorl.process.python_path import python_path
+from aiorl.process.imports import needed_by, python_path
 
 __all__ = [
     "EnvContext",
@@ -203,7 +202,7 @@ def _who_registers(gym_id: str, module: str) -> str:
     code = f"""
 import sys
 from aiorl.config.code import import_module
-from aiorl.process.python_path import find_modules_here
+from aiorl.process.imports import find_modules_here
 find_modules_here()
 for status, module in enumerate(["gymnasium", {module!r}]):
     import_module(module)

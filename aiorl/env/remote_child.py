@@ -28,7 +28,7 @@ from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.serial_env import Copies, episode_limit
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import AiorlError, ConfigError, EnvError, InternalError, UnsupportedSpaceError
-from aiorl.process.python_path import find_modules_here
+from aiorl.process.imports import find_modules_here
 
 __all__ = [
     "ERROR",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.errors import ConfigError
-from aiorl.process.extras import install_command
+from aiorl.process.imports import install_command
 
 __all__ = ["Film"]
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Self
 
 from aiorl.config.files import read_regular, whose_else
-from aiorl.process.cores import usable_cores
+from aiorl.process.machine import usable_cores
 
 __all__ = ["CompilationCache"]
 

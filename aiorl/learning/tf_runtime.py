@@ -20,8 +20,8 @@ from typing import Any
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.compilation_cache import CompilationCache
-from aiorl.process.cores import usable_cores
-from aiorl.process.tensorflow_import import load_tensorflow, prepare_import
+from aiorl.process.imports import load_tensorflow, prepare_import
+from aiorl.process.machine import usable_cores
 
 __all__ = [
     "begin_loading",

@@ -16,7 +16,7 @@ import lz4.frame
 
 from aiorl.config.files import open_regular
 from aiorl.errors import AiorlError, ConfigError, DataError
-from aiorl.process.extras import needed_by
+from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
 __all__ = [

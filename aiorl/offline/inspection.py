@@ -14,7 +14,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
-from aiorl.offline.estimators.likelihoods import ACTION_PROB, ROUNDING
+from aiorl.offline.estimators import ACTION_PROB, ROUNDING
 from aiorl.offline.registry import format_of
 
 __all__ = ["ColumnSummary", "FileSummary", "PolicySummary", "inspect_file", "policy_batches", "validate_file"]

@@ -30,7 +30,7 @@ from aiorl.errors import AiorlError, DataError
 from aiorl.offline.files import EXTRA
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
 from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
-from aiorl.process.extras import needed_by
+from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
 __all__ = ["PREFIX", "MinariDataset"]

@@ -1,9 +1,9 @@
 """Read the one thing that RLlib pickles into its files: an array of numbers.
 
-A pickle is a program: it names functions, and unpickling calls them. Here each name of NumPy's that builds arrays stands
-for a function of ours that only notes its arguments, and any other name is refused. So is each opcode that no array
-needs, before anything is unpickled. NumPy makes the array at the end, if what was noted is the shape, dtype and bytes of
-one.
+A pickle is a program: it names functions, and unpickling calls them. Here each name of NumPy's that builds arrays
+stands for a function of ours that only notes its arguments, and any other name is refused. So is each opcode that no
+array needs, before anything is unpickled. NumPy makes the array at the end, if the notes are the shape, dtype and bytes
+of one.
 
 These are the spellings that NumPy 1 and 2 write at protocols 2 to 5, C-ordered and Fortran-ordered:
 
@@ -35,11 +35,12 @@ _MAX_OPCODES = 400
 _MAX_ROWS = 1 << 28
 _MAX_TEXT = 200
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
-_OPCODES = frozenset("""
+_ARRAYS = """
 PROTO FRAME MARK NONE NEWTRUE NEWFALSE BININT1 BININT2 BININT LONG1 SHORT_BINUNICODE BINUNICODE BINUNICODE8
 SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE GLOBAL STACK_GLOBAL
 BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE REDUCE BUILD STOP
-""".split())  # fmt: skip
+"""
+_OPCODES = frozenset(_ARRAYS.split())
 
 
 def read_pickled_array(data: bytes, *, max_bytes: int) -> NDArray[Any]:
@@ -74,7 +75,7 @@ def _check_opcodes(data: bytes) -> None:
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name not in _OPCODES:
             raise _refused(f"the opcode {opcode.name}")
-        if number >= _MAX_OPCODES or (opcode.name.endswith("PUT") and argument > _MAX_OPCODES):
+        if number >= _MAX_OPCODES or (opcode.name.endswith("PUT") and int(argument or 0) > _MAX_OPCODES):
             raise _refused(f"more than {_MAX_OPCODES} opcodes")
 
 

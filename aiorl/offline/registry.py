@@ -5,10 +5,9 @@ from __future__ import annotations
 from aiorl.errors import ConfigError, DataError, nearest
 from aiorl.offline.files import suffix_of, without_compression
 from aiorl.offline.formats import Format
-from aiorl.offline.json_lines import JsonLines
+from aiorl.offline.json_lines import JsonLines, RllibJson
 from aiorl.offline.minari_data import PREFIX, MinariDataset
 from aiorl.offline.parquet import Parquet
-from aiorl.offline.rllib_json import RllibJson
 
 __all__ = ["FORMATS", "SUFFIXES", "format_named", "format_of"]
 

@@ -26,14 +26,17 @@ from aiorl.offline.io import (
     noop_output,
     sampler_input,
 )
-from aiorl.offline.reader_stages import (
+from aiorl.offline.readers import (
+    MAX_CORRUPT,
     AsStoredReader,
+    FileReader,
+    HoldOut,
     MixedReader,
     PostprocessedReader,
+    ReaderOptions,
     ShuffledReader,
     StoredRowsReader,
 )
-from aiorl.offline.readers import MAX_CORRUPT, FileReader, HoldOut, ReaderOptions
 from aiorl.offline.unit_actions import UnitActions, UnitGuess, seem_scaled
 from aiorl.offline.writers import COMPRESSED, MAX_FILE_BYTES, FileWriter
 

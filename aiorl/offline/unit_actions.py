@@ -17,7 +17,7 @@ from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
-from aiorl.offline.estimators.likelihoods import ACTION_PROB
+from aiorl.offline.estimators import ACTION_PROB
 
 __all__ = ["NORMALIZED", "UnitActions", "UnitGuess", "action_space_of", "seem_scaled"]
 

@@ -19,7 +19,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from aiorl.process.restarts import (
+from aiorl.process.children import (
     FAILED,
     HOPELESS,
     RUN_IS_OVER,

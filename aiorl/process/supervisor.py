@@ -1,6 +1,6 @@
 """Supervisor: keeps a set of child processes alive and leaves none behind, within an event loop.
 
-Whatever ends a child, with whatever status, it is started again as `aiorl.process.restarts` says. A start that fails
+Whatever ends a child, with whatever status, it is started again as `aiorl.process.children` says. A start that fails
 for a lack of processes, memory or descriptors is tried again every ten seconds, and does not count.
 
 Children are started by ``exec`` (never forked copies of a process that has loaded TensorFlow or ZeroMQ), in a
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiorl.process.restarts import FAILED, RUN_IS_OVER, TRY_AGAIN_S, Restarts, may_pass
+from aiorl.process.children import FAILED, RUN_IS_OVER, TRY_AGAIN_S, Restarts, may_pass
 from aiorl.process.tasks import Tasks
 
 __all__ = ["ChildEvent", "ChildGaveUp", "ChildKilled", "ChildRestarting", "ChildStarted", "Supervisor"]

@@ -1,7 +1,7 @@
-"""Tasks of the event loop that cannot die unnoticed: every task of aiorl is started here.
+"""The event loop of a process, and tasks that cannot die unnoticed.
 
-A task nobody awaits keeps its exception to itself, and what it was there for just stops. So whoever starts one owns a
-`Tasks`, and is told when one dies.
+A task nobody awaits keeps its exception to itself, and its work just stops. So whoever starts one owns a `Tasks`, and
+is told when one dies.
 """
 
 from __future__ import annotations
@@ -11,12 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["Tasks", "end_in_time", "first_of"]
-
 logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
 _END_S = 10.0
 
 
@@ -92,3 +88,34 @@ async def first_of(step: Coroutine[Any, Any, T], other: asyncio.Future[Any]) -> 
     if task.done() and not task.cancelled():
         task.exception()  # its owner has another reason to end
     return None
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop, to be closed by the caller."""
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def run(work: Coroutine[Any, Any, int]) -> int:
+    """Run a program's work to its end; returns the exit status that it gives."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(work)
+
+
+def tell_of_stray_errors(fail: Callable[[BaseException], None]) -> None:
+    """Have ``fail`` called, after it was logged, with what a callback of the running loop raises.
+
+    A callback has nobody else to tell: without this all would go on as if nothing had happened.
+    """
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if error is not None and "handle" in context:
+            fail(error)
+
+    asyncio.get_running_loop().set_exception_handler(handle)

@@ -32,7 +32,7 @@ from aiorl.env.registry import name_elsewhere
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations
 from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
-from aiorl.process.extras import want_packages
+from aiorl.process.imports import want_packages
 from aiorl.run.look_at_env import look_at_env
 from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said

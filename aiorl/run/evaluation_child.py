@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 from aiorl.errors import AiorlError
-from aiorl.process.parent_watch import watch_parent
-from aiorl.process.python_path import find_modules_here
+from aiorl.process.children import watch_parent
+from aiorl.process.imports import find_modules_here
 from aiorl.run.evaluation import evaluate
 
 __all__ = ["main"]

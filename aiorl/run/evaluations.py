@@ -21,8 +21,8 @@ import numpy as np
 from aiorl.config.files import parse_json, read_regular
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, EvaluationError
-from aiorl.process.cores import usable_cores
-from aiorl.process.python_path import child_python, python_path
+from aiorl.process.imports import child_python, python_path
+from aiorl.process.machine import usable_cores
 from aiorl.process.replaced_file import replaced_directory
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.run.training import Ended, Observer, Play, Training

@@ -22,7 +22,7 @@ from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.protocol.leases import LeaseBook
 from aiorl.net.wire.messages import PolicyArrays, Snapshot
-from aiorl.process.memory_quota import keep_within
+from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.run.build import Learning
 from aiorl.run.evaluation import evaluate

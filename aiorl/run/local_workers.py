@@ -19,9 +19,8 @@ from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.protocol.rates import EventRates
 from aiorl.net.transport.run_keys import to_variable
 from aiorl.net.transport.security import WorkerKeys
-from aiorl.process.handover import KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE
-from aiorl.process.python_path import child_python
-from aiorl.process.restarts import FAILED, status_text
+from aiorl.process.children import FAILED, KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE, status_text
+from aiorl.process.imports import child_python
 from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildKilled, ChildRestarting, ChildStarted, Supervisor
 from aiorl.process.tasks import Tasks
 from aiorl.text import without_numbers

@@ -24,7 +24,7 @@ from aiorl.net.transport.security import WorkerKeys, load_learner_keys, reachabl
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.limits import limits_of, max_workers_of
 from aiorl.net.wire.messages import PolicyArrays
-from aiorl.process.python_path import python_path
+from aiorl.process.imports import python_path
 from aiorl.process.tasks import end_in_time
 from aiorl.run.build import Learning
 from aiorl.run.flow import Flow

@@ -16,8 +16,7 @@ from typing import Any
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, InternalError
-from aiorl.process.event_loop import tell_of_stray_errors
-from aiorl.process.tasks import Tasks, end_in_time
+from aiorl.process.tasks import Tasks, end_in_time, tell_of_stray_errors
 from aiorl.run.build import LearningPlan
 from aiorl.run.evaluations import BEST, Evaluations
 from aiorl.run.local_source import LocalSource, is_of_debugger

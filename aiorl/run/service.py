@@ -27,7 +27,7 @@ from aiorl.net.wire.decoding import Unwanted, decode_hello, decode_wanted
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
 from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, Welcome
-from aiorl.process.memory_quota import keep_within
+from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
 from aiorl.run.flow import Counters, Flow

@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from aiorl.errors import InternalError
-from aiorl.process import event_loop
-from aiorl.process.forked_child import keep_children_out
+from aiorl.process import tasks
+from aiorl.process.machine import keep_children_out
 from aiorl.process.signals import on_stop_signals_for_loop_of_another_thread
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class LoopThread:
         self.was_interrupted = False
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._is_breakable = self._handles_interrupts = False
-        self._loop = event_loop.new_event_loop()
+        self._loop = tasks.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -30,7 +30,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import PolicyGraph
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import ConfigError, PolicyError
-from aiorl.process.extras import install_command
+from aiorl.process.imports import install_command
 from aiorl.sampling.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from stored_rows import assert_equal_batches, cartpole_rows
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.offline.commands import main
-from aiorl.offline.estimators.likelihoods import ROUNDING
+from aiorl.offline.estimators import ROUNDING
 from aiorl.offline.formats import WriteOptions
 from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.registry import format_named, format_of

@@ -8,7 +8,7 @@ import pytest
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError
-from aiorl.offline.episodes import EpisodeAssembler
+from aiorl.offline.readers import EpisodeAssembler
 
 
 def part(eps_id, start, end, *, done=False):

@@ -16,9 +16,9 @@ from aiorl.offline.estimators import (
     ImportanceSamplingEstimator,
     WeightedImportanceSamplingEstimator,
     action_log_likelihoods,
+    behaviour_log_likelihoods,
     episode_parts,
 )
-from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
 from aiorl.offline.io import IOContext
 
 SPACE = spaces.Box(-1, 1, (1,), np.float32)

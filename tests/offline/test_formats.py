@@ -21,7 +21,7 @@ from stored_rows import assert_equal_batches, cartpole_rows
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError
-from aiorl.offline import json_file, stored_columns
+from aiorl.offline import json_lines, stored_columns
 from aiorl.offline.files import open_plain
 from aiorl.offline.formats import WHOLE, Share, Stored, WriteOptions
 from aiorl.offline.registry import FORMATS, SUFFIXES, format_named, format_of
@@ -318,7 +318,6 @@ def test_a_line_that_is_no_json_is_named_and_the_next_one_read(tmp_path, text):
 
 def test_compressed_data_that_claim_more_than_they_may_be_are_refused_before_memory_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr("aiorl.offline.stored_columns.MAX_BATCH_BYTES", 1 << 16)
-    monkeypatch.setattr("aiorl.offline.stored_columns.MAX_BATCH_BYTES", 1 << 16)
     bomb = lz4.frame.compress(bytes(1 << 24))
     unsized = lz4.frame.compress(bytes(1 << 24), store_size=False)
     texts = [b64encode(frame).decode() for frame in (bomb, unsized)]
@@ -370,8 +369,8 @@ def test_the_policies_of_a_batch_share_its_memory(tmp_path, monkeypatch, is_rlli
 
 
 def test_a_line_whose_values_take_much_more_memory_than_it_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_file, "_LARGE_LINE", 1000)
-    monkeypatch.setattr(json_file, "_MAX_PARSED_BYTES", 100_000)
+    monkeypatch.setattr(json_lines, "_LARGE_LINE", 1000)
+    monkeypatch.setattr(json_lines, "_MAX_PARSED_BYTES", 100_000)
     path = lines(tmp_path / "a.json", column(rows=[[]] * 2000), column(rows=[1.0] * 2000))
     found, (error,) = read(path)
     assert len(found) == 1
@@ -392,7 +391,7 @@ def test_a_link_to_a_file_is_read(tmp_path):
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_file, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)
     (tmp_path / "a.json").write_bytes(b"x" * 5000)
     with pytest.raises(DataError, match=r"line 1: a line of more than 1,000 bytes"):
         read(tmp_path / "a.json")

@@ -14,8 +14,8 @@ from aiorl.acting.policy import Policy
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
+from aiorl.offline.estimators import Ratios, Trajectories
 from aiorl.offline.estimators.judgement import METHODS, judge
-from aiorl.offline.estimators.ratios import Ratios, Trajectories
 
 GAMMA = Fraction(4, 5)
 

@@ -20,8 +20,7 @@ from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.io import InputReader
-from aiorl.offline.reader_stages import AsStoredReader, PostprocessedReader
-from aiorl.offline.readers import FileReader, ReaderOptions
+from aiorl.offline.readers import AsStoredReader, FileReader, PostprocessedReader, ReaderOptions
 from aiorl.offline.writers import FileWriter
 
 LENGTHS = (4, 3, 5)

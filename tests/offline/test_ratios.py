@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorl.offline.estimators.ratios import Ratios, Trajectories, bootstrap_means, interval_of
+from aiorl.offline.estimators import Ratios, Trajectories, bootstrap_means, interval_of
 
 EXACT = {"rel": 1e-9, "abs": 1e-9}
 
@@ -133,7 +133,7 @@ def test_a_bootstrap_is_that_of_a_plain_loop_and_repeats_itself_for_a_seed(monke
     rng = np.random.default_rng(4)
     own = rng.integers(1, 6, 40)
     found = Ratios(of(rng.normal(1, 1, own.sum()), own, 0.9), rng.normal(0, 0.3, own.sum()))
-    monkeypatch.setattr("aiorl.offline.estimators.ratios._BLOCK", 120)  # so that tables come in several blocks
+    monkeypatch.setattr("aiorl.offline.estimators._BLOCK", 120)  # so that tables come in several blocks
     estimates = found.bootstrap_weighted(300, 7)
     np.testing.assert_array_equal(estimates, found.bootstrap_weighted(300, 7))
     assert not np.array_equal(estimates, found.bootstrap_weighted(300, 8))

@@ -12,8 +12,7 @@ from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError, EndOfData
 from aiorl.offline.formats import Share, WriteOptions
-from aiorl.offline.reader_stages import MixedReader, ShuffledReader
-from aiorl.offline.readers import FileReader, HoldOut, ReaderOptions, find_sources
+from aiorl.offline.readers import FileReader, HoldOut, MixedReader, ReaderOptions, ShuffledReader, find_sources
 from aiorl.offline.registry import format_of
 
 pytest.importorskip("pyarrow")

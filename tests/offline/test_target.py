@@ -15,10 +15,9 @@ from aiorl.acting.loading import learned_policy_class
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, PolicyError
-from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ
+from aiorl.offline.estimators import Trajectories
+from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, Target
 from aiorl.offline.estimators.judgement import judge
-from aiorl.offline.estimators.ratios import Trajectories
-from aiorl.offline.estimators.target import Target
 
 THREE = spaces.Discrete(3, start=2)
 

@@ -14,7 +14,7 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
 from aiorl.offline.commands import main
 from aiorl.offline.io import InputReader, IOContext
-from aiorl.offline.reader_stages import StoredRowsReader
+from aiorl.offline.readers import StoredRowsReader
 from aiorl.offline.sources import InputSettings, input_creator
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))

@@ -13,7 +13,7 @@ from typing import IO
 import psutil
 import pytest
 
-from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, WRONG_USAGE
+from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, WRONG_USAGE
 
 PARENT = """
 import logging, os, sys

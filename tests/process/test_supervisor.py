@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aiorl.process.restarts import HOPELESS, RUN_IS_OVER
+from aiorl.process.children import HOPELESS, RUN_IS_OVER
 from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildKilled, ChildRestarting, ChildStarted, Supervisor
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -247,9 +247,7 @@ def test_a_program_that_cannot_be_started_raises() -> None:
 
 def test_a_child_without_its_supervisor_sees_the_end_of_its_input(tmp_path: Path) -> None:
     """The parent watch's other half: the pipe ends with the parent, also by SIGKILL."""
-    child = (
-        "from aiorl.process.parent_watch import watch_parent; import time; watch_parent(grace_s=0.1); time.sleep(60)"
-    )
+    child = "from aiorl.process.children import watch_parent; import time; watch_parent(grace_s=0.1); time.sleep(60)"
     parent = (
         "import asyncio, sys\n"
         "from aiorl.process.supervisor import Supervisor\n"

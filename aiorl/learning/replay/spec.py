@@ -20,7 +20,7 @@ from aiorl.data import columns as c
 from aiorl.data.column_spec import ColumnSpec
 from aiorl.errors import ConfigError
 from aiorl.learning.replay.priorities import Prioritised, SumTree
-from aiorl.process.available_memory import available_bytes
+from aiorl.process.machine import available_bytes
 
 _MAX_STACK = 16
 _SPARE_FRAMES = 1024

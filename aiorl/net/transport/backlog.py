@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from aiorl.net.transport.connections import Connection, ConnectionTable
 from aiorl.net.transport.endpoint import EndpointLimits
-from aiorl.process.memory_quota import heap_bytes
+from aiorl.process.machine import heap_bytes
 
 __all__ = ["BacklogGuard", "wire_overhead"]
 

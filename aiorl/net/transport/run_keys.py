@@ -25,7 +25,7 @@ import zmq
 from aiorl.config.files import whose_else
 from aiorl.errors import SecurityError
 from aiorl.net.transport.security import LearnerKeys, WorkerKeys, parse_worker_keys, read_worker_file, unusable
-from aiorl.process.handover import KEYS_VARIABLE
+from aiorl.process.children import KEYS_VARIABLE
 
 __all__ = [
     "RunKeyFile",

@@ -1,19 +1,43 @@
-"""What a policy would earn, judged on episodes that another policy played.
+"""What a policy would earn, judged on episodes that another policy played: ratios of probabilities.
 
-- `likelihoods`: how likely either policy's actions were.
-- `importance`: IS and WIS of a run's workers, episode by episode as they are read (``input_evaluation``).
-- `ratios`, `fitted_q`, `target`, `judgement`: five estimators over a whole data set (``python -m aiorl.estimate``).
+`ImportanceSamplingEstimator` and `WeightedImportanceSamplingEstimator` judge the episodes that a run's workers read,
+one by one (``input_evaluation``). `aiorl.offline.estimators.judgement` has five estimators over a whole data set
+(``python -m aiorl.estimate``); two of them need a fitted Q (`aiorl.offline.estimators.fitted_q`).
+
+Per episode of T steps, with rewards r_t, discount g and p_t the product over steps 0..t of the new policy's
+probability of the action taken over the old one's:
+
+* old policy's return ``V_prev = sum_t g^t r_t``;
+* IS: ``sum_t g^t p_t r_t``, each reward by the ratio up to it: without bias but of great variance. It is what the
+  literature calls per-decision IS, and ``pdis`` in `judgement`;
+* WIS: ``sum_t g^t (p_t / w_t) r_t`` with w_t the mean of p_t over those episodes seen that reached step t, this
+  one included: much less variance, but a bias that more episodes do not remove where the policies differ in how long
+  episodes last, since episodes that have ended do not count in w_t. (A reward of 1 for each step makes it ``V_prev``,
+  whatever the policies.) `Ratios` counts them.
+
+Source: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation", sections 2 and 3.
 """
 
-from aiorl.offline.estimators.importance import (
-    ESTIMATORS,
-    ImportanceSamplingEstimator,
-    OffPolicyEstimate,
-    OffPolicyEstimator,
-    WeightedImportanceSamplingEstimator,
-    episode_parts,
-)
-from aiorl.offline.estimators.likelihoods import ActionLikelihoods, action_log_likelihoods
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.policy import Policy
+from aiorl.data import columns as c
+from aiorl.data.actions import ActionLayout, leaf_spaces
+from aiorl.data.concat import Batch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import BatchError, ConfigError, PolicyError
+from aiorl.offline.io import IOContext
 
 __all__ = [
     "ESTIMATORS",
@@ -25,3 +49,459 @@ __all__ = [
     "action_log_likelihoods",
     "episode_parts",
 ]
+
+F64 = NDArray[np.float64]
+ACTION_PROB = "action_prob"
+"""The old policy's probability of the action taken; ``action_logp`` will do as well."""
+_MAX_ROWS_NAMED = 5
+ROUNDING = 1e-4
+"""By which a logarithm of a probability may exceed 0: it was summed up in float32."""
+_MAX_DISAGREEMENT = 1e-2
+"""Between ``action_logp`` and the logarithm of ``action_prob``."""
+
+
+@runtime_checkable
+class ActionLikelihoods(Protocol):
+    """A policy that knows how likely it would have taken given actions; users' policies may offer it."""
+
+    def compute_log_likelihoods(
+        self,
+        actions: NDArray[Any],
+        obs: NDArray[Any],
+        state_batches: list[NDArray[Any]],
+        prev_action_batch: NDArray[Any] | None,
+        prev_reward_batch: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        """Log-probabilities [B] of actions [B, ...] at observations [B, ...]."""
+
+
+def action_log_likelihoods(policy: Policy, batch: SampleBatch) -> F64:
+    """Log-probabilities [B], under a policy without exploration, of the actions in a batch.
+
+    A recurrent policy is given the states that the batch has.
+
+    Raises:
+        PolicyError: the policy cannot tell.
+        BatchError: actions that its space does not have; the message names the rows (a ValueError).
+    """
+    actions, obs = batch[c.ACTIONS], batch[c.OBS]
+    prev_actions, prev_rewards = batch.get(c.PREV_ACTIONS), batch.get(c.PREV_REWARDS)
+    states: list[NDArray[Any]] = []
+    while c.state_in(len(states)) in batch:
+        states.append(batch[c.state_in(len(states))])
+    if isinstance(policy, ActionLikelihoods):
+        logp = policy.compute_log_likelihoods(actions, obs, states, prev_actions, prev_rewards)
+    elif isinstance(policy, GraphPolicy):
+        actions = check_actions(batch, policy.layout)
+        # the columns of compute_actions say all about the distribution; which actions were chosen is of no interest
+        _, _, columns = policy.compute_actions(obs, states, prev_actions, prev_rewards, explore=False)
+        logp = policy.distribution.logp(columns[c.ACTION_DIST_INPUTS], actions)
+    else:
+        raise PolicyError(
+            f"{type(policy).__name__} cannot tell how likely an action is, which off-policy estimation needs; give it "
+            "a method compute_log_likelihoods(actions, obs, state_batches, prev_action_batch, prev_reward_batch)"
+        )
+    return np.asarray(logp, np.float64)
+
+
+def check_actions(batch: SampleBatch, layout: ActionLayout) -> NDArray[Any]:
+    """The actions of a batch, in column form.
+
+    Raises:
+        BatchError: the space does not have them; the message names the rows (a ValueError).
+    """
+    actions = layout.to_column(batch[c.ACTIONS])
+    for leaf, column in zip(layout.leaves, layout.split(actions), strict=True):
+        flat = column.reshape(len(column), -1)
+        low, high = _range_of(leaf)
+        is_wrong = ~((flat >= low) & (flat <= high)).all(axis=1)
+        _refuse(batch, c.ACTIONS, is_wrong, f"actions of {leaf}")
+    return actions
+
+
+def _range_of(leaf: spaces.Space[Any]) -> tuple[Any, Any]:
+    """Least and greatest of each component; a Box has what a policy did before it was clipped, so any finite number."""
+    match leaf:
+        case spaces.Discrete():
+            return leaf.start, leaf.start + leaf.n - 1
+        case spaces.MultiDiscrete():
+            return leaf.start.ravel(), (leaf.start + leaf.nvec - 1).ravel()
+        case spaces.MultiBinary():
+            return 0, 1
+    return -np.finfo(np.float64).max, np.finfo(np.float64).max
+
+
+def has_behaviour_likelihoods(batch: SampleBatch) -> bool:
+    """Whether a batch tells how likely the old policy's actions were."""
+    return c.ACTION_LOGP in batch or ACTION_PROB in batch
+
+
+def behaviour_log_likelihoods(batch: SampleBatch, action_space: spaces.Space[Any]) -> F64:
+    """Log-probabilities [B] of the actions under the policy that took them; densities where actions are continuous.
+
+    Raises:
+        BatchError: they are missing, impossible (not above 0, above 1 but for densities, not finite), or stored twice
+            and not the same; the message names the rows (a ValueError).
+    """
+    has_logp, has_prob = c.ACTION_LOGP in batch, ACTION_PROB in batch
+    if not (has_logp or has_prob):
+        raise BatchError(ACTION_PROB, f"it or {c.ACTION_LOGP!r} to be there for off-policy estimation", sorted(batch))
+    is_density = any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(action_space))
+    logp = np.zeros(batch.count)
+    if has_prob:
+        prob = _numbers(batch, ACTION_PROB)
+        limit = np.inf if is_density else np.exp(ROUNDING)
+        expected = "finite densities above 0" if is_density else "probabilities in (0, 1]"
+        _refuse(batch, ACTION_PROB, ~((prob > 0.0) & (prob <= limit) & np.isfinite(prob)), expected)
+        logp = np.log(prob)
+    if has_logp:
+        stored = _numbers(batch, c.ACTION_LOGP)
+        expected = "finite logarithms of densities" if is_density else "finite logarithms of probabilities, at most 0"
+        _refuse(batch, c.ACTION_LOGP, ~(np.isfinite(stored) & (is_density | (stored <= ROUNDING))), expected)
+        if has_prob:
+            expected = f"the logarithm of {ACTION_PROB!r}, which is there too"
+            _refuse(batch, c.ACTION_LOGP, np.abs(stored - logp) > _MAX_DISAGREEMENT, expected)
+        logp = stored
+    return logp if is_density else np.minimum(logp, 0.0)
+
+
+def _numbers(batch: SampleBatch, name: str) -> F64:
+    column = batch[name]
+    if column.dtype.kind not in "fiub" or column.ndim != 1:
+        raise BatchError(name, "one number for each row", f"{column.dtype} {list(column.shape)}")
+    return column.astype(np.float64)
+
+
+def _refuse(batch: SampleBatch, name: str, is_wrong: NDArray[np.bool_], expected: str) -> None:
+    """Raise BatchError, naming rows, if any is wrong."""
+    rows = np.flatnonzero(is_wrong)
+    if not len(rows):
+        return
+    values = batch[name]
+    shown = [f"row {row}: {_text(values[row])}" for row in rows[:_MAX_ROWS_NAMED].tolist()]
+    more = f" and {len(rows) - len(shown)} more" if len(rows) > len(shown) else ""
+    episode = f" of episode {batch[c.EPS_ID][rows[0]]}" if c.EPS_ID in batch else ""
+    raise BatchError(name, expected, f"{', '.join(shown)}{more}{episode}")
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if np.ndim(value) == 0 else f"{np.asarray(value).tolist()!r:.60}"
+
+
+LARGEST_LOG_RATIO = 500.0
+"""Bound on the logarithm of a ratio where none is asked for, so that sums of ratios stay finite."""
+_CONFIDENCE = 0.95
+_BLOCK = 1 << 22
+"""Numbers of one block of a bootstrap's tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectories:
+    """Rewards of E whole episodes in R rows, one episode behind the other.
+
+    Attributes:
+        rewards: float64 [R].
+        lengths: [E], at least 1 each.
+        gamma: discount.
+        starts: [E], first row of each.
+        steps: [R], step within the episode, from 0.
+        discounts: [R], ``gamma ** steps``.
+    """
+
+    rewards: F64
+    lengths: NDArray[np.int64]
+    gamma: float
+    starts: NDArray[np.int64] = field(init=False)
+    steps: NDArray[np.int64] = field(init=False)
+    discounts: F64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count steps."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        steps = np.arange(len(self.rewards)) - np.repeat(starts, self.lengths)
+        object.__setattr__(self, "starts", starts)
+        object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "discounts", self.gamma**steps)
+
+    def __len__(self) -> int:
+        """E, the number of episodes."""
+        return len(self.lengths)
+
+    def totals(self, per_row: F64) -> F64:
+        """Sum over each episode's rows of ``g^t`` times a number for each row: [E]."""
+        sums: F64 = np.add.reduceat(self.discounts * per_row, self.starts)
+        return sums
+
+    @property
+    def returns(self) -> F64:
+        """Discounted return of each episode under the policy that played it."""
+        return self.totals(self.rewards)
+
+
+class Ratios:
+    """The ratios of episodes, and what they make of rewards.
+
+    E episodes of T_i steps lie one behind the other in R rows. With rewards r_t, discount g and p_t the product over
+    steps 0..t of the new policy's probability of the action taken over the old one's, an episode's value is
+
+    * ``ordinary``: ``p_(T-1) sum_t g^t r_t``, the whole return by the whole ratio;
+    * ``per_decision``: ``sum_t g^t p_t r_t``, each reward by the ratio up to it: as free of bias, of less variance;
+    * ``weighted``: ``sum_t g^t (p_t / w_t) r_t`` with ``w_t`` the mean of p_t over **all** episodes. Episodes are
+      ragged: one that ended before t counts with its last ratio, p_(T-1). So the weights of a step add up to E, and the
+      bias vanishes as episodes become more, also where the policies differ in how long episodes last;
+    * ``doubly_robust``: ``V(s_0) + sum_t g^t p_t (r_t + g V(s_(t+1)) - Q(s_t, a_t))``: what a model Q says, with its
+      errors weighed in; free of bias whatever Q is, without variance where Q is exact and nothing is by chance.
+
+    An estimate is the mean of the episodes' values.
+
+    Sources: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation"; Jiang, Li 2016, "Doubly
+    robust off-policy value evaluation for reinforcement learning", https://arxiv.org/abs/1511.03722; Thomas, Brunskill
+    2016, https://arxiv.org/abs/1604.00923 (episodes that ended keep their ratio).
+
+    Attributes:
+        of: the episodes.
+        ratios: p_t, float64 [R].
+        is_clipped: [R], where p_t was above the bound.
+    """
+
+    def __init__(self, of: Trajectories, log_ratios: F64, *, clip: float | None = None) -> None:
+        """Multiply up.
+
+        Args:
+            of: the episodes.
+            log_ratios: [R], new log-probability of the action taken minus the old one; -inf where it is impossible now.
+            clip: bound on each p_t; None for none but what keeps sums finite.
+        """
+        self.of = of
+        sums = np.empty(len(log_ratios))
+        for start, length in zip(of.starts.tolist(), of.lengths.tolist(), strict=True):
+            np.cumsum(log_ratios[start : start + length], out=sums[start : start + length])
+        bound = LARGEST_LOG_RATIO if clip is None else min(math.log(clip), LARGEST_LOG_RATIO)
+        # a ratio of exactly the bound is none too many, whatever its rounding
+        self.is_clipped: NDArray[np.bool_] = sums > bound + 1e-9
+        self.ratios: F64 = np.exp(np.minimum(sums, bound))
+
+    @property
+    def last(self) -> F64:
+        """p_(T-1), the ratio of each whole episode."""
+        last: F64 = self.ratios[self.of.starts + self.of.lengths - 1]
+        return last
+
+    @property
+    def effective_sample_size(self) -> float:
+        """How many episodes of equal weight tell as much: ``(sum p)^2 / sum p^2``, from 1 to E; 0 if all are 0.
+
+        Source: Kish 1965, "Survey Sampling".
+        """
+        largest = self.last.max()
+        if largest == 0.0:
+            return 0.0
+        scaled = self.last / largest  # the squares of ratios may not be finite
+        return float(scaled.sum() ** 2 / (scaled * scaled).sum())
+
+    @property
+    def num_clipped_episodes(self) -> int:
+        """Episodes with a ratio above the bound."""
+        return int(np.logical_or.reduceat(self.is_clipped, self.of.starts).sum())
+
+    def ordinary(self) -> F64:
+        """Values [E] by ordinary importance sampling."""
+        values: F64 = self.last * self.of.returns
+        return values
+
+    def per_decision(self) -> F64:
+        """Values [E] by per-decision importance sampling."""
+        return self.of.totals(self.ratios * self.of.rewards)
+
+    def weights(self) -> F64:
+        """[R]: ``p_t / w_t``; 0 where no episode has a ratio above 0."""
+        of = self.of
+        longest = int(of.lengths.max())
+        means = np.bincount(of.steps, self.ratios, longest)
+        means += np.cumsum(np.bincount(of.lengths, self.last, longest + 1))[:longest]  # of those that ended before
+        at_row = means[of.steps] / len(of)
+        return np.divide(self.ratios, at_row, out=np.zeros(len(at_row)), where=at_row > 0.0)
+
+    def weighted(self) -> F64:
+        """Values [E] by weighted importance sampling."""
+        return self.of.totals(self.weights() * self.of.rewards)
+
+    def doubly_robust(self, q: F64, v: F64, v_next: F64) -> F64:
+        """Values [E] by the doubly robust estimator.
+
+        Args:
+            q: [R], the model's value of the action taken.
+            v: [R], its value of the observation under the new policy.
+            v_next: [R], its value of what followed; 0 where the episode terminated.
+        """
+        of = self.of
+        return v[of.starts] + of.totals(self.ratios * (of.rewards + of.gamma * v_next - q))
+
+    def bootstrap_weighted(self, num_resamples: int, seed: int) -> F64:
+        """[num_resamples]: the weighted estimate anew for episodes drawn with replacement."""
+        of = self.of
+        gains = self.ratios * of.rewards * of.discounts
+        longest = int(of.lengths.max())
+        width = max(1, _BLOCK // len(of))
+        estimates = []
+        for counts in _resamples(len(of), num_resamples, seed):
+            found = np.zeros(len(counts))
+            for begin in range(0, longest, width):
+                steps = np.arange(begin, min(begin + width, longest))
+                rows = of.starts[:, None] + np.minimum(steps, of.lengths[:, None] - 1)
+                above = counts @ np.where(steps < of.lengths[:, None], gains[rows], 0.0)
+                below = counts @ self.ratios[rows]
+                found += np.divide(above, below, out=np.zeros_like(above), where=below > 0.0).sum(1)
+            estimates.append(found)
+        return np.concatenate(estimates)
+
+
+def bootstrap_means(values: F64, num_resamples: int, seed: int) -> F64:
+    """[num_resamples]: means of values [E] drawn with replacement."""
+    return np.concatenate([counts @ values / len(values) for counts in _resamples(len(values), num_resamples, seed)])
+
+
+def interval_of(estimates: F64) -> tuple[float, float]:
+    """The range that holds the middle 95 % of a bootstrap's estimates."""
+    outside = 50.0 * (1.0 - _CONFIDENCE)
+    low, high = np.percentile(estimates, [outside, 100.0 - outside])
+    return float(low), float(high)
+
+
+def _resamples(num_episodes: int, num_resamples: int, seed: int) -> Iterator[F64]:
+    """How often each episode is in each resample, [some, E] at a time; equal for equal seeds."""
+    rng = np.random.default_rng(seed)
+    at_once = max(1, _BLOCK // num_episodes)
+    for begin in range(0, num_resamples, at_once):
+        count = min(at_once, num_resamples - begin)
+        drawn = rng.integers(num_episodes, size=(count, num_episodes))
+        drawn += np.arange(count)[:, None] * num_episodes
+        yield np.bincount(drawn.ravel(), minlength=count * num_episodes).reshape(count, num_episodes).astype(np.float64)
+
+
+_DEFAULT_GAMMA = 0.99
+SMALLEST_RETURN = 1e-8
+"""Returns below it count as it, where a gain is divided by them."""
+
+
+class OffPolicyEstimate(NamedTuple):
+    """What an estimator says about one episode.
+
+    Attributes:
+        estimator_name: ``"is"`` or ``"wis"``.
+        metrics: ``V_prev``, ``V_step_IS`` or ``V_step_WIS``, and ``V_gain_est``, their quotient.
+    """
+
+    estimator_name: str
+    metrics: dict[str, float]
+
+
+class OffPolicyEstimator(ABC):
+    """Fed with episodes, drained of estimates.
+
+    Attributes:
+        policy: the new policy.
+        gamma: discount.
+    """
+
+    name = ""
+
+    def __init__(self, policy: Policy, gamma: float) -> None:
+        """Nothing seen yet."""
+        self.policy = policy
+        self.gamma = gamma
+        self._estimates: list[OffPolicyEstimate] = []
+
+    @classmethod
+    def create(cls, context: IOContext) -> OffPolicyEstimator:
+        """An estimator for a worker's default policy; the discount is that of its config.
+
+        Raises:
+            ConfigError: the worker has no default policy.
+        """
+        policy = context.worker.get_policy()
+        if policy is None:
+            raise ConfigError(
+                f"input_evaluation {cls.name!r} judges the policy {c.DEFAULT_POLICY_ID!r}, and there is none.",
+                key="input_evaluation",
+                value=cls.name,
+                hint="Leave input_evaluation empty for multi-agent input.",
+            )
+        return cls(policy, float(context.config.get("gamma", _DEFAULT_GAMMA)))
+
+    def process(self, episode: Batch) -> None:
+        """Take in one episode.
+
+        Raises:
+            BatchError: a multi-agent batch, or one without the old policy's action probabilities or with impossible
+                ones, whose rows are named (a ValueError).
+            PolicyError: the policy cannot tell how likely an action is.
+        """
+        if not isinstance(episode, SampleBatch):
+            raise BatchError("policy_batches", "a single-agent batch for off-policy estimation", "a MultiAgentBatch")
+        if episode.count:
+            old = behaviour_log_likelihoods(episode, self.policy.action_space)
+            log_ratios = action_log_likelihoods(self.policy, episode) - old
+            rewards = np.asarray(episode[c.REWARDS], np.float64)
+            # bounded, so that sums of them stay finite
+            ratios = np.exp(np.minimum(np.cumsum(log_ratios), LARGEST_LOG_RATIO))
+            self._estimates.append(self._estimate(ratios, rewards))
+
+    def get_metrics(self) -> list[OffPolicyEstimate]:
+        """Estimates since the last call."""
+        estimates, self._estimates = self._estimates, []
+        return estimates
+
+    @abstractmethod
+    def _estimate(self, ratios: F64, rewards: F64) -> OffPolicyEstimate:
+        """Judge an episode by p_t [T] and rewards [T]."""
+
+    def _compare(self, key: str, weights: F64, rewards: F64) -> OffPolicyEstimate:
+        discounted = self.gamma ** np.arange(len(rewards)) * rewards
+        old, new = float(discounted.sum()), float((weights * discounted).sum())
+        return OffPolicyEstimate(self.name, {"V_prev": old, key: new, "V_gain_est": new / max(SMALLEST_RETURN, old)})
+
+
+class ImportanceSamplingEstimator(OffPolicyEstimator):
+    """IS, see the module."""
+
+    name = "is"
+
+    def _estimate(self, ratios: F64, rewards: F64) -> OffPolicyEstimate:
+        return self._compare("V_step_IS", ratios, rewards)
+
+
+class WeightedImportanceSamplingEstimator(OffPolicyEstimator):
+    """WIS, see the module."""
+
+    name = "wis"
+
+    def __init__(self, policy: Policy, gamma: float) -> None:
+        """Nothing seen yet."""
+        super().__init__(policy, gamma)
+        self._sums = np.zeros(0)
+        self._counts = np.zeros(0)
+
+    def _estimate(self, ratios: F64, rewards: F64) -> OffPolicyEstimate:
+        length = len(ratios)
+        longer = max(0, length - len(self._sums))
+        self._sums = np.pad(self._sums, (0, longer))
+        self._counts = np.pad(self._counts, (0, longer))
+        self._sums[:length] += ratios
+        self._counts[:length] += 1.0
+        means = self._sums[:length] / self._counts[:length]
+        # a mean of 0 has a ratio of 0 above it
+        weights = np.divide(ratios, means, out=np.zeros(length), where=means > 0.0)
+        return self._compare("V_step_WIS", weights, rewards)
+
+
+ESTIMATORS: dict[str, type[OffPolicyEstimator]] = {
+    ImportanceSamplingEstimator.name: ImportanceSamplingEstimator,
+    WeightedImportanceSamplingEstimator.name: WeightedImportanceSamplingEstimator,
+}
+"""Estimators by their names in ``input_evaluation``."""
+
+
+def episode_parts(batch: Batch) -> list[Batch]:
+    """What estimators are fed: one part per episode of a plain batch; a multi-agent one as it is."""
+    return list(batch.split_by_episode()) if isinstance(batch, SampleBatch) else [batch]

@@ -18,11 +18,15 @@ from aiorl.data import columns as c
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError
-from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, QRows
-from aiorl.offline.estimators.importance import SMALLEST_RETURN
-from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
-from aiorl.offline.estimators.ratios import Ratios, Trajectories, bootstrap_means, interval_of
-from aiorl.offline.estimators.target import Target, has_terminated
+from aiorl.offline.estimators import (
+    SMALLEST_RETURN,
+    Ratios,
+    Trajectories,
+    behaviour_log_likelihoods,
+    bootstrap_means,
+    interval_of,
+)
+from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, QRows, Target, has_terminated
 
 __all__ = ["METHODS", "WITH_RATIOS", "Estimate", "Judgement", "judge"]
 

@@ -34,7 +34,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ConfigError, ExportError, nearest
 from aiorl.learning.tf_runtime import import_tensorflow
-from aiorl.process.extras import want_packages
+from aiorl.process.imports import want_packages
 from aiorl.process.replaced_file import replaced_directory
 from aiorl.run.export.check import ROWS, TOLERANCE, Compared, Runner, check_against_policy
 from aiorl.run.export.form import ActionPart, PolicyForm

@@ -27,7 +27,7 @@ import orjson
 from aiorl.config.code import check_takes, import_object, named_failures
 from aiorl.config.files import open_regular
 from aiorl.errors import ConfigError, nearest
-from aiorl.process.extras import want_packages
+from aiorl.process.imports import want_packages
 from aiorl.process.replaced_file import replaced
 from aiorl.run.report.appended_file import AppendedFile
 from aiorl.run.report.tensorboard_events import EventFile

@@ -32,8 +32,8 @@ from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.tf_runtime import prepare_environment
 from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.wire.messages import Snapshot
-from aiorl.process.event_loop import tell_of_stray_errors
 from aiorl.process.replaced_file import replaced
+from aiorl.process.tasks import tell_of_stray_errors
 from aiorl.run.build import plan_learning
 from aiorl.run.evaluation import Evaluation, evaluate
 from aiorl.run.evaluations import Evaluations, manner_of

@@ -44,10 +44,8 @@ from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.limits import DEFAULT_LIMITS, limits_of
 from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Message, RefusalCode, Snapshot, Welcome
-from aiorl.process.age import age_s
-from aiorl.process.forked_child import keep_children_out
-from aiorl.process.memory_quota import check_heap
-from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
+from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
+from aiorl.process.machine import age_s, check_heap, keep_children_out
 from aiorl.process.tasks import Tasks
 from aiorl.run.worker.sampler_unit import StopSampling
 

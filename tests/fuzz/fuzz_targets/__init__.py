@@ -57,10 +57,7 @@ _DECODING = (
     "aiorl.net.wire.compression",
     "aiorl.net.wire.frame_stacks",
 )
-_STORED = tuple(
-    f"aiorl.offline.{name}"
-    for name in ("inspection", "json_file", "json_lines", "pickled_array", "rllib_json", "stored_columns")
-)
+_STORED = tuple(f"aiorl.offline.{name}" for name in ("inspection", "json_lines", "pickled_array", "stored_columns"))
 _ACTING = ("aiorl.acting.acting_state", "aiorl.acting.saved_run", "aiorl.config.worker", "aiorl.acting.acting_graph")
 _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.net.protocol.ledger", "json")
 
@@ -77,7 +74,7 @@ TARGETS = {
         Target("spaces", 0.02, ("aiorl.data.spaces", "aiorl.acting.observation.preprocessors"), 512),
         Target("checkpoint", 0.05, _CHECKPOINT, 2048),
         Target("stored", 0.06, _STORED, 1024),
-        Target("parquet", 0.03, ("aiorl.offline.parquet", "aiorl.offline.parquet_pages"), 512),
+        Target("parquet", 0.03, ("aiorl.offline.parquet",), 512),
         Target("minari_files", 0.03, ("aiorl.offline.minari_data",), 256),
         Target("run_directory", 0.03, ("aiorl.config", "aiorl.acting.run_dir"), 512),
     )

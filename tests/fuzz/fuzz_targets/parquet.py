@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
-from aiorl.offline.parquet import Parquet
-from aiorl.offline.parquet_pages import decoded_bytes
+from aiorl.offline.parquet import Parquet, decoded_bytes
 from fuzz_targets.folder import Rewritten, make_folder
 from fuzz_targets.source import Source
 

@@ -16,7 +16,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import EnvError
 from aiorl.net.transport.endpoint import Event, EventKind
 from aiorl.net.wire.messages import Ack, RefusalCode, Refused
-from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
+from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.run.report.results import Progress
 from aiorl.run.worker.service import WorkerOutcome
 

@@ -1,27 +1,20 @@
-"""When a worker process that has ended is started again.
+"""What a parent and the worker processes that it starts have agreed on.
 
-Whatever ends a worker, its parent starts it again, unless the worker says with its exit status that this would be of
-no use. A status of 0 says nothing: an environment may have called ``exit``.
+Whatever ends a worker, its parent starts it again, unless the worker says with its exit status that this would be of no
+use. A status of 0 says nothing: an environment may have called ``exit``. A learner hands things to its workers by
+environment variables, which other users can't read. A worker takes them out of its environment before anything else
+runs there, so that nothing it starts inherits them. A worker ends when its parent does, however that ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
-
-__all__ = [
-    "DEFAULT_MAX_RESTARTS",
-    "FAILED",
-    "HOPELESS",
-    "RUN_IS_OVER",
-    "STOPPED",
-    "TRY_AGAIN_S",
-    "WRONG_USAGE",
-    "Restarts",
-    "may_pass",
-    "status_text",
-]
+import sys
+import threading
+from collections.abc import Callable
 
 FAILED = 1
 """The worker failed; another one may do better."""
@@ -33,12 +26,9 @@ HOPELESS = 33
 """The worker failed, and would fail the same way again: the learner refused it for good, or its keys are unusable."""
 STOPPED = 128 + signal.SIGTERM
 """The worker left in an orderly way because somebody asked it to, by a signal."""
-
 DEFAULT_MAX_RESTARTS = 3
-
 TRY_AGAIN_S = 10.0
 """How long to wait before a start is tried again that failed for a lack which may pass."""
-
 _UVLOOP_MEANS_EMFILE = -1  # what its spawn raises where some descriptors are left, but too few
 _LACKS = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, _UVLOOP_MEANS_EMFILE}
@@ -92,3 +82,46 @@ class Restarts:
         pause_s = _BACKOFF_S[min(self.in_a_row, len(_BACKOFF_S) - 1)]
         self.in_a_row += 1
         return pause_s
+
+
+KEYS_VARIABLE = "AIORL_RUN_KEYS"
+"""The run's keys, see `aiorl.net.transport.run_keys`."""
+WORKER_ID_VARIABLE = "AIORL_WORKER_ID"
+"""The name by which the learner will know the worker."""
+LOG_VARIABLE = "AIORL_WORKER_LOG"
+"""The file that is the worker's standard output and error, by its absolute path."""
+
+
+def take_handed_over() -> dict[str, str]:
+    """Take all of it out of this process's environment; what is not there is ""."""
+    return {name: os.environ.pop(name, "") for name in (KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE)}
+
+
+def watch_parent(
+    on_lost: Callable[[], object] = lambda: None,
+    *,
+    on_line: Callable[[str], object] = lambda line: None,
+    grace_s: float = 2.0,
+) -> threading.Thread:
+    """Start the watching thread.
+
+    Args:
+        on_lost: called once in the watching thread when the parent is gone, to end in an orderly way.
+        on_line: called in the watching thread with each line that the parent writes.
+        grace_s: seconds given to `on_lost` before the process is ended with status 3.
+    """
+
+    def wait_for_end() -> None:
+        # a reader of its own: at the end of Python, sys.stdin must not be locked by a daemon thread
+        with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
+            for line in lines:
+                on_line(line)
+        try:
+            on_lost()
+        finally:
+            threading.Event().wait(grace_s)
+            os._exit(3)
+
+    thread = threading.Thread(target=wait_for_end, name="parent-watch", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,86 @@
+"""Optional packages, paths of child processes, and the import of TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiorl.errors import ConfigError
+from aiorl.process import imports
+from aiorl.process.imports import lacks_memory, python_path
+
+
+def test_what_to_type_installs_from_the_clone_that_runs() -> None:
+    words = shlex.split(imports.install_command("atari"))
+    assert words[:3] == ["pip", "install", "-e"]
+    assert Path(words[3].removesuffix("[atari]")) == Path(__file__).parents[2]
+
+
+def test_what_to_type_keeps_an_aiorl_that_was_installed_from_a_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "__file__", str(tmp_path / "aiorl" / "process" / "imports.py"))
+    assert imports.install_command("atari") == "pip install 'aiorl[atari]'"
+
+
+def test_what_is_needed_and_not_there_is_told_with_who_needs_it() -> None:
+    with (
+        pytest.raises(ConfigError, match="Parquet needs pyarrow: ") as caught,
+        imports.needed_by("Parquet", "pyarrow", "offline", key="input"),
+    ):
+        importlib.import_module("no_such_module_here")
+    assert caught.value.key == "input"
+    assert "[offline]" in str(caught.value.hint)
+
+
+def test_what_is_not_there_is_found_without_importing_it() -> None:
+    assert imports.missing(["this", "no_such_module_here", "json"]) == ["no_such_module_here"]
+
+
+def test_another_python_finds_the_modules_beside_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("FOUND = 5\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = [sys.executable, "-c", "import beside, numpy; print(beside.FOUND)"]
+    found = subprocess.run(command, env={**os.environ, **python_path()}, cwd="/", capture_output=True, text=True)
+    assert found.stdout == "5\n", found.stderr
+
+
+def test_a_child_of_the_program_finds_modules_of_the_current_directory_after_pythons_own(tmp_path: Path) -> None:
+    """Of two modules in the current directory the child finds the one that Python itself doesn't have."""
+    for name in ("own", "random"):
+        (tmp_path / f"{name}.py").write_text("FOUND = 5\n")
+    child = "import find; import own, random; print(own.FOUND, hasattr(random, 'FOUND'))"
+    child = child.replace("import find", "from aiorl.process.imports import find_modules_here; find_modules_here()")
+    script = (
+        "import os, subprocess, sys; from aiorl.process.imports import find_modules_here, python_path; "
+        "find_modules_here(); "
+        f"subprocess.run([sys.executable, '-P', '-c', {child!r}], env={{**os.environ, **python_path()}}, check=True)"
+    )
+    command = [sys.executable, "-P", "-c", script]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.stdout == "5 False\n", found.stderr
+
+
+def test_folders_of_this_python_itself_are_no_other_pythons_business(tmp_path: Path) -> None:
+    """They would break one of another version, which an environment may start."""
+    script = tmp_path / "script.py"
+    script.write_text("from aiorl.process.imports import python_path; print(python_path().get('PYTHONPATH', ''))")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    places = found.stdout.strip().split(os.pathsep)
+    assert places[0] == str(tmp_path)
+    assert not [place for place in places if "site-packages" in place or f"python3.{sys.version_info.minor}" in place]
+
+
+def test_a_lack_of_memory_is_known_by_what_loaders_say_and_through_errors_of_cleaning_up() -> None:
+    mapping = ImportError("lib.so: failed to map segment from shared object")
+    cleaning = RuntimeError("unable to start watchdog thread")
+    cleaning.__context__ = mapping
+    assert all(map(lacks_memory, (mapping, cleaning, MemoryError(), OSError(12, "Cannot allocate memory"))))
+    assert not lacks_memory(ImportError("No module named 'tensorflow'"))

@@ -1,0 +1,220 @@
+"""This process and its machine: age, memory, debuggers, forked children."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import mmap
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aiorl.errors import MemoryQuotaError
+from aiorl.process import machine
+from aiorl.process.machine import age_s, available_bytes, check_heap, heap_bytes, keep_within
+
+TELL = "from aiorl.process.machine import age_s; print(age_s())"
+TICK_S = 0.02
+
+
+def test_a_process_is_no_older_than_its_parent_has_seen_it() -> None:
+    """H4: by the hour, it may be a second more."""
+    began = time.monotonic()
+    told = subprocess.run([sys.executable, "-c", TELL], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert 0 <= float(told) <= time.monotonic() - began + TICK_S
+
+
+def test_where_there_is_no_proc_the_hour_of_the_start_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = machine.age_s()
+
+    def no_proc(*args: object, **kwargs: object) -> None:
+        raise FileNotFoundError("/proc/self/stat")
+
+    monkeypatch.setattr(machine, "open", no_proc, raising=False)
+    assert abs(machine.age_s() - known) < 1.5
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        available = 1000
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_without_control_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) == 1000
+
+
+def test_a_group_or_one_around_it_limits_it(tmp_path: Path) -> None:
+    write(tmp_path, {
+        "proc/self/cgroup": "0::/user/job\n",
+        "sys/fs/cgroup/user/job/memory.max": "max\n",
+        "sys/fs/cgroup/user/job/memory.current": "100\n",
+        "sys/fs/cgroup/user/memory.max": "700\n",
+        "sys/fs/cgroup/user/memory.current": "500\n",
+        "sys/fs/cgroup/user/memory.stat": "anon 300\ninactive_file 150\n",
+    })  # fmt: skip
+    assert available_bytes(tmp_path) == 700 - 500 + 150
+
+
+def test_groups_of_the_first_version_limit_it_too(tmp_path: Path) -> None:
+    write(tmp_path, {
+        "proc/self/cgroup": "5:cpu,cpuacct:/a\n4:memory:/docker/b\n",
+        "sys/fs/cgroup/memory/docker/b/memory.limit_in_bytes": "400\n",
+        "sys/fs/cgroup/memory/docker/b/memory.usage_in_bytes": "390\n",
+        "sys/fs/cgroup/memory/docker/b/memory.stat": "total_inactive_file 5\n",
+    })  # fmt: skip
+    assert available_bytes(tmp_path) == 15
+
+
+def test_a_group_seen_from_within_its_own_namespace_is_the_root(tmp_path: Path) -> None:
+    write(tmp_path, {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/memory.max": "600\n",
+        "sys/fs/cgroup/memory.current": "900\n",
+    })  # fmt: skip
+    assert available_bytes(tmp_path) == 0
+
+
+def test_what_makes_no_sense_limits_nothing(tmp_path: Path) -> None:
+    write(tmp_path, {
+        "proc/self/cgroup": "nonsense\n0::/x\n",
+        "sys/fs/cgroup/x/memory.max": "many\n",
+        "sys/fs/cgroup/x/memory.current": "-1\n",
+    })  # fmt: skip
+    assert available_bytes(tmp_path) == 1000
+
+
+MIB = 2**20
+
+
+def take(mib: int) -> mmap.mmap:
+    """Memory fresh from the system: an allocator may hand out what the process held and had freed before."""
+    block = mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block[:: mmap.PAGESIZE] = b"x" * (mib * MIB // mmap.PAGESIZE)
+    return block
+
+
+def test_what_this_process_takes_is_told() -> None:
+    before = heap_bytes()
+    with take(64):
+        assert 60 * MIB < heap_bytes() - before < 80 * MIB
+
+
+def test_beyond_its_quota_a_process_has_an_error_that_names_the_setting() -> None:
+    check_heap(0, "memory")
+    check_heap(heap_bytes() + 64 * MIB, "memory")
+    with pytest.raises(MemoryError, match=r"memory is 1,048,576 bytes, but .* has taken [0-9,]+\. Set more") as caught:
+        check_heap(MIB, "memory")
+    error = caught.value
+    assert isinstance(error, MemoryQuotaError)
+    assert (error.key, error.max_bytes) == ("memory", MIB)
+
+
+def test_it_is_looked_at_again_and_again() -> None:
+    blocks: list[mmap.mmap] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.1, lambda: blocks.append(take(128)))
+        await asyncio.wait_for(keep_within(heap_bytes() + 64 * MIB, "memory"), 20)
+
+    with pytest.raises(MemoryQuotaError):
+        asyncio.run(main())
+    assert len(blocks) == 1
+
+
+def test_out_of_descriptors_no_process_is_ended_for_what_cannot_be_measured() -> None:
+    """It once ended the run of a learner that strangers had left without any."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            open("/proc/self/statm", "rb")  # noqa: SIM115
+        check_heap(1, "memory")
+        assert math.isnan(age_s())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+CODE = """
+import sys
+from aiorl.process.machine import is_looked_into, on_debugger
+{before}
+on_debugger(lambda: print("make way"))
+print("begun")
+{after}
+print(is_looked_into())
+"""
+
+
+def said(before: str = "", after: str = "") -> list[str]:
+    code = CODE.format(before=before, after=after)
+    options = {"input": "p 6 * 7\nc\nc\n", "capture_output": True, "text": True, "timeout": 30, "check": True}
+    return subprocess.run([sys.executable, "-c", code], **options).stdout.splitlines()  # type: ignore[call-overload]
+
+
+def test_way_is_made_once_before_a_debugger_asks() -> None:
+    lines = said(after="breakpoint()\nbreakpoint()")
+    assert lines[:2] == ["begun", "make way"]
+    assert lines.count("make way") == 1
+    assert "(Pdb) 42" in lines
+
+
+@pytest.mark.parametrize(("how", "line"), [("settrace", 0), ("setprofile", 0)])
+def test_who_looks_in_already_is_seen(how: str, line: int) -> None:
+    lines = said(before=f"sys.{how}(lambda *arguments: None)")
+    assert lines[line] == "make way"
+    assert lines[-1] == "True"
+
+
+def test_where_nobody_looks_in_nothing_is_done() -> None:
+    assert said() == ["begun", "False"]
+
+
+PROGRAM = """
+import os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+import aiorl.acting.acting_graph
+from aiorl.process.machine import keep_children_out
+
+def fork(leave):
+    child = os.fork()
+    if child == 0:
+        leave()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, 9)
+    return "it did not end"
+
+def leave():
+    sys.exit(7)
+
+executor = ThreadPoolExecutor(1)
+leaves = (leave, sys.exit, lambda: sys.exit("why"), lambda: 1 / 0)
+print([executor.submit(keep_children_out, fork, leave).result() for leave in leaves], fork(leave))
+"""
+
+
+def test_a_forked_child_ends_with_its_own_status_whichever_thread_forked_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "[7, 0, 1, 1] 7\n"
+    assert "why\n" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
