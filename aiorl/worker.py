@@ -91,10 +91,9 @@ async def _work(args: WorkerArgs) -> int:
     import threading
 
     from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
-    from aiorl.net.transport.buffers import share_one_heap
-    from aiorl.net.transport.descriptors import raise_open_file_limit
     from aiorl.net.transport.run_keys import from_variable
     from aiorl.net.transport.security import load_worker_keys
+    from aiorl.net.transport.system import raise_open_file_limit, share_one_heap
     from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
     from aiorl.process.children import watch_parent
     from aiorl.process.signals import on_stop_signals

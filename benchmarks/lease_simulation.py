@@ -154,7 +154,7 @@ class Simulation:
         self.numbers = itertools.count()
         self._learner = LearnerSession("run", "life0", LearnerSettings(_NO_BEATS))
         self._pacing = Pacing(plan.fragments_per_batch, plan.max_policy_lag, plan.outstanding_per_worker)
-        self._learner.leases.set_pacing(self._pacing)
+        self._learner.leases.begin_streaming(self._pacing)
         self._assembler = BatchAssembler(plan)
         self._thread: list[tuple[QueuedFragment, ...]] = []  # the running batch first
         self._idle_since = 0.0
@@ -163,7 +163,7 @@ class Simulation:
         self._sampled = self._trained = self._discarded = 0
         self._result = Simulated()
         self._nodes = {node.peer: node for node in map(_Node, range(1, len(fragment_s) + 1), fragment_s)}
-        self._learner.set_registration({}, {}, 0.0)
+        self._learner.begin({}, {}, 0.0)
         self._publish(0)
         for node in self._nodes.values():
             node.session.connected(0.0)

@@ -31,7 +31,7 @@ from aiorl.net.transport.endpoint import Event, EventKind
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire import messages as m
-from aiorl.net.wire.decoding import Unwanted, decode, decode_wanted
+from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from benchmarks.measure import SINGLE_THREADED, alternate, run_fresh
 from benchmarks.result import Figure
@@ -208,20 +208,16 @@ class _SessionReceiver(_ColumnReceiver):
     async def open(self) -> str:
         self._session = LearnerSession("benchmark", "learner")
         # the budget begins at several batches: what a worker may owe is the only bound, as no update lets it grow
-        self._session.leases.set_pacing(Pacing(OUTSTANDING, None, per_worker=OUTSTANDING))
+        self._session.leases.begin_streaming(Pacing(OUTSTANDING, None, per_worker=OUTSTANDING))
         now = time.monotonic()
-        self._session.set_registration({}, {}, now)
+        self._session.begin({}, {}, now)
         self._session.publish(m.Snapshot(0, {}, {}, {}, {}), now)
         self._pending = False
         address = await super().open()
         return address
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
-        message = decode_wanted(frames, self._session.speaker(peer))
-        if isinstance(message, Unwanted):
-            self._session.unwanted(peer, message.kind, message.number, time.monotonic())
-        else:
-            self._session.receive(peer, message, time.monotonic(), user_id)
+        self._session.receive(peer, decode(frames), time.monotonic(), user_id)
         if not self._pending:
             self._pending = True
             asyncio.get_running_loop().call_soon(self._settle)

@@ -223,7 +223,7 @@ class Flow:
             self._pacing = Pacing(
                 plan.fragments_per_batch, plan.max_policy_lag, plan.outstanding_per_worker, plan.max_under_way
             )
-            session.leases.set_pacing(self._pacing)
+            session.leases.begin_streaming(self._pacing)
         self._updates = updates
         self._session = session
         self._counters = counters

@@ -18,11 +18,11 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.net.protocol.events import WorkerFailed
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
-from aiorl.net.transport.descriptors import raise_open_file_limit
 from aiorl.net.transport.endpoint import EndpointLimits
 from aiorl.net.transport.security import WorkerKeys, load_learner_keys, reachable_from_elsewhere, reachable_from_here
+from aiorl.net.transport.system import raise_open_file_limit
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
-from aiorl.net.wire.limits import limits_of, max_workers_of
+from aiorl.net.wire.format import limits_of, max_workers_of
 from aiorl.net.wire.messages import PolicyArrays
 from aiorl.process.imports import python_path
 from aiorl.process.tasks import end_in_time

@@ -21,12 +21,12 @@ from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.protocol.rates import EventRates
-from aiorl.net.transport.buffers import give_back_regularly
 from aiorl.net.transport.endpoint import Event, EventKind, LearnerEndpoint
-from aiorl.net.wire.decoding import Unwanted, decode_hello, decode_wanted
+from aiorl.net.transport.system import give_back_regularly
+from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
-from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, Welcome
+from aiorl.net.wire.format import ACK_BYTES, DEFAULT_LIMITS, Limits
+from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, SnapshotRequest, Welcome
 from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
@@ -136,7 +136,6 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_endpoint_event
-        self.session.set_has_unsent(self._endpoint.has_unsent)
         self._endpoint.start()
         self._tasks.start(self._tick(), "tick")
         self._tasks.start(give_back_regularly(), "memory")
@@ -176,7 +175,7 @@ class LearnerService:
                 hint="Use a smaller model or raise transport.max_header_bytes or transport.max_message_bytes.",
             ) from error
         now = time.monotonic()
-        session.set_registration(part, learning.graphs, now)
+        session.begin(part, learning.graphs, now)
         session.publish(snapshot, now)
         self.pump()
 
@@ -217,18 +216,16 @@ class LearnerService:
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
         now, session = time.monotonic(), self.session
         try:
-            worker = session.speaker(peer)
-            message = decode_hello(frames) if worker is None else decode_wanted(frames, worker, self._limits)
+            message = decode(frames, self._limits) if session.knows(peer) else decode_hello(frames)
         except RemoteProtocolError as error:
             session.bad_frames(peer, error, now)
         else:
             if message is None:
                 session.unread(peer, sum(frame.nbytes for frame in frames))
-            elif isinstance(message, Unwanted):
-                session.unwanted(peer, message.kind, message.number, now)
             else:
                 host = self._endpoint.host_of(peer) if isinstance(message, Hello) else ""
-                session.receive(peer, message, now, user_id or None, host)
+                has_unsent = isinstance(message, (Hello, SnapshotRequest)) and self._endpoint.has_unsent(peer)
+                session.receive(peer, message, now, user_id or None, host, has_unsent=has_unsent)
         self._pump_soon()
 
     def _on_endpoint_event(self, event: Event) -> None:

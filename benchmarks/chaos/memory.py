@@ -15,7 +15,7 @@ from benchmarks.chaos.processes import memory_of
 __all__ = ["TRIM_S", "MemoryUse", "measure_memory"]
 
 TRIM_S = 62.0
-"""Within so long each process gives idle memory back once (`aiorl.net.transport.buffers.give_back_regularly`)."""
+"""Within so long each process gives idle memory back once (`aiorl.net.transport.system.give_back_regularly`)."""
 
 _LOOK_S = 1.0
 

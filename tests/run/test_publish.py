@@ -8,7 +8,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.limits import DEFAULT_LIMITS
+from aiorl.net.wire.format import DEFAULT_LIMITS
 from aiorl.net.wire.messages import Snapshot
 from aiorl.run.flow import Publisher
 

@@ -7,26 +7,6 @@ from typing import TypeAlias
 
 from aiorl.net.wire.messages import Plain, Samples, Snapshot, Welcome
 
-__all__ = [
-    "CallReplied",
-    "CallRequested",
-    "LearnerBack",
-    "LearnerEvent",
-    "LearnerLost",
-    "LeaseOverdue",
-    "PeerRejected",
-    "Registered",
-    "Reincarnated",
-    "SamplesAccepted",
-    "Shutdown",
-    "SnapshotReceived",
-    "WasRefused",
-    "WorkerEvent",
-    "WorkerFailed",
-    "WorkerJoined",
-    "WorkerLost",
-]
-
 # Learner --------------------------------------------------------------------------------------------------
 
 

@@ -1,13 +1,12 @@
 """The learner's side of the protocol: no socket, no clock; ``now`` is any monotonic time in seconds.
 
-The shell feeds ``receive``, ``bad_frames``, ``peer_gone`` and, at least every 0.25 s, ``tick``; after each
+The shell feeds ``receive``, ``unread``, ``bad_frames``, ``peer_gone`` and, at least every 0.25 s, ``tick``; after each
 batch of messages (not each message: acknowledgements are put together) it drains ``messages_to_send()`` and
 ``events()``. A peer is a connection, an incarnation is a worker's registration life; an incarnation may come
 back over another peer, a peer may bring a new incarnation. Nothing a peer sends disturbs the others.
 
-Of a peer that speaks for no registered worker (``speaker``) nothing but a Hello is decoded; of all else it sends
-``unread`` is told. Of a worker's messages with arrays the due fragment and answers to its open calls are decoded; of
-others ``unwanted`` is told.
+Of a peer that speaks for no registered worker (see ``knows``) nothing but a Hello is decoded. A registered worker is
+trusted not to be malicious, but it may be broken: it costs itself its place, and nobody else anything.
 
 Whatever peers can fill is bounded where it is declared: by the workers (``max_workers``), by the connections remembered
 (`roster.MAX_REMEMBERED`), or by kinds that are ours.
@@ -18,37 +17,72 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
+from aiorl.config.worker import TransportConfig
 from aiorl.data.sample_plan import PolicyGraph
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
-from aiorl.net.protocol.learner_admission import Admission
-from aiorl.net.protocol.learner_members import BROADCAST, LearnerSettings, Members, Target
-from aiorl.net.protocol.leases import LeaseBook
+from aiorl.net.protocol.leases import Grant, LeaseBook
 from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS, Ledger
-from aiorl.net.protocol.rates import Allowances
-from aiorl.net.protocol.roster import MAX_REMEMBERED, Worker
+from aiorl.net.protocol.rates import Allowance, Newest
+from aiorl.net.protocol.roster import MAX_REMEMBERED, Line, Peer, Roster, Waiting, Worker
 from aiorl.net.wire import messages as m
+from aiorl.net.wire.format import MAX_STRANGER_BYTES, MAX_WORKERS
 from aiorl.text import MAX_NAME, is_name, one_line
 
-__all__ = ["BROADCAST", "LearnerSession", "LearnerSettings", "Target"]
+Target: TypeAlias = bytes | None
+"""Whom a message is for: a peer, or BROADCAST."""
+BROADCAST: Final = None
 
 _MAX_REASON = 300
 _RESEND_ASK_S = 0.25
 """How often at most a worker is asked to send again what is missing."""
 _CALL_TIMEOUT_S = 60.0
+_SNAPSHOT_AGAIN_S = 0.25
+"""A connection gets no other snapshot for so long, unless a new incarnation registers over it."""
+_NEW_COST = 5.0
+"""A registration costs us a whole snapshot, so it counts as so many Hellos."""
+_REGISTRATIONS_AT_FIRST, _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S = 1024, 64, 64.0
+"""Over all connections, so that new ones buy nothing; at first so many that a whole run can join at once."""
+_SNAPSHOT_UNIT = 4 << 20
+"""So many bytes of a snapshot count as one registration more."""
+_ENDED_GRACE = 4096
+"""Messages that a worker may have under way when it is counted lost: what it keeps unacknowledged, with ample room."""
+_FAILURE_COST = 1024.0
+"""A failure is told to people, so it counts as so much that nobody needs."""
+_SPOKE_BEFORE = "spoke before saying hello"
+_OTHERS_NAME = "used another worker's name"
 _NOT_A_WORKERS = "sent what only a learner sends"
 _BROKE_ACCOUNT = "broke its lease or its account"
-_UNWANTED_AT_ONCE, _UNWANTED_PER_S = 1 << 16, 256.0
-"""Of one incarnation: doubles, fragments ahead of a missing one, replies that nobody asked for.
 
-A worker keeps 1,024 fragments at most and sends them all again after each welcome, when asked to, and every 16 s while
-it is not answered; those of ten minutes may come at once, after a standstill.
-"""
-_FAILURES_AT_ONCE, _FAILURES_PER_S = 60, 1.0
-"""Of one source, whatever it registers as. One that ends its worker is none of them: it costs a registration."""
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """How patient and how large.
+
+    Attributes:
+        transport: the times that a configuration sets.
+        max_workers: slots; more workers are asked to try again later. At most `max_workers_of` the limits of messages.
+        num_workers: told to workers: how many the run is configured for.
+        hello_grace: messages without a Hello after which a peer is dropped.
+        data_ends: workers read stored experience that comes to an end, so it counts if they say so.
+    """
+
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    max_workers: int = MAX_WORKERS
+    num_workers: int = 0
+    hello_grace: int = 64
+    data_ends: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    worker: Worker
+    message: m.Call
+    deadline: float
 
 
 class LearnerSession:
@@ -60,11 +94,12 @@ class LearnerSession:
         settings: times and bounds.
         ledger: the account to go on with after a resume.
 
-    Raises: LocalProtocolError if a name is none that may be said.
+    Raises: LocalProtocolError for a name that may not be said.
 
     Attributes:
         ledger: the account of env steps; the service tells it what was trained and discarded.
         leases: the leases; granted through this session only.
+        violations: what peers did wrong -> how often.
     """
 
     def __init__(
@@ -83,66 +118,71 @@ class LearnerSession:
         self.ledger = ledger or Ledger()
         # ids of two learner lives must not be mistaken for each other by a worker that outlives one
         self.leases = LeaseBook(first_id=(zlib.crc32(learner_incarnation.encode()) << 20) + 1)
-        self._members = Members(self.settings, self.ledger, self.leases)
-        self._admission = Admission(run_id, learner_incarnation, self._members)
-        self._roster = self._members.roster
-        self._strangers = self._members.strangers
-        self._failures = Allowances(_FAILURES_AT_ONCE, _FAILURES_PER_S, MAX_REMEMBERED)
-        self._unwanted = Allowances(_UNWANTED_AT_ONCE, _UNWANTED_PER_S, MAX_REMEMBERED)
+        self.violations: Counter[str] = Counter()
+        self._roster = Roster(self.settings.max_workers)
+        self._peers: Newest[bytes, Peer] = Newest(MAX_REMEMBERED)
+        self._line = Line()
+        self._registrations = Allowance(_REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST)
+        self._calls: dict[int, _Call] = {}  # those not answered yet; only we make any
+        self._next_call = 1
+        self._config: Mapping[str, Any] | None = None
+        self._graphs: Mapping[str, PolicyGraph] = {}
+        self._snapshot: m.Snapshot | None = None
+        self._goodbye: m.Bye | None = None
+        self._messages: list[tuple[Target, m.DownMessage]] = []
+        self._events: list[ev.LearnerEvent] = []
+        self._ack_due: dict[Worker, None] = {}  # in the order in which they brought something
+        self._given: set[bytes] = set()  # peers that one of the messages above gives a snapshot
+        self._now = 0.0
         self._last_tick: float | None = None
         self._last_beat = float("-inf")
 
     # Commands ---------------------------------------------------------------------------------------------
 
-    def set_registration(self, config: Mapping[str, Any], graphs: Mapping[str, PolicyGraph], now: float) -> None:
-        """What joiners get besides the snapshot. Workers that came too early are admitted once both are there."""
-        self._members.now = now
-        self._admission.config = config
-        self._admission.graphs = graphs
-        self._admission.admit_waiting(now)
-
-    def set_has_unsent(self, has_unsent: Callable[[bytes], bool]) -> None:
-        """Who gets no other snapshot yet: asked with a peer, tells whether what was said to it has yet to leave us."""
-        self._members.has_unsent = has_unsent
+    def begin(self, config: Mapping[str, Any], graphs: Mapping[str, PolicyGraph], now: float) -> None:
+        """Admit workers, to whom this is given, as soon as there is a snapshot as well; some may wait already."""
+        self._now = now
+        self._config = config
+        self._graphs = graphs
+        self._admit_waiting()
 
     def publish(self, snapshot: m.Snapshot, now: float) -> None:
         """Broadcast a snapshot; it is kept for joiners and for workers that missed it.
 
         Raises: LocalProtocolError if its version is not above the one before.
         """
-        self._members.now = now
+        self._now = now
         if snapshot.version <= self.version:
             raise LocalProtocolError(f"snapshot {snapshot.version} after {self.version}: versions must rise")
-        snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
-        self._admission.snapshot = snapshot
+        self._snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
         if self._roster.by_slot:
-            self._members.say(BROADCAST, snapshot)
-        self._admission.admit_waiting(now)
+            self._say(BROADCAST, self._snapshot)
+        self._admit_waiting()
 
     def deal(self, version: int, fragments: int) -> None:
         """Lease exactly ``fragments`` at ``version`` or newer over the live workers (see `LeaseBook.deal`).
 
         A lost worker's share goes to the others, or is held until one joins.
         """
-        self._members.send_grants(self.leases.deal(version, fragments, self._members.now))
+        self._send_grants(self.leases.deal(version, fragments, self._now))
 
     def deal_again(self, fragments: int) -> None:
         """Lease so many fragments of the current deal once more: what came for them could not be used."""
-        self.leases.hold(fragments)
-        self._members.redeal()
+        self.leases.held += fragments
+        self._redeal()
 
     def stream(self, waiting: int, min_version: int) -> None:
         """Lease what the budget of the run allows (see `Pacing`), ``waiting`` fragments being queued or in use."""
-        self._members.send_grants(self.leases.stream(waiting, min_version, self._members.now))
+        self._send_grants(self.leases.stream(waiting, min_version, self._now))
 
     def grant(self, slot: int, fragments: int, min_version: int) -> int:
-        """One lease apart from deals and top-ups; its id.
+        """Give one lease apart from deals and top-ups; returns its id.
 
         Raises: LocalProtocolError if no worker has that slot.
         """
-        self._members.worker(slot)
-        grant = self.leases.grant(slot, fragments, min_version, self._members.now)
-        self._members.send_grants([grant])
+        self._worker(slot)
+        grant = self.leases.grant(slot, fragments, min_version, self._now)
+        self._send_grants([grant])
         return grant.lease.lease_id
 
     def call(self, slot: int, method: str, args: Mapping[str, m.Plain], now: float) -> int:
@@ -150,20 +190,25 @@ class LearnerSession:
 
         Raises: LocalProtocolError if no worker has that slot.
         """
-        return self._members.call(self._members.worker(slot), method, args, now + _CALL_TIMEOUT_S)
+        worker = self._worker(slot)
+        message = m.Call(self._next_call, method, args)
+        self._next_call += 1
+        self._calls[message.call_id] = _Call(worker, message, now + _CALL_TIMEOUT_S)
+        self._say_to(worker, message)
+        return message.call_id
 
     def lose(self, slot: int, reason: str, now: float) -> None:
-        """A worker is known to be gone, its process has ended: do not wait for the heartbeat to say so."""
-        self._members.now = now
+        """Count a worker lost that is known to be gone; its heartbeat need not say so."""
+        self._now = now
         worker = self._roster.by_slot.get(slot)
         if worker is not None:
-            self._members.bury(worker, reason)
+            self._bury(worker, reason)
 
     def lose_worker_id(self, worker_id: str, reason: str, now: float) -> None:
-        """As `lose`, by the worker process's name."""
-        self._members.now = now
+        """Do as `lose`, by the worker process's name."""
+        self._now = now
         for worker in self._roster.of_process(worker_id):
-            self._members.bury(worker, reason)
+            self._bury(worker, reason)
 
     def reserve_slot(self, slot: int, worker_id: str) -> None:
         """Keep a slot for a worker that is being started here; others get the next free ones."""
@@ -171,33 +216,22 @@ class LearnerSession:
 
     def shutdown(self, reason: str, final: bool, now: float) -> None:
         """Say goodbye to all, now and to whoever still says Hello."""
-        goodbye = m.Bye(reason, final)
-        self._admission.closing = goodbye
-        self._members.say(BROADCAST, goodbye)
+        self._goodbye = goodbye = m.Bye(reason, final)
+        self._say(BROADCAST, goodbye)
         for worker in self._roster.workers():
-            self._members.to_worker(worker, goodbye)
+            self._say_to(worker, goodbye)
 
     # Queries ----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """Version of the newest snapshot, -1 for none."""
-        return self._admission.version
+        return -1 if self._snapshot is None else self._snapshot.version
 
     @property
     def slots(self) -> list[int]:
         """Slots of the live workers, rising."""
         return sorted(self._roster.by_slot)
-
-    def has_brought(self, slot: int) -> bool:
-        """Whether the live worker in a slot has brought a fragment."""
-        worker = self._roster.by_slot.get(slot)
-        return worker is not None and worker.last_seq > 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Workers that have said Hello and are not registered yet."""
-        return self._admission.num_waiting
 
     @property
     def workers(self) -> list[Worker]:
@@ -205,22 +239,45 @@ class LearnerSession:
         return self._roster.workers()
 
     @property
-    def violations(self) -> Counter[str]:
-        """What peers did wrong -> how often."""
-        return self._strangers.violations
+    def num_waiting(self) -> int:
+        """Workers that have said Hello and are not registered yet."""
+        return len(self._line)
+
+    def has_brought(self, slot: int) -> bool:
+        """Return whether the live worker in a slot has brought a fragment."""
+        worker = self._roster.by_slot.get(slot)
+        return worker is not None and worker.last_seq > 0
+
+    def knows(self, peer: bytes) -> bool:
+        """Return whether a registered worker speaks over this peer; of others nothing but a Hello is to be decoded."""
+        return peer in self._roster.by_peer
 
     def messages_to_send(self) -> list[tuple[Target, m.DownMessage]]:
-        """What to send, in order; drained by the call. Acknowledgements are made here, one for each worker."""
-        return self._members.take_messages()
+        """Return what to send, in order; drained by the call. Acknowledgements are made here, one for each worker."""
+        messages, self._messages = self._messages, []
+        messages += [(worker.peer, m.Ack(worker.last_seq)) for worker in self._ack_due if worker.peer is not None]
+        self._ack_due.clear()
+        self._given.clear()
+        return messages
 
     def events(self) -> list[ev.LearnerEvent]:
-        """What has happened, in order; drained by the call."""
-        return self._members.take_events()
+        """Return what has happened, in order; drained by the call."""
+        events, self._events = self._events, []
+        return events
 
     # Inputs -----------------------------------------------------------------------------------------------
 
-    def receive(self, peer: bytes, message: m.Message, now: float, key: str | None = None, host: str = "") -> None:
-        """A message has come from a peer.
+    def receive(
+        self,
+        peer: bytes,
+        message: m.Message,
+        now: float,
+        key: str | None = None,
+        host: str = "",
+        *,
+        has_unsent: bool = False,
+    ) -> None:
+        """Take a message that has come from a peer.
 
         Args:
             peer: the connection.
@@ -228,107 +285,109 @@ class LearnerSession:
             now: the time.
             key: what its connection was authenticated with.
             host: where it comes from; asked for with a Hello only, and of use where there are no keys.
+            has_unsent: something large that was said to it has yet to leave us, so it gets no other snapshot; asked for
+                with a Hello and a SnapshotRequest only.
         """
         self._note_time(now)
         worker = self._roster.by_peer.get(peer)
-        if worker is None and self._members.is_dropped(peer):
+        if worker is None and self._is_dropped(peer):
             return
-        if type(message) is m.Hello:
-            self._admission.hello(peer, message, now, key, host)
-            return
-        if worker is None:
-            self._admission.stranger(peer, 0)
-            return
-        worker.last_heard = now
-        worker.claimant = None
-        if type(message) is m.Samples:
-            self._samples(worker, message, now)
-        else:
-            self._other(worker, message, now)
-
-    def speaker(self, peer: bytes) -> Worker | None:
-        """The registered worker that speaks over this peer, to be looked at only: it says what is wanted of it.
-
-        None: nothing but a Hello is to be decoded.
-        """
-        return self._roster.by_peer.get(peer)
-
-    def unwanted(self, peer: bytes, kind: type[m.Message], number: int, now: float) -> None:
-        """A registered worker has sent a message with arrays that is not wanted, and it was not decoded.
-
-        Args:
-            peer: the connection.
-            kind: the message's type.
-            number: ``seq`` of a fragment, ``call_id`` of a reply.
-            now: the time.
-        """
-        self._note_time(now)
-        worker = self._roster.by_peer.get(peer)
-        if worker is None:
-            return
-        worker.last_heard = now
-        worker.claimant = None
-        if kind is m.Samples:
-            self._out_of_order(worker, number, now)
-        elif kind is m.Reply:
-            self._may_send_unwanted(worker, "replies that nobody asked for", now)
-        else:
-            self._members.worker_violated(worker, _NOT_A_WORKERS, f"sent a {kind.__name__}")
+        if worker is not None:
+            worker.last_heard = now
+        match message:
+            case m.Hello():
+                self._hello(Waiting(peer, message, key, key or host, now), has_unsent)
+            case _ if worker is None:
+                self._stranger(peer, 0)
+            case m.Samples():
+                self._samples(worker, message)
+            case m.Beat():
+                is_through = message.state == m.OUT_OF_DATA and self.settings.data_ends
+                worker.state = message.state
+                worker.in_env_s = message.in_env_s
+                is_sound = self._report(worker, message)
+                if is_sound and is_through and self.leases.retire(worker.slot):
+                    self._redeal()
+            case m.SnapshotRequest(have_version):
+                snapshot = self._snapshot
+                if snapshot is not None and have_version < snapshot.version and self._may_give(peer, has_unsent):
+                    self._give(worker, snapshot)
+            case m.Failure(kind, text, fatal=fatal, traceback=traceback):
+                if not fatal and not worker.needless.take(now, _FAILURE_COST):
+                    self._violated(
+                        peer, "reported failures without end", "reported more failures than anybody can read"
+                    )
+                    return
+                self._events.append(ev.WorkerFailed(worker.slot, worker.incarnation, kind, text, traceback, fatal))
+                if fatal:
+                    self._bury(worker, f"failed: {one_line(text, _MAX_REASON)}", notify=False)
+            case m.Reply(call_id, ok, result):
+                call = self._calls.get(call_id)
+                if call is not None and call.worker is worker:
+                    self._end_call(call, ok, result)
+                else:
+                    self._needless(worker, "replies that nobody asked for")
+            case m.Leaving(reason):
+                if self._report(worker, message):
+                    self._bury(worker, f"left: {one_line(reason, _MAX_REASON)}", notify=False)
+            case _:
+                self._violated(peer, _NOT_A_WORKERS, f"sent a {type(message).__name__}")
 
     def unread(self, peer: bytes, num_bytes: int) -> None:
-        """A peer that is not registered has sent so much that is no Hello, and it was not decoded."""
-        if not self._members.is_dropped(peer):
-            self._admission.stranger(peer, num_bytes)
+        """Take note of so much from a peer that is not registered; it is no Hello and was not decoded."""
+        if not self._is_dropped(peer):
+            self._stranger(peer, num_bytes)
 
     def bad_frames(self, peer: bytes, error: RemoteProtocolError, now: float) -> None:
-        """What a peer sent does not decode: it is dropped, and the worker that spoke over it is lost."""
+        """Drop a peer that sent what does not decode; the worker that spoke over it is lost."""
         self._note_time(now)
-        if self._members.is_dropped(peer):
-            return
-        what = one_line(str(error), _MAX_REASON)
-        self._members.violated(peer, "sent frames that do not decode", f"sent frames that do not decode: {what}")
+        if not self._is_dropped(peer):
+            what = one_line(str(error), _MAX_REASON)
+            self._violated(peer, "sent frames that do not decode", f"sent frames that do not decode: {what}")
 
     def peer_gone(self, peer: bytes, now: float, *, was_silent: bool = False) -> None:
-        """A connection has ended; its worker may come back over another one until it counts as silent.
+        """Note that a connection has ended; its worker may come back over another one until it counts as silent.
 
         ``was_silent``: we ended it, since nothing was heard over it.
         """
         self._note_time(now)
+        self._peers.pop(peer, None)
+        self._line.remove(peer)
         worker = self._roster.by_peer.get(peer)
         if worker is not None:
             worker.hung_up = not was_silent
-        self._admission.peer_gone(peer)
-        if worker is not None:
             self._roster.unbind(worker)
-            self._admission.settle_claim(worker, now)
 
     def tick(self, now: float) -> None:
-        """Time has passed: silent workers are lost, calls fail, heartbeats go out, as due."""
+        """Let time pass: silent workers are lost, calls fail, heartbeats go out, as due."""
         transport = self.settings.transport
         self._note_time(now)
         self._last_tick = now
         for worker in self._roster.workers():
-            if self._roster.by_slot.get(worker.slot) is not worker:
-                continue  # buried by what was done for another
-            self._watch(worker, now)
-        self._admission.forget_silent(now)
-        self._admission.admit_waiting(now)
-        self._members.expire_calls(now)
+            if self._roster.by_slot.get(worker.slot) is worker:  # else buried by what was done for another
+                self._watch(worker)
+        for waiting in list(self._line):
+            if now - waiting.since > transport.heartbeat_timeout_s:
+                self._line.remove(waiting.peer)
+        self._admit_waiting()
+        for call in [call for call in self._calls.values() if now >= call.deadline]:
+            self._end_call(call, False, "timed out")
         for overdue in self.leases.take_overdue(transport.lease_timeout_s, now):
-            self._members.tell(overdue)
-            self._members.redeal()
+            self._events.append(overdue)
+            self._redeal()
         if now - self._last_beat >= transport.heartbeat_interval_s:
             self._last_beat = now
             beat = m.LearnerBeat(self.learner_incarnation, self.version)
-            self._members.say(BROADCAST, beat)
+            self._say(BROADCAST, beat)
             for worker in self._roster.workers():
-                self._members.to_worker(worker, beat)
-                self._members.say_open_again(worker)
-            self._admission.beat(beat)
+                self._say_to(worker, beat)
+                self._say_open_again(worker)
+            for waiting in self._line:
+                self._say(waiting.peer, beat)
 
     def _note_time(self, now: float) -> None:
-        """Time in which we stood still ourselves, as the first input after it shows, makes nobody late."""
-        self._members.now = now
+        """Make nobody late for time in which we stood still ourselves, as the first input after it shows."""
+        self._now = now
         stood_still = 0.0 if self._last_tick is None else now - self._last_tick
         if stood_still <= self.settings.transport.heartbeat_timeout_s / 2:
             return
@@ -339,124 +398,335 @@ class LearnerSession:
             if worker.gap_since is not None:
                 worker.gap_since += stood_still
 
-    # Registered workers -----------------------------------------------------------------------------------
+    # Registration -----------------------------------------------------------------------------------------
 
-    def _samples(self, worker: Worker, samples: m.Samples, now: float) -> None:
-        """Take a fragment: each once, in order, within a lease, and accounted for."""
-        due = worker.last_seq + 1
-        if samples.seq != due:
-            self._out_of_order(worker, samples.seq, now)
+    def _hello(self, waiting: Waiting, has_unsent: bool) -> None:
+        """Answer a worker that introduces itself: for the first time, or again after it or its connection broke."""
+        peer, hello = waiting.peer, waiting.hello
+        if self._goodbye is not None:
+            self._say(peer, self._goodbye)
             return
-        wrong = self._accept(worker, samples, now)
-        if wrong:
-            self._members.worker_violated(worker, _BROKE_ACCOUNT, f"sent {wrong}")
+        before = self._line.get(peer)
+        is_new = not (
+            hello.incarnation in self._roster.by_incarnation
+            or self._has_ended(hello)  # its Hellos of minutes may come at once, and cost no snapshot
+            or (before is not None and before.hello.incarnation == hello.incarnation)
+        )
+        if not self._peer(peer).hellos.take(self._now, _NEW_COST if is_new else 1.0):
+            self._violated(peer, "said hello too often", "said hello too often")
             return
-        worker.gap_since = None
-        worker.last_seq = due
-        self._members.ack(worker)
-        self._members.tell(ev.SamplesAccepted(worker.slot, worker.incarnation, samples))
+        wrong = self._refusal(hello)
+        if wrong is not None:
+            self._reject(peer, wrong)
+            return
+        if self._is_settled(waiting, has_unsent) or has_unsent or peer in self._given:
+            return  # in the latter cases it says Hello once more
+        self._admit_waiting()
+        if before is not None or len(self._line) < self.settings.max_workers:
+            self._line.put(waiting)
+            self._admit_waiting()
+            if self._line.get(peer) is not None:
+                self._say(peer, m.LearnerBeat(self.learner_incarnation, self.version))
 
-    def _report(self, worker: Worker, sampled_total: int, abandoned_total: int) -> bool:
-        """What a worker says it has sampled so far; False if that cannot be, and the worker is lost for it."""
-        try:
-            self._enter(worker, sampled_total, abandoned_total)
-        except RemoteProtocolError as error:
-            self._members.worker_violated(worker, _BROKE_ACCOUNT, f"sent counts that do not add up: {error}")
+    def _refusal(self, hello: m.Hello) -> m.Refused | None:
+        """Return why this Hello can never be taken, if so."""
+        if hello.protocol != m.PROTOCOL_VERSION:
+            reason = (
+                f"you speak protocol version {hello.protocol}, the learner speaks {m.PROTOCOL_VERSION}; "
+                "install the same aiorl version on both sides"
+            )
+            return m.Refused(reason, False, m.RefusalCode.VERSION, hello.incarnation)
+        if hello.run_id not in ("", self.run_id):
+            reason = f"you belong to run {hello.run_id!r:.80}, this is run {self.run_id!r}"
+            return m.Refused(reason, False, m.RefusalCode.RUN, hello.incarnation)
+        if not hello.worker_id or not hello.incarnation:
+            return m.Refused("a hello without worker id or incarnation", False, m.RefusalCode.VIOLATION)
+        return None
+
+    def _has_ended(self, hello: m.Hello) -> bool:
+        """Return whether an incarnation that is not registered was so before, here or with an earlier learner."""
+        return self._roster.is_buried(hello.incarnation) or bool(hello.learner_incarnation)
+
+    def _is_settled(self, waiting: Waiting, has_unsent: bool = False) -> bool:
+        """Return whether this Hello asks for no registration, since its incarnation has one, or had one."""
+        hello, peer = waiting.hello, waiting.peer
+        worker = self._roster.by_incarnation.get(hello.incarnation)
+        if worker is None and not self._has_ended(hello):
             return False
+        self._line.remove(peer)
+        if worker is None:
+            self._refuse_ended(peer, hello.incarnation)
+        elif worker.key != waiting.key or worker.worker_id != hello.worker_id:
+            self._violated(peer, _OTHERS_NAME, "used the name of a worker with another key")
+        else:
+            if worker.peer != peer:
+                former = self._roster.by_peer.get(peer)
+                if former is not None:
+                    self._bury(former, "its worker came back as another incarnation", notify=False)
+                self._roster.bind(worker, peer)
+                self._settled_in(peer)
+            worker.last_heard = self._now
+            if self._may_give(peer, has_unsent):  # else it says Hello once more
+                self._welcome(worker)
+                worker.gap_since = None
+                self._say_open_again(worker)
         return True
 
-    def _enter(self, worker: Worker, sampled_total: int, abandoned_total: int) -> None:
-        """Enter a worker's totals, as far as its leases allow, and one fragment more: that which has just come."""
-        fragments = self.leases.outstanding(worker.slot) + 1
-        self.ledger.report(
-            worker.incarnation, sampled_total, abandoned_total, max_in_flight=fragments * MAX_FRAGMENT_STEPS
-        )
+    def _admit_waiting(self) -> None:
+        """Register those that wait, once we are ready for them and as often as may be."""
+        if not self._line or self._config is None or self._snapshot is None:
+            return
+        trees = (self._snapshot.weights, self._snapshot.filters)
+        num_bytes = sum(array.nbytes for tree in trees for arrays in tree.values() for array in arrays.values())
+        cost = min(_REGISTRATIONS_AT_ONCE, 1.0 + num_bytes / _SNAPSHOT_UNIT)
+        while self._line and self._registrations.take(self._now, cost):
+            waiting = self._line.pop()
+            if not self._peer(waiting.peer).is_dropped and not self._is_settled(waiting):
+                self._admit(waiting)
 
-    def _accept(self, worker: Worker, samples: m.Samples, now: float) -> str:
-        """Enter a fragment into ledger and lease book; what is wrong with it in plain words, or ""."""
+    def _admit(self, waiting: Waiting) -> None:
+        hello, peer = waiting.hello, waiting.peer
+        twins = self._roster.of_process(hello.worker_id)
+        if any(twin.key != waiting.key for twin in twins):
+            self._violated(peer, _OTHERS_NAME, "used the name of a worker with another key")
+            return
+        over_peer = self._roster.by_peer.get(peer)
+        if over_peer is not None and over_peer not in twins:
+            twins.append(over_peer)
+        for former in twins:
+            self._bury(former, "its worker came back as a new incarnation", notify=False)
+        slot = self._roster.free_slot(hello.slot_hint, hello.worker_id)
+        if not slot:
+            reason = f"all {self.settings.max_workers} slots are taken"
+            self._say(peer, m.Refused(reason, True, m.RefusalCode.FULL, hello.incarnation))
+            return
+        worker = self._roster.add(slot, hello, peer, waiting.key, self._now)
+        self._settled_in(peer)
+        self.ledger.open(worker.incarnation)
+        self.leases.join(slot)
+        names = (worker.incarnation, worker.worker_id, worker.host, worker.pid, worker.local)
+        self._events.append(ev.WorkerJoined(slot, *names))
+        self._welcome(worker)
+        self._redeal()
+
+    def _welcome(self, worker: Worker) -> None:
+        """Give a worker all it needs to sample."""
+        config, snapshot = self._config, self._snapshot
+        if config is None or snapshot is None:
+            return
+        life = config.get("life", 0) + self._roster.lives[worker.slot]
+        welcome = m.Welcome(
+            worker.slot,
+            self.settings.num_workers,
+            self.run_id,
+            self.learner_incarnation,
+            {**config, "life": life} if life else config,
+            self._graphs,
+            snapshot,
+            worker.incarnation,
+            worker.last_seq,
+        )
+        self._give(worker, welcome)
+
+    def _may_give(self, peer: bytes, has_unsent: bool) -> bool:
+        """Return whether a snapshot may be said to a peer now: not too often, nor before the last one has left us."""
+        is_soon = self._now - self._peer(peer).gave_snapshot < _SNAPSHOT_AGAIN_S
+        return not (is_soon or has_unsent or peer in self._given)
+
+    def _give(self, worker: Worker, message: m.Welcome | m.Snapshot) -> None:
+        if worker.peer is not None:
+            self._peer(worker.peer).gave_snapshot = self._now
+            self._given.add(worker.peer)
+            self._say_to(worker, message)
+
+    # Registered workers -----------------------------------------------------------------------------------
+
+    def _samples(self, worker: Worker, samples: m.Samples) -> None:
+        """Take a fragment: each once, in order, within a lease, and accounted for."""
+        if samples.seq <= worker.last_seq:
+            if self._needless(worker, "double fragments (sent again after a reconnect)"):
+                self._ack_due.setdefault(worker)
+            return
+        if samples.seq > worker.last_seq + 1:
+            if self._needless(worker, "fragments ahead of a missing one"):
+                worker.gap_since = self._now if worker.gap_since is None else worker.gap_since
+                if self._now - worker.asked_resend >= _RESEND_ASK_S:
+                    worker.asked_resend = self._now
+                    self._say_to(worker, m.Ack(worker.last_seq, resend=True))
+            return
         if not samples.first_version <= samples.last_version <= self.version:
-            return (
+            wrong = (
                 f"a fragment of policy versions {samples.first_version} to {samples.last_version}, "
                 f"the newest being {self.version}"
             )
-        wrong = self.leases.use(worker.slot, samples.lease_id, samples.first_version, now)
+        else:
+            wrong = self.leases.use(worker.slot, samples.lease_id, samples.first_version, self._now)
         if wrong:
-            return wrong
-        try:
-            self._enter(worker, samples.sampled_total, samples.abandoned_total)
-            self.ledger.receive(worker.incarnation, samples.env_steps)
-        except RemoteProtocolError as error:
-            return f"counts that do not add up: {error}"
-        return ""
+            self._worker_violated(worker, f"sent {wrong}")
+        elif self._report(worker, samples):
+            worker.gap_since = None
+            worker.last_seq = samples.seq
+            self._ack_due.setdefault(worker)
+            self._events.append(ev.SamplesAccepted(worker.slot, worker.incarnation, samples))
 
-    def _may_send_unwanted(self, worker: Worker, kind: str, now: float) -> bool:
+    def _report(self, worker: Worker, said: m.Samples | m.Beat | m.Leaving) -> bool:
+        """Enter what a worker has sampled, as far as its leases allow, and one fragment more: that which has just come.
+
+        Returns: False if that cannot be, and the worker is lost for it.
+        """
+        most = (self.leases.outstanding(worker.slot) + 1) * MAX_FRAGMENT_STEPS
+        try:
+            self.ledger.report(worker.incarnation, said.sampled_total, said.abandoned_total, max_in_flight=most)
+            if isinstance(said, m.Samples):
+                self.ledger.receive(worker.incarnation, said.env_steps)
+        except RemoteProtocolError as error:
+            self._worker_violated(worker, f"sent counts that do not add up: {error}")
+            return False
+        return True
+
+    def _needless(self, worker: Worker, kind: str) -> bool:
         """Count what a worker need not have sent; False if that was too much of it, and the worker is lost for it."""
-        self._members.count(kind)
-        if self._unwanted.take(worker.incarnation, now):
+        self.violations[kind] += 1
+        if worker.needless.take(self._now):
             return True
-        self._members.worker_violated(worker, "sent without end what nobody asked for", f"sent {kind} without end")
+        self._worker_violated(worker, f"sent {kind} without end", "sent without end what nobody asked for")
         return False
 
-    def _out_of_order(self, worker: Worker, seq: int, now: float) -> None:
-        is_double = seq <= worker.last_seq
-        kind = "double fragments (sent again after a reconnect)" if is_double else "fragments ahead of a missing one"
-        if not self._may_send_unwanted(worker, kind, now):
-            return
-        if is_double:
-            self._members.ack(worker)
-            return
-        if worker.gap_since is None:
-            worker.gap_since = now
-        if now - worker.asked_resend >= _RESEND_ASK_S:
-            worker.asked_resend = now
-            self._members.to_worker(worker, m.Ack(worker.last_seq, resend=True))
-
-    def _other(self, worker: Worker, message: m.Message, now: float) -> None:
-        match message:
-            case m.Beat():
-                is_through = message.state == m.OUT_OF_DATA and self.settings.data_ends
-                worker.state = message.state
-                worker.in_env_s = message.in_env_s
-                is_sound = self._report(worker, message.sampled_total, message.abandoned_total)
-                if is_sound and is_through and self.leases.retire(worker.slot):
-                    self._members.redeal()
-            case m.SnapshotRequest():
-                self._admission.give_snapshot(worker, message.have_version, now)
-            case m.Failure():
-                if not message.fatal and not self._failures.take(worker.source, now):
-                    self._members.worker_violated(
-                        worker, "reported failures without end", "reported more failures than anybody can read"
-                    )
-                    return
-                self._members.tell(
-                    ev.WorkerFailed(
-                        worker.slot, worker.incarnation, message.kind, message.message, message.traceback, message.fatal
-                    )
-                )
-                if message.fatal:
-                    self._members.bury(worker, f"failed: {one_line(message.message, _MAX_REASON)}", notify=False)
-            case m.Reply():
-                if message.call_id in worker.open_calls:
-                    self._members.answer_call(worker, message)
-                else:
-                    self._may_send_unwanted(worker, "replies that nobody asked for", now)
-            case m.Leaving():
-                if self._report(worker, message.sampled_total, message.abandoned_total):
-                    self._members.bury(worker, f"left: {one_line(message.reason, _MAX_REASON)}", notify=False)
-            case _:
-                name = type(message).__name__
-                self._members.worker_violated(worker, _NOT_A_WORKERS, f"sent a {name}")
-
-    def _watch(self, worker: Worker, now: float) -> None:
+    def _watch(self, worker: Worker) -> None:
+        """Count a worker lost that is silent, or has left a gap, for too long."""
         transport = self.settings.transport
-        silent_s, patience_s = now - worker.last_heard, transport.heartbeat_timeout_s
+        silent_s, patience_s = self._now - worker.last_heard, transport.heartbeat_timeout_s
         if worker.state == m.BUILDING and not worker.hung_up:  # some of it keeps a process from doing anything else
             patience_s = max(patience_s, transport.build_timeout_s)
         if silent_s > patience_s:
-            self._members.bury(worker, "heartbeats stopped")
-        elif worker.gap_since is not None and now - worker.gap_since > transport.heartbeat_timeout_s:
-            self._members.worker_violated(
-                worker, "left a gap", f"never sent fragment {worker.last_seq + 1} but later ones"
-            )
-        elif worker.claimant is not None and now - worker.claimed >= 2 * transport.heartbeat_interval_s:
-            self._admission.settle_claim(worker, now)
+            self._bury(worker, "heartbeats stopped")
+        elif worker.gap_since is not None and self._now - worker.gap_since > transport.heartbeat_timeout_s:
+            what = f"never sent fragment {worker.last_seq + 1} but later ones"
+            self._worker_violated(worker, what, "left a gap")
+
+    def _worker(self, slot: int) -> Worker:
+        worker = self._roster.by_slot.get(slot)
+        if worker is None:
+            raise LocalProtocolError(f"no worker in slot {slot}; live slots: {self.slots}")
+        return worker
+
+    # What is said -----------------------------------------------------------------------------------------
+
+    def _say(self, target: Target, message: m.DownMessage) -> None:
+        self._messages.append((target, message))
+
+    def _say_to(self, worker: Worker, message: m.DownMessage) -> None:
+        """Say something to a worker; without a connection it hears all that matters when it comes back."""
+        if worker.peer is not None:
+            self._messages.append((worker.peer, message))
+
+    def _say_open_again(self, worker: Worker) -> None:
+        """Say again what the worker owes us; whatever it has heard before changes nothing."""
+        for lease in self.leases.outstanding_leases(worker.slot):
+            self._say_to(worker, lease)
+        for call in self._calls.values():
+            if call.worker is worker:
+                self._say_to(worker, call.message)
+
+    def _send_grants(self, grants: Iterable[Grant]) -> None:
+        for slot, lease in grants:
+            self._say_to(self._roster.by_slot[slot], lease)
+
+    def _redeal(self) -> None:
+        """Lease what is held to those that are there."""
+        self._send_grants(self.leases.redeal(self._now))
+
+    def _refuse_ended(self, peer: bytes, incarnation: str) -> None:
+        reason = "this incarnation has ended and its samples are counted lost; come back as a new one"
+        self._say(peer, m.Refused(reason, True, m.RefusalCode.ENDED, incarnation))
+
+    # Ends and violations ----------------------------------------------------------------------------------
+
+    def _end_call(self, call: _Call, ok: bool, result: m.Plain) -> None:
+        del self._calls[call.message.call_id]
+        self._events.append(ev.CallReplied(call.worker.slot, call.message.call_id, ok, result))
+
+    def _bury(self, worker: Worker, reason: str, *, notify: bool = True) -> None:
+        """End an incarnation: account closed, leases to the others, slot free.
+
+        Args:
+            worker: the incarnation.
+            reason: in plain words; what stands before a colon is the kind, under which it is accounted.
+            notify: it is told, since it may not know.
+        """
+        peer = worker.peer
+        if peer is not None:
+            self._peer(peer).ended = worker.incarnation
+            if notify:
+                self._refuse_ended(peer, worker.incarnation)
+        self._roster.bury(worker)
+        self._ack_due.pop(worker, None)
+        for call in [call for call in self._calls.values() if call.worker is worker]:
+            self._end_call(call, False, f"the worker was lost: {reason}")
+        lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
+        self.leases.drop_slot(worker.slot)
+        self._events.append(ev.WorkerLost(worker.slot, worker.incarnation, worker.worker_id, reason, lost))
+        self._redeal()
+
+    def _worker_violated(self, worker: Worker, reason: str, kind: str = _BROKE_ACCOUNT) -> None:
+        """Lose a worker that broke the protocol; it is told why, and its connection dropped."""
+        if worker.peer is not None:
+            self._violated(worker.peer, kind, reason)
+        else:
+            self.violations[kind] += 1
+            self._bury(worker, f"broke the protocol: {reason}")
+
+    def _violated(self, peer: bytes, kind: str, reason: str) -> None:
+        """Drop a peer, which is told why; the worker that spoke over it is lost."""
+        worker = self._roster.by_peer.get(peer)
+        incarnation = worker.incarnation if worker is not None else ""
+        self._reject(peer, m.Refused(f"you {reason}", False, m.RefusalCode.VIOLATION, incarnation), kind)
+
+    def _reject(self, peer: bytes, refusal: m.Refused, kind: str = "") -> None:
+        """Drop a peer for good; counted as ``kind``, by default the refusal's code."""
+        self.violations[kind or refusal.code] += 1
+        worker = self._roster.by_peer.get(peer)
+        if worker is not None:
+            self._bury(worker, f"broke the protocol: {refusal.reason}", notify=False)
+        self._say(peer, refusal)
+        self._line.remove(peer)
+        self._peer(peer).is_dropped = True
+        self._events.append(ev.PeerRejected(peer, refusal.reason.removeprefix("you "), dropped=True))
+
+    # Other peers ------------------------------------------------------------------------------------------
+
+    def _peer(self, peer: bytes) -> Peer:
+        known = self._peers[peer] = self._peers.get(peer) or Peer()
+        return known
+
+    def _settled_in(self, peer: bytes) -> None:
+        """A worker speaks over this peer now: forget what it said before."""
+        known = self._peer(peer)
+        known.num_strange, known.ended = 0, ""
+
+    def _is_dropped(self, peer: bytes) -> bool:
+        """Return whether a peer is not listened to any more; that it speaks nevertheless is counted."""
+        known = self._peers.get(peer)
+        if known is None or not known.is_dropped:
+            return False
+        self._peer(peer)  # it has spoken, so it is remembered for longer
+        self.violations["spoke after it was dropped"] += 1
+        return True
+
+    def _stranger(self, peer: bytes, num_bytes: int) -> None:
+        """Answer so much that is no Hello and came over a connection that no live worker speaks over."""
+        known = self._peer(peer)
+        known.num_strange += 1
+        if known.ended and known.num_strange <= _ENDED_GRACE:
+            # it has not heard of its end yet, and may have much under way
+            self.violations["spoke after its incarnation ended"] += 1
+            self._refuse_ended(peer, known.ended)
+        elif num_bytes > MAX_STRANGER_BYTES:
+            self._violated(peer, _SPOKE_BEFORE, f"sent {num_bytes} bytes before saying hello")
+        elif known.num_strange > self.settings.hello_grace:
+            self._violated(peer, _SPOKE_BEFORE, "went on without saying hello")
+        else:
+            self.violations[_SPOKE_BEFORE] += 1
+            if known.num_strange == 1:
+                self._events.append(ev.PeerRejected(peer, _SPOKE_BEFORE, dropped=False))
+            self._say(peer, m.Refused(f"you {_SPOKE_BEFORE}", True, m.RefusalCode.HELLO_FIRST))

@@ -17,8 +17,6 @@ from typing import Any
 
 from aiorl.errors import InternalError, RemoteProtocolError
 
-__all__ = ["ABANDONED", "LEARNER_RESTARTED", "MAX_FRAGMENT_STEPS", "Ledger"]
-
 ABANDONED = "abandoned by the worker"
 LEARNER_RESTARTED = "learner restarted"
 MAX_FRAGMENT_STEPS = 1 << 24

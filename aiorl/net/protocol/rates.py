@@ -6,10 +6,7 @@ Times are passed in, seconds of any monotonic clock.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
 from typing import TypeVar
-
-__all__ = ["Allowance", "Allowances", "EventRates", "Newest"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -53,32 +50,6 @@ class Allowance:
             return False
         self._left -= cost
         return True
-
-
-class Allowances:
-    """The same `Allowance` for each source; remembered are the ``max_sources`` that took of it last."""
-
-    def __init__(self, at_once: float, per_s: float, max_sources: int) -> None:
-        self._at_once = at_once
-        self._per_s = per_s
-        self._of: Newest[Hashable, Allowance] = Newest(max_sources)
-
-    def __len__(self) -> int:
-        return len(self._of)
-
-    def take(self, source: Hashable, now: float, cost: float = 1.0) -> bool:
-        """Whether this source is still allowed so much; it is used up then."""
-        allowance = self._of[source] = self._of.get(source) or Allowance(self._at_once, self._per_s)
-        return allowance.take(now, cost)
-
-    def is_left(self, source: Hashable, now: float, cost: float = 1.0) -> bool:
-        """Whether this source is still allowed so much; nothing is used up."""
-        allowance = self._of.get(source)
-        return allowance is None or allowance.is_left(now, cost)
-
-    def forget(self, source: Hashable) -> None:
-        """There is no such source any more."""
-        self._of.pop(source, None)
 
 
 class EventRates:

@@ -1,18 +1,24 @@
-"""Who is registered: workers by slot, by incarnation and by the peer they speak over; and who is buried."""
+"""Who is registered, who waits to be, and what is remembered of every other connection, all within bounds."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from aiorl.errors import InternalError
-from aiorl.net.protocol.rates import Newest
+from aiorl.net.protocol.rates import Allowance, Newest
 from aiorl.net.wire.messages import Hello
 
-__all__ = ["MAX_REMEMBERED", "Roster", "Strangers", "Worker"]
-
 MAX_REMEMBERED = 4096
-"""Of each thing that is remembered of peers or incarnations that are not registered, the newest so many."""
+"""Connections that speak for no worker, and incarnations that have ended: the newest so many are remembered."""
+_HELLOS_AT_ONCE, _HELLOS_PER_S = 256, 4.0
+_NEEDLESS_AT_ONCE, _NEEDLESS_PER_S = 1 << 16, 256.0
+"""What a worker may send needlessly: doubles, fragments ahead of a missing one, replies that nobody asked for.
+
+A worker keeps 1,024 fragments at most and sends them all again after each welcome, when asked to, and every 16 s while
+it is not answered; those of ten minutes may come at once, after a standstill.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,20 +33,15 @@ class Worker:
         pid: its process id there.
         local: whether its slot was reserved for it.
         key: what its connection was authenticated with.
-        source: where it comes from, its key or else its host.
-        peer: what it speaks over; None while its connection is gone.
+        peer: the connection it speaks over; None while that is gone.
         last_heard: when anything was heard from it.
         last_seq: fragments received.
-        open_calls: ids of the calls that it has not answered.
         gap_since: since when a fragment is missing before those that came; None if none is.
         asked_resend: when it was asked to send again.
-        welcomed: when it was last welcomed.
-        gave_snapshot: when it was last given a snapshot.
         state: what it said it does.
         in_env_s: how long its running environment call had lasted when it last said so, seconds.
         hung_up: it has ended its connection itself.
-        claimant: another connection that says it is this worker's.
-        claimed: since when it does.
+        needless: how much more it may send that nobody needs.
     """
 
     slot: int
@@ -50,20 +51,15 @@ class Worker:
     pid: int
     local: bool
     key: str | None
-    source: str
     peer: bytes | None
     last_heard: float
     last_seq: int = 0
-    open_calls: set[int] = field(default_factory=set)
     gap_since: float | None = None
     asked_resend: float = float("-inf")
-    welcomed: float = float("-inf")
-    gave_snapshot: float = float("-inf")
     state: str = "joining"
     in_env_s: float = 0.0
     hung_up: bool = False
-    claimant: bytes | None = None
-    claimed: float = 0.0
+    needless: Allowance = field(default_factory=lambda: Allowance(_NEEDLESS_AT_ONCE, _NEEDLESS_PER_S))
 
 
 class Roster:
@@ -87,55 +83,44 @@ class Roster:
         self._buried: Newest[str, None] = Newest(MAX_REMEMBERED)
 
     def workers(self) -> list[Worker]:
-        """The live workers by slot."""
+        """Return the live workers by slot."""
         return [self.by_slot[slot] for slot in sorted(self.by_slot)]
 
     def of_process(self, worker_id: str) -> list[Worker]:
-        """The live incarnations of a worker process."""
+        """Return the live incarnations of a worker process."""
         return [worker for worker in self.by_slot.values() if worker.worker_id == worker_id]
 
     def is_buried(self, incarnation: str) -> bool:
-        """Whether this incarnation has ended."""
+        """Return whether this incarnation has ended."""
         return incarnation in self._buried
 
     def free_slot(self, hint: int, worker_id: str) -> int:
-        """The slot kept for this process, else the one it would like, else the lowest; 0 if none is free."""
+        """Return the slot kept for this process, else the one it would like, else the lowest; 0 if none is free."""
         for slot, owner in self.reserved.items():
             if owner == worker_id and slot not in self.by_slot:
                 return slot
-        if 1 <= hint <= self._max_workers and self._is_free(hint):
-            return hint
-        return next((slot for slot in range(1, self._max_workers + 1) if self._is_free(slot)), 0)
-
-    def add(self, slot: int, hello: Hello, peer: bytes, key: str | None, now: float, source: str = "") -> Worker:
-        """Register an incarnation; ``source`` is where it comes from, its key or else its host."""
-        worker = Worker(
-            slot,
-            hello.incarnation,
-            hello.worker_id,
-            hello.host,
-            hello.pid,
-            self.reserved.get(slot) == hello.worker_id,
-            key,
-            source,
-            peer,
-            now,
+        slots = (
+            (hint, *range(1, self._max_workers + 1)) if hint <= self._max_workers else range(1, self._max_workers + 1)
         )
-        self.by_slot[slot] = worker
-        self.by_peer[peer] = worker
-        self.by_incarnation[hello.incarnation] = worker
+        return next((slot for slot in slots if slot and slot not in self.by_slot and slot not in self.reserved), 0)
+
+    def add(self, slot: int, hello: Hello, peer: bytes, key: str | None, now: float) -> Worker:
+        """Register an incarnation."""
+        is_local = self.reserved.get(slot) == hello.worker_id
+        names = (hello.incarnation, hello.worker_id, hello.host, hello.pid)
+        worker = Worker(slot, *names, is_local, key, peer, now)
+        self.by_slot[slot] = self.by_peer[peer] = self.by_incarnation[hello.incarnation] = worker
         return worker
 
     def bind(self, worker: Worker, peer: bytes) -> None:
-        """From now on this worker speaks over this peer."""
+        """Have this worker speak over this peer from now on."""
         self.unbind(worker)
         worker.peer = peer
-        worker.claimant = None
         worker.hung_up = False
         self.by_peer[peer] = worker
 
     def unbind(self, worker: Worker) -> None:
-        """The worker's connection is gone."""
+        """Note that the worker's connection is gone."""
         if worker.peer is not None:
             self.by_peer.pop(worker.peer, None)
             worker.peer = None
@@ -157,66 +142,72 @@ class Roster:
         if len(self.by_incarnation) != len(self.by_slot) or len(self.by_peer) > len(self.by_slot):
             raise InternalError("the roster's indices differ in length")
 
-    def _is_free(self, slot: int) -> bool:
-        return slot not in self.by_slot and slot not in self.reserved
 
-
-@dataclass(slots=True)
-class _Stranger:
-    messages: int = 0
-    told: bool = False
-    ended: str = ""
-
-
-class Strangers:
-    """Peers that speak for no live worker, the dropped ones, and what was done wrong how often.
-
-    Bounded: the peers longest silent are forgotten first.
+@dataclass(slots=True, eq=False)
+class Peer:
+    """What is remembered of a connection, whoever speaks over it.
 
     Attributes:
-        violations: what peers did wrong -> how often; the kinds are ours, a dozen.
+        hellos: how many more it may say.
+        num_strange: messages that were no Hello while it spoke for no live worker.
+        ended: the buried incarnation it spoke for, "" if there is none.
+        gave_snapshot: when it was last given a snapshot, with a welcome or by itself.
+        is_dropped: nothing it sends is read any more.
     """
 
+    hellos: Allowance = field(default_factory=lambda: Allowance(_HELLOS_AT_ONCE, _HELLOS_PER_S))
+    num_strange: int = 0
+    ended: str = ""
+    gave_snapshot: float = float("-inf")
+    is_dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A Hello that waits for a place: who said it, and when; ``source`` is its key or else its host."""
+
+    peer: bytes
+    hello: Hello
+    key: str | None
+    source: str
+    since: float
+
+
+class Line:
+    """Hellos that wait, one for each connection; sources take turns, so that none can keep the others waiting."""
+
     def __init__(self) -> None:
-        self.violations: Counter[str] = Counter()
-        self._known: Newest[bytes, _Stranger] = Newest(MAX_REMEMBERED)
-        self._dropped: Newest[bytes, None] = Newest(MAX_REMEMBERED)
+        self._by_source: dict[str, dict[bytes, Waiting]] = {}
+        self._source: dict[bytes, str] = {}
 
-    def is_dropped(self, peer: bytes) -> bool:
-        """Whether nothing from this peer is read any more."""
-        return peer in self._dropped
+    def __len__(self) -> int:
+        return len(self._source)
 
-    def drop(self, peer: bytes) -> None:
-        """Read nothing from this peer any more."""
-        self._known.pop(peer, None)
-        self._dropped[peer] = None
+    def __iter__(self) -> Iterator[Waiting]:
+        return (waiting for line in self._by_source.values() for waiting in line.values())
 
-    def count(self, peer: bytes) -> int:
-        """Count a message out of place; how many there were from this peer, this one included."""
-        stranger = self._stranger(peer)
-        stranger.messages += 1
-        return stranger.messages
+    def get(self, peer: bytes) -> Waiting | None:
+        """Return what waits from this connection."""
+        source = self._source.get(peer)
+        return None if source is None else self._by_source[source][peer]
 
-    def first_time(self, peer: bytes) -> bool:
-        """Whether this peer has not been told of yet; it has then."""
-        stranger = self._stranger(peer)
-        told, stranger.told = stranger.told, True
-        return not told
+    def put(self, waiting: Waiting) -> None:
+        """Let a Hello wait; a later one of its connection takes its place in line."""
+        source = self._source.setdefault(waiting.peer, waiting.source)
+        self._by_source.setdefault(source, {})[waiting.peer] = waiting
 
-    def remember_ended(self, peer: bytes, incarnation: str) -> None:
-        """This peer spoke for an incarnation that is buried now."""
-        self._stranger(peer).ended = incarnation
+    def pop(self) -> Waiting:
+        """Take the one whose turn it is."""
+        source, line = next(iter(self._by_source.items()))
+        waiting = next(iter(line.values()))
+        self._by_source[source] = self._by_source.pop(source)
+        self.remove(waiting.peer)
+        return waiting
 
-    def ended(self, peer: bytes) -> str:
-        """The buried incarnation this peer spoke for, or ""."""
-        stranger = self._known.get(peer)
-        return stranger.ended if stranger else ""
-
-    def forget(self, peer: bytes) -> None:
-        """The peer is registered, or gone for good."""
-        self._known.pop(peer, None)
-        self._dropped.pop(peer, None)
-
-    def _stranger(self, peer: bytes) -> _Stranger:
-        stranger = self._known[peer] = self._known.get(peer) or _Stranger()
-        return stranger
+    def remove(self, peer: bytes) -> None:
+        """Let this connection's wait no more, if one did."""
+        source = self._source.pop(peer, None)
+        if source is not None:
+            del self._by_source[source][peer]
+            if not self._by_source[source]:
+                del self._by_source[source]

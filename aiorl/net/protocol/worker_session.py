@@ -11,21 +11,68 @@ before it samples and hands the result to ``fragment_done``.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from aiorl.errors import RemoteProtocolError
+from aiorl.config.worker import TransportConfig
+from aiorl.errors import ConfigError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.leases import WorkerLeases
 from aiorl.net.protocol.rates import Newest
-from aiorl.net.protocol.worker_retries import Greeting, SentFragments, VersionWatch, WorkerSettings
 from aiorl.net.wire import messages as m
+from aiorl.text import MAX_NAME, is_name
 
-__all__ = ["WorkerSession", "WorkerSettings", "WorkerState"]
+MAX_UNACKED_BYTES = 1 << 28
+"""Bytes of fragments sent and not acknowledged, where a configuration says nothing else."""
 
 _KEPT_REPLIES = 64
 _KEPT_FAILURES = 16
+_HELLO_AGAIN_S = 0.25
+_FIRST_HELLO_WAIT_S = 0.5
+_MAX_RESEND_WAIT_S = 16.0
+_SNAPSHOT_WAIT_S, _MAX_SNAPSHOT_WAIT_S = 1.0, 8.0
+
+
+@dataclass(slots=True)
+class WorkerSettings:
+    """Who a worker is and how patient.
+
+    Attributes:
+        worker_id: stable random name of this process.
+        host: its host's name.
+        pid: its process id.
+        run_id: the only run it joins, "" for any.
+        slot_hint: the slot it would like, 0 for any.
+        transport: the times that a configuration sets; the learner's once it has told them.
+        max_unacked: fragments sent and not acknowledged; no other is begun beyond.
+        max_unacked_bytes: the same in bytes, as far as the newest fragment tells how large the next ones are; a single
+            one may be larger.
+
+    Raises: ConfigError for a worker_id or run_id that is too long or not printable.
+    """
+
+    worker_id: str
+    host: str = ""
+    pid: int = 0
+    run_id: str = ""
+    slot_hint: int = 0
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    max_unacked: int = 1024
+    max_unacked_bytes: int = MAX_UNACKED_BYTES
+
+    def __post_init__(self) -> None:
+        """Refuse names that no learner would take."""
+        for key, value in (("worker_id", self.worker_id), ("run_id", self.run_id)):
+            if not is_name(value):
+                raise ConfigError(
+                    f"{key} is {value[:80]!r}, but may have at most {MAX_NAME} visible ASCII characters",
+                    key=key,
+                    value=value,
+                )
 
 
 class WorkerState(StrEnum):
@@ -50,6 +97,7 @@ class WorkerSession:
         slot: index given by the learner, 0 before it is registered.
         run_id: run of the learner, "" before it is registered.
         learner_incarnation: life of the learner we are registered with, "" before.
+        version: newest snapshot received, -1 for none.
         bad_messages: broken messages from the learner, counted.
     """
 
@@ -62,12 +110,21 @@ class WorkerSession:
         self.slot = 0
         self.run_id = ""
         self.learner_incarnation = ""
+        self.version = -1
         self.bad_messages = 0
         self._make_incarnation = make_incarnation
         self._leases = WorkerLeases()
-        self._fragments = SentFragments(settings)
-        self._versions = VersionWatch()
-        self._greeting = Greeting(settings)
+        self._fragments = _SentFragments(settings)
+        self._is_linked = False
+        self._link_words = "no connection yet"
+        self._is_greeting = True  # a Hello is due or unanswered, and nothing but Hello may be sent
+        self._hello_wait_s = _FIRST_HELLO_WAIT_S
+        self._next_hello = self._last_hello = float("-inf")
+        self._refusal = ""  # why the learner has not taken us
+        self._is_learner_unready = False
+        self._learners_version = -1
+        self._snapshot_wait_s = _SNAPSHOT_WAIT_S
+        self._behind_since: float | None = None
         self._out: list[m.UpMessage] = []
         self._events: list[ev.WorkerEvent] = []
         self._last_heard = float("-inf")
@@ -85,14 +142,14 @@ class WorkerSession:
         """The endpoint is connected (again): say Hello, and resend what the learner has not got."""
         if self.state is WorkerState.ENDED:
             return
-        self._greeting.is_linked = True
+        self._is_linked = True
         self._greet(now)
         self._say_hello(now)
 
     def disconnected(self, now: float, reason: str = "") -> None:
         """The connection is gone; sampling goes on within the leases until the learner counts as silent."""
-        self._greeting.is_linked = False
-        self._greeting.link_words = reason or "the connection broke"
+        self._is_linked = False
+        self._link_words = reason or "the connection broke"
         self._greet(now)
 
     def gap(self, now: float) -> None:
@@ -109,7 +166,7 @@ class WorkerSession:
             return
         self._last_heard = now
         if self.state is WorkerState.PAUSED:
-            self._greeting.hurry(now)
+            self._hurry(now)
         match message:
             case m.Welcome():
                 self._welcomed(message, now)
@@ -119,9 +176,17 @@ class WorkerSession:
                 self._bye(message, now)
             case m.LearnerBeat():
                 self._learner_beat(message, now)
-            case m.Ack() | m.Lease() | m.Snapshot() | m.Call():
-                if self.slot and not self._greeting.is_open:
-                    self._registered_message(message, now)
+            case m.Ack() | m.Lease() | m.Snapshot() | m.Call() if not self.slot or self._is_greeting:
+                pass
+            case m.Ack():
+                self._acked(message, now)
+            case m.Lease():
+                self._leases.add(message)
+            case m.Snapshot():
+                if message.learner_incarnation == self.learner_incarnation:
+                    self._take_snapshot(message)
+            case m.Call():
+                self._called(message, now)
             case _:
                 self.bad_messages += 1
                 raise RemoteProtocolError(f"a learner does not send {type(message).__name__}", field="type")
@@ -159,7 +224,7 @@ class WorkerSession:
             self.state = WorkerState.PAUSED
             self._greet(now)
             self._events.append(ev.LearnerLost(f"the learner has been silent for {now - self._last_heard:.0f} s"))
-        if self._greeting.is_due(now):
+        if self._is_linked and self._is_greeting and now >= self._next_hello:
             self._say_hello(now)
         if not self._may_speak():
             return
@@ -169,7 +234,11 @@ class WorkerSession:
         if self._fragments.is_resend_due(now):
             self._resend(now)
         needed = self._leases.version_needed()
-        if self._versions.is_overdue(-1 if needed is None else needed, now):
+        if max(self._learners_version, -1 if needed is None else needed) <= self.version:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+        elif now - self._behind_since >= self._snapshot_wait_s:
             self._ask_snapshot(now)
 
     # Sampling ---------------------------------------------------------------------------------------------
@@ -228,11 +297,6 @@ class WorkerSession:
         """Fragments finished that the learner has not acknowledged."""
         return len(self._fragments)
 
-    @property
-    def version(self) -> int:
-        """Newest snapshot received, -1 for none."""
-        return self._versions.version
-
     # Saying -----------------------------------------------------------------------------------------------
 
     def reply(self, call_id: int, ok: bool, result: m.Plain, now: float) -> None:
@@ -281,13 +345,12 @@ class WorkerSession:
     def status_text(self, now: float) -> str:
         """What the worker does or waits for, in plain words."""
         if self.state is WorkerState.ENDED:
-            refusal = self._greeting.refusal
-            return f"ended: {refusal}" if refusal else "ended"
+            return f"ended: {self._refusal}" if self._refusal else "ended"
         if self.state is not WorkerState.REGISTERED:
-            return self._greeting.text(now - self._last_heard if self.state is WorkerState.PAUSED else None)
-        if not self._greeting.is_linked:
+            return self._waiting_text(now)
+        if not self._is_linked:
             doing = "finishing what is leased" if self._leases.begun else "waiting for it to come back"
-            return f"the connection is gone ({self._greeting.link_words}): {doing}"
+            return f"the connection is gone ({self._link_words}): {doing}"
         needed = self._leases.version_needed()
         if self._fragments.is_full(self._leases.begun):
             return f"waiting for the learner to acknowledge {self.num_unacked} fragments"
@@ -301,8 +364,18 @@ class WorkerSession:
 
     # Inside -----------------------------------------------------------------------------------------------
 
+    def _waiting_text(self, now: float) -> str:
+        if not self._is_linked:
+            return f"cannot reach the learner: {self._link_words}; trying again"
+        every = f"trying again every {self._hello_wait_s:g} s"
+        if self.state is WorkerState.PAUSED:
+            return f"learner silent for {now - self._last_heard:.0f} s: {every}"
+        if self._refusal:
+            return f"the learner says: {self._refusal}; {every}"
+        return f"waiting for the learner to {'get ready' if self._is_learner_unready else 'answer'}; {every}"
+
     def _may_speak(self) -> bool:
-        return self._greeting.is_linked and not self._greeting.is_open and self.state is WorkerState.REGISTERED
+        return self._is_linked and not self._is_greeting and self.state is WorkerState.REGISTERED
 
     def _may_begin(self) -> bool:
         return self.state is WorkerState.REGISTERED and not self._fragments.is_full(self._leases.begun)
@@ -314,14 +387,23 @@ class WorkerSession:
 
     def _greet(self, now: float) -> None:
         """From now on only Hello is sent, until the learner answers."""
-        self._greeting.begin(now)
+        self._is_greeting = True
+        self._hello_wait_s = min(_FIRST_HELLO_WAIT_S, self.settings.transport.reconnect_max_s)
+        self._next_hello = now
         self._unreported += [message for message in self._out if isinstance(message, m.Failure)]
         del self._unreported[_KEPT_FAILURES:]
         self._out.clear()
 
+    def _hurry(self, now: float) -> None:
+        """Say Hello at the next tick: the learner lives, so the backoff need not end."""
+        if now - self._last_hello >= _HELLO_AGAIN_S:
+            self._next_hello = now
+
     def _say_hello(self, now: float) -> None:
         settings = self.settings
-        self._greeting.said(now)
+        self._last_hello = now
+        self._next_hello = now + self._hello_wait_s
+        self._hello_wait_s = min(2 * self._hello_wait_s, settings.transport.reconnect_max_s)
         self._out = [
             m.Hello(
                 m.PROTOCOL_VERSION,
@@ -344,12 +426,13 @@ class WorkerSession:
         first = not self.slot
         was_paused = self.state is WorkerState.PAUSED
         self.state = WorkerState.REGISTERED
-        self._greeting.end()
+        self._is_greeting = self._is_learner_unready = False
+        self._refusal = ""
         self.slot = welcome.slot
         self.run_id = welcome.run_id
         self.learner_incarnation = welcome.learner_incarnation
         if first:
-            self._versions.reset(welcome.snapshot.version)
+            self._begin_with(welcome.snapshot.version)
             self._events.append(ev.Registered(welcome))
         else:
             self._take_snapshot(welcome.snapshot)
@@ -364,14 +447,14 @@ class WorkerSession:
         if refusal.incarnation and refusal.incarnation != self.incarnation:
             return
         if refusal.code == m.RefusalCode.HELLO_FIRST:
-            if self._greeting.may_repeat(now):
+            if now - self._last_hello >= _HELLO_AGAIN_S:
                 self._greet(now)
                 self._say_hello(now)
             return
         if refusal.code == m.RefusalCode.ENDED:
             self._reincarnate(refusal.reason, now)
             return
-        self._greeting.refusal = refusal.reason
+        self._refusal = refusal.reason
         if not refusal.retry:
             self.state = WorkerState.ENDED
         self._events.append(ev.WasRefused(refusal.reason, refusal.retry, refusal.code))
@@ -379,21 +462,21 @@ class WorkerSession:
     def _bye(self, bye: m.Bye, now: float) -> None:
         if bye.final:
             self.state = WorkerState.ENDED
-            self._greeting.refusal = bye.reason
+            self._refusal = bye.reason
             self._events.append(ev.Shutdown(bye.reason, final=True))
         elif self.slot:
             self._events.append(ev.Shutdown(bye.reason, final=False))
             self._reincarnate(f"the learner said goodbye: {bye.reason}", now)
-            self._greeting.refusal = bye.reason
-            self._greeting.put_off(now)
+            self._refusal = bye.reason
+            self._next_hello = now + self._hello_wait_s  # the learner is about to go
 
     def _learner_beat(self, beat: m.LearnerBeat, now: float) -> None:
         if not self.slot:
-            self._greeting.is_learner_unready = beat.version < 0
+            self._is_learner_unready = beat.version < 0
         elif beat.learner_incarnation != self.learner_incarnation:
             self._reincarnate("the learner was restarted", now)
         else:
-            self._versions.heard(beat.version)
+            self._learners_version = max(self._learners_version, beat.version)
 
     def _reincarnate(self, reason: str, now: float) -> None:
         """The learner has counted this incarnation lost, or is another one: begin anew."""
@@ -402,8 +485,8 @@ class WorkerSession:
         self._former_slot = self.slot or self._former_slot
         self.slot = 0
         self.learner_incarnation = ""
-        self._versions.reset()
-        self._greeting.refusal = ""
+        self._begin_with(-1)
+        self._refusal = ""
         self._leases.clear()
         self._replies.clear()
         self._fragments.reset()
@@ -411,20 +494,8 @@ class WorkerSession:
         self._doing = ""
         self._events.append(ev.Reincarnated(self.incarnation, reason))
         self._greet(now)
-        if self._greeting.is_linked:
+        if self._is_linked:
             self._say_hello(now)
-
-    def _registered_message(self, message: m.Ack | m.Lease | m.Snapshot | m.Call, now: float) -> None:
-        match message:
-            case m.Ack():
-                self._acked(message, now)
-            case m.Lease():
-                self._leases.add(message)
-            case m.Snapshot():
-                if message.learner_incarnation == self.learner_incarnation:
-                    self._take_snapshot(message)
-            case m.Call():
-                self._called(message, now)
 
     def _acked(self, ack: m.Ack, now: float) -> None:
         self._fragments.acked(ack.seq, now)
@@ -438,13 +509,24 @@ class WorkerSession:
             if message.seq not in waiting:
                 self._say(message, now)
 
+    def _begin_with(self, version: int) -> None:
+        """Have a snapshot of this version, whatever came before; a newer one may be on its way for a second."""
+        self.version = self._learners_version = version
+        self._snapshot_wait_s = _SNAPSHOT_WAIT_S
+        self._behind_since = None
+
     def _take_snapshot(self, snapshot: m.Snapshot) -> None:
-        if self._versions.take(snapshot.version):
+        self._learners_version = max(self._learners_version, snapshot.version)
+        if snapshot.version > self.version:
+            self.version = snapshot.version
+            self._snapshot_wait_s = _SNAPSHOT_WAIT_S
+            self._behind_since = None
             self._events.append(ev.SnapshotReceived(snapshot))
 
     def _ask_snapshot(self, now: float) -> None:
         self._say(m.SnapshotRequest(self.version), now)
-        self._versions.asked(now)
+        self._behind_since = now
+        self._snapshot_wait_s = min(2 * self._snapshot_wait_s, _MAX_SNAPSHOT_WAIT_S)
 
     def _called(self, call: m.Call, now: float) -> None:
         if call.call_id not in self._replies:
@@ -454,3 +536,77 @@ class WorkerSession:
         answer = self._replies[call.call_id]
         if answer is not None:
             self._say(answer, now)
+
+
+class _SentFragments:
+    """Fragments finished and not acknowledged, in order; one incarnation's, until `reset`.
+
+    Attributes:
+        sampled_total: env steps of all that were finished.
+        next_seq: the number the next finished fragment gets.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._unacked: deque[tuple[m.Samples, int]] = deque()
+        self._resend_wait = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all: another incarnation begins."""
+        self.next_seq = 1
+        self.sampled_total = 0
+        self._unacked.clear()
+        self._bytes = self._newest_bytes = 0
+        self._wait_anew(float("inf"))
+
+    def __len__(self) -> int:
+        return len(self._unacked)
+
+    def is_full(self, begun: int) -> bool:
+        """Whether no other fragment may be begun beside the ``begun`` ones until more is acknowledged."""
+        settings, held = self._settings, len(self._unacked) + begun
+        expected = self._bytes + (begun + 1) * self._newest_bytes
+        return held >= settings.max_unacked or (held > 0 and expected > settings.max_unacked_bytes)
+
+    def add(self, samples: m.Samples, now: float) -> m.Samples:
+        """Keep a finished fragment; the message to be sent, with its number and the total."""
+        self.sampled_total += samples.env_steps
+        message = dataclasses.replace(samples, seq=self.next_seq, sampled_total=self.sampled_total)
+        self.next_seq += 1
+        if not self._unacked:
+            self._wait_anew(now)
+        size = _array_bytes(message)
+        self._unacked.append((message, size))
+        self._bytes += size
+        self._newest_bytes = size
+        return message
+
+    def acked(self, seq: int, now: float) -> None:
+        """All fragments up to this number have come."""
+        unacked = self._unacked
+        advanced = False
+        while unacked and unacked[0][0].seq <= seq:
+            self._bytes -= unacked.popleft()[1]
+            advanced = True
+        if advanced:
+            self._wait_anew(now)
+
+    def is_resend_due(self, now: float) -> bool:
+        """Whether fragments have waited for their acknowledgement long enough."""
+        return bool(self._unacked) and now >= self._resend_at
+
+    def take_again(self, now: float) -> list[m.Samples]:
+        """All unacknowledged fragments, to be sent again; the next time comes twice as late."""
+        self._resend_at = now + self._resend_wait
+        self._resend_wait = min(2 * self._resend_wait, _MAX_RESEND_WAIT_S)
+        return [message for message, _ in self._unacked]
+
+    def _wait_anew(self, now: float) -> None:
+        self._resend_wait = self._settings.transport.resend_after_s
+        self._resend_at = now + self._resend_wait
+
+
+def _array_bytes(samples: m.Samples) -> int:
+    groups: list[Mapping[str, m.AnyArray]] = [*samples.batches.values(), *samples.filter_deltas.values()]
+    return sum(array.nbytes for group in groups for array in group.values())

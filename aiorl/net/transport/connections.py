@@ -1,27 +1,38 @@
-"""The connections accepted by one listening socket: who they are, and how to cut one off.
+"""The connections of a listening socket: who they are, how much they have brought, and how one is cut off.
 
 libzmq has no call to disconnect one peer of a ROUTER, but it tells the descriptor of each connection. Cutting
 means to shut the TCP connection down; libzmq then sees it end like any other. The descriptor is duplicated and
 its remote address compared first, so that never another connection is hit that got the same number since.
 
 The kernel says how much a connection has brought, whatever libzmq has made of it: that is what bounds a peer that
-sends no whole messages, or more of them than are read, and tells that one is silent.
+sends no whole messages, or more of them than are read (`BacklogGuard`), and tells that one is silent.
 """
 
 from __future__ import annotations
 
 import array
+import asyncio
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import socket
 import struct
 import termios
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["CAN_TELL_BYTES", "Connection", "ConnectionTable", "bytes_received", "remote_address"]
+import zmq
+
+from aiorl.net.transport.endpoint import EndpointLimits, EndpointStats, Event, EventKind
+from aiorl.net.transport.security import LearnerKeys, reason_seen_by_learner
+from aiorl.net.transport.sockets import SocketMonitor, SocketPump
+from aiorl.process.machine import heap_bytes
+
+logger = logging.getLogger(__name__)
 
 # struct tcp_info: 8 bytes, 24 u32, then u64 pacing_rate, max_pacing_rate, bytes_acked, bytes_received
 _BYTES_RECEIVED = struct.Struct("=Q")
@@ -29,6 +40,18 @@ _BYTES_RECEIVED_OFFSET = 8 + 24 * 4 + 3 * 8
 
 CAN_TELL_BYTES = hasattr(socket, "TCP_INFO")
 """Whether `bytes_received` knows anything."""
+_LOOK_S = 0.05
+_UNSEEN_BYTES = 64 << 20
+"""Bytes that a connection can bring between two looks."""
+_STRANGER_BYTES = 1 << 20
+_FRAME_COST = 32
+"""An empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
+_GROWTH_BYTES, _GROWTH_FACTOR = 1 << 30, 4
+"""This process may grow by so much, and by so many times all that comes, while one message is on its way."""
+_LOOKS_WHILE_CALM = 5
+_SHARE = 0.02
+_SAMPLE_MESSAGES = 256
+_SAMPLE_WITHIN_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -232,3 +255,343 @@ class ConnectionTable:
         """
         received = bytes_received(connection.fd)
         return connection.received if received is None else received
+
+
+def wire_overhead(*, curve: bool) -> tuple[int, int, int]:
+    """Largest frame with a short head, and how many bytes more than its payload a short and a long frame take."""
+    box = 33 if curve else 0  # name of the command, nonce, authentication and flags
+    return 255 - box, 2 + box, 9 + box
+
+
+@dataclass(slots=True)
+class _Account:
+    """The account of one connection.
+
+    Attributes:
+        since, taken_bytes, taken_messages: the beginning of a sample of its messages.
+        num_excesses: samples in a row that showed too many.
+        brought_bytes, unread_bytes: at the last look.
+        delivered, heap_bytes, arrived_bytes: messages taken from it, and memory of this process and bytes of all
+            connections, when the message on its way began.
+    """
+
+    since: float
+    taken_bytes: int = 0
+    taken_messages: int = 0
+    num_excesses: int = 0
+    brought_bytes: int = 0
+    unread_bytes: int = 0
+    delivered: int = 0
+    heap_bytes: int = 0
+    arrived_bytes: int = 0
+
+
+class BacklogGuard:
+    """Cuts connections off that have sent more than may wait, in a thread of its own.
+
+    A receive high-water mark makes libzmq stop reading a connection and start again later. libzmq 4.3.5 aborts the
+    process when it does so on a connection that was reset meanwhile and finds a heartbeat of the peer to answer. So the
+    learner's sockets have no mark. The kernel knows what a connection brings, the endpoint what was taken of it; the
+    difference lies in libzmq, and who exceeds a bound is cut off. A thread looks at that, since a flood on loopback
+    brings gigabytes in a second, and the loop may be busy for some of it.
+
+    A connection that the learner has not answered yet has nothing to send but a ``hello``, so it may have little
+    unread. Its bytes count 32 times, since it may send a message of empty frames without end: each takes 64 bytes in
+    libzmq for 2 on the wire.
+
+    What a connection that has ended has left behind nobody can tell exactly: it may have brought much since the last
+    look. So each counts with the most that it can have been, and new ones are not taken while too much of that is
+    unread.
+
+    Args:
+        table: the connections; `Connection.taken_bytes` and ``delivered`` are kept by their user.
+        limits: the bounds.
+        on_cut: called on the loop with each connection that was cut, and why.
+        max_bytes: bound of a connection that was answered, if it isn't twice the largest message.
+        is_open: anybody may register, also who then sends a message of empty frames without end. So the largest message
+            on its way is cut off, too, if this process has grown since it began by far more than all that came, and
+            unfinished messages can be the reason.
+
+    Should its thread die, that is raised on the loop, to be handled like the error of a callback.
+    """
+
+    def __init__(
+        self,
+        table: ConnectionTable,
+        limits: EndpointLimits,
+        on_cut: Callable[[Connection, str], None],
+        *,
+        max_bytes: int | None = None,
+        is_open: bool = False,
+    ) -> None:
+        self._is_open = is_open
+        self._arrived_bytes = 0
+        self._emptied = False
+        self._left_behind = 0
+        self._table = table
+        self._max_bytes = 2 * limits.max_message_bytes if max_bytes is None else max_bytes
+        self._max_of_stranger = min(self._max_bytes, _STRANGER_BYTES)
+        self._max_total_bytes = max(limits.max_unread_bytes, self._max_bytes)
+        self._max_messages = limits.max_unread_messages
+        self._on_cut = on_cut
+        self._loop = asyncio.get_running_loop()
+        self._accounts: dict[Connection, _Account] = {}
+        self._cut: set[Connection] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aiorl-backlog", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether ended connections may have left too much unread for a new one to be taken."""
+        return self._left_behind > self._max_total_bytes
+
+    def emptied(self) -> None:
+        """All that had come was taken."""
+        self._emptied = True
+        self._left_behind = 0
+
+    def ended(self, connection: Connection) -> None:
+        """A connection has ended, and what it has brought may not be taken yet."""
+        account = self._accounts.get(connection)
+        self._left_behind += _UNSEEN_BYTES + (account.unread_bytes if account is not None else 0)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:
+            failure = error  # the name of the clause is gone when the loop comes to it
+
+            def fail() -> None:
+                raise failure
+
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(fail)
+
+    def _watch(self) -> None:
+        pause_s = _LOOK_S
+        num_calm = 0
+        while not self._stop.wait(pause_s):
+            # what waited was all taken since the last time: no hurry
+            num_calm = num_calm + 1 if self._emptied else _LOOKS_WHILE_CALM
+            self._emptied = False
+            if num_calm < _LOOKS_WHILE_CALM:
+                continue
+            num_calm = 0
+            before = time.thread_time()  # others may keep this thread waiting, on a busy machine for seconds
+            self._look(time.monotonic())
+            pause_s = max(_LOOK_S, (time.thread_time() - before) / _SHARE)
+
+    def _look(self, now: float) -> None:
+        connections = list(self._table)
+        self._cut.intersection_update(connections)
+        accounts: dict[Connection, _Account] = {}
+        unread: list[tuple[int, int, Connection]] = []
+        unfinished: list[tuple[int, Connection]] = []
+        heap = heap_bytes() if self._is_open else 0
+        for connection in connections:
+            if connection in self._cut:
+                continue
+            taken = connection.taken_bytes  # before what was received, which only grows
+            brought = self._table.look(connection)
+            num_bytes = brought - taken
+            accounts[connection] = account = self._accounts.get(connection) or _Account(now)
+            self._arrived_bytes += brought - account.brought_bytes
+            account.brought_bytes, account.unread_bytes = brought, num_bytes
+            is_one = account.heap_bytes and account.delivered == connection.delivered and num_bytes > _STRANGER_BYTES
+            if not is_one:
+                account.delivered, account.heap_bytes = connection.delivered, heap
+                account.arrived_bytes = self._arrived_bytes
+            most, cost = (self._max_bytes, 1) if connection.is_served else (self._max_of_stranger, _FRAME_COST)
+            if num_bytes > most:
+                self._end(connection, f"{num_bytes} bytes")
+            elif self._is_flood_of_small(connection, account, num_bytes, now):
+                self._end(connection, f"more than {self._max_messages} messages")
+            else:
+                unread.append((num_bytes * cost, num_bytes, connection))
+                if is_one:
+                    unfinished.append((num_bytes, connection))
+        self._accounts = accounts
+        if unfinished:
+            num_bytes, connection = max(unfinished, key=lambda each: each[0])
+            account = accounts[connection]
+            growth = min(heap - account.heap_bytes, _FRAME_COST * sum(num_bytes for num_bytes, _ in unfinished))
+            if growth > _GROWTH_BYTES + _GROWTH_FACTOR * (self._arrived_bytes - account.arrived_bytes):
+                self._end(connection, f"{num_bytes} bytes of one message, in frames that take far more memory")
+                for account in accounts.values():
+                    account.heap_bytes = 0  # what was taken is not given back at once: all begin from here
+                return
+        total = sum(costs for costs, _, _ in unread)
+        if total <= self._max_total_bytes:
+            return
+        for costs, num_bytes, connection in sorted(unread, key=lambda each: each[0], reverse=True):
+            self._end(connection, f"{num_bytes} bytes, the most of all connections")
+            total -= costs
+            if total <= self._max_total_bytes:
+                return
+
+    def _is_flood_of_small(self, connection: Connection, account: _Account, num_bytes: int, now: float) -> bool:
+        """Return whether too many messages wait, judged by the size of those just taken, twice in a row.
+
+        Each costs far more memory than its bytes, however small it is. Once is not enough: a large message may wait
+        behind small ones.
+        """
+        num_messages = connection.delivered - account.taken_messages
+        if num_messages < _SAMPLE_MESSAGES and now - account.since < _SAMPLE_WITHIN_S:
+            return False
+        mean_bytes = (connection.taken_bytes - account.taken_bytes) / max(1, num_messages)
+        is_excess = num_messages >= _SAMPLE_MESSAGES and num_bytes > self._max_messages * mean_bytes
+        account.num_excesses = account.num_excesses + 1 if is_excess else 0
+        account.since = now
+        account.taken_bytes, account.taken_messages = connection.taken_bytes, connection.delivered
+        return account.num_excesses > 1
+
+    def _end(self, connection: Connection, what: str) -> None:
+        if self._table.cut(connection, reset=True):
+            self._cut.add(connection)
+            reason = f"too much of what it sent is unread, a flood or a message without end: {what}"
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._on_cut, connection, reason)
+
+
+class ListeningPort:
+    """The connections of one listening socket.
+
+    Args:
+        socket: not bound yet.
+        table: its connections.
+        keys: the learner's, None if it does without.
+        stats: refusals and drops are counted there.
+        tell: told of each event.
+        on_gone: told of each connection that has ended and of which that is to be told, once what it sent was read.
+        max_connections: beyond this, new ones are cut off.
+
+    Attributes:
+        guard: what bounds unread bytes; None until it is set, and where the kernel can't tell.
+        pump: what reads the socket, where that is to bound what ended connections have left behind.
+        ended_fds: descriptors of connections that have ended, until their user empties it: they may be others' since.
+        on_ended: called when one is added.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        table: ConnectionTable,
+        keys: LearnerKeys | None,
+        stats: EndpointStats,
+        tell: Callable[[Event], None],
+        on_gone: Callable[[ListeningPort, Connection], None],
+        max_connections: int,
+    ) -> None:
+        self.table = table
+        self.stats = stats
+        self.max_connections = max_connections
+        self.guard: BacklogGuard | None = None
+        self.pump: SocketPump | None = None
+        self.ended_fds: set[int] = set()
+        self.on_ended: Callable[[], object] = lambda: None
+        self.monitor = SocketMonitor(socket, self._on_monitor)
+        self._keys = keys
+        self._tell = tell
+        self._on_gone = on_gone
+        self._num_silent = 0  # connections that made a handshake and have not said a word
+        self._num_ended = 0  # connections that have ended and are still to be judged
+        self._failure = ""
+
+    def tell(self, kind: EventKind, connection: Connection, reason: str = "") -> None:
+        """Tell of something that has happened to a connection."""
+        self._tell(Event(kind, reason, connection.peer, connection.address))
+
+    def refuse(self, address: str, reason: str) -> None:
+        """Tell that a connection was refused."""
+        self.stats.refused += 1
+        logger.debug("%s refused: %s", address or "a peer", reason)
+        self._tell(Event(EventKind.REFUSED, reason, address=address))
+
+    def spoke(self) -> None:
+        """One of those that had not said a word has said the first one."""
+        self._num_silent -= 1
+
+    def finish(self, connection: Connection) -> None:
+        """All that an ended connection has brought was read.
+
+        If that is not a word, it was refused, unless a handshake was made that nobody else lays claim to.
+        """
+        self._num_ended -= 1
+        if connection.peer:
+            return
+        if self._num_silent > 0:
+            self._num_silent -= 1
+        else:
+            self.refuse(connection.address, "it made no ZeroMQ handshake: is something else calling this port?")
+
+    def cut(self, connection: Connection, reason: str) -> None:
+        """Cut a connection off at once; what is on its way either way is thrown away."""
+        if not connection.reason:
+            self.condemn(connection, reason)
+            self.table.cut(connection, reset=True)
+            self.tell(EventKind.DROPPED, connection, reason)
+
+    def condemn(self, connection: Connection, reason: str) -> None:
+        """From now on nothing is taken from this connection."""
+        connection.reason = reason
+        self.stats.dropped += 1
+        logger.debug("%s cut off: %s", connection.address or "a peer", reason)
+
+    def end_silent(self, connection: Connection) -> None:
+        """Close a connection over which nothing has come for too long."""
+        if connection.reason:
+            return
+        if not connection.delivered:
+            self._num_silent = max(0, self._num_silent - 1)
+        connection.reason = f"nothing was heard from it for {connection.silent_s:.1f} s"
+        logger.debug("%s cut off: %s", connection.address or "a peer", connection.reason)
+        self.table.cut(connection)
+
+    def _on_monitor(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            connection = self.table.accept(value)
+            if len(self.table) > self.max_connections:
+                self.cut(connection, f"there are {self.max_connections} connections already")
+            elif self._is_backlog_full():
+                self.cut(connection, "others have left too much behind that is unread, and ended")
+            else:
+                self.tell(EventKind.CONNECTED, connection)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._num_silent = min(self._num_silent + 1, len(self.table) + self._num_ended)
+        elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+            self._failure = reason_seen_by_learner(event, value, self._keys)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._failure = "-"  # told by the authenticator already
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._on_disconnected(value)
+
+    def _is_backlog_full(self) -> bool:
+        if self.guard is None or self.pump is None or not self.guard.is_full:
+            return False
+        if self.pump.is_empty():  # no message has come to say so
+            self.guard.emptied()
+        return self.guard.is_full
+
+    def _on_disconnected(self, fd: int) -> None:
+        connection = self.table.end(fd)
+        self.ended_fds.add(fd)
+        self.on_ended()
+        failure, self._failure = self._failure, ""
+        if connection is None:
+            return
+        if self.guard is not None and self.pump is not None and not failure:
+            self.guard.ended(connection)
+        if not connection.peer and connection.reason:
+            return  # we have cut it off, and told so
+        if not connection.peer and failure:
+            if failure != "-":
+                self.refuse(connection.address, failure)
+        elif connection.peer or not connection.delivered:
+            self._num_ended += 1
+            self._on_gone(self, connection)

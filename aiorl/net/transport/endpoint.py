@@ -26,8 +26,6 @@ from typing import Protocol, Self, TypeAlias
 
 from aiorl.config.worker import TransportConfig
 
-__all__ = ["Buffer", "EndpointLimits", "EndpointStats", "Event", "EventKind", "LearnerEndpoint", "WorkerEndpoint"]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 

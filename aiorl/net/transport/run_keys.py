@@ -27,16 +27,6 @@ from aiorl.errors import SecurityError
 from aiorl.net.transport.security import LearnerKeys, WorkerKeys, parse_worker_keys, read_worker_file, unusable
 from aiorl.process.children import KEYS_VARIABLE
 
-__all__ = [
-    "RunKeyFile",
-    "find_run_keys",
-    "forget_run_keys",
-    "from_variable",
-    "make_learner_keys",
-    "make_worker_keys",
-    "to_variable",
-]
-
 logger = logging.getLogger(__name__)
 
 _TEXT = """# Made for the run whose learner listens on port {port} of this host. PRIVATE: who has it can join the run.

@@ -10,6 +10,11 @@ Key files are ZeroMQ certificates, as `python -m aiorl.keys` makes them::
 
 Whoever can write there could admit himself, or pass for the learner. So all of it has to belong to this user or to
 root, and nobody else may write it.
+
+Each handshake with a listening socket is answered by ZeroMQ's authentication protocol (ZAP, RFC 27). With keys, only
+clients with a public key in the admitted directory, or made for the run, pass, and they get that key, in Z85, as user
+id. Without keys (--insecure) everyone who speaks ZeroMQ 4 passes; asking all the same makes libzmq refuse what is no
+ZeroMQ 4 peer.
 """
 
 from __future__ import annotations
@@ -31,23 +36,7 @@ import zmq.utils.z85
 
 from aiorl.config.address import is_open_bind, split_address
 from aiorl.errors import SecurityError
-
-__all__ = [
-    "ADMITTED",
-    "AdmittedKeys",
-    "LearnerKeys",
-    "WorkerKeys",
-    "check_bind",
-    "load_learner_keys",
-    "load_worker_keys",
-    "parse_worker_keys",
-    "reachable_from_elsewhere",
-    "reachable_from_here",
-    "read_public_key",
-    "read_secret_key",
-    "read_worker_file",
-    "unusable",
-]
+from aiorl.net.transport.sockets import SocketPump
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +44,56 @@ ADMITTED = "admitted"
 _MAX_KEY_FILE_BYTES = 16 << 10
 _LOOK_EVERY_S = 0.2
 _Z85_CHARS = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+ZAP_DOMAIN = b"aiorl"
+_ADDRESS = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+_MECHANISM_MISMATCH = 0x11000002
+_CRYPTOGRAPHIC = 0x11000001
+_OTHER_USERS = (
+    "only workers of the same user on the same host find the key of this run by themselves; for others, start "
+    "learner and workers with --keys DIR"
+)
+_SILENT = "it left or fell silent in the middle of the handshake"
+_LEARNER = {
+    ("run", "silent"): f"{_SILENT}: a stranger, or no worker ({_OTHER_USERS})",
+    (
+        "run",
+        "crypto",
+    ): f"its message could not be decrypted: it has the keys of another learner or run ({_OTHER_USERS})",
+    ("run", "mismatch"): f"it came without keys: {_OTHER_USERS}",
+    ("keys", "silent"): f"{_SILENT}: it may have no keys (--keys DIR), or be no worker at all",
+    ("keys", "mismatch"): "it came without keys, and this learner asks for them: start it with --keys DIR",
+    ("none", "silent"): f"{_SILENT}: it may use keys while this learner has none, or be no worker at all",
+    ("none", "mismatch"): "it came with keys, and this learner has none: start this learner with --keys DIR",
+    ("keys", "crypto"): (
+        "its message could not be decrypted: it holds another learner's public key; give it this learner's learner.key"
+    ),
+}
+_STRANGERS_LEARNER = (
+    "the learner may want a key, and this user's processes on this host have none for that port: start the worker as "
+    "the learner's user on its host, or both with --keys DIR"
+)
+_OTHERS_RUN = (
+    "the key of the run that listened on that port is not that of who listens there now: is it another user's learner, "
+    "or one with --keys DIR?"
+)
+_WORKER = {
+    **{("run", fault): _OTHERS_RUN for fault in ("auth", "mismatch", "crypto", "silent")},
+    **{("stranger", fault): _STRANGERS_LEARNER for fault in ("auth", "mismatch", "crypto", "silent")},
+    ("keys", "auth"): (
+        "the learner refused our key: add {file} to its 'admitted' directory (it takes effect without a restart)"
+    ),
+    ("keys", "mismatch"): "we have keys but the learner uses no keys: start it with --keys DIR, or us without",
+    ("keys", "crypto"): "the learner's answer could not be decrypted: is our learner.key that of this learner?",
+    ("keys", "silent"): (
+        "the other side ended the handshake: server key mismatch? our learner.key must be that of this learner (or it "
+        "uses no keys, or is no learner)"
+    ),
+    ("none", "auth"): "the learner refused us: it may want keys (--keys DIR)",
+    ("none", "mismatch"): "the learner asks for keys: start the worker with --keys DIR",
+    ("none", "silent"): "the other side ended the handshake: it may want keys (--keys DIR), or be no learner at all",
+}
+"""Keys of the side that says it, what was wrong with the handshake -> what its user is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,3 +476,98 @@ def _pair(found: Mapping[str, bytes], path: Path) -> tuple[bytes, bytes]:
 def _malformed(path: Path, what: str) -> SecurityError:
     hint = "it should be a file made by `python -m aiorl.keys`; copy it again."
     return unusable(path, f" holds no {what} key:", hint)
+
+
+class Authenticator:
+    """Answers the handshakes of one context's listening sockets.
+
+    Args:
+        context: whose sockets to answer for; they must set ``zap_domain`` to `ZAP_DOMAIN`.
+        admitted: the admitted keys, None if no keys are in use.
+        on_refused: called with (ip address, reason) of each client that is turned away.
+
+    Attributes:
+        pump: reads the questions.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        admitted: AdmittedKeys | None,
+        on_refused: Callable[[str, str], None],
+    ) -> None:
+        self._admitted = admitted
+        self._on_refused = on_refused
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        self._socket.bind(_ADDRESS)
+        self.pump = SocketPump(self._socket, self._receive)
+
+    def close(self) -> None:
+        """Stop answering."""
+        self.pump.close()
+        self._socket.close(0)
+
+    def _receive(self) -> None:
+        frames = self._socket.recv_multipart(zmq.DONTWAIT)
+        if len(frames) < 8 or frames[2] != _VERSION:
+            return  # only libzmq itself can reach an inproc address of our context
+        asker, _, _, request_id, _domain, address, _identity, mechanism, *credentials = frames
+        user_id, reason = self._judge(mechanism, credentials)
+        status = b"400" if reason else b"200"
+        reply = [asker, b"", _VERSION, request_id, status, reason.encode(), user_id.encode(), b""]
+        self._socket.send_multipart(reply, zmq.DONTWAIT)
+        self.pump.schedule()
+        if reason:
+            self._on_refused(address.decode("ascii", errors="replace"), reason)
+
+    def _judge(self, mechanism: bytes, credentials: list[bytes]) -> tuple[str, str]:
+        if self._admitted is None:
+            return "", "" if mechanism == b"NULL" else "this learner uses no keys"
+        if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
+            return "", "it came without a key"
+        public_key = zmq.utils.z85.encode(credentials[0])
+        if self._admitted.name_of(public_key) is None:
+            return "", f"its public key {public_key.decode()} is not admitted: copy its .key file to 'admitted'"
+        return public_key.decode(), ""
+
+
+def serve(socket: zmq.Socket[bytes], keys: LearnerKeys | None) -> None:
+    """Make a listening socket ask the authenticator, and speak CURVE if there are keys."""
+    socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+    if keys is not None:
+        socket.curve_publickey = keys.public_key
+        socket.curve_secretkey = keys.secret_key
+        socket.curve_server = True
+
+
+def present(socket: zmq.Socket[bytes], keys: WorkerKeys | None) -> None:
+    """Make a connecting socket prove its key, and the learner's."""
+    if keys is not None:
+        socket.curve_publickey = keys.public_key
+        socket.curve_secretkey = keys.secret_key
+        socket.curve_serverkey = keys.learner_key
+
+
+def reason_seen_by_learner(event: int, code: int, keys: LearnerKeys | None) -> str:
+    """Why a handshake failed, in words for the learner's user."""
+    side = "none" if keys is None else "run" if keys.admitted is None else "keys"
+    broken = f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
+    return _LEARNER.get((side, _fault(event, code)), broken)
+
+
+def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None, *, on_loopback: bool) -> str:
+    """Why a handshake failed, in words for the worker's user."""
+    if keys is None:
+        side, file = "stranger" if on_loopback else "none", ""
+    else:
+        side, file = "keys" if keys.public_key_file or not on_loopback else "run", keys.public_key_file
+    broken = f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a learner?"
+    return _WORKER.get((side, _fault(event, code)), broken).replace("{file}", file)
+
+
+def _fault(event: int, code: int) -> str:
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return "auth"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        return "silent"
+    return {_CRYPTOGRAPHIC: "crypto", _MECHANISM_MISMATCH: "mismatch"}.get(code, "broken")

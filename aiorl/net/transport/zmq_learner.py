@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,21 +13,33 @@ import zmq
 
 from aiorl.config.address import split_address
 from aiorl.errors import EndpointClosed
-from aiorl.net.transport.backlog import BacklogGuard, wire_overhead
-from aiorl.net.transport.broadcaster import MAX_SUBSCRIBER_BYTES, MAX_SUBSCRIPTION_BYTES, Broadcaster
-from aiorl.net.transport.buffers import keep_message_buffers
-from aiorl.net.transport.connections import CAN_TELL_BYTES, Connection, ConnectionTable
-from aiorl.net.transport.descriptors import open_file_limit, peers_per_port
+from aiorl.net.transport.connections import (
+    CAN_TELL_BYTES,
+    BacklogGuard,
+    Connection,
+    ConnectionTable,
+    ListeningPort,
+    wire_overhead,
+)
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
-from aiorl.net.transport.listening_port import ListeningPort
-from aiorl.net.transport.pump import MORE, SocketPump, keep, send_frames, total_bytes
 from aiorl.net.transport.run_keys import RunKeyFile, forget_run_keys, make_learner_keys, make_worker_keys
-from aiorl.net.transport.security import AdmittedKeys, LearnerKeys, WorkerKeys, check_bind
-from aiorl.net.transport.send_queues import SendQueues
-from aiorl.net.transport.zap import Authenticator
-from aiorl.net.transport.zmq_sockets import bind_pair, fd_of, make_socket, serve, term, url, user_id_of
-
-__all__ = ["ZmqLearnerEndpoint"]
+from aiorl.net.transport.security import AdmittedKeys, Authenticator, LearnerKeys, WorkerKeys, check_bind, serve
+from aiorl.net.transport.sockets import (
+    BROADCAST_HEAD,
+    MORE,
+    SendQueues,
+    SocketPump,
+    bind_pair,
+    fd_of,
+    keep,
+    make_socket,
+    send_frames,
+    term,
+    total_bytes,
+    url,
+    user_id_of,
+)
+from aiorl.net.transport.system import keep_message_buffers, open_file_limit, peers_per_port
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +50,12 @@ _PART_AFTER_S = 0.25
 _PART_WITHIN_S = 1.0
 _ANNOUNCE_S = 0.002
 _KEEP_FILE_S = 60.0
+MAX_SUBSCRIPTION_BYTES = 4096
+MAX_SUBSCRIBER_BYTES = 4096
+"""Handshake and subscription take some hundred."""
+
+_SUBSCRIPTIONS_PER_LOOK = 16
+_NOT_A_SUBSCRIPTION = "it sent more than a subscription to the broadcast port"
 
 
 class ZmqLearnerEndpoint:
@@ -520,3 +539,110 @@ class ZmqLearnerEndpoint:
     def _check_open(self) -> None:
         if self._closed or not self._started:
             raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")
+
+
+class Broadcaster:
+    """Sends to all, and takes subscriptions.
+
+    Args:
+        socket: an XPUB.
+        port: its connections.
+        check_key: cuts a connection off whose key is not admitted any more.
+        announce_soon: has `announce` called in a moment.
+
+    Attributes:
+        pump: reads the socket.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        port: ListeningPort,
+        check_key: Callable[[ListeningPort, Connection], None],
+        announce_soon: Callable[[], None],
+    ) -> None:
+        self.pump = SocketPump(socket, self._receive)
+        port.on_ended = self.pump.schedule  # so that `ended_fds` are emptied soon
+        self._socket = socket
+        self._port = port
+        self._check_key = check_key
+        self._announce_soon = announce_soon
+        self._epoch = secrets.token_bytes(8)
+        self._count = 0
+        self._announced = True
+        self._loop = asyncio.get_running_loop()
+        self._head_sent = self._loop.time()
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send one message to every subscription in force; never waits."""
+        self._count += 1
+        self._socket.send(self._head(), MORE)
+        send_frames(self._socket, frames)
+        self._announced = False
+        self._head_sent = self._loop.time()
+        self.pump.settle()
+
+    def announce(self) -> None:
+        """Tell all subscribers how many broadcasts there have been, without one.
+
+        A new subscriber learns so that its subscription is in force; one that has missed the last broadcast
+        learns that; all learn that we live.
+        """
+        self._socket.send(self._head(), zmq.DONTWAIT)
+        self._announced = True
+        self._head_sent = self._loop.time()
+        self.pump.schedule()
+
+    def announce_if_due(self, every_s: float) -> None:
+        """Announce the last broadcast, if that was not done, or that we live."""
+        if not self._announced or self._loop.time() - self._head_sent >= every_s:
+            self.announce()
+
+    def bound(self, connection: Connection, received: int) -> None:
+        """Cut a subscriber off that has sent more than subscriptions take."""
+        if received > MAX_SUBSCRIBER_BYTES:
+            self.cut_talkative(connection)
+
+    def cut_talkative(self, connection: Connection) -> None:
+        """Cut a subscriber off that says what it has no need to say."""
+        if not connection.reason:
+            self._port.stats.rejected += 1
+            self._port.cut(connection, _NOT_A_SUBSCRIPTION)
+
+    def _head(self) -> bytes:
+        return BROADCAST_HEAD.pack(self._epoch, self._count)
+
+    def _receive(self) -> None:
+        port = self._port
+        try:
+            frame = self._socket.recv(zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            port.ended_fds.clear()
+            raise
+        fd = fd_of(frame)
+        if fd < 0:
+            return  # made by libzmq itself when a subscriber is gone
+        if not port.monitor.pump.is_empty():
+            port.monitor.pump.drain()  # what was reported before this message comes first
+        connection = port.table.by_fd.get(fd)
+        if connection is None:
+            return
+        is_anothers = fd in port.ended_fds  # or may be: of the connection that had this descriptor before
+        user_id = user_id_of(frame)
+        if is_anothers or not connection.delivered or connection.user_id != user_id:
+            port.table.attach(fd, b"", user_id)
+            self._check_key(port, connection)
+        if connection.reason:
+            return
+        if not connection.delivered:
+            port.spoke()
+        connection.delivered += 1
+        if not is_anothers:
+            if connection.is_served or frame.more or frame.bytes != b"\x01":
+                self.cut_talkative(connection)
+                return
+            connection.is_served = True
+        if is_anothers or connection.delivered == 1:
+            self._announce_soon()
+        if connection.delivered % _SUBSCRIPTIONS_PER_LOOK == 0:  # what the kernel says is of this one in any case
+            self.bound(connection, port.table.look(connection))

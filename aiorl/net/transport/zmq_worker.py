@@ -14,24 +14,30 @@ import logging
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import zmq
 
 from aiorl.config.address import is_loopback, split_address
 from aiorl.errors import EndpointClosed, SecurityError
-from aiorl.net.transport.broadcaster import BROADCAST_HEAD
-from aiorl.net.transport.buffers import keep_message_buffers
+from aiorl.net.transport.connections import bytes_received
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
-from aiorl.net.transport.monitor import SocketMonitor, reason_seen_by_worker
-from aiorl.net.transport.pump import SocketPump, send_frames, total_bytes
 from aiorl.net.transport.run_keys import find_run_keys
-from aiorl.net.transport.security import WorkerKeys
-from aiorl.net.transport.send_queues import SendQueue
-from aiorl.net.transport.worker_channel import Channel
-from aiorl.net.transport.zmq_sockets import make_socket, present, term, url
+from aiorl.net.transport.security import WorkerKeys, present, reason_seen_by_worker
+from aiorl.net.transport.sockets import (
+    BROADCAST_HEAD,
+    SendQueue,
+    SocketMonitor,
+    SocketPump,
+    keep,
+    make_socket,
+    send_frames,
+    term,
+    total_bytes,
+    url,
+)
+from aiorl.net.transport.system import keep_message_buffers
 from aiorl.process.tasks import Tasks
-
-__all__ = ["ZmqWorkerEndpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -467,3 +473,68 @@ class ZmqWorkerEndpoint:
 def _raise(error: BaseException) -> None:
     """Have an error of a task handled as one of a callback, on the loop."""
     raise error
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """A socket that connects to one port of the learner; given up when its connection ends.
+
+    Attributes:
+        port: the learner's.
+        socket: a DEALER or a SUB.
+        limits: bounds of a message.
+        fd: descriptor of its connection, -1 before there is one.
+        tcp_since: since when there is a connection without a handshake, None if there is none.
+        shook_hands: the handshake was made.
+        ready: all is done that must be before it is of use.
+        heard: a message has come since the last look.
+        received: bytes received at the last look.
+        silent_s: for how long nothing was heard.
+        pump: reads the socket.
+        monitor: watches its connection.
+    """
+
+    port: int
+    socket: zmq.Socket[bytes]
+    limits: EndpointLimits
+    fd: int = -1
+    tcp_since: float | None = None
+    shook_hands: bool = False
+    ready: bool = False
+    heard: bool = True
+    received: int = 0
+    silent_s: float = 0.0
+    pump: SocketPump = field(init=False)
+    monitor: SocketMonitor = field(init=False)
+
+    def close(self) -> None:
+        """Stop reading and watching; the socket is left open."""
+        self.pump.close()
+        self.monitor.close()
+
+    def introduce(self) -> None:
+        """Send the empty message by which the learner's endpoint learns of our routing id and tells of our end."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(b"", zmq.DONTWAIT)
+        self.pump.schedule()
+
+    def receive(self) -> list[memoryview]:
+        """One whole message; [] if it was beyond the limits. Raises zmq.Again if there is none."""
+        frames: list[memoryview] = []
+        num_bytes = 0
+        more = True
+        limits = self.limits
+        while more:
+            frame = self.socket.recv(zmq.DONTWAIT, copy=False)
+            more = frame.more
+            num_bytes += len(frame)
+            if len(frames) <= limits.max_frames and num_bytes <= limits.max_message_bytes:
+                frames.append(keep(frame))
+        self.heard = True
+        return [] if len(frames) > limits.max_frames or num_bytes > limits.max_message_bytes else frames
+
+    def listen(self, elapsed_s: float) -> None:
+        """Note whether anything was heard since the look before, also if it was a part of a message."""
+        received = self.received if self.heard else bytes_received(self.fd) or 0
+        self.silent_s = 0.0 if self.heard or received != self.received else self.silent_s + elapsed_s
+        self.heard, self.received = False, received

@@ -5,23 +5,31 @@ from __future__ import annotations
 import contextlib
 import functools
 import reprlib
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import msgpack
 import numpy as np
 
 from aiorl.errors import BadFrame, MessageTooBig, RemoteProtocolError, VersionMismatch
 from aiorl.net.wire import messages as m
-from aiorl.net.wire.compression import decompress
-from aiorl.net.wire.format import ALIGN, ARRAY_REF, CONTINUED, DTYPES, LZ4, PACKED, RAW, STACKED
-from aiorl.net.wire.frame_stacks import decompress_stacks
-from aiorl.net.wire.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits
+from aiorl.net.wire.compression import decompress, decompress_stacks
+from aiorl.net.wire.format import (
+    ALIGN,
+    ARRAY_REF,
+    CONTINUED,
+    DEFAULT_LIMITS,
+    DTYPES,
+    LZ4,
+    MAX_HELLO_BYTES,
+    PACKED,
+    RAW,
+    STACKED,
+    Limits,
+)
 from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, ArrayTree
 from aiorl.text import MAX_LABEL, is_label, one_line
-
-__all__ = ["Buffer", "Counts", "Unwanted", "Wanted", "decode", "decode_hello", "decode_wanted", "peek_counts"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """What ``decode`` takes: anything with the buffer protocol; the arrays keep it alive."""
@@ -34,35 +42,6 @@ _HELLO_LIMITS = Limits(
 )
 
 
-class Counts(NamedTuple):
-    """What a Samples header says about its size."""
-
-    seq: int
-    env_steps: int
-    agent_steps: int
-
-
-class Unwanted(NamedTuple):
-    """What a message is of which no more than the header was read; ``number`` is its ``seq`` or ``call_id``, else 0."""
-
-    kind: type[m.Message]
-    number: int
-
-
-class Wanted(Protocol):
-    """Which messages with arrays are to be read: the fragment after ``last_seq``, and replies to ``open_calls``."""
-
-    @property
-    def last_seq(self) -> int:
-        """Number of the fragment before the due one."""
-        ...
-
-    @property
-    def open_calls(self) -> Container[int]:
-        """Ids of calls that are not answered yet."""
-        ...
-
-
 def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Message:
     """The message that frames hold.
 
@@ -73,22 +52,14 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
 
     Raises: MessageTooBig, VersionMismatch or BadFrame; nothing else, whatever the bytes.
     """
-    message = decode_wanted(frames, None, limits)
-    assert not isinstance(message, Unwanted)
-    return message
-
-
-def decode_wanted(
-    frames: Sequence[Buffer], wanted: Wanted | None, limits: Limits = DEFAULT_LIMITS
-) -> m.Message | Unwanted:
-    """As `decode`; but of a message with arrays that is not wanted, only what it is: nothing of it is decompressed."""
-    if not 1 <= len(frames) <= limits.max_frames:
-        _refuse_frame_count(len(frames), limits)
-    _, name, scalars, layout_bytes, storage, shapes = _read_header(frames[0], limits)
+    if not frames:
+        raise BadFrame("an empty message", field="frames")
+    if len(frames) > limits.max_frames:
+        raise MessageTooBig(f"{len(frames)} frames, at most {limits.max_frames} are taken", field="frames")
+    name, values, layout_bytes, storage, shapes = _read_header(frames[0], limits)
     kind = MESSAGE_TYPES.get(name)
     if kind is None:
         raise BadFrame(f"unknown message type {name[:40]!r}", field="type")
-    values: dict[str, Any] = scalars
     if not kind.arrays:
         if layout_bytes or storage or shapes or len(frames) > 1:
             raise BadFrame(f"a {name} message carries no arrays", field="layout")
@@ -97,12 +68,6 @@ def decode_wanted(
     is_plain = kind.cls is m.Samples or kind.cls is m.Snapshot
     if is_plain:
         kind.check_scalars(values, limits)
-    if wanted is not None and (kind.cls is not m.Samples or values["seq"] != wanted.last_seq + 1):
-        number = values["seq"] if kind.cls is m.Samples else values.get("call_id", 0)
-        if type(number) is not int:
-            raise BadFrame(f"expected int, got {type(number).__name__}", field="call_id")
-        if kind.cls is not m.Reply or number not in wanted.open_calls:
-            return Unwanted(kind.cls, number)
     if len(layout_bytes) <= _CACHED_LAYOUT_BYTES:
         layout = _cached_layout(name, layout_bytes, limits)
         places = _places_of(layout, storage, shapes, limits)
@@ -132,26 +97,14 @@ def decode_hello(frames: Sequence[Buffer]) -> m.Hello | None:
     """
     if len(frames) != 1 or memoryview(frames[0]).nbytes > MAX_HELLO_BYTES:
         return None
-    if _read_header(frames[0], _HELLO_LIMITS)[1] != "hello":
+    if _read_header(frames[0], _HELLO_LIMITS)[0] != "hello":
         return None
     message = decode(frames, _HELLO_LIMITS)
     assert isinstance(message, m.Hello)
     return message
 
 
-def peek_counts(header: Buffer, limits: Limits = DEFAULT_LIMITS) -> Counts | None:
-    """What frame 0 of a Samples message counts, no other frame being needed (R5); None for other types.
-
-    Raises: MessageTooBig, VersionMismatch or BadFrame as ``decode`` does.
-    """
-    _, name, scalars, *_ = _read_header(header, limits)
-    if name != "samples":
-        return None
-    MESSAGE_TYPES[name].check_scalars(scalars, limits)
-    return Counts(scalars["seq"], scalars["env_steps"], scalars["agent_steps"])
-
-
-_Header: TypeAlias = tuple[int, str, dict[str, Any], bytes, bytes, list[Any]]
+_Header: TypeAlias = tuple[str, dict[str, Any], bytes, bytes, list[Any]]
 
 
 def _read_header(frame: Buffer, limits: Limits) -> _Header:
@@ -194,7 +147,7 @@ def _read_header(frame: Buffer, limits: Limits) -> _Header:
     ):
         if type(value) is not expected:
             raise BadFrame(f"expected {expected.__name__}, got {type(value).__name__}", field=field)
-    return header[0], name, scalars, layout, storage, shapes
+    return name, scalars, layout, storage, shapes
 
 
 class _ArrayRef:
@@ -436,9 +389,3 @@ def _put_arrays(value: Any, arrays: dict[str, Any], field: str, depth: int) -> A
     if type(value) is list:
         return [_put_arrays(item, arrays, field, depth - 1) for item in value]
     return value
-
-
-def _refuse_frame_count(count: int, limits: Limits) -> NoReturn:
-    if count == 0:
-        raise BadFrame("an empty message", field="frames")
-    raise MessageTooBig(f"{count} frames, at most {limits.max_frames} are taken", field="frames")

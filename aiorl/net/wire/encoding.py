@@ -13,11 +13,12 @@ import numpy as np
 
 from aiorl.errors import LocalProtocolError
 from aiorl.net.wire import messages as m
-from aiorl.net.wire.compression import MIN_COLUMN_BYTES, compress_array
+from aiorl.net.wire.compression import MIN_COLUMN_BYTES, compress_array, compress_stacks
 from aiorl.net.wire.format import (
     ALIGN,
     ARRAY_REF,
     CONTINUED,
+    DEFAULT_LIMITS,
     DTYPES,
     LZ4,
     PACK_MAX_BYTES,
@@ -27,13 +28,10 @@ from aiorl.net.wire.format import (
     SHARE_FROM_BYTES,
     SHARE_MIN_BYTES,
     STACKED,
+    Limits,
 )
-from aiorl.net.wire.frame_stacks import compress_stacks
-from aiorl.net.wire.limits import DEFAULT_LIMITS, Limits
 from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS, ArrayTree
 from aiorl.text import MAX_LABEL, is_label
-
-__all__ = ["Frame", "encode"]
 
 Frame: TypeAlias = bytes | memoryview
 """What ``encode`` gives: an immutable header, and views of the arrays it was given."""

@@ -1,4 +1,4 @@
-"""How a message lies in its frames.
+"""How a message lies in its frames, and what a peer may ask of our memory.
 
 Frame 0 is a msgpack list ``[version, type, scalars, layout, storage, shapes]``:
 
@@ -14,29 +14,18 @@ raw frame begun last, at the next multiple of 8 bytes: arrays that lie so in the
 copy, in one frame. Storage 2 is an LZ4 frame of its own (``compression``), storage 3 another in which pictures that
 overlap as stacks do are there once (``frame_stacks``). Arrays are C-contiguous and little-endian; decoded ones are
 read-only views.
-Every size is checked against ``Limits`` before memory is taken for it.
+Every size is checked against `Limits` before memory is taken for it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-__all__ = [
-    "ALIGN",
-    "ARRAY_REF",
-    "CONTINUED",
-    "DTYPES",
-    "LZ4",
-    "PACKED",
-    "PACK_MAX_BYTES",
-    "PACK_TOTAL_BYTES",
-    "RAW",
-    "SHARE_FROM_BYTES",
-    "SHARE_MIN_BYTES",
-    "STACKED",
-]
+from aiorl.config.worker import TransportConfig
+from aiorl.text import MAX_NAME
 
 PACKED: Final = 0
 RAW: Final = 1
@@ -62,3 +51,56 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     )
 }
 """The dtypes that travel, by their little-endian code."""
+
+MAX_WORKERS: Final = 4096
+"""Workers of one run, whatever its headers could hold."""
+ACK_BYTES: Final = 2 + MAX_NAME + 9
+"""What one worker adds to the header of a snapshot: its incarnation and a number, as msgpack packs them."""
+MAX_HELLO_BYTES: Final = 4096
+"""A Hello's one frame: four names, the host's, four numbers and the fields' names are half of it."""
+MAX_STRANGER_BYTES: Final = 1 << 16
+"""A larger message from somebody who is not registered is a violation at once; smaller ones are counted first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limits:
+    """Upper bounds for one message; the same on both sides unless a test says otherwise.
+
+    Attributes:
+        max_frames: frames of one multipart message, the header included.
+        max_header_bytes: bytes of frame 0.
+        max_array_bytes: bytes of one array once decompressed.
+        max_message_bytes: bytes of all frames together, and of all arrays together once decompressed.
+        max_arrays: arrays in one message.
+        max_ndim: dimensions of one array.
+        max_string: bytes of one string in the header (names, reasons, tracebacks).
+        max_map: entries of one map or list in the header.
+        max_depth: nesting of maps and lists in the header.
+    """
+
+    max_frames: int = 1024
+    max_header_bytes: int = 1 << 20
+    max_array_bytes: int = 1 << 28
+    max_message_bytes: int = 1 << 28
+    max_arrays: int = 4096
+    max_ndim: int = 8
+    max_string: int = 1 << 16
+    max_map: int = 4096
+    max_depth: int = 16
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def max_workers_of(limits: Limits) -> int:
+    """How many workers a run may have so that what they make a snapshot's header grow by is half of it at most."""
+    return min(MAX_WORKERS, limits.max_map, limits.max_header_bytes // 2 // ACK_BYTES)
+
+
+def limits_of(transport: TransportConfig) -> Limits:
+    """The bounds that a configuration sets; the others are the default ones."""
+    return Limits(
+        max_header_bytes=transport.max_header_bytes,
+        max_array_bytes=transport.max_message_bytes,
+        max_message_bytes=transport.max_message_bytes,
+    )

@@ -16,46 +16,6 @@ from numpy.typing import NDArray
 
 from aiorl.data.sample_plan import PolicyGraph
 
-__all__ = [
-    "BUILDING",
-    "OUT_OF_DATA",
-    "PROTOCOL_VERSION",
-    "Ack",
-    "AnyArray",
-    "Arrays",
-    "Beat",
-    "Bye",
-    "Call",
-    "Count",
-    "Count32",
-    "DownMessage",
-    "Failure",
-    "Hello",
-    "Host",
-    "Kind",
-    "LearnerBeat",
-    "Lease",
-    "Leaving",
-    "Lines",
-    "Message",
-    "Name",
-    "Paragraph",
-    "Plain",
-    "PolicyArrays",
-    "RefusalCode",
-    "Refused",
-    "Reply",
-    "Samples",
-    "Seconds",
-    "Sentence",
-    "Snapshot",
-    "SnapshotRequest",
-    "State",
-    "UpMessage",
-    "Version",
-    "Welcome",
-]
-
 PROTOCOL_VERSION = 3
 
 # What a field may hold is said by its annotation as it is written here: `aiorl.net.wire.schema` checks by these names.

@@ -23,10 +23,8 @@ import numpy as np
 
 from aiorl.errors import BadFrame
 from aiorl.net.wire import messages as m
-from aiorl.net.wire.limits import Limits
+from aiorl.net.wire.format import Limits
 from aiorl.text import MAX_LABEL, MAX_NAME, is_label, is_name, many_lines, one_line
-
-__all__ = ["ARRAY", "MAX_TEXT", "MESSAGE_TYPES", "MESSAGE_TYPES_BY_CLASS", "ArrayTree", "MessageType"]
 
 ArrayTree: TypeAlias = "Mapping[str, ArrayTree] | None"
 ARRAY: Final = None

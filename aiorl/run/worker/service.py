@@ -36,13 +36,12 @@ from aiorl.errors import (
     UnknownPolicyError,
 )
 from aiorl.net.protocol import events as ev
-from aiorl.net.protocol.worker_retries import MAX_UNACKED_BYTES
-from aiorl.net.protocol.worker_session import WorkerSession, WorkerState
-from aiorl.net.transport.buffers import give_back_regularly
+from aiorl.net.protocol.worker_session import MAX_UNACKED_BYTES, WorkerSession, WorkerState
 from aiorl.net.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
+from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.limits import DEFAULT_LIMITS, limits_of
+from aiorl.net.wire.format import DEFAULT_LIMITS, limits_of
 from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Message, RefusalCode, Snapshot, Welcome
 from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.machine import age_s, check_heap, keep_children_out

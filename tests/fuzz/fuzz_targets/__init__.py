@@ -49,13 +49,12 @@ def _protocol(*modules: str) -> tuple[str, ...]:
     return tuple(f"aiorl.net.protocol.{module}" for module in modules)
 
 
-_LEARNER = _protocol("learner_session", "learner_admission", "learner_members", "leases", "ledger", "roster", "rates")
-_WORKER = _protocol("worker_session", "worker_retries", "leases")
+_LEARNER = _protocol("learner_session", "leases", "ledger", "roster", "rates")
+_WORKER = _protocol("worker_session", "leases")
 _DECODING = (
     "aiorl.net.wire.decoding",
     "aiorl.net.wire.schema",
     "aiorl.net.wire.compression",
-    "aiorl.net.wire.frame_stacks",
 )
 _STORED = tuple(f"aiorl.offline.{name}" for name in ("inspection", "json_lines", "pickled_array", "stored_columns"))
 _ACTING = ("aiorl.acting.acting_state", "aiorl.acting.saved_run", "aiorl.config.worker", "aiorl.acting.acting_graph")

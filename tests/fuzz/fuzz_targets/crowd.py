@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from unittest.mock import patch
 
 from aiorl.errors import BadFrame
-from aiorl.net.protocol import learner_admission, learner_session, leases, roster
+from aiorl.net.protocol import learner_session, roster
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.net.wire import messages as m
 from fuzz_targets.examples import make_samples, make_snapshot
@@ -33,11 +33,11 @@ def seeds() -> Iterable[bytes]:
 def run(data: bytes) -> None:
     source = Source(data)
     with ExitStack() as stack:
-        for module in (roster, learner_admission, learner_session, leases):
+        for module in (roster, learner_session):
             stack.enter_context(patch.object(module, "MAX_REMEMBERED", REMEMBERED))
         session = LearnerSession("run", "L", LearnerSettings(max_workers=NUM_WORKERS, hello_grace=4))
         if source.below(4):
-            session.set_registration({"env": "x"}, {}, 0.0)
+            session.begin({"env": "x"}, {}, 0.0)
             session.publish(make_snapshot(0, ""), 0.0)
         steps = [(source.below(9), source.byte()) for _ in range(6) if not source.is_empty]
         for turn in range(ROUNDS):

@@ -62,9 +62,9 @@ class HostileWorld:
         self.is_read = source.below(16) == 1  # what it says, which takes as long as all the rest
         max_lag = 2 if source.below(2) else None
         self.session = LearnerSession("run", "L", SETTINGS)
-        self.session.leases.set_pacing(Pacing(3, max_lag, 2))
+        self.session.leases.begin_streaming(Pacing(3, max_lag, 2))
         if source.below(8):
-            self.session.set_registration({"env": "x"}, {}, self.now)
+            self.session.begin({"env": "x"}, {}, self.now)
             self.session.publish(make_snapshot(0, ""), self.now)
 
     def step(self) -> None:
@@ -114,10 +114,8 @@ class HostileWorld:
                 session.lose_worker_id(source.choice(IDS), "ended", self.now)
             case _ if hasattr(session, "unread"):
                 number = source.number() & 0xFFFFFFFF
-                if session.speaker(peer) is None:
+                if not session.knows(peer):
                     session.unread(peer, number)
-                else:
-                    session.unwanted(peer, (m.Samples, m.Reply, m.Snapshot)[number % 3], number, self.now)
 
     def command(self, source: Source) -> None:
         """What needs a worker in the slot."""
@@ -152,7 +150,8 @@ class HostileWorld:
         source = self.source
         lease_id = source.byte()
         if lease_id < 224:
-            leases = self.session.leases.outstanding_leases(1 + lease_id % NUM_WORKERS)
+            slot = 1 + lease_id % NUM_WORKERS
+            leases = self.session.leases.outstanding_leases(slot) if slot in self.session.slots else []
             lease_id = leases[-1].lease_id if leases else lease_id
         seq = source.byte()
         steps, first, last, total = (count(source) for _ in range(4))

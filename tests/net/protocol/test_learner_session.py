@@ -34,7 +34,7 @@ def fragment(seq: int, lease: int, **changes: Any) -> m.Samples:
 def make(version: int = 1, **settings: Any) -> LearnerSession:
     times = {name: settings.pop(name) for name in settings.keys() & TransportConfig.model_fields}
     session = LearnerSession("run", "learner-1", LearnerSettings(TransportConfig(**times), **settings))
-    session.set_registration({"env": "x"}, {"p": {"graph": b"g", "spec": {}}}, 0.0)
+    session.begin({"env": "x"}, {"p": {"graph": b"g", "spec": {}}}, 0.0)
     session.publish(snapshot(version), 0.0)
     return session
 
@@ -99,7 +99,7 @@ def test_early_workers_wait_and_are_admitted_in_the_order_they_came() -> None:
     for peer, name in ((A, "a"), (B, "b"), (A, "a")):
         session.receive(peer, hello(name), 0.0)
         assert [type(message) for message in sent(session)] == [m.LearnerBeat]
-    session.set_registration({}, {}, 0.0)
+    session.begin({}, {}, 0.0)
     assert session.num_waiting == 2
     session.publish(snapshot(1), 0.0)
     assert [(event.slot, event.incarnation) for event in told(session)] == [(1, "i-a"), (2, "i-b")]
@@ -231,48 +231,21 @@ def test_an_incarnation_is_bound_to_its_key() -> None:
     assert session.slots == [1], "the true worker is not disturbed"
 
 
-def test_a_played_back_hello_does_not_take_over_a_worker_that_speaks() -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_worker_comes_back_at_once_over_another_connection_whether_the_old_one_is_known_to_be_gone(
+    is_known: bool,
+) -> None:
     session = make()
     join(session)
-    for second in range(1, 20):
-        session.receive(B, hello(), float(second), key="key-a")
-        session.receive(A, m.Beat(0, "sampling"), second + 0.5)
-        session.tick(second + 0.6)
-        assert all(peer != B for peer, _ in session.messages_to_send())
-    assert session.slots == [1]
-    for _ in range(70):
-        session.receive(B, hello(), 20.0, key="key-a")
-    assert [event.dropped for event in told(session)] == [True]
-    assert session.slots == [1]
-
-
-def test_a_worker_comes_back_over_a_new_connection_when_the_old_one_is_silent() -> None:
-    session = make()
-    join(session)
-    session.receive(B, hello(), 1.0, key="key-a")
-    session.tick(2.0)
-    assert not any(isinstance(message, m.Welcome) for message in sent(session))
-    session.tick(3.1)
-    assert [peer for peer, message in session.messages_to_send() if isinstance(message, m.Welcome)] == [B]
-    session.receive(A, m.Beat(0, ""), 3.2)
-    (refusal,) = sent(session)
-    assert refusal.code == m.RefusalCode.HELLO_FIRST
-
-
-def test_a_worker_comes_back_at_once_when_the_old_connection_is_known_to_be_gone() -> None:
-    session = make()
-    join(session)
-    session.peer_gone(A, 1.0)
+    if is_known:
+        session.peer_gone(A, 1.0)
     session.receive(B, hello(), 1.1, key="key-a")
-    assert [type(message) for message in sent(session)] == [m.Welcome]
-    session.receive(b"c", hello(), 1.2, key="key-a")
-    assert sent(session) == []
-    session.peer_gone(B, 1.3)
-    assert [peer for peer, _ in session.messages_to_send()] == [b"c"], "the claim is settled"
-    session.receive(b"d", hello(), 1.4, key="key-a")
-    session.peer_gone(b"d", 1.5)
+    assert [(peer, type(message)) for peer, message in session.messages_to_send()] == [(B, m.Welcome)]
+    session.receive(A, m.Beat(0, ""), 1.2)
+    assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.HELLO_FIRST]
+    session.peer_gone(A, 1.3)
     session.tick(5.0)
-    assert not any(isinstance(message, m.Welcome) for message in sent(session)), "the claimant is gone"
+    assert session.knows(B)
 
 
 # Fragments ------------------------------------------------------------------------------------------------
@@ -411,7 +384,7 @@ def test_a_buried_worker_with_much_under_way_is_not_taken_for_an_intruder() -> N
         session.receive(A, fragment(seq + 1, 1), 1.0)
     assert not any(isinstance(event, ev.PeerRejected) for event in session.events())
     session.messages_to_send()
-    assert join(session, A, "a2").slot == 1
+    assert join(session, A, "a2", 1.5).slot == 1
 
 
 def test_any_message_counts_as_life() -> None:
@@ -464,7 +437,7 @@ def test_streaming_shares_one_budget_out() -> None:
     session = make()
     join(session)
     join(session, B, "b")
-    session.leases.set_pacing(Pacing(2, 0, 3))
+    session.leases.begin_streaming(Pacing(2, 0, 3))
     session.stream(0, 1)
     leases = {peer: message for peer, message in session.messages_to_send()}
     assert {peer: message.fragments for peer, message in leases.items()} == {A: 1, B: 1}
@@ -614,67 +587,30 @@ def test_a_call_is_answered_by_the_worker_it_was_made_to_and_said_again_while_it
     assert [message.call_id for message in sent(session, m.Call)] == [second]
 
 
-def test_only_the_due_fragment_and_answers_to_open_calls_are_wanted() -> None:
-    session = make()
-    join(session)
-    join(session, B, "b")
-    session.receive(A, fragment(1, lease(session)), 0.5)
-    call_id = session.call(2, "ping", {}, 0.5)
-    first, second = session.speaker(A), session.speaker(B)
-    assert first is not None
-    assert second is not None
-    assert (first.last_seq, first.open_calls) == (1, set())
-    assert (second.last_seq, second.open_calls) == (0, {call_id})
-    session.receive(B, m.Reply(call_id, True, "pong"), 1.0)
-    assert not second.open_calls
-    session.call(2, "ping", {}, 1.0)
-    session.lose(2, "killed", 2.0)
-    assert not second.open_calls
-    assert session.speaker(B) is None
-    assert session.speaker(b"stranger") is None
-
-
-def test_what_is_not_wanted_is_answered_as_if_it_had_been_read() -> None:
-    session = make()
-    join(session)
-    session.receive(A, fragment(1, lease(session)), 0.5)
-    session.messages_to_send()
-    session.unwanted(A, m.Samples, 1, 1.0)
-    assert session.messages_to_send() == [(A, m.Ack(1))]
-    session.unwanted(A, m.Samples, 3, 2.0)
-    assert session.messages_to_send() == [(A, m.Ack(1, resend=True))]
-    session.unwanted(A, m.Reply, 7, 9.0)
-    session.tick(18.0)
-    assert session.slots == [], "it left a gap for too long"
-    join(session, B, "b")
-    session.unwanted(B, m.Snapshot, 0, 19.0)
-    assert session.violations["sent what only a learner sends"] == 1
-    assert session.slots == []
-
-
-@pytest.mark.parametrize(("kind", "number"), [(m.Samples, 0), (m.Samples, 9), (m.Reply, 3)])
-def test_who_sends_without_end_what_nobody_asked_for_is_dropped(kind: type, number: int) -> None:
+@pytest.mark.parametrize("message", [fragment(0, 1), fragment(9, 1), m.Reply(3, True, None)])
+def test_who_sends_without_end_what_nobody_asked_for_is_dropped(message: m.UpMessage) -> None:
     session = make()
     join(session)
     join(session, B, "b")
     for _ in range(1 << 16):
-        session.unwanted(A, kind, number, 1.0)
+        session.receive(A, message, 1.0)
     assert session.slots == [1, 2]
-    session.unwanted(A, kind, number, 1.0)
+    session.receive(A, message, 1.0)
     assert session.slots == [2]
     assert "without end" in told(session, ev.WorkerLost)[0].reason
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_worker_that_sends_all_it_keeps_again_and_again_is_never_cut_off(at_once: bool) -> None:
-    """1,024 fragments after 2, 4, 8, 16, 16... seconds without answer: for two hours, or ten minutes at once."""
+    """1,024 fragments after 2, 4, 8, 16, 16... seconds without answer: for ten minutes, or all of that at once."""
     session = make()
     join(session)
+    double = fragment(0, 1)
     now, wait_s = 0.0, 2.0
-    while now < (600.0 if at_once else 7200.0):
+    while now < 600.0:
         now, wait_s = now + wait_s, min(2 * wait_s, 16.0)
         for _ in range(1024):
-            session.unwanted(A, m.Samples, 0, 600.0 if at_once else now)
+            session.receive(A, double, 600.0 if at_once else now)
     assert session.slots == [1]
 
 
@@ -736,9 +672,9 @@ def test_what_is_far_too_large_for_a_hello_costs_a_stranger_its_connection_at_on
 def test_a_worker_counted_lost_may_have_much_under_way_but_not_go_on_for_ever() -> None:
     session = make()
     join(session)
-    assert session.speaker(A) is not None
+    assert session.knows(A)
     session.lose(1, "killed", 1.0)
-    assert session.speaker(A) is None
+    assert not session.knows(A)
     session.messages_to_send()
     for _ in range(4096):
         session.unread(A, 1 << 20)
@@ -752,30 +688,14 @@ def test_a_worker_that_reports_failures_without_end_is_dropped() -> None:
     join(session)
     join(session, B, "b")
     for number in range(200):
-        session.receive(B, m.Failure("env", "now and then", ""), 2.0 * number)
-        session.receive(A, m.Beat(0, ""), 2.0 * number)
+        session.receive(B, m.Failure("env", "now and then", ""), 4.0 * number)
+        session.receive(A, m.Beat(0, ""), 4.0 * number)
     assert session.slots == [1, 2], "one now and then is no violation"
     told(session)
-    for _ in range(5880):
-        session.receive(A, m.Failure("env", "boom", "x" * 10_000), 400.0)
-    assert len(told(session, ev.WorkerFailed)) <= 60
+    for _ in range(100):
+        session.receive(A, m.Failure("env", "boom", "x" * 10_000), 800.0)
+    assert len(told(session, ev.WorkerFailed)) <= 64
     assert session.slots == [2]
-
-
-@pytest.mark.parametrize("source", [{"key": "one key"}, {"host": "192.0.2.1"}], ids=["key", "host"])
-def test_registering_anew_buys_no_more_failures(source: dict[str, str]) -> None:
-    session = make()
-    num_told = 0
-    for number in range(50):
-        peer = b"%d" % number
-        session.receive(peer, hello(str(number)), 1.0, **source)
-        for _ in range(50):
-            session.receive(peer, m.Failure("env", "boom", "x" * 10_000), 1.0, source.get("key"))
-        num_told += len(told(session, ev.WorkerFailed))
-    assert num_told == 60
-    session.receive(B, hello("b"), 1.0, key="another key")
-    session.receive(B, m.Failure("env", "boom", ""), 1.0, "another key")
-    assert len(told(session, ev.WorkerFailed)) == 1, "others are not held to it"
 
 
 def test_what_ends_a_worker_is_told_however_many_share_its_key() -> None:
@@ -837,17 +757,6 @@ def test_large_snapshots_are_given_to_fewer() -> None:
     assert 8 <= len(sent(session, m.Welcome)) <= 14
 
 
-def test_snapshots_for_those_that_ask_are_bounded_over_all_of_them() -> None:
-    session = make()
-    for number in range(1000):
-        session.receive(b"%d" % number, hello(str(number)), 0.0)
-    session.messages_to_send()
-    for second in range(1, 11):
-        for number in range(1000):
-            session.receive(b"%d" % number, m.SnapshotRequest(0), float(second))
-    assert len(sent(session, m.Snapshot)) <= 1024 + 10 * 256
-
-
 def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_many_snapshots() -> None:
     session = make()
     welcomes = 0
@@ -865,23 +774,18 @@ def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_
 
 def test_nobody_gets_another_snapshot_before_the_last_one_has_left() -> None:
     session = make()
-    unsent: set[bytes] = set()
-    session.set_has_unsent(unsent.__contains__)
     for name in ("a", "a2", "a3"):
         session.receive(A, hello(name), 0.0)
     assert len(sent(session, m.Welcome)) == 1, "what is to be said yet counts"
     join(session, B, "b")
-    unsent.add(A)
     for second in range(1, 10):
         session.publish(snapshot(second + 1), float(second))
         sent(session)
-        session.receive(A, m.SnapshotRequest(1), float(second))
-        session.receive(A, hello("a"), float(second))
-        session.receive(A, hello(f"a{second}"), float(second))
+        for message in (m.SnapshotRequest(1), hello("a"), hello(f"a{second}")):
+            session.receive(A, message, float(second), has_unsent=True)
         session.receive(B, m.SnapshotRequest(1), float(second))
         assert [target for target, message in session.messages_to_send() if isinstance(message, m.Snapshot)] == [B]
     assert len(session.slots) == 2
-    unsent.clear()
     session.receive(A, m.SnapshotRequest(1), 10.0)
     assert [message.version for message in sent(session, m.Snapshot)] == [10]
     session.receive(A, hello("a"), 11.0)
@@ -965,11 +869,8 @@ def test_thousands_of_bad_peers_take_bounded_memory() -> None:
         session.messages_to_send()
         session.events()
     assert len(session.violations) < 20
-    assert len(session._admission._hellos) <= 4096
-    assert len(session._failures) <= 4096
+    assert len(session._peers) <= 4096
     assert len(session._roster._buried) <= 4096
-    assert len(session._strangers._known) <= 4096
-    assert len(session._strangers._dropped) <= 4096
 
 
 def test_who_builds_its_environment_may_be_silent_for_longer_unless_it_has_hung_up() -> None:

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorl.errors import InternalError
 from aiorl.net.protocol.events import LeaseOverdue
-from aiorl.net.protocol.leases import LeaseBook, WorkerLeases
+from aiorl.net.protocol.leases import Grant, LeaseBook, WorkerLeases
 from aiorl.net.protocol.pacing import Pacing
 from aiorl.net.wire.messages import Lease
 
@@ -44,7 +42,7 @@ def test_a_lost_workers_share_goes_to_the_others() -> None:
     book = make(1, 2)
     first, second = book.deal(1, 6, 0.0)
     assert book.use(2, second.lease.lease_id, 1, 0.0) == ""
-    assert book.drop_slot(2, 0.0) == 2
+    assert book.drop_slot(2) == 2
     assert book.held == 2
     assert shares(book.redeal(0.0)) == [(1, 2)]
     assert book.outstanding(1) == 5 == book.deal_outstanding()
@@ -64,10 +62,10 @@ def test_a_deal_without_workers_is_held_until_one_joins() -> None:
 def test_a_new_deal_forgets_what_the_old_one_held() -> None:
     book = make(1)
     book.deal(1, 4, 0.0)
-    book.drop_slot(1, 0.0)
+    book.drop_slot(1)
     book.join(2)
     book.deal(2, 3, 0.0)
-    book.drop_slot(2, 0.0)
+    book.drop_slot(2)
     assert book.held == 3
 
 
@@ -79,7 +77,7 @@ def test_streaming_raises_one_lease() -> None:
     assert book.extend(1, 2, 6, 0.0).lease == Lease(10, 5, 6)
     assert book.use(1, 10, 5, 0.0) == "", "begun before the bound was raised"
     book.check_valid()
-    assert book.drop_slot(1, 0.0) == 1
+    assert book.drop_slot(1) == 1
     book.join(1)
     assert book.extend(1, 1, 6, 0.0).lease == Lease(11, 1, 6)
 
@@ -88,6 +86,7 @@ def test_fragments_outside_of_a_lease_are_told() -> None:
     book = make(1)
     (grant,) = book.deal(4, 1, 0.0)
     lease_id = grant.lease.lease_id
+    book.join(2)
     assert "outside" in book.use(2, lease_id, 4, 0.0)
     assert "outside" in book.use(1, lease_id + 1, 4, 0.0)
     assert "version 3" in book.use(1, lease_id, 3, 0.0)
@@ -153,7 +152,7 @@ def test_fragments_that_could_not_be_used_are_leased_once_more() -> None:
     assert book.use(1, grant.lease.lease_id, 3, 0.0) == ""
     assert book.use(1, grant.lease.lease_id, 3, 0.0) == ""
     assert book.deal_outstanding() == 0
-    book.hold(1)
+    book.held += 1
     assert book.deal_outstanding() == 1
     (again,) = book.redeal(0.0)
     assert (again.slot, again.lease.fragments, again.lease.min_version) == (1, 1, 3)
@@ -215,7 +214,7 @@ def test_to_look_for_overdue_workers_among_many_that_are_slow_asks_each_once(mon
 def test_a_worker_that_has_nothing_left_owes_nothing_and_gets_nothing(is_streaming: bool) -> None:
     book = make(1, 2)
     if is_streaming:
-        book.set_pacing(Pacing(2, None, 2))
+        book.begin_streaming(Pacing(2, None, 2))
         assert {slot for slot, _ in shares(book.stream(0, 0, 0.0))} == {1, 2}
     else:
         book.deal(1, 4, 0.0)
@@ -244,152 +243,44 @@ def test_the_only_worker_left_is_dealt_to_though_it_is_overdue() -> None:
     leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 2, 0.0)}
     assert book.use(1, leases[1], 1, 1.0) == ""
     assert [late.slot for late in book.take_overdue(10.0, 20.0)] == [2]
-    book.drop_slot(1, 21.0)
+    book.drop_slot(1)
     assert shares(book.redeal(21.0)) == [(2, 1)]
 
 
-class Crowd:
-    """Honest workers, and others that register and bring nothing, through many deals on a clock of their own.
-
-    Attributes:
-        book: the leases.
-        now: the time, in steps of 0.1 s.
-        updates: deals that were brought in full.
-        brought: slot -> fragments.
-    """
-
-    def __init__(self, fragments: int) -> None:
-        self.book = LeaseBook()
-        self.now = 0.0
-        self.updates = 0
-        self.brought: Counter[int] = Counter()
-        self._fragments = fragments
-        self._arrived = fragments
-        self._workers: dict[int, float] = {}  # honest slot -> seconds for a fragment
-        self._due: dict[int, float] = {}
-
-    def join(self, slot: int, source: str, fragment_s: float | None = None) -> None:
-        """A worker registers; ``fragment_s``: what it takes for a fragment if it is honest."""
-        self.book.join(slot, source)
-        if fragment_s is not None:
-            self._workers[slot] = fragment_s
-        self.book.redeal(self.now)
-
-    def leave(self, slot: int) -> None:
-        """A worker is lost."""
-        self.book.drop_slot(slot, self.now)
-        self._workers.pop(slot, None)
-        self._due.pop(slot, None)
-        self.book.redeal(self.now)
-
-    def run(self, seconds: float) -> list[int]:
-        """Let time pass; the slots that became overdue."""
-        overdue: list[int] = []
-        for _ in range(round(10 * seconds)):
-            if self._arrived >= self._fragments:
-                self.updates += 1
-                self._arrived = 0
-                self.book.deal(self.updates, self._fragments, self.now)
-                assert self.book.deal_outstanding() == self._fragments, "a deal is exactly one train batch"
-            self.now += 0.1
-            for slot, fragment_s in self._workers.items():
-                self._bring(slot, fragment_s)
-            late = self.book.take_overdue(5.0, self.now)
-            overdue += [event.slot for event in late]
-            if late:
-                self.book.redeal(self.now)
-            self.book.check_valid()
-        return overdue
-
-    def _bring(self, slot: int, fragment_s: float) -> None:
-        leases = self.book.outstanding_leases(slot)
-        if not leases:
-            self._due.pop(slot, None)
-            return
-        if self.now < self._due.setdefault(slot, self.now - 0.1 + fragment_s) - 1e-6:
-            return
-        self._due[slot] = self.now + fragment_s
-        newest = leases[-1]
-        assert self.book.use(slot, newest.lease_id, newest.min_version, self.now) == ""
-        self.brought[slot] += 1
-        self._arrived += newest.min_version == self.updates
+@given(
+    st.integers(0, 9),
+    st.lists(st.tuples(st.sampled_from(["join", "leave", "bring", "retire", "deal"]), st.integers(1, 4))),
+)
+def test_whatever_workers_do_a_deal_is_exactly_one_train_batch(fragments: int, history: list[tuple[str, int]]) -> None:
+    book = make(1)
+    leases: dict[int, list[tuple[int, int]]] = {}  # slot -> ids of its leases, and of which deal
+    version = num_left = 0
+    live = {1}
+    for now, (what, slot) in enumerate([("deal", 0), *history]):
+        match what:
+            case "join" if slot not in live:
+                live.add(slot)
+                book.join(slot)
+            case "leave" if slot in live:
+                live.remove(slot)
+                book.drop_slot(slot)
+                leases.pop(slot, None)
+            case "retire" if slot in live and book.retire(slot):
+                leases[slot] = [(lease_id, -1) for lease_id, _ in leases.get(slot, [])]
+            case "bring" if leases.get(slot):
+                lease_id, of_deal = leases[slot].pop()
+                assert book.use(slot, lease_id, version, float(now)) == ""
+                num_left -= of_deal == version
+            case "deal":
+                version, num_left = version + 1, fragments
+                leases = {owner: [(lease_id, 0) for lease_id, _ in owned] for owner, owned in leases.items()}
+                _take(leases, book.deal(version, fragments, float(now)), version)
+        _take(leases, book.redeal(float(now)), version)
+        assert book.deal_outstanding() == num_left
+        assert not book.held or not live
+        book.check_valid()
 
 
-@pytest.mark.parametrize("stays_s", [4.8, 5.4])
-def test_one_that_registers_anew_whenever_it_has_held_a_deal_up_is_soon_seldom_waited_for(stays_s: float) -> None:
-    crowd = Crowd(4)
-    crowd.join(1, "honest", 0.1)
-    crowd.join(2, "honest", 0.1)
-    crowd.run(1.0)
-    before = crowd.updates
-    while crowd.now < 241.0:
-        crowd.join(3, "hostile")
-        crowd.run(stays_s)
-        crowd.leave(3)
-    assert crowd.updates - before > 0.5 * 240 / 0.2, "half of what the other two make alone"
-
-
-def test_many_that_bring_nothing_get_half_of_a_deal_before_those_who_bring_theirs_and_then_none() -> None:
-    crowd = Crowd(16)
-    for slot in (298, 299, 300):
-        crowd.join(slot, "honest", 0.1)
-    crowd.run(2.0)
-    for slot in range(1, 298):
-        crowd.join(slot, "hostile")
-    crowd.run(1.0)
-    assert sum(crowd.book.outstanding(slot) for slot in range(1, 298)) == 8
-    crowd.run(10.0)
-    before = crowd.updates
-    crowd.run(40.0)
-    assert crowd.updates - before > 40
-
-
-def test_where_many_came_first_that_bring_nothing_the_others_get_their_turn() -> None:
-    crowd = Crowd(16)
-    for slot in range(1, 301):
-        crowd.join(slot, "hostile")
-    for slot in range(301, 305):
-        crowd.join(slot, "honest", 0.1)
-    crowd.run(180.0)
-    assert crowd.updates > 50
-    assert all(crowd.brought[slot] for slot in range(301, 305))
-
-
-def test_newcomers_get_their_full_share_after_their_first_fragment() -> None:
-    crowd = Crowd(64)
-    crowd.join(1, "host", 0.1)
-    crowd.run(0.2)
-    for slot in range(2, 65):
-        crowd.join(slot, "host", 0.1)
-    crowd.run(20.0)
-    crowd.brought.clear()
-    before = crowd.updates
-    assert not crowd.run(10.0)
-    assert set(crowd.brought.values()) == {crowd.updates - before}, "one of each deal is everybody's"
-
-
-@given(st.integers(7, 15), st.lists(st.tuples(st.integers(1, 6), st.floats(0.1, 8.0)), min_size=1, max_size=20))
-@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-def test_whatever_workers_of_its_host_do_a_worker_that_brings_its_fragments_gets_its_full_share(
-    fragments: int, lives: list[tuple[int, float]]
-) -> None:
-    """Workers come, bring nothing and go; those beside them sample on, and one that joins at last is proven soon."""
-    crowd = Crowd(fragments)
-    crowd.join(7, "host", 0.1)
-    crowd.run(2.0)
-    for slot, seconds in lives:
-        if slot in crowd.book._holders:
-            crowd.leave(slot)
-        crowd.join(slot, "host")
-        crowd.run(seconds)
-    for slot in range(1, 7):
-        if slot in crowd.book._holders:
-            crowd.leave(slot)
-        crowd.join(slot, "host", 0.1)
-    crowd.run(45.0)
-    crowd.brought.clear()
-    before = crowd.updates
-    crowd.run(5.0)
-    share, updates = fragments // 7, crowd.updates - before
-    assert updates > 0
-    assert all(crowd.brought[slot] >= (updates - 1) * share for slot in range(1, 8))
+def _take(leases: dict[int, list[tuple[int, int]]], grants: list[Grant], version: int) -> None:
+    for slot, lease in grants:
+        leases.setdefault(slot, []).extend([(lease.lease_id, version)] * lease.fragments)

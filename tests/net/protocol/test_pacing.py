@@ -63,21 +63,6 @@ def test_newcomers_are_tried_while_others_could_use_all_of_the_budget() -> None:
     pacing.check_valid()
 
 
-def test_who_waits_to_be_tried_is_not_called_too_slow() -> None:
-    """Where too many fragments were too old, a worker whose speed is not known is not tried yet."""
-    pacing = Pacing(fragments_per_batch=1, max_policy_lag=3, per_worker=2)
-    pacing.join(1)
-    for now in (0.0, 1.0, 2.0):
-        assert 1 in pacing.next_leases(0, now)
-        pacing.arrived(1, now, now + 0.5)
-        pacing.updated(0.0, 0, now + 0.5)
-        pacing.outdated(1)
-    pacing.join(2)
-    assert 2 not in pacing.next_leases(1, 2.6)
-    assert pacing.slow_workers() == []
-    pacing.check_valid()
-
-
 class Starved:
     """Workers that bring a fragment for each update, which always waits for it, however many may be under way."""
 
@@ -112,14 +97,13 @@ class Starved:
 
 
 def test_the_budget_grows_no_faster_than_what_came_of_the_growth_before_is_seen() -> None:
-    """A fragment is too old 11 updates after its lease at the earliest, and until then all looks well."""
     starved = Starved()
     before, since = starved.pacing.budget, 0
     while starved.pacing.budget < starved.pacing.largest:
         since += 1
         if (budget := starved.bring()) != before:
             assert budget > before
-            assert since >= starved.pacing.largest
+            assert since >= before, "all that was under way has come"
             before, since = budget, 0
     assert starved.num_brought < 300
 
@@ -206,14 +190,14 @@ def test_workers_that_were_held_up_once_come_back_at_once() -> None:
     assert run.pacing.slow_workers() == []
 
 
-def test_what_one_worker_shows_when_it_is_tried_is_tried_of_others_too() -> None:
+def test_workers_that_were_too_slow_for_long_are_tried_until_they_have_become_faster() -> None:
     run = Run()
     for slot in (2, 3, 4):
         run.join(slot, 5.0)
     run.go_on(60)
     assert {slow.slot for slow in run.pacing.slow_workers()} == {2, 3, 4}
     run.took_s.update({2: 0.1, 3: 0.1, 4: 0.1})
-    run.go_on(130)
+    run.go_on(250)
     assert run.pacing.slow_workers() == []
     assert min(run.go_on(10).values()) >= 10
 
@@ -222,6 +206,6 @@ def test_a_worker_that_is_too_slow_costs_few_fragments() -> None:
     run = Run()
     run.join(2, 5.0)
     run.go_on(950)
-    assert run.num_stale <= 2 + 9
-    assert run.num_stale >= 2 + 8, "it is still tried"
+    assert run.num_stale <= 2 + 9500 / 400
+    assert run.num_stale >= 20, "it is still tried"
     assert [slow.slot for slow in run.pacing.slow_workers()] == [2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiorl.net.protocol.rates import Allowance, Allowances, EventRates
+from aiorl.net.protocol.rates import Allowance, EventRates
 
 
 def test_an_allowance_is_so_much_at_once_and_comes_back_with_time() -> None:
@@ -20,18 +20,6 @@ def test_more_may_be_allowed_the_first_time() -> None:
     allowance = Allowance(2, 1.0, at_first=5)
     assert [allowance.take(0.0) for _ in range(4)] == [True] * 4
     assert [allowance.take(60.0) for _ in range(4)] == [True, True, False, False]
-
-
-def test_each_source_has_an_allowance_and_those_that_spoke_last_are_remembered() -> None:
-    allowances = Allowances(1, 0.01, 2)
-    assert [allowances.take(source, 0.0) for source in ("a", "b", "a", "b")] == [True, True, False, False]
-    assert allowances.take("c", 0.0)
-    assert allowances.is_left("d", 0.0)
-    assert not allowances.is_left("c", 0.0)
-    assert not allowances.take("b", 0.0)
-    assert allowances.take("a", 0.0), "it was forgotten"
-    allowances.forget("a")
-    assert len(allowances) == 1
 
 
 def test_of_each_kind_and_source_so_many_are_told_and_the_rest_is_counted() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from aiorl.errors import InternalError
-from aiorl.net.protocol.roster import Roster, Strangers
+from aiorl.net.protocol.roster import Roster
 from aiorl.net.wire.messages import Hello
 
 
@@ -66,25 +66,3 @@ def test_check_valid_finds_indices_that_differ() -> None:
     roster.by_peer[b"other"] = worker
     with pytest.raises(InternalError):
         roster.check_valid()
-
-
-def test_strangers_are_remembered_within_bounds() -> None:
-    strangers = Strangers()
-    for number in range(10_000):
-        strangers.count(b"%d" % number)
-        strangers.drop(b"d%d" % number)
-    assert len(strangers._known) <= 4096
-    assert len(strangers._dropped) <= 4096
-    assert strangers.is_dropped(b"d9999")
-    assert strangers.count(b"9999") == 2
-
-
-def test_a_stranger_is_told_of_once() -> None:
-    strangers = Strangers()
-    assert strangers.first_time(b"a")
-    assert not strangers.first_time(b"a")
-    assert strangers.ended(b"a") == ""
-    strangers.remember_ended(b"a", "i")
-    assert strangers.ended(b"a") == "i"
-    strangers.forget(b"a")
-    assert strangers.first_time(b"a")

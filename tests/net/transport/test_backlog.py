@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiorl.net.transport.backlog import BacklogGuard
-from aiorl.net.transport.connections import Connection, ConnectionTable
+from aiorl.net.transport.connections import BacklogGuard, Connection, ConnectionTable
 from aiorl.net.transport.endpoint import EndpointLimits
 
 
@@ -113,7 +112,7 @@ def test_without_keys_a_worker_is_cut_off_whose_endless_message_takes_far_more_m
 ) -> None:
     table = Growing(delivers=delivers)
     monkeypatch.setattr(
-        "aiorl.net.transport.backlog.heap_bytes", lambda: 5 << 30 if table.looked < 2 else (5 << 30) + grown
+        "aiorl.net.transport.connections.heap_bytes", lambda: 5 << 30 if table.looked < 2 else (5 << 30) + grown
     )
 
     async def main() -> list[str]:

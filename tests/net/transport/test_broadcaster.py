@@ -11,11 +11,10 @@ import pytest
 import zmq
 from zmtp import RawPeer, frame
 
-from aiorl.net.transport.broadcaster import MAX_SUBSCRIBER_BYTES, Broadcaster
-from aiorl.net.transport.connections import Connection, ConnectionTable
+from aiorl.net.transport.connections import Connection, ConnectionTable, ListeningPort
 from aiorl.net.transport.endpoint import EndpointStats, Event, EventKind
-from aiorl.net.transport.listening_port import ListeningPort
-from aiorl.net.transport.zmq_sockets import bind_pair
+from aiorl.net.transport.sockets import bind_pair
+from aiorl.net.transport.zmq_learner import MAX_SUBSCRIBER_BYTES, Broadcaster
 
 _FLOOD = frame(b"\x01") * (MAX_SUBSCRIBER_BYTES // 2)
 

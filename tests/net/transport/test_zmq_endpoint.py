@@ -164,7 +164,7 @@ def test_a_slow_subscriber_is_told_how_many_broadcasts_it_missed(run):
         for index in range(60):
             learner.endpoint.broadcast([b"%d" % index, bytes(2_000_000)])
             await asyncio.sleep(0)
-        from aiorl.net.transport.pump import SocketPump
+        from aiorl.net.transport.sockets import SocketPump
 
         await asyncio.sleep(0.1)
         sub.pump = SocketPump(sub.socket, worker.endpoint._receive_broadcast)
@@ -215,7 +215,7 @@ def test_where_bytes_cannot_be_counted_a_worker_is_held_back_and_loses_nothing(r
         waiting = asyncio.create_task(worker.endpoint.wait_writable())
         await asyncio.sleep(0.05)
         assert not waiting.done()
-        from aiorl.net.transport.pump import SocketPump
+        from aiorl.net.transport.sockets import SocketPump
 
         learner.endpoint._pump = SocketPump(
             learner.endpoint._router, learner.endpoint._receive, after_turn=learner.endpoint._flush

@@ -7,7 +7,7 @@ import pytest
 
 from aiorl.errors import BadFrame
 from aiorl.net.wire import messages as m
-from aiorl.net.wire.limits import DEFAULT_LIMITS
+from aiorl.net.wire.format import DEFAULT_LIMITS
 from aiorl.net.wire.schema import MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS
 
 GOOD: dict[str, dict[str, Any]] = {

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from aiorl.net.transport import buffers
+from aiorl.net.transport import system
 
 _CHURN = """
 import ctypes, resource, sys
-from aiorl.net.transport.buffers import keep_message_buffers
+from aiorl.net.transport.system import keep_message_buffers
 if sys.argv[1] == "keep":
     assert keep_message_buffers()
 libc = ctypes.CDLL(None)
@@ -42,7 +42,7 @@ def test_freed_buffers_are_used_again_without_new_page_faults():
 
 _HOLES = """
 import ctypes, psutil
-from aiorl.net.transport.buffers import give_back_idle_memory, keep_message_buffers
+from aiorl.net.transport.system import give_back_idle_memory, keep_message_buffers
 assert keep_message_buffers()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -65,7 +65,7 @@ def test_idle_memory_between_blocks_in_use_is_given_back():
 
 _HEAPS = """
 import ctypes, sys, threading
-from aiorl.net.transport.buffers import share_one_heap
+from aiorl.net.transport.system import share_one_heap
 if sys.argv[1] == "one":
     assert share_one_heap()
 libc = ctypes.CDLL(None)
@@ -106,7 +106,7 @@ def test_memory_is_given_back_later_where_no_thread_can_be_started_for_now(monke
             loop.call_soon(given_back.set)
 
         monkeypatch.setattr(asyncio, "to_thread", to_thread)
-        task = asyncio.create_task(buffers.give_back_regularly(0.001))
+        task = asyncio.create_task(system.give_back_regularly(0.001))
         waiting = asyncio.create_task(given_back.wait())
         await asyncio.wait([task, waiting], timeout=10, return_when=asyncio.FIRST_COMPLETED)
         assert given_back.is_set(), task

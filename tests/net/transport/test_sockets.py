@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorl.net.transport.send_queues import SendQueue, SendQueues
+from aiorl.net.transport.sockets import SendQueues
 
 
 def test_a_queue_is_bounded_in_messages_and_bytes_but_takes_one_message_of_any_size():
@@ -28,36 +28,6 @@ def test_the_bytes_of_all_queues_are_known_and_whose_queue_is_largest():
     assert (queues.num_bytes, queues.largest) == (210, b"a")
     queues.forget(b"a")
     assert queues.num_bytes == 0
-
-
-def test_what_has_left_a_queue_makes_room_in_it():
-    queue = SendQueue(max_messages=10, max_bytes=100)
-    for _ in range(20):
-        assert queue.put([bytes(50)])
-        assert queue.put([bytes(50)])
-        assert not queue.put([b"x"])
-        answers = iter([True, None])
-        assert queue.flush(lambda frames, answers=answers: next(answers)) is None
-        assert len(queue) == 1
-        assert queue.flush(lambda frames: True)
-
-
-def test_what_waits_for_a_peer_that_is_gone_is_thrown_away_and_others_are_served():
-    queues = SendQueues(10, 100)
-    for peer in (b"gone", b"busy", b"ready"):
-        queues.put(peer, [peer])
-        queues.put(peer, [peer])
-    sent = []
-
-    def send(peer, frames):
-        sent.append(peer)
-        return {b"gone": False, b"busy": None, b"ready": True}[peer]
-
-    queues.flush(send)
-    assert sent == [b"gone", b"busy", b"ready", b"ready"]
-    assert b"busy" in queues
-    assert len(queues) == 1
-    assert queues.num_messages == 2
 
 
 @given(st.lists(st.one_of(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), st.integers(0, 5)), max_size=60))

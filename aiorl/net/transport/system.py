@@ -1,9 +1,9 @@
-"""Makes the C library keep the memory that messages are put in, and give back now and then what lies idle.
+"""What the transport asks of its process: to keep the memory of messages, and to have enough descriptors.
 
 ZeroMQ allocates each large frame and frees it once decoded columns are dropped. glibc hands such memory back to
 the system at once and takes it again for the next frame, each page faulted in anew: on one TCP connection with
 frames of 128 KiB that costs half to two thirds of the throughput (measured: 0.6 to 1.8 GB/s as it comes, 2.3 to
-3.2 GB/s with what is set here).
+3.2 GB/s with `keep_message_buffers`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-
-__all__ = ["give_back_idle_memory", "give_back_regularly", "keep_message_buffers", "share_one_heap"]
+import os
+import resource
+import sys
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+_MAX_RESERVE = 1024
 
 
 def keep_message_buffers(*, max_kept_bytes: int = 256 << 20) -> bool:
@@ -67,3 +69,36 @@ def _set(settings: dict[int, int]) -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return all([mallopt(ctypes.c_int(name), ctypes.c_int(value)) == 1 for name, value in settings.items()])
+
+
+def raise_open_file_limit() -> int:
+    """Raise this process's limit of open files as far as it may; returns the limit then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses what its kernel cannot hold
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return open_file_limit()
+
+
+def open_file_limit() -> int:
+    """How many files and connections this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def peers_per_port(max_peers: int) -> int:
+    """As many connections on each of two ports as the limit of open files allows, at most ``max_peers``.
+
+    Half of what is free, up to 1,024, stays free: for checkpoints, logs and the pipes of workers, and for connections
+    beyond the bound, which exist for a moment until they are cut.
+    """
+    free = open_file_limit() - _num_open()
+    reserve = min(free // 2, _MAX_RESERVE)
+    return max(1, min(max_peers, (free - reserve) // 2))
+
+
+def _num_open() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 64

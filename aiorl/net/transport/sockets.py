@@ -1,0 +1,465 @@
+"""ZeroMQ sockets on the running asyncio loop: made, read, watched, written to by way of queues, and freed.
+
+ZeroMQ's descriptor is edge-triggered: it tells of a *change*, and any call on the socket may swallow it.
+So a pump reads until nothing is left whenever it is woken, is to look again after every send on its socket
+(``settle``), and looks by itself on a slow tick in case a wake-up was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import logging
+import math
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import zmq
+
+from aiorl.config.address import is_loopback
+from aiorl.errors import ConfigError
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits
+
+logger = logging.getLogger(__name__)
+
+COPY_BELOW_BYTES = 64 << 10
+"""Frames smaller than this are copied: cheaper than keeping track of shared memory."""
+
+_SLICE_S = 0.005
+
+# plain integers: to combine ZeroMQ's own enumerations takes as long as to send a small frame
+_DONTWAIT = int(zmq.DONTWAIT)
+MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
+"""Flags of a frame that is sent without waiting and that others follow."""
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+_POLLOUT = int(zmq.POLLOUT)
+# What is acted on. A listener that is out of descriptors fails to accept as fast as it can try, so that is not told.
+_WATCHED = int(
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_EVENT = struct.Struct("=HI")
+_MAX_DRAINED = 100_000
+_names = itertools.count()
+BROADCAST_HEAD = struct.Struct("<8sQ")
+"""First frame of a broadcast: the learner endpoint's random epoch, and how many broadcasts it has made.
+A message with this frame alone only announces that number."""
+
+_TERM_S = 2.0
+_FREE_PAIR_TRIES = 50
+
+
+def keep(frame: zmq.Frame) -> memoryview:
+    """The bytes of a received frame, copied when small, shared with ZeroMQ when large."""
+    if len(frame) < COPY_BELOW_BYTES:
+        return memoryview(frame.bytes)
+    return frame.buffer
+
+
+def send_frames(
+    socket: zmq.Socket[bytes], frames: Sequence[Buffer], *, track: bool = False
+) -> zmq.MessageTracker | None:
+    """Send one message without waiting; large frames are shared with ZeroMQ, not copied.
+
+    Returns: with ``track``, what tells when ZeroMQ has let go of the last large frame; None if there is none.
+
+    Raises:
+        zmq.Again: the socket cannot take it now. When a later frame than the first raises it, the connection
+            broke in between and the socket must be given up.
+    """
+    last = len(frames) - 1
+    tracker = None
+    for index, frame in enumerate(frames):
+        flags = _DONTWAIT if index == last else MORE
+        if _size(frame) < COPY_BELOW_BYTES:
+            socket.send(frame, flags)
+        elif track:
+            tracker = socket.send(frame, flags, copy=False, track=True)
+        else:
+            socket.send(frame, flags, copy=False)
+    return tracker
+
+
+def total_bytes(frames: Sequence[Buffer]) -> int:
+    """Payload of a message."""
+    return sum(map(_size, frames))
+
+
+def _size(frame: Buffer) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
+class SocketPump:
+    """Calls ``receive`` as long as its socket has messages, a bounded number per turn of the loop.
+
+    Args:
+        socket: a plain socket, used by this thread only.
+        receive: takes one whole message off the socket without waiting; raises zmq.Again if there is none.
+        per_turn: calls before other tasks of the loop get their turn.
+        after_turn: called after each turn, e.g. to send what was waiting.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        receive: Callable[[], None],
+        *,
+        per_turn: int = 64,
+        after_turn: Callable[[], None] | None = None,
+    ) -> None:
+        self._socket = socket
+        self._receive = receive
+        self._per_turn = per_turn
+        self._after_turn = after_turn
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._scheduled: asyncio.Handle | None = None
+        self._closed = False
+        self._loop.add_reader(self._fd, self._wake)
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Look at the socket again in the next turn of the loop."""
+        if self._scheduled is None and not self._closed:
+            self._scheduled = self._loop.call_soon(self._run_scheduled)
+
+    def settle(self) -> bool:
+        """Look at the socket after a send, which may have swallowed the descriptor's edge.
+
+        A turn is scheduled only if there is something to read: while a socket is full, its descriptor tells when it
+        takes more, and turning until then would only keep others from working.
+
+        Returns: whether the socket would take a message now.
+        """
+        events = int(self._socket.getsockopt(_EVENTS))
+        if events & _POLLIN:
+            self.schedule()
+        return bool(events & _POLLOUT)
+
+    def look(self) -> None:
+        """Schedule a turn if data waits that nothing has told of."""
+        if not self._closed and self._scheduled is None:
+            self.is_empty()
+
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be read; if something does, a turn is scheduled."""
+        if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
+            self.schedule()
+            return False
+        return True
+
+    def drain(self, *, at_most: int = 10_000) -> bool:
+        """Read everything that is there now; returns False if ``at_most`` messages did not empty it."""
+        is_empty = self._read(at_most)
+        self.schedule()
+        return is_empty
+
+    def close(self) -> None:
+        """Stop watching; call it before the socket is closed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._fd)
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+
+    def _wake(self) -> None:
+        if self._scheduled is None:
+            self._turn()
+
+    def _run_scheduled(self) -> None:
+        self._scheduled = None
+        self._turn()
+
+    def _turn(self) -> None:
+        emptied = False
+        try:
+            emptied = self._read(self._per_turn, time.perf_counter() + _SLICE_S)
+        finally:
+            # also when a callback has failed: no later edge would tell of what is left
+            if not emptied:
+                self.schedule()
+        if self._after_turn is not None and not self._closed:
+            self._after_turn()
+        if emptied:
+            self.look()
+
+    def _read(self, at_most: int, until: float = math.inf) -> bool:
+        for _ in range(at_most):
+            if self._closed:
+                return True
+            try:
+                self._receive()
+            except zmq.Again:
+                return True
+            if time.perf_counter() > until:
+                return False
+        return False
+
+
+class SendQueue:
+    """The bounded queue of one connection.
+
+    Args:
+        max_messages: most messages that wait.
+        max_bytes: most bytes that wait; a single message is taken whatever its size.
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._messages: deque[Sequence[Buffer]] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that wait."""
+        return self._bytes
+
+    def put(self, frames: Sequence[Buffer]) -> bool:
+        """Take a message; False if the queue is full."""
+        num_bytes = self._bytes + total_bytes(frames)
+        if self._messages and (len(self) >= self._max_messages or num_bytes > self._max_bytes):
+            return False
+        self._messages.append(frames)
+        self._bytes = num_bytes
+        return True
+
+    def flush(self, send: Callable[[Sequence[Buffer]], bool | None]) -> bool | None:
+        """Hand over messages as long as ``send`` takes them; returns what it said last, True for an empty queue."""
+        sent: bool | None = True
+        while self._messages and (sent := send(self._messages[0])):
+            self._bytes -= total_bytes(self._messages.popleft())
+        return sent
+
+    def clear(self) -> None:
+        """Throw away what waits."""
+        self._messages.clear()
+        self._bytes = 0
+
+
+class SendQueues:
+    """One `SendQueue` for each peer that is busy.
+
+    Attributes:
+        num_bytes: bytes that wait, for all peers.
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self._bounds = (max_messages, max_bytes)
+        self._queues: dict[bytes, SendQueue] = {}
+
+    def __contains__(self, peer: bytes) -> bool:
+        return peer in self._queues
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    @property
+    def num_messages(self) -> int:
+        """Messages that wait, for all peers."""
+        return sum(map(len, self._queues.values()))
+
+    def waiting(self, peer: bytes) -> int:
+        """Messages that wait for one peer."""
+        return len(self._queues.get(peer, ()))
+
+    @property
+    def largest(self) -> bytes:
+        """The peer that most bytes wait for; there must be one that is busy."""
+        return max(self._queues, key=lambda peer: self._queues[peer].num_bytes)
+
+    def put(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """Take a message; False if that peer's queue is full."""
+        if peer not in self._queues:
+            self._queues[peer] = SendQueue(*self._bounds)
+        queue = self._queues[peer]
+        before = queue.num_bytes
+        is_taken = queue.put(frames)
+        self.num_bytes += queue.num_bytes - before
+        return is_taken
+
+    def forget(self, peer: bytes) -> None:
+        """Throw away what waits for a peer."""
+        queue = self._queues.pop(peer, None)
+        if queue is not None:
+            self.num_bytes -= queue.num_bytes
+
+    def flush(self, send: Callable[[bytes, Sequence[Buffer]], bool | None]) -> None:
+        """Hand over what ``send(peer, frames)`` takes: True sent, None busy still, False no such peer any more."""
+        for peer, queue in list(self._queues.items()):
+            before = queue.num_bytes
+            sent = queue.flush(partial(send, peer))
+            self.num_bytes += queue.num_bytes - before
+            if sent is not None:
+                self.forget(peer)
+
+
+class SocketMonitor:
+    """Tells ``handler(event, value)`` of each connection event of a socket, in order.
+
+    ``value`` is the descriptor for ACCEPTED, CONNECTED, DISCONNECTED and CLOSED, the error or protocol code for
+    failed handshakes. Close it before its socket. ``pump`` reads what has been reported up to now.
+
+    Events wait in a bounded queue. While it is full, ZeroMQ's own thread waits with the next one, and with it all
+    that its sockets do: whoever makes connections faster than they are looked at is held back.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], handler: Callable[[int, int], None]) -> None:
+        address = f"inproc://aiorl.monitor.{next(_names)}"
+        self._socket = socket
+        self._handler = handler
+        socket.monitor(address, _WATCHED)
+        self._pair: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+        self._pair.connect(address)
+        self.pump = SocketPump(self._pair, self._receive)
+
+    def close(self) -> None:
+        """Stop monitoring."""
+        self.pump.close()
+        if not self._socket.closed:
+            # ZeroMQ's thread holds a lock while it waits for room in a full queue, and what stops the monitor waits for
+            # that lock. Once the queue has been emptied there is room for more than can happen in between.
+            with contextlib.suppress(zmq.Again):
+                for _ in range(_MAX_DRAINED):
+                    self._pair.recv_multipart(zmq.DONTWAIT)
+            self._socket.disable_monitor()
+        self._pair.close(0)
+
+    def _receive(self) -> None:
+        head, *_ = self._pair.recv_multipart(zmq.DONTWAIT)
+        event, value = _EVENT.unpack(head)
+        self._handler(event, value)
+
+
+def url(host: str, port: int) -> str:
+    """The address as ZeroMQ wants it."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def make_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: EndpointLimits, *, ipv6: bool = False
+) -> zmq.Socket[bytes]:
+    """A socket with the options all of ours share: sizes bounded, dead connections found, nothing kept at close.
+
+    ZeroMQ's own heartbeats stay off: libzmq 4.3.5 aborts the process when one is due on a connection that broke while
+    its queue was full. A host that has vanished is found by the kernel, since whatever is sent to it or asked of it
+    (keepalive) is not confirmed within ``dead_after_s``; a process that stands still, by the endpoints, since nothing
+    is heard from it.
+    """
+    socket: zmq.Socket[bytes] = context.socket(kind)
+    socket.linger = 0
+    socket.maxmsgsize = limits.max_frame_bytes
+    socket.rcvhwm = limits.receive_messages
+    socket.sndhwm = limits.send_messages
+    socket.handshake_ivl = int(limits.handshake_s * 1000)
+    socket.heartbeat_ivl = 0
+    socket.setsockopt(zmq.TCP_MAXRT, int(limits.dead_after_s * 1000))
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = max(1, round(limits.dead_after_s / 2))
+    socket.tcp_keepalive_intvl = max(1, round(limits.dead_after_s / 6))
+    socket.tcp_keepalive_cnt = 3
+    socket.reconnect_ivl = 200
+    socket.reconnect_ivl_max = 2000
+    socket.connect_timeout = 5000
+    if ipv6:
+        socket.setsockopt(zmq.IPV6, 1)
+    return socket
+
+
+def bind_pair(first: zmq.Socket[bytes], second: zmq.Socket[bytes], host: str, port: int) -> int:
+    """Bind two sockets to two consecutive ports; port 0 takes a free pair. Returns the first port.
+
+    Raises:
+        ConfigError: a port is in use, or the address is not one of this machine.
+    """
+    if port:
+        _bind(first, host, port)
+        _bind(second, host, port + 1)
+        return port
+    for _ in range(_FREE_PAIR_TRIES):
+        _bind(first, host, 0)
+        bound = first.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes)
+        endpoint = bound.rstrip(b"\0").decode()
+        free = int(endpoint.rpartition(":")[2])
+        try:
+            _bind(second, host, free + 1)
+        except ConfigError:
+            first.unbind(endpoint)
+            continue
+        return free
+    raise ConfigError(f"no two consecutive free ports on {host}:", key="bind", value=host, hint="name a port.")
+
+
+def _bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
+    address = url(host, port) if port else url(host, 0).removesuffix("0") + "*"
+    try:
+        socket.bind(address)
+    except (zmq.ZMQError, OverflowError) as error:
+        number = getattr(error, "errno", None)
+        if number == errno.EADDRINUSE:
+            why, hint = "the port is in use", "is another learner running? Choose another port with --bind."
+        elif number in (errno.EADDRNOTAVAIL, errno.ENODEV) or not is_loopback(host):
+            why, hint = f"{error}", "name an address of this machine, or tcp://0.0.0.0:PORT for all of them."
+        else:
+            why, hint = f"{error}", "choose another address or port with --bind."
+        raise ConfigError(f"cannot bind {address}: {why};", key="bind", value=address, hint=hint) from error
+
+
+async def term(context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.Socket[bytes]], linger_s: float) -> None:
+    """Close the sockets, give what is still on its way ``linger_s`` to leave, and free the context.
+
+    Takes at most ``linger_s`` + 2 s. When cancelled, the context is freed in the background.
+    """
+    for socket in sockets:
+        if not socket.closed:
+            socket.close(int(linger_s * 1000))
+    loop = asyncio.get_running_loop()
+    freed = asyncio.Event()
+
+    def free() -> None:
+        context.term()
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile: nobody waits any more
+            loop.call_soon_threadsafe(freed.set)
+
+    threading.Thread(target=free, name="aiorl-zmq-term", daemon=True).start()
+    try:
+        async with asyncio.timeout(linger_s + _TERM_S):
+            await freed.wait()
+    except TimeoutError:
+        logger.warning("ZeroMQ did not let go of its sockets within %.1f s; leaving it behind", linger_s + _TERM_S)
+
+
+def fd_of(frame: zmq.Frame) -> int:
+    """Descriptor of the connection a frame came over, -1 if it came over none."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
+def user_id_of(frame: zmq.Frame) -> str:
+    """The public key (Z85) that the connection a frame came over has proved, "" without keys."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
