@@ -1,4 +1,4 @@
-"""What launchers of worker processes ask for: limits, addresses and ports, data-parallel learning."""
+"""Answers to launchers of worker processes: limits, addresses and ports, data-parallel learning."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class SampleStream:
         return self
 
     async def __anext__(self) -> Batch:
-        """The next batch; the event loop goes on meanwhile.
+        """Return the next batch; the event loop goes on meanwhile.
 
         Cancelled, it leaves sampling to go on; the batch is then given to whoever asks next.
         """

@@ -72,7 +72,7 @@ class AsyncSampler:
 
     @property
     def is_alive(self) -> bool:
-        """The thread is running."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class AsyncSampler:
         self._thread.start()
 
     def get_data(self, timeout_s: float | None = None) -> Batch:
-        """The next batch, in the order they were finished.
+        """Return the next batch, in the order they were finished.
 
         Args:
             timeout_s: wait at most so long, seconds; None = as was given at construction.
@@ -113,7 +113,7 @@ class AsyncSampler:
         return item
 
     def get_metrics(self) -> list[RolloutMetrics]:
-        """Episodes that ended since the last call, stamped with the current perf stats.
+        """Return episodes that ended since the last call, stamped with the current perf stats.
 
         Raises:
             SamplerDied: an error ended a sampler whose batches are dropped, which nobody would notice otherwise, and
@@ -127,13 +127,13 @@ class AsyncSampler:
         return [item._replace(perf_stats=dict(stats)) for item in metrics]
 
     def get_extra_batches(self) -> list[Batch]:
-        """Batches that episodes added on their own since the last call."""
+        """Return batches that episodes added on their own since the last call."""
         with self._changed:
             extra, self._extra = self._extra, []
         return extra
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Neither observations are processed nor policies evaluated inside this block."""
+        """Keep the thread from processing observations and evaluating policies inside this block."""
         return self._sampler.paused()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
@@ -149,7 +149,7 @@ class AsyncSampler:
         return not self._thread.is_alive()
 
     def end_soon(self) -> None:
-        """What ``stop`` does, without waiting; also from a finalizer, wherever in whichever thread that may run."""
+        """Stop without waiting; also from a finalizer, in whichever thread that runs."""
         self.shutdown = True
         if self._changed.acquire(timeout=1.0):  # when the interpreter ends, a thread that holds it never goes on
             self._changed.notify_all()
@@ -202,7 +202,7 @@ class AsyncSampler:
 
 
 def _died_of(error: BaseException) -> SamplerDied:
-    """An error for who waits for data: that of the thread would end the whole process there."""
+    """Return an error for whoever waits for data, where the thread's own would end the whole process."""
     died = SamplerDied(f"the sampling thread was ended by {type(error).__name__}: {error}")
     died.__cause__ = error
     return died

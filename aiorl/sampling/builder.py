@@ -23,7 +23,7 @@ Part = SampleBatch | Segment
 
 
 class BatchBuilder:
-    """Collects rows, episode after episode, and says which make a batch.
+    """Rows of one environment, collected episode after episode until they make a batch.
 
     Attributes:
         count: environment steps since the last batch.
@@ -43,7 +43,7 @@ class BatchBuilder:
         self._vacated: dict[Lane, list[int]] = {}
 
     def seat_for(self, lane: Lane) -> int:
-        """A seat for an agent of its environment; one that an episode before has left, if there is one."""
+        """Return a seat for an agent of its environment, if possible one that an earlier episode has left."""
         left = self._vacated.get(lane)
         if not left:
             return lane.table.take_seat()
@@ -52,7 +52,7 @@ class BatchBuilder:
         return number
 
     def expect_rows(self, seat: Seat) -> None:
-        """An agent without rows is about to get one: that of its latest observation."""
+        """Note that an agent without rows is about to get one, that of its latest observation."""
         table, number = seat.lane.table, seat.number
         seat.waits_from = row = table.row_of(number)
         table.keep_from(number, row)
@@ -60,15 +60,15 @@ class BatchBuilder:
         self._pending.append(seat)
 
     def has_pending_agent_data(self) -> bool:
-        """There are rows not yet postprocessed."""
+        """Tell whether there are rows not yet postprocessed."""
         return bool(self._pending)
 
     def total(self) -> int:
-        """Rows held, of all agents."""
+        """Return the number of rows held, of all agents."""
         return self.held
 
     def vacate(self, seat: Seat) -> None:
-        """An agent gets no more rows in its episode; its seat is given back with the rows that wait in it."""
+        """Take an agent's seat, which is given back with the rows that wait in it."""
         if seat.left_at < 0:
             seat.leave()
             self._vacated.setdefault(seat.lane, []).append(seat.number)
@@ -124,7 +124,7 @@ class BatchBuilder:
         lane.table.taken(np.array([segment.seat]))
 
     def cut(self, episode: Any) -> Cut:
-        """All rows held, to be built of together; the builder is empty afterwards."""
+        """Hand over all rows held, for one batch; the builder is empty afterwards."""
         self.postprocess(episode)
         for seat in episode.seats.values():
             if seat.done:  # however long its episode goes on
@@ -144,7 +144,7 @@ class BatchBuilder:
 
 
 class Cut(NamedTuple):
-    """What one batch is to be built of.
+    """Rows of one batch before it is built.
 
     Attributes:
         parts: policy id -> its rows, in order.
@@ -157,7 +157,7 @@ class Cut(NamedTuple):
     vacated: Mapping[Lane, Sequence[int]]
 
     def give_back(self) -> None:
-        """The rows are taken out."""
+        """Free the seats: the rows are taken out."""
         for lane, numbers in self.vacated.items():
             for number in numbers:
                 lane.table.free_seat(number)
@@ -166,7 +166,7 @@ class Cut(NamedTuple):
 def build_batches(
     cuts: Sequence[Cut], lanes: Mapping[str, Lane], *, is_multi_agent: bool
 ) -> list[SampleBatch | MultiAgentBatch]:
-    """A batch of each cut, plain ones if there is only the default policy.
+    """Build a batch of each cut, plain ones if there is only the default policy.
 
     Rows that are still in a table are gathered and postprocessed all together.
     """

@@ -46,7 +46,7 @@ class MultiAgentEpisode:
         batch_builder: BatchBuilder,
         add_extra_batch: Callable[[Any], None],
     ) -> None:
-        """An episode without observations yet."""
+        """Begin without observations."""
         self.env_id = env_id
         self.place = (str(env_id), 0)
         self.episode_id = episode_id
@@ -71,7 +71,7 @@ class MultiAgentEpisode:
         return rewards
 
     def policy_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> str:
-        """The agent's policy id; the mapping function is asked at its first appearance only.
+        """Return the agent's policy id; the mapping function is asked at its first appearance only.
 
         Raises:
             UnknownPolicyError: the mapping function named no policy (also a ValueError).
@@ -79,58 +79,58 @@ class MultiAgentEpisode:
         return self._binding.policy_for(agent_id, self)
 
     def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
-        """The agent's latest filtered observation; None before any."""
+        """Return the agent's latest filtered observation; None before any."""
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.latest_obs()
 
     def last_raw_obs_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Any:
-        """The agent's latest observation as the environment gave it; None before any."""
+        """Return the agent's latest observation as the environment gave it; None before any."""
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.raw_obs
 
     def last_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any] | None:
-        """The agent's latest info; None before any observation."""
+        """Return the agent's latest info; None before any observation."""
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.info
 
     def last_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
-        """The agent's latest action, unclipped, as rows hold it; zeros before any."""
+        """Return the agent's latest action, unclipped, as rows hold it; zeros before any."""
         return self._entry(agent_id, c.ACTIONS)
 
     def prev_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
-        """The action before the latest one; zeros before any."""
+        """Return the action before the latest one; zeros before any."""
         return self._entry(agent_id, c.PREV_ACTIONS)
 
     def prev_reward_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> float:
-        """The reward before the latest one; 0.0 before any."""
+        """Return the reward before the latest one; 0.0 before any."""
         seat = self.seats.get(agent_id)
         return 0.0 if seat is None else seat.prev_reward()
 
     def rnn_state_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> list[Array]:
-        """The agent's recurrent state; the initial one before any action."""
+        """Return the agent's recurrent state; the initial one before any action."""
         seat = self.seats.get(agent_id)
         if seat is not None:
             return seat.rnn_state()
         return [component.copy() for component in self._lane_for(agent_id).actor.initial_state]
 
     def last_pi_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any]:
-        """What the policy gave beside the agent's latest action; empty before any."""
+        """Return the policy's extra outputs for the agent's latest action; empty before any."""
         seat = self.seats.get(agent_id)
         return {} if seat is None else seat.pi_info()
 
     def get_agents(self) -> list[Any]:
-        """Agents observed so far, in order of appearance."""
+        """Return the agents observed so far, in order of appearance."""
         return list(self.seats)
 
     # --- the sampler's side ---
 
     def fault(self, kind: type[Fault], message: str) -> Fault:
-        """An error that names the environment, and the step that it is at."""
+        """Return an error that names the environment and its step."""
         name, number = self.place
         return kind(name, message, vector_index=number, step=self.length)
 
     def seat_for(self, agent_id: Any) -> Seat:
-        """The agent's seat, made and bound to a policy at its first observation."""
+        """Return the agent's seat, made and bound to a policy at its first observation."""
         seat = self.seats.get(agent_id)
         if seat is None:
             lane = self._lane_for(agent_id)
@@ -170,7 +170,7 @@ class MultiAgentEpisode:
             seat.restart()
 
     def close(self) -> None:
-        """The episode is over for good."""
+        """Give up all seats: the episode is over for good."""
         for seat in self.seats.values():
             self.batch_builder.vacate(seat)
 

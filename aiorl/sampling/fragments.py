@@ -198,7 +198,7 @@ class EpisodeTracker:
     """
 
     def __init__(self, num_envs: int) -> None:
-        """All environments start a new episode."""
+        """Begin with a new episode in each environment."""
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int64)
         self._finished: list[EpisodeColumns] = []
@@ -253,7 +253,7 @@ class EpisodeCollector:
     """
 
     def __init__(self) -> None:
-        """Nothing kept yet."""
+        """Begin empty."""
         self.ready_rows = 0
         self.kept_steps = 0
         self._kept: list[tuple[dict[str, Array], Flags]] = []

@@ -247,7 +247,7 @@ class Iteration:
         return ready
 
     def _bad_flags(self, env_id: Any, poll: Poll) -> EnvContractError:
-        """The error for flags that do not say whether the episode is over."""
+        """Return the error for flags that do not say whether the episode is over."""
         name, copy = self.base_env.place_of(env_id)
         episode = self._episodes.get(env_id)
         flags = {kind: by_env.get(env_id) for kind, by_env in (("dones", poll.terminateds), ("cuts", poll.truncateds))}
@@ -404,7 +404,7 @@ class Iteration:
                 lane.take_in()
 
     def _abandon(self, env_id: Any) -> None:
-        """An environment broke down: its episode is over, unreported and without a last observation."""
+        """End the episode of an environment that broke down, unreported and without a last observation."""
         episode = self._episodes.pop(env_id, None)
         if episode is None:
             return

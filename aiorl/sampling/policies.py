@@ -78,45 +78,31 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
     Raises:
         ConfigError: anything else (also a ValueError).
     """
-    if not isinstance(policy, Mapping):
-        if not _is_policy_class(policy):
-            raise _refused("policy", policy, "a subclass of aiorl.Policy, or a dict: policy id -> " + _FORM)
-        for name, space in (("observation_space", observation_space), ("action_space", action_space)):
-            if not isinstance(space, spaces.Space):
-                raise ConfigError(
-                    f"policy is a class, and the environment's {name} is {space!r}, no space that it could have.",
-                    key="policy",
-                    hint="Give the environment both spaces of an agent, or a dict: policy id -> " + _FORM + ".",
-                )
-        return {DEFAULT_POLICY_ID: PolicySpec(policy, observation_space, action_space, {})}
-    if not policy:
-        raise _refused("policy", policy, "at least one policy")
-    for policy_id in policy:
-        if not isinstance(policy_id, str):
-            raise _refused("policy", policy_id, "ids that are strings")
-    given = (observation_space, action_space)
-    return {policy_id: _spec(policy_id, policy[policy_id], given) for policy_id in sorted(policy)}
-
-
-def _spec(policy_id: str, value: Any, env_spaces: tuple[Any, Any]) -> PolicySpec:
-    key = f"policy[{policy_id!r}]"
-    if not isinstance(value, tuple | list) or len(value) != len(PolicySpec._fields):
-        raise _refused(key, value, _FORM)
-    kind, observation_space, action_space, config = value
-    spec = PolicySpec(
-        kind,
-        env_spaces[0] if observation_space is ENV_SPACE else observation_space,
-        env_spaces[1] if action_space is ENV_SPACE else action_space,
-        config,
-    )
-    if not _is_policy_class(spec.policy_class):
-        raise _refused(f"{key}[0]", spec.policy_class, "a subclass of aiorl.Policy")
-    for position, space in ((1, spec.observation_space), (2, spec.action_space)):
-        if not isinstance(space, spaces.Space):
-            raise _refused(f"{key}[{position}]", space, "a gymnasium space")
-    if not isinstance(spec.config, dict):
-        raise _refused(f"{key}[3]", spec.config, "a dict of settings")
-    return spec
+    if _is_policy_class(policy):
+        policy = {DEFAULT_POLICY_ID: (policy, ENV_SPACE, ENV_SPACE, {})}
+    if not isinstance(policy, Mapping) or not policy:
+        raise _refused("policy", policy, "a subclass of aiorl.Policy, or a dict of at least one: policy id -> " + _FORM)
+    if odd := [policy_id for policy_id in policy if not isinstance(policy_id, str)]:
+        raise _refused("policy", odd[0], "ids that are strings")
+    specs = {}
+    for policy_id in sorted(policy):
+        key, value = f"policy[{policy_id!r}]", policy[policy_id]
+        if not isinstance(value, tuple | list) or len(value) != len(PolicySpec._fields):
+            raise _refused(key, value, _FORM)
+        given = (None, observation_space, action_space, None)
+        spec = PolicySpec(*(env if part is ENV_SPACE else part for part, env in zip(value, given, strict=True)))
+        for position, (is_right, expected) in enumerate(
+            (
+                (_is_policy_class(spec.policy_class), "a subclass of aiorl.Policy"),
+                (isinstance(spec.observation_space, spaces.Space), "a gymnasium space, here or of the environment"),
+                (isinstance(spec.action_space, spaces.Space), "a gymnasium space, here or of the environment"),
+                (isinstance(spec.config, dict), "a dict of settings"),
+            )
+        ):
+            if not is_right:
+                raise _refused(f"{key}[{position}]", spec[position], expected)
+        specs[policy_id] = spec
+    return specs
 
 
 def _is_policy_class(value: Any) -> bool:

@@ -76,7 +76,7 @@ class Seat:
     )
 
     def __init__(self, agent_id: Any, index: int, lane: Lane, number: int, episode: Any) -> None:
-        """Nothing observed yet."""
+        """Begin without observations."""
         self.agent_id = agent_id
         self.lane = lane
         self.key = (agent_id, lane.policy_id)
@@ -99,13 +99,13 @@ class Seat:
         return self.lane.policy_id
 
     def cut(self) -> Segment:
-        """The rows that wait, which now are somebody else's to take out."""
+        """Hand over the rows that wait."""
         first, self.waits_from = self.waits_from, -1
         table = self.lane.table
         return Segment(self.lane, self.number, first, table.row_of(self.number), self.episode.episode_id, self.index)
 
     def restart(self) -> None:
-        """The episode goes on as a new one, with its latest observation as the first if it is of this turn."""
+        """Go on as a new episode, with its latest observation as the first if it is of this turn."""
         self.reward = self.total = 0.0
         self.is_rewarded = self.has_rows = False
         self.is_observed = self.is_observed and self.seen_at == self.lane.turn
@@ -142,7 +142,7 @@ class Seat:
     # --- what callbacks may ask ---
 
     def entry(self, name: str) -> Any:
-        """A copy of what the latest evaluation has in a column; of an action and none, zeros."""
+        """Return a copy of the latest evaluation's entry in a column; zeros for an action before any."""
         if self.acted < 0:
             return self.lane.actor.layout.zeros()
         if self._frozen is not None:
@@ -151,7 +151,7 @@ class Seat:
         return self.lane.table.entry(column, self.acted - back, self.number)
 
     def latest_obs(self) -> Array | None:
-        """Latest filtered observation."""
+        """Return the latest filtered observation."""
         if not self.is_observed:
             return None
         if self._frozen is not None:
@@ -160,7 +160,7 @@ class Seat:
         return self.lane.table.entry(c.OBS, self._row(), self.number)
 
     def prev_reward(self) -> float:
-        """The reward before the latest one."""
+        """Return the reward before the latest one."""
         row = self._row()
         if row <= self.opening:
             return 0.0
@@ -169,11 +169,11 @@ class Seat:
         return float(self.lane.table.entry(c.REWARDS, row - 2, self.number))
 
     def pi_info(self) -> dict[str, Any]:
-        """Extra columns of the latest evaluation, empty before any."""
+        """Return extra columns of the latest evaluation, empty before any."""
         return {name: self.entry(name) for name in self.lane.extra_columns} if self.acted >= 0 else {}
 
     def rnn_state(self) -> list[Array]:
-        """Recurrent state that goes into the next evaluation."""
+        """Return the recurrent state that goes into the next evaluation."""
         if self._frozen is not None:
             return [component.copy() for component in self._frozen[""]]
         if self.acted < 0:
@@ -329,7 +329,7 @@ class Lane:
         self._forget_arrivals()
 
     def _culprit(self, error: Exception) -> BadObservationError:
-        """The error to raise, naming the first observation at fault."""
+        """Return the error to raise, naming the first observation at fault."""
         for seat, obs, *_ in self.arriving:
             message = self.actor.fault_of(obs)
             if message:
@@ -397,7 +397,7 @@ class Lane:
         )
 
     def clipped(self, rewards: Array) -> NDArray[np.float32]:
-        """Rewards as rows have them."""
+        """Return rewards as rows have them."""
         column = rewards.astype(np.float32)
         if self.clip_rewards:
             np.clip(column, -self.clip_rewards, self.clip_rewards, out=column)
@@ -416,7 +416,7 @@ class Lane:
     # --- rows ---
 
     def rows(self, segments: Sequence[Segment]) -> Rows:
-        """Rows of segments, one segment after the other, in memory of their own."""
+        """Gather rows of segments, one segment after the other, in memory of their own."""
         numbers, first, ends, ids, indices = np.array([segment[1:] for segment in segments], np.int64).reshape(-1, 5).T
         lengths = ends - first
         table = self.table
@@ -463,7 +463,7 @@ class Lane:
 
 
 def _before(name: str) -> tuple[str, int]:
-    """The column that holds what a row's column shows, and how many rows before."""
+    """Return the table's column for a column of rows, and how many rows before."""
     if name == c.PREV_ACTIONS:
         return c.ACTIONS, 1
     if name.startswith("state_in_"):

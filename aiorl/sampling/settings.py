@@ -32,7 +32,7 @@ ObservationFn = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """The config keys that a worker obeys, and the parts that only a program can give.
+    """Config keys that a worker obeys, and the parts that only a program can give.
 
     Nothing is checked here: configs and the arguments of a RolloutWorker are checked where they come in.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -36,13 +36,6 @@ _NUMBERS = "biufc"
 _DERIVED = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
 
 
-class Freezes(Protocol):
-    """An agent that left its seat."""
-
-    def freeze(self) -> None:
-        """Copy what may still be asked of the agent out of the table."""
-
-
 class Table:
     """Columns that are as long as rows wait to be taken out, and as wide as there are agents.
 
@@ -55,7 +48,7 @@ class Table:
     def __init__(self) -> None:
         """Make a table without seats and columns."""
         self.num_seats = 0
-        self.left: list[weakref.ref[Freezes]] = []
+        self.left: list[weakref.ref[Any]] = []
         self.length = _LEAST_LENGTH
         self._width = 1
         self._shift = 0
@@ -108,17 +101,17 @@ class Table:
         self._columns[name][index] = values
 
     def read(self, name: str, index: I64) -> Array:
-        """Copies of entries."""
+        """Return copies of entries."""
         return self._columns[name].take(index, 0)
 
     def entry(self, name: str, row: int, seat: int) -> Array:
-        """A copy of one entry."""
+        """Return a copy of one entry."""
         return _kept(self._columns[name][(row * self._width + seat) & self._mask])
 
     # --- seats ---
 
     def take_seat(self) -> int:
-        """A seat for an agent that is about to make its first observation; its next row opens an episode."""
+        """Take a seat for an agent that is about to make its first observation; its next row opens an episode."""
         if not self._free:
             self._free = list(range(2 * self._width - 1, self._width - 1, -1))
             self._relocate(self.length, 2 * self._width)
@@ -160,7 +153,7 @@ class Table:
             column[neutral] = column[acted] if name.startswith("state_out_") else start
 
     def restart(self, seat: int) -> None:
-        """The next row of a seat opens the episode of another agent."""
+        """Let the next row of a seat open the episode of another agent."""
         place = self._cursor[seat] & self._mask
         for name, start in self._start.items():
             self._columns[name][place] = start
@@ -193,12 +186,12 @@ class Table:
         return latest, places
 
     def keep_from(self, seat: int, row: int) -> None:
-        """Rows of a seat wait to be taken out, from this one on, unless earlier ones wait already."""
+        """Keep rows of a seat until they are taken out, from this one on, unless earlier ones wait already."""
         if row < self._waiting[seat]:
             self._waiting[seat] = row
 
     def taken(self, seats: I64) -> None:
-        """Nothing of these seats waits any more."""
+        """Forget the rows of these seats that waited."""
         self._waiting[seats] = _NOTHING_WAITS
 
     def places(self, seats: I64, first: I64, lengths: I64) -> I64:
@@ -206,7 +199,7 @@ class Table:
         return _runs(first * self._width + seats, lengths, self._width)
 
     def gaps(self, places: I64) -> I64:
-        """Where in a list of places one is not the next row of the one before."""
+        """Return where in a list of places one is not the next row of the one before."""
         found: I64 = np.flatnonzero(places[1:] - places[:-1] != self._width) + 1
         return found
 
@@ -260,7 +253,7 @@ class Table:
 
 
 def _kept(entry: Array) -> Array:
-    """A copy of an entry, unless it is a number, which is one."""
+    """Return a copy of an entry, unless it is a number."""
     return entry.copy() if isinstance(entry, np.ndarray) else entry
 
 
@@ -274,7 +267,7 @@ def _runs(first: I64, lengths: I64, stride: int) -> I64:
 
 
 def _widened(name: str, kept: np.dtype[Any], given: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of a column that held entries of one dtype and is to hold those of another as well.
+    """Return the dtype of a column that held entries of one dtype and is to hold those of another as well.
 
     Real numbers are rounded to the floats that a column has, from float32 on; nothing else changes a value.
     """
