@@ -29,8 +29,6 @@ from typing import Self
 from aiorl.config.files import read_regular, whose_else
 from aiorl.process.machine import usable_cores
 
-__all__ = ["CompilationCache"]
-
 logger = logging.getLogger(__name__)
 
 _MAX_FILES, _MAX_BYTES = 200, 128 << 20

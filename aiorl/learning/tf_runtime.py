@@ -23,14 +23,6 @@ from aiorl.learning.compilation_cache import CompilationCache
 from aiorl.process.imports import load_tensorflow, prepare_import
 from aiorl.process.machine import usable_cores
 
-__all__ = [
-    "begin_loading",
-    "compilation_cache",
-    "configure_tensorflow",
-    "num_threads",
-    "prepare_environment",
-]
-
 logger = logging.getLogger(__name__)
 
 _CACHE_FLAG = "--tf_xla_persistent_cache_directory"

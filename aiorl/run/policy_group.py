@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
-from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, HeldExperience, UpdateResult
+from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, UpdateResult
+from aiorl.learning.replay import Snapshot
 
 __all__ = ["PolicyGroup"]
 
@@ -121,7 +122,7 @@ class PolicyGroup:
         """Whether `hold_experience` gives any."""
         return any(algorithm.stores_experience for algorithm in self.algorithms.values())
 
-    def hold_experience(self) -> dict[str, HeldExperience]:
+    def hold_experience(self) -> dict[str, Snapshot]:
         """Policy id -> stored experience, of those that store any; see `Algorithm.hold_experience`."""
         held = {policy_id: algorithm.hold_experience() for policy_id, algorithm in self.algorithms.items()}
         return {policy_id: experience for policy_id, experience in held.items() if experience is not None}

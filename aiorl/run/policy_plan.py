@@ -25,9 +25,10 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError, UnknownAlgorithmError, UnsupportedSpaceError, nearest
-from aiorl.learning.algorithms.actor_critic_config import BATCH, ENVS, LENGTH
+from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan
-from aiorl.learning.algorithms.registry import ALGORITHMS, algorithm_class, config_class
+from aiorl.learning.algorithms.registry import algorithm_class, config_class
+from aiorl.learning.algorithms.sizes import BATCH, ENVS, LENGTH
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.episode import MultiAgentEpisode
 

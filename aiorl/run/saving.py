@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import save_checkpoint
 from aiorl.errors import CheckpointError
-from aiorl.learning.algorithms.algorithm import AlgorithmState, HeldExperience
+from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.learning.replay import Snapshot
 from aiorl.run.build import Learning
 from aiorl.run.restoring import RunState, identity_of
 
@@ -66,7 +67,7 @@ class Saver:
         self._acting = ActingState.of(config, learning.worker_part, learning.graphs, learning.spaces).to_tensors()
         self.newest = ""
 
-    def keep(self, state: Callable[[], AlgorithmState], experience: dict[str, HeldExperience] | None = None) -> None:
+    def keep(self, state: Callable[[], AlgorithmState], experience: dict[str, Snapshot] | None = None) -> None:
         """Keep the state after an update, to be called as soon as that is accounted for, or before the first one.
 
         Args:
@@ -98,7 +99,7 @@ class Saver:
         else:
             self._begin(self._kept, {})
 
-    def _begin(self, content: _Content, experience: dict[str, HeldExperience]) -> None:
+    def _begin(self, content: _Content, experience: dict[str, Snapshot]) -> None:
         self._passing = self._run.tasks.start(self._save_in_passing(content, experience), "checkpoint")
 
     @property
@@ -124,7 +125,7 @@ class Saver:
         """
         assert self._kept is not None
         group = self._learning.group
-        experience: dict[str, HeldExperience] = {}
+        experience: dict[str, Snapshot] = {}
         if with_experience and group.stores_experience:
             if self._passing is not None and not self._passing.done():  # else it could not read on
                 await asyncio.wait([self._passing])
@@ -134,15 +135,13 @@ class Saver:
                 logger.warning("an update is not waited for, so the checkpoint is without stored experience")
         return await self._write(self._kept, experience, directory)
 
-    async def _save_in_passing(self, content: _Content, experience: dict[str, HeldExperience]) -> None:
+    async def _save_in_passing(self, content: _Content, experience: dict[str, Snapshot]) -> None:
         try:
             await self._write(content, experience)
         except CheckpointError as error:
             self._run.tell(f"{error}; training goes on", logging.ERROR)
 
-    async def _write(
-        self, content: _Content, experience: dict[str, HeldExperience], directory: Path | None = None
-    ) -> Path:
+    async def _write(self, content: _Content, experience: dict[str, Snapshot], directory: Path | None = None) -> Path:
         """Write it with the results as they are now, so that a resume goes on after the last one reported."""
         async with self._writing:
             self._run.before_checkpoint()
@@ -171,7 +170,7 @@ class Saver:
     def _write_now(
         self,
         content: _Content,
-        experience: dict[str, HeldExperience],
+        experience: dict[str, Snapshot],
         meta: dict[str, Any],
         directory: Path | None,
     ) -> Path:

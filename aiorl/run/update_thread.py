@@ -20,7 +20,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aiorl.errors import InternalError
-from aiorl.learning.algorithms.algorithm import AlgorithmState, HeldExperience, UpdateResult
+from aiorl.learning.algorithms.algorithm import AlgorithmState, UpdateResult
+from aiorl.learning.replay import Snapshot
 from aiorl.process.tasks import first_of
 from aiorl.run.ingest import AssembledBatch
 from aiorl.run.policy_group import PolicyGroup
@@ -73,7 +74,7 @@ class UpdateDone:
     make_batch_s: float
     update_s: float
     state: Callable[[], AlgorithmState]
-    experience: dict[str, HeldExperience] | None = None
+    experience: dict[str, Snapshot] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 None loads TensorFlow when it is imported. `aiorl.learning.algorithms.registry` finds them by name.
 """
 
-__all__ = ["ALGORITHMS"]
-
 ALGORITHMS = {
     "a2c": "A2C",
     "a3c": "A3C",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -25,18 +25,7 @@ from aiorl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
-
-__all__ = [
-    "Algorithm",
-    "AlgorithmState",
-    "Batch",
-    "HeldExperience",
-    "LeasePlan",
-    "Observations",
-    "SamplePlan",
-    "UpdateResult",
-    "want_stored_experience",
-]
+    from aiorl.learning.replay import Snapshot
 
 Array = NDArray[Any]
 Batch = dict[str, Array]
@@ -114,26 +103,6 @@ class Observations:
     shape: tuple[int, ...]
     dtype: str
     layout: ObsLayout
-
-
-class HeldExperience(Protocol):
-    """Stored experience as it was at one moment, whatever follows.
-
-    Attributes:
-        values: counters and random states, as JSON can hold them.
-    """
-
-    @property
-    def values(self) -> Mapping[str, Any]:  # noqa: D102 (the class describes it)
-        ...
-
-    def pieces(self) -> Iterator[Piece]:
-        """All arrays, in pieces of bounded size; in any thread, once."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it; the pieces are not asked for any more."""
-        ...
 
 
 def want_stored_experience(config: CommonConfig) -> None:
@@ -346,7 +315,7 @@ class Algorithm(ABC):
         """Whether `hold_experience` gives any."""
         return False
 
-    def hold_experience(self) -> HeldExperience | None:
+    def hold_experience(self) -> Snapshot | None:
         """Stored experience as it is now, which is too much to be held after each update; None if there is none.
 
         Called between two updates, when a checkpoint is to be written.

@@ -10,11 +10,13 @@ from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.column_spec import ColumnSpec
-from aiorl.learning.algorithms.actor_critic_config import divisors
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers
+from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, unpacked
 from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_base import TargetNetwork
-from aiorl.learning.algorithms.compiled_update import UpdateSpec, by_time, unpacked
+from aiorl.learning.algorithms.compiled_update import UpdateSpec
+from aiorl.learning.algorithms.on_policy import Surrogate, SurrogateConfig, surrogate_spec
+from aiorl.learning.algorithms.rows import by_time
+from aiorl.learning.algorithms.sizes import divisors
 from aiorl.learning.algorithms.streaming import (
     VTRACE_COEFFICIENTS,
     VTRACE_METRICS,
@@ -24,7 +26,6 @@ from aiorl.learning.algorithms.streaming import (
     ratio_metrics,
     vtrace_returns,
 )
-from aiorl.learning.algorithms.surrogate import Surrogate, SurrogateConfig, surrogate_spec
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import ppo_loss
 from aiorl.learning.losses.vtrace import impact_log_ratio, pg_advantages

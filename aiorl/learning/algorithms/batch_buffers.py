@@ -25,6 +25,7 @@ from aiorl.data.finite import first_not_finite
 from aiorl.data.fragment import check_new_obs, new_obs
 from aiorl.data.gradient_columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, num_rows
 from aiorl.errors import BatchError
+from aiorl.learning.algorithms.rows import by_time
 from aiorl.learning.lazy import Tensors, tf
 
 PACKED = "packed"
@@ -352,3 +353,24 @@ class GradientBuffers:
             tf.reshape(flat[place], shape) for place, shape in zip(self._places, self._shapes.values(), strict=True)
         ]
         return gradients, loss, dict(zip(self._metric_names, metrics, strict=True))
+
+
+def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = False) -> Tensors:
+    """The columns of a minibatch by name, each with its own shape and dtype.
+
+    Args:
+        minibatch: arrays gathered from a batch of `buffers`.
+        buffers: where it came from.
+        time_major: sequences [M, T, ...] are turned into [T, M, ...]; those of sequences stay [M, ...].
+    """
+    packed = by_time(minibatch[PACKED]) if time_major else minibatch[PACKED]
+    columns: Tensors = {spec.name: minibatch[spec.name] for spec in buffers.of_sequences}
+    for spec in buffers.columns:
+        if not spec.is_packed:
+            own = minibatch[spec.name]
+            columns[spec.name] = by_time(own) if time_major else own
+            continue
+        place = buffers.slices[spec.name]
+        column = packed[..., place] if spec.shape else packed[..., place.start]
+        columns[spec.name] = tf.bitcast(column, tf.int32) if spec.dtype == "int32" else column
+    return columns

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from aiorl.acting.schedules import Schedule
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
 from aiorl.data.gradient_columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
 from aiorl.errors import BatchError, PolicyError
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import Array, Batch, UpdateResult
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, GradientBuffers, rounded_up
+from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, GradientBuffers, rounded_up, unpacked
 from aiorl.learning.algorithms.compiled_base import CompiledBase
-from aiorl.learning.algorithms.compiled_update import CompiledGradient, CompiledUpdate, UpdateSpec, unpacked
+from aiorl.learning.algorithms.compiled_update import CompiledGradient, CompiledUpdate, UpdateSpec
+from aiorl.learning.algorithms.rows import flattened, model_columns
 from aiorl.learning.lazy import Tensors, tf
 
 if TYPE_CHECKING:
@@ -337,46 +337,6 @@ def _all_at_once(batch: Batch) -> NDArray[np.int32]:
     return np.arange(len(batch[NUM_ROWS]), dtype=np.int32)[None]
 
 
-def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:
-    """The columns named, some of whose shapes and dtypes the model decides."""
-    distribution = model.distribution
-    action_dtype: Literal["int32", "float32"] = "int32" if distribution.action_dtype.kind in "iu" else "float32"
-    obs_dtype: Literal["uint8", "float32"] = "uint8" if model.obs_dtype == "uint8" else "float32"
-    specs = [
-        *(ColumnSpec(name, model.obs_shape, obs_dtype) for name in (c.OBS, c.NEW_OBS, c.LAST_OBS)),
-        *(ColumnSpec(name, distribution.action_shape, action_dtype) for name in (c.ACTIONS, c.PREV_ACTIONS)),
-        ColumnSpec(c.ACTION_DIST_INPUTS, (distribution.num_inputs,)),
-        *(ColumnSpec(c.state_in(index), shape) for index, shape in enumerate(model.state_shapes)),
-    ]
-    known = {spec.name: spec for spec in specs}
-    return [known.get(name, ColumnSpec(name)) for name in names]
-
-
-def sequence_columns(config: CommonConfig) -> tuple[str, ...]:
-    """Names of the columns that a recurrent network needs beside the others to run over sequences; else none."""
-    if not config.model.is_recurrent:
-        return ()
-    return (c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(config), *state_columns(config))
-
-
-def previous_columns(config: CommonConfig) -> tuple[str, ...]:
-    """Names of the columns that a network which looks back needs beside the others."""
-    return (c.PREV_ACTIONS, c.PREV_REWARDS) if config.model.lstm_use_prev_action_reward else ()
-
-
-def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[str, ...]:
-    """Names of the recurrent states that a fragment must bring along; known without the model.
-
-    Args:
-        config: with the kind of cell.
-        cells: that the network has; None = policy and value have a cell each, or share one.
-    """
-    if cells is None:
-        cells = 1 if config.model.vf_share_layers else 2
-    components = 2 * config.model.use_lstm + config.model.use_gru
-    return tuple(c.state_in(index) for index in range(cells * components))
-
-
 def state_resets(terminateds: tf.Tensor, truncateds: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
     """Return where a sequence's state is reset: in the row after one that ended an episode or is no transition.
 
@@ -424,11 +384,6 @@ def sequence_forward(
     previous = (columns[c.PREV_ACTIONS], columns[c.PREV_REWARDS]) if model.looks_back else ()
     dist_inputs, values = model.forward_sequence(columns[c.OBS], states, resets, *previous, weights=weights)
     return dist_inputs, values
-
-
-def flattened(x: tf.Tensor) -> tf.Tensor:
-    """[T, M, ...] as rows [T * M, ...]."""
-    return tf.reshape(x, [x.shape[0] * x.shape[1], *x.shape[2:]])
 
 
 def sequence_forward_with_last(

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers
 from aiorl.learning.lazy import Tensors, tf
 
 _log = logging.getLogger(__name__)
@@ -435,32 +434,6 @@ def gradients_of(loss_function: LossFunction, variables: Sequence[Any]) -> Gradi
         return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO), loss, found
 
     return gradients
-
-
-def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = False) -> Tensors:
-    """The columns of a minibatch by name, each with its own shape and dtype.
-
-    Args:
-        minibatch: arrays gathered from a batch of `buffers`.
-        buffers: where it came from.
-        time_major: sequences [M, T, ...] are turned into [T, M, ...]; those of sequences stay [M, ...].
-    """
-    packed = by_time(minibatch[PACKED]) if time_major else minibatch[PACKED]
-    columns: Tensors = {spec.name: minibatch[spec.name] for spec in buffers.of_sequences}
-    for spec in buffers.columns:
-        if not spec.is_packed:
-            own = minibatch[spec.name]
-            columns[spec.name] = by_time(own) if time_major else own
-            continue
-        place = buffers.slices[spec.name]
-        column = packed[..., place] if spec.shape else packed[..., place.start]
-        columns[spec.name] = tf.bitcast(column, tf.int32) if spec.dtype == "int32" else column
-    return columns
-
-
-def by_time(x: tf.Tensor) -> tf.Tensor:
-    """Sequences [M, T, ...] as [T, M, ...]."""
-    return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
 
 
 F32 = NDArray[np.float32]

@@ -15,13 +15,14 @@ from aiorl.acting.schedules import Schedule
 from aiorl.config.key import changed, key
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_critic_config import BATCH, LENGTH, refuse_if
-from aiorl.learning.algorithms.algorithm import Observations, SamplePlan
-from aiorl.learning.algorithms.compiled_algorithm import flattened
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.learning.algorithms.algorithm import Observations
 from aiorl.learning.algorithms.compiled_base import TargetNetwork, following
-from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, UpdateSpec, by_time
+from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, UpdateSpec
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ReplayConfig
+from aiorl.learning.algorithms.rows import by_time, flattened
+from aiorl.learning.algorithms.sizes import BATCH, LENGTH, refuse_if
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_mean
 from aiorl.learning.losses.q_learning import (

@@ -10,9 +10,10 @@ from aiorl.acting.observation.filters import MeanStdFilter, Normalisation
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig, refuse_if
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import Array, Batch, LeasePlan, want_stored_experience
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
+from aiorl.learning.algorithms.sizes import refuse_if
 
 _learning = partial(key, group="Learning")
 

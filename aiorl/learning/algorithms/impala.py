@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.compiled_update import UpdateSpec, unpacked
+from aiorl.learning.algorithms.batch_buffers import unpacked
+from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.streaming import (
     VTRACE_COEFFICIENTS,
     VTRACE_METRICS,

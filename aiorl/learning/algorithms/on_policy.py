@@ -1,16 +1,25 @@
-"""Base class of algorithms that train on what the newest policy sampled, with advantages that workers estimate."""
+"""Base classes of algorithms that train on what the newest policy sampled, and of those that clip PPO's surrogate."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from aiorl.acting.schedules import Schedule
 from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
-from aiorl.learning.algorithms.algorithm import LeasePlan, SamplePlan
-from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, sequence_columns
+from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
+from aiorl.learning.algorithms.compiled_update import LossFunction, UpdateSpec
+from aiorl.learning.algorithms.rows import sequence_columns
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
 
 _learning = partial(key, group="Learning")
 
@@ -58,3 +67,125 @@ class OnPolicy(CompiledAlgorithm[OnPolicyT]):
 def advantage_plan(config: CommonConfig, lambda_: float, columns: tuple[str, ...]) -> SamplePlan:
     """Rows of such columns, with advantages by GAE; flags and states only for recurrent models."""
     return SamplePlan("gae", {"gamma": config.gamma, "lam": lambda_}, (*columns, *sequence_columns(config)))
+
+
+_ppo = partial(key, group="PPO")
+
+
+class SurrogateConfig(ActorCriticConfig):
+    """The settings of such algorithms."""
+
+    why_on_learner = "it takes several steps on each batch, and a single one would be A2C's"
+
+    clip_param: float = _ppo(0.2, "The ratio of new to old action probability counts up to 1 +- this.", gt=0)
+    clip_param_schedule: list[tuple[float, float]] | None = _ppo(
+        None, "clip_param over env steps, as [[env step, value], ...]."
+    )
+    kl_coeff: float = _ppo(
+        0.0, "First weight of the divergence from the old policy; it adapts towards kl_target. 0: no penalty.", ge=0
+    )
+    kl_target: float = _ppo(
+        0.01, "Divergence that kl_coeff aims at, in the last epoch of an update.", unit="nats", gt=0
+    )
+    kl_stop: float | None = _ppo(
+        None, "An update ends after a minibatch whose divergence is above this; null: never.", unit="nats", gt=0
+    )
+
+    def clips(self) -> dict[str, tuple[float, list[tuple[float, float]] | None]]:
+        """How far what is clipped may move, and the schedule of that, by names of coefficients."""
+        return {"clip_param": (self.clip_param, self.clip_param_schedule)}
+
+    def clip_schedules(self) -> dict[str, Schedule]:
+        """Return how far what is clipped may move over env steps, by the coefficients' names.
+
+        Raises: ConfigError if one is no schedule, or not of numbers above 0.
+        """
+        for name, (_, points) in self.clips().items():
+            if any(value <= 0 for _, value in points or ()):
+                key_name = f"{name}_schedule"
+                raise ConfigError(f"{key_name} has a value that is not above 0.", key=key_name, value=points)
+        return {name: Schedule.of(*pair, key=f"{name}_schedule") for name, pair in self.clips().items()}
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        self.clip_schedules()
+        hint = "Set kl_coeff above 0, or leave it out."
+        self.refuse_unless(self.kl_coeff > 0, ("kl_target",), "the penalty that kl_coeff weighs", hint=hint)
+
+
+SurrogateT = TypeVar("SurrogateT", bound=SurrogateConfig)
+
+_METRICS = ("policy_loss", "vf_loss", "entropy", "kl", "clip_fraction", "vf_explained_var")
+_COEFFICIENTS = ("lr", "vf_loss_coeff", "entropy_coeff", "kl_coeff", "kl_stop")
+
+
+class Surrogate(CompiledAlgorithm[SurrogateT]):
+    """Has the coefficients of `ppo_loss`; another base class says what it trains on."""
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Lay out the train batch; nothing is compiled yet."""
+        super().__init__(config, model)
+        self._kl_coeff = self.config.kl_coeff
+        self._clips = self.config.clip_schedules()
+
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """Return the coefficients of the update after so many env steps."""
+        own = self.config
+        return super().coefficients(env_steps_total) | {
+            **{name: schedule.value(env_steps_total) for name, schedule in self._clips.items()},
+            "kl_coeff": self._kl_coeff,
+            "kl_stop": float("inf") if own.kl_stop is None else own.kl_stop,
+        }
+
+    def after_update(self, metrics: dict[str, float]) -> None:
+        """Adapt the penalty's weight: more where the policy moved more than twice as far as wanted, and back.
+
+        The divergence is the mean over the last epoch. Bounds and factors are RLlib's; those of the paper are 1.5 and
+        1 / 1.5 times the target, and 2 and 1/2.
+
+        Source: Schulman et al. 2017, section 4.
+        """
+        super().after_update(metrics)
+        metrics["cur_kl_coeff"] = self._kl_coeff
+        kl = metrics.get("kl_last_epoch", metrics["kl"])
+        if kl > 2.0 * self.config.kl_target:
+            self._kl_coeff *= 1.5
+        elif kl < 0.5 * self.config.kl_target:
+            self._kl_coeff *= 0.5
+
+    def extra_state(self) -> dict[str, Any]:
+        """The adaptive penalty."""
+        return {"kl_coeff": self._kl_coeff}
+
+    def set_extra_state(self, values: Mapping[str, Any]) -> None:
+        """Take the adaptive penalty up again.
+
+        Raises: CheckpointError if it is missing.
+        """
+        if "kl_coeff" not in values:
+            raise CheckpointError("values", "kl_coeff is missing")
+        self._kl_coeff = float(values["kl_coeff"])
+
+
+def surrogate_spec(
+    config: SurrogateConfig, loss: LossFunction, *, metrics: Iterable[str] = (), coefficients: Iterable[str] = ()
+) -> UpdateSpec:
+    """Return an update whose loss is made by `aiorl.learning.losses.policy_gradient.ppo_loss`.
+
+    Args:
+        config: the algorithm's.
+        loss: of one minibatch.
+        metrics: what it reports beside the parts of that.
+        coefficients: what it is told beside the coefficients of that.
+    """
+    return UpdateSpec(
+        loss,
+        (*_METRICS, *metrics),
+        (*_COEFFICIENTS, *config.clips(), *coefficients),
+        None if config.kl_stop is None else ("kl", "kl_stop"),
+        ("kl", config.num_sgd_iter) if config.kl_coeff > 0 else None,
+    )

@@ -7,10 +7,11 @@ from typing import Literal
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.algorithm import SamplePlan
-from aiorl.learning.algorithms.compiled_algorithm import rows_forward, sequence_columns
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig
+from aiorl.learning.algorithms.rows import sequence_columns
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_mean, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution

@@ -8,8 +8,7 @@ from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
-from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig
-from aiorl.learning.algorithms.surrogate import Surrogate, SurrogateConfig, surrogate_spec
+from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig, Surrogate, SurrogateConfig, surrogate_spec
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import approximate_kl, clipped_value_loss, masked_normalise, ppo_loss
 from aiorl.learning.models.distributions import to_tf_distribution

@@ -15,8 +15,6 @@ from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.algorithm import Algorithm
 
-__all__ = ["ALGORITHMS", "algorithm_class", "config_class"]
-
 
 def config_class(name: str) -> type[CommonConfig]:
     """Return the config class of an algorithm.

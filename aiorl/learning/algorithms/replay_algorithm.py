@@ -17,20 +17,19 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.column_spec import Piece
 from aiorl.data.finite import first_not_finite
+from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import BatchError, CheckpointError, InternalError
 from aiorl.learning.algorithms.algorithm import (
     Array,
     Batch,
-    HeldExperience,
     LeasePlan,
-    SamplePlan,
     UpdateResult,
     want_stored_experience,
 )
-from aiorl.learning.algorithms.compiled_algorithm import model_columns, previous_columns, state_columns
 from aiorl.learning.algorithms.compiled_base import CompiledBase
 from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ReplayConfig
+from aiorl.learning.algorithms.rows import model_columns, previous_columns, state_columns
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.replay import (
     Pieces,
@@ -39,6 +38,7 @@ from aiorl.learning.replay import (
     ReplaySpec,
     Sample,
     Sequences,
+    Snapshot,
     check_fits,
     check_priorities,
 )
@@ -403,7 +403,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         """See `Algorithm.stores_experience`."""
         return self.config.checkpoint_replay
 
-    def hold_experience(self) -> HeldExperience | None:
+    def hold_experience(self) -> Snapshot | None:
         """See `Algorithm.hold_experience`."""
         return self.replay.snapshot() if self.stores_experience else None
 

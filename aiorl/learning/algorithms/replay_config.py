@@ -12,7 +12,7 @@ from aiorl.config.code import is_import_path
 from aiorl.config.key import changed, key
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.actor_critic_config import BROADCAST_INTERVAL, ENVS, LENGTH, refuse_if
+from aiorl.learning.algorithms.sizes import BROADCAST_INTERVAL, ENVS, LENGTH, refuse_if
 from aiorl.learning.replay.sequences import SequenceShape
 
 _learning = partial(key, group="Learning")

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_critic_config import BROADCAST_INTERVAL, ActorCriticConfig
-from aiorl.learning.algorithms.algorithm import LeasePlan, SamplePlan
-from aiorl.learning.algorithms.compiled_algorithm import (
-    CompiledAlgorithm,
-    flattened,
-    previous_columns,
-    sequence_forward_with_last,
-    state_columns,
-)
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, sequence_forward_with_last
 from aiorl.learning.algorithms.compiled_base import keras_optimizer
+from aiorl.learning.algorithms.rows import flattened, previous_columns, state_columns
+from aiorl.learning.algorithms.sizes import BROADCAST_INTERVAL
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_mean
 from aiorl.learning.losses.vtrace import VTraceReturns, vtrace

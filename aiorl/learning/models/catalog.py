@@ -5,7 +5,7 @@ value. Policy and value have networks of their own unless ``vf_share_layers`` is
 then has its own cell, and the recurrent state is the policy's components followed by the value's. Cells may also
 look back at the previous action and reward.
 
-A user's own model (`aiorl.learning.models.custom_network` has the contract) gives the inputs of the action distribution
+A user's own model (`aiorl.learning.models.branch` has the contract) gives the inputs of the action distribution
 ``[B, num_outputs]``, or these and values ``[B]`` or ``[B, 1]``. Where it gives no values, a built-in network of the
 other settings does. It acts on workers through its exported graph, so workers need neither Keras nor the user's module.
 """
@@ -23,8 +23,7 @@ from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
-from aiorl.learning.models.branch import make_branch
-from aiorl.learning.models.custom_network import CUSTOM_MODEL, PROBE_ROWS, CustomNetwork, make_custom_network
+from aiorl.learning.models.branch import CUSTOM_MODEL, PROBE_ROWS, CustomNetwork, make_branch, make_custom_network
 from aiorl.learning.models.networks import dense, layer_variables
 
 

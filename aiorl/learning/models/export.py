@@ -31,8 +31,6 @@ from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ExportError, PolicyError
 from aiorl.learning.models.actor_critic import ActorCritic
 
-__all__ = ["acting_signature", "describe_policy", "export_acting_graph", "make_acting_spec"]
-
 logger = logging.getLogger(__name__)
 
 _OPSET = 17

@@ -31,11 +31,8 @@ from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.actor_critic import log_deviations
-from aiorl.learning.models.branch import channels_first, choose_layers
+from aiorl.learning.models.branch import CustomStack, channels_first, choose_layers
 from aiorl.learning.models.catalog import make_custom_model
-from aiorl.learning.models.custom_network import CustomStack
-
-__all__ = ["FunctionalNetwork", "FunctionalQNetwork"]
 
 _POLICY = "policy"
 

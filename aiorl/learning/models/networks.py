@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 
-__all__ = ["HIDDEN_GAIN", "ConvFilter", "Network", "Stack", "dense", "layer_variables", "make_stack", "orthogonal"]
-
 ConvFilter = tuple[int, tuple[int, int], tuple[int, int]]
 """Channels, kernel height and width, vertical and horizontal stride."""
 

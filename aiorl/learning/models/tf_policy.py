@@ -27,8 +27,6 @@ from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.models.export import acting_signature, make_acting_spec
 
-__all__ = ["TFNetwork", "TFPolicy", "learned_tf_policy_class"]
-
 F32 = NDArray[np.float32]
 
 _DEFAULT_LR = 1e-4

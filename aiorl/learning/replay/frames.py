@@ -23,8 +23,6 @@ from aiorl.errors import BatchError
 from aiorl.learning.replay.ring import Ring
 from aiorl.learning.replay.spec import RECENT_FRAMES
 
-__all__ = ["FrameStore", "Observed", "observed"]
-
 Array = NDArray[Any]
 I64 = NDArray[np.int64]
 

@@ -19,8 +19,6 @@ from aiorl.learning.replay.priorities import Priorities
 from aiorl.learning.replay.ring import Ring, Snapshot
 from aiorl.learning.replay.spec import FRAMES_OF, ReplaySpec, allocate
 
-__all__ = ["Replay", "Sample"]
-
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]

@@ -24,8 +24,6 @@ from aiorl.data.fragment import new_obs
 from aiorl.errors import BatchError
 from aiorl.learning.replay.fragments import check_fragment, check_numbers
 
-__all__ = ["FOLLOWING", "TRAINED", "SequenceShape", "Sequences"]
-
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 I64 = NDArray[np.int64]

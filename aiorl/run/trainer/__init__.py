@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiorl.config.schema import CommonConfig
-from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
+from aiorl.learning.algorithms import ALGORITHMS
+from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.trainer.algorithm_trainer import AlgorithmTrainer, RemoteWorker, WorkerSet
 from aiorl.run.trainer.trainer import Trainer
 

@@ -17,9 +17,9 @@ from aiorl.data import columns as c
 from aiorl.errors import BatchError, CheckpointError, ConfigError, TrainingDiverged
 from aiorl.learning.algorithms import compiled_algorithm
 from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState
-from aiorl.learning.algorithms.compiled_algorithm import state_columns
 from aiorl.learning.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
+from aiorl.learning.algorithms.rows import state_columns
 
 SHAPE = {
     "rollout_fragment_length": 6, "num_envs_per_worker": 4, "train_batch_size": 48, "sgd_minibatch_size": 12,
@@ -28,6 +28,8 @@ SHAPE = {
 ONE_STEP = {"eager": True, "num_sgd_iter": 1, "sgd_minibatch_size": 48}
 """For what one step shows, which tracing takes ten times as long as."""
 ALL = pytest.mark.parametrize("name", ["ppo", "impala", "appo"])
+ONE = pytest.mark.parametrize("name", ["ppo"])
+"""For what the base class does alone."""
 
 
 class Setup:
@@ -118,7 +120,7 @@ def test_eager_updates_can_be_stepped_through_and_learn_the_same(setup: Callable
         runs[1].train()
 
 
-@ALL
+@ONE
 def test_options_of_the_optimizer_are_keras_own(setup: Callable[..., Setup], name: str) -> None:
     plain, slow = setup(name), setup(name, **ONE_STEP, optimizer={"beta_1": 0.5, "amsgrad": True})
     optimizer = slow.algorithm.compiled.optimizer  # type: ignore[attr-defined]
@@ -134,7 +136,7 @@ def test_options_of_the_optimizer_are_keras_own(setup: Callable[..., Setup], nam
         setup(name, optimizer={"learning_rate": 0.5})
 
 
-@ALL
+@ONE
 def test_warming_up_changes_neither_weights_nor_optimiser_nor_random_states(
     setup: Callable[..., Setup], name: str
 ) -> None:
@@ -176,7 +178,7 @@ def test_a_run_that_is_resumed_goes_on_as_if_never_interrupted(setup: Callable[.
     assert expected.values == got.values
 
 
-@ALL
+@ONE
 def test_state_that_does_not_fit_is_refused_before_any_of_it_is_taken(
     setup: Callable[..., Setup], make_model: Callable[..., Any], name: str
 ) -> None:
@@ -211,7 +213,7 @@ def test_a_number_that_is_not_finite_skips_the_update_and_names_the_column(
     assert result.metrics["updates_skipped"] == 1.0
 
 
-@ALL
+@ONE
 def test_training_ends_after_many_skipped_updates_in_a_row(setup: Callable[..., Setup], name: str) -> None:
     it = setup(name)
     fragments = it.fragments()
@@ -259,7 +261,7 @@ def test_learns_with_every_kind_of_action(
     assert not it.train().skipped
 
 
-@ALL
+@ONE
 def test_learns_from_images_with_a_plain_graph(
     setup: Callable[..., Setup], make_model: Callable[..., Any], name: str
 ) -> None:
@@ -273,13 +275,9 @@ def test_learns_from_images_with_a_plain_graph(
 @pytest.mark.parametrize(
     ("name", "cell", "shared", "xla"),
     [
-        ("ppo", "use_lstm", False, "off"),
         ("ppo", "use_lstm", True, "on"),
         ("ppo", "use_gru", False, "off"),
-        ("ppo", "use_gru", True, "off"),
         ("impala", "use_lstm", False, "off"),
-        ("impala", "use_gru", True, "off"),
-        ("appo", "use_lstm", False, "off"),
         ("appo", "use_gru", True, "off"),
         pytest.param("appo", "use_lstm", True, "on", marks=pytest.mark.slow),
         pytest.param("impala", "use_lstm", True, "on", marks=pytest.mark.slow),
@@ -349,7 +347,7 @@ def test_a_batch_of_next_to_nothing_but_padding_is_made_without_the_longest_sequ
     assert it.algorithm.buffers.column(batch, c.VALID).sum() == 640  # type: ignore[attr-defined]
 
 
-@ALL
+@ONE
 def test_a_missing_column_is_named(setup: Callable[..., Setup], name: str) -> None:
     it = setup(name)
     fragments = it.fragments()
@@ -358,7 +356,7 @@ def test_a_missing_column_is_named(setup: Callable[..., Setup], name: str) -> No
         it.algorithm.make_batch(fragments)
 
 
-@ALL
+@ONE
 def test_schedules_go_by_the_env_steps_trained_on(setup: Callable[..., Setup], name: str) -> None:
     schedules = {"lr_schedule": [[0, 1e-2], [100, 0.0]], "entropy_coeff_schedule": [[0, 0.1], [100, 0.3]]}
     it = setup(name, **ONE_STEP, **schedules)
@@ -371,7 +369,7 @@ def test_schedules_go_by_the_env_steps_trained_on(setup: Callable[..., Setup], n
     assert equal(before, it.algorithm.get_weights())
 
 
-@ALL
+@ONE
 def test_a_learning_rate_that_has_ended_at_0_is_said_once(
     setup: Callable[..., Setup], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -414,7 +412,7 @@ def test_fragments_may_hold_any_number_of_rows_or_sequences(setup: Callable[...,
         assert result.metrics["num_sgd_steps"] == num_epochs * steps
 
 
-@ALL
+@ONE
 def test_one_huge_batch_does_not_make_those_after_it_as_large(setup: Callable[..., Setup], name: str) -> None:
     it = setup(name, is_new=True)
     sizes = []

@@ -15,8 +15,8 @@ from full_disk import disk_full_after
 from aiorl.data import columns as c
 from aiorl.data.column_spec import ColumnSpec
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers
-from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, Phase, UpdateSpec, unpacked
+from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, unpacked
+from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, Phase, UpdateSpec
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(12, 3)).astype(np.float32)

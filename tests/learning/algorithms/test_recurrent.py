@@ -10,12 +10,8 @@ import pytest
 import tensorflow as tf
 
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.compiled_algorithm import (
-    flattened,
-    sequence_forward,
-    sequence_forward_with_last,
-    state_resets,
-)
+from aiorl.learning.algorithms.compiled_algorithm import sequence_forward, sequence_forward_with_last, state_resets
+from aiorl.learning.algorithms.rows import flattened
 
 
 def test_state_starts_afresh_behind_ends_and_behind_rows_that_are_no_transitions() -> None:

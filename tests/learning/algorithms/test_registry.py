@@ -14,8 +14,9 @@ from aiorl.config.check import OTHER_ALGORITHMS
 from aiorl.config.files import parse_value
 from aiorl.config.merge import deep_update
 from aiorl.errors import ConfigError, UnknownAlgorithmError
+from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.algorithm import Algorithm
-from aiorl.learning.algorithms.registry import ALGORITHMS, algorithm_class, config_class
+from aiorl.learning.algorithms.registry import algorithm_class, config_class
 
 
 def test_the_nearest_name_is_offered_for_an_unknown_algorithm() -> None:

@@ -37,7 +37,7 @@ def make_config(**settings: Any) -> DQNConfig:
     small = {
         "env": "E", "seed": 7, "model": {"fcnet_hiddens": [8]}, "num_envs_per_worker": 2, "rollout_fragment_length": 4,
         "train_batch_size": 4, "training_intensity": 3, "learning_starts": 16, "replay_capacity": 64,
-        "target_update_freq": 5, "lr": 0.01,
+        "target_update_freq": 5, "lr": 0.01, "xla": "off",  # SAC's tests compile one
     }  # fmt: skip
     return DQNConfig(**{**small, **settings})
 
@@ -330,7 +330,7 @@ def test_the_target_follows_after_so_many_minibatches_across_calls() -> None:
     """6, 12 and 18 minibatches are made: it follows at 5, at 10 and at 15, or never."""
     name = "value/head/kernel"
     for freq, times in ((5, 3), (1000, 0)):
-        config = make_config(target_update_freq=freq, xla="off")
+        config = make_config(target_update_freq=freq)
         algorithm = DQN(config, make_model(config))
         targets = [make_model(config).get_weights()[name]]
         for number in range(4):

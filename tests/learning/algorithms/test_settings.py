@@ -1,4 +1,4 @@
-"""Sizes that nobody set follow from those that are."""
+"""Settings that algorithms share, and sizes that follow from those which a user sets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,109 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.config.key import changed
+from aiorl.config.key import all_keys, changed
+from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
+from aiorl.learning.algorithms import ALGORITHMS
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.dqn import DQNConfig
 from aiorl.learning.algorithms.impala import IMPALAConfig
 from aiorl.learning.algorithms.ppo import PPOConfig
-from aiorl.learning.algorithms.registry import config_class
+from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.run.policy_plan import config_of
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64))
+def test_a_train_batch_is_whole_fragments_or_the_nearest_sizes_are_named(size: int, length: int, envs: int) -> None:
+    values = {"train_batch_size": size, "rollout_fragment_length": length, "num_envs_per_worker": envs}
+    if size % (length * envs) == 0:
+        ActorCriticConfig.from_mapping(values)
+        return
+    with pytest.raises(ConfigError) as caught:
+        ActorCriticConfig.from_mapping(values)
+    offered = [int(word.strip(",")) for word in caught.value.hint.split() if word.strip(",").isdecimal()]
+    assert offered
+    for fitting in offered:
+        assert abs(fitting - size) < length * envs or fitting == length * envs
+        ActorCriticConfig.from_mapping({**values, "train_batch_size": fitting})
+
+
+def test_whole_episodes_take_any_train_batch_size() -> None:
+    values = {"train_batch_size": 1000, "rollout_fragment_length": 300}
+    ActorCriticConfig.from_mapping({**values, "batch_mode": "complete_episodes"})
+
+
+WITH_CRITICS = pytest.mark.parametrize("algo", ["sac", "td3", "cql", "iql"])
+
+
+def make(algo: str, **settings: Any) -> CommonConfig:
+    return config_class(algo).from_mapping(
+        {"env": "E", "input": "data" if algo in ("cql", "iql") else "sampler"} | settings
+    )
+
+
+@WITH_CRITICS
+def test_networks_are_two_layers_of_256_relu_units_unless_set_otherwise(algo: str) -> None:
+    model = make(algo).model
+    assert (model.fcnet_hiddens, model.fcnet_activation) == ((256, 256), "relu")
+    model = make(algo, model={"fcnet_activation": "tanh"}).model
+    assert (model.fcnet_hiddens, model.fcnet_activation) == ((256, 256), "tanh")
+    model = make(algo, model={"fcnet_hiddens": [64, 64]}).model
+    assert (model.fcnet_hiddens, model.fcnet_activation) == ((64, 64), "relu")
+
+
+@WITH_CRITICS
+def test_the_reference_shows_these_defaults(algo: str) -> None:
+    keys = dict(all_keys(config_class(algo)))
+    assert (keys["model.fcnet_hiddens"].default, keys["model.fcnet_activation"].default) == ((256, 256), "relu")
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_networks_of_others_are_as_they_were(algo: str) -> None:
+    model = make(algo).model
+    assert (model.fcnet_hiddens, model.fcnet_activation) == ((64, 64), "tanh")
+
+
+WITH_IT = ("a2c", "a3c", "appo", "impala", "pg", "ppo", "sac")
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_algorithms_that_explore_a_box_by_a_gaussian_take_it_and_others_refuse_it_by_name(algo: str) -> None:
+    kind = config_class(algo)
+    if algo in WITH_IT:
+        assert kind.from_mapping({"use_sde": True}).state_dependent_noise is not None
+        assert kind.from_mapping({}).state_dependent_noise is None
+        return
+    with pytest.raises(ConfigError) as caught:
+        kind.from_mapping({"use_sde": True})
+    assert caught.value.key == "use_sde"
+
+
+@pytest.mark.parametrize("algo", WITH_IT)
+def test_workers_are_told_how_long_a_matrix_lasts(algo: str) -> None:
+    """-1: as long as a fragment."""
+    kind = algorithm_class(algo)
+    for freq, steps in ((-1, kind.config_class().rollout_fragment_length), (3, 3)):
+        told = kind.acting_settings(kind.config_class(use_sde=True, sde_sample_freq=freq))["exploration"]
+        assert (told["type"], told["sample_freq"]) == ("StateDependentNoise", steps)
+    assert "StateDependentNoise" not in str(kind.acting_settings(kind.config_class()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"sde_sample_freq": 4}, "sde_sample_freq"),
+        ({"sde_initial_log_std": -1.0}, "sde_initial_log_std"),
+        ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
+        ({"use_sde": True, "model": {"free_log_std": True}}, "model.free_log_std"),
+        ({"use_sde": True, "model": {"custom_model": "a:b"}}, "model.custom_model"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_class("ppo").from_mapping(settings)
+    assert caught.value.key == key
 
 
 class OneConfig(PPOConfig):

@@ -32,7 +32,7 @@ def make_config(**settings: Any) -> DQNConfig:
     small = {
         "env": "E", "seed": 7, "model": LSTM, "num_envs_per_worker": 2, "rollout_fragment_length": 10,
         "replay_sequence_length": LENGTH, "burn_in": BURN_IN, "n_step": 2, "train_batch_size": 8, "lr": 0.01,
-        "training_intensity": 1.2, "learning_starts": 16, "replay_capacity": 64, "target_update_freq": 5,
+        "training_intensity": 1.2, "learning_starts": 16, "replay_capacity": 64, "target_update_freq": 5, "xla": "off",
     }  # fmt: skip
     return DQNConfig(**{**small, **settings})
 

@@ -17,9 +17,9 @@ from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.learning.algorithms.appo import APPO, APPOConfig
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers
-from aiorl.learning.algorithms.compiled_algorithm import model_columns
 from aiorl.learning.algorithms.impala import IMPALA, IMPALAConfig
 from aiorl.learning.algorithms.ppo import PPO, PPOConfig
+from aiorl.learning.algorithms.rows import model_columns
 from aiorl.learning.algorithms.streaming import judge
 from aiorl.learning.losses.vtrace import pg_advantages, vtrace
 

@@ -1,4 +1,4 @@
-"""PPO's terms: hand-worked numbers and special cases."""
+"""Losses of a policy and its values against numbers worked by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,54 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from aiorl.learning.losses.policy_gradient import approximate_kl, clipped_surrogate, clipped_value_loss, ppo_loss
+from aiorl.learning.losses.policy_gradient import (
+    approximate_kl,
+    clipped_surrogate,
+    clipped_value_loss,
+    explained_variance,
+    imitation_weights,
+    masked_mean,
+    masked_normalise,
+    ppo_loss,
+)
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(5, 4)).astype(np.float32)
+Y = RNG.normal(size=(5, 4)).astype(np.float32)
+KEEP = RNG.random((5, 4)) < 0.7
+VALID = KEEP.astype(np.float32)
+
+
+def test_mean_takes_the_valid_rows_only() -> None:
+    assert masked_mean(tf.constant(X), tf.constant(VALID)).numpy() == pytest.approx(X[KEEP].mean(), abs=1e-6)
+
+
+def test_mean_of_no_row_is_zero() -> None:
+    assert masked_mean(tf.constant(X), tf.zeros_like(X)).numpy() == 0.0
+
+
+def test_normalised_rows_have_mean_0_and_deviation_1_and_the_others_are_0() -> None:
+    normalised = masked_normalise(tf.constant(X), tf.constant(VALID)).numpy()
+    expected = (X[KEEP] - X[KEEP].mean()) / X[KEEP].std()
+    np.testing.assert_allclose(normalised[KEEP], expected, rtol=1e-5)
+    assert (normalised[~KEEP] == 0).all()
+
+
+def test_normalising_equal_numbers_gives_zeros() -> None:
+    assert (masked_normalise(tf.ones([6]), tf.ones([6])).numpy() == 0).all()
+
+
+def test_explained_variance_is_1_for_perfect_0_for_constant_and_at_least_minus_1_for_bad_predictions() -> None:
+    valid = tf.constant(VALID)
+    assert explained_variance(tf.constant(X), tf.constant(X), valid).numpy() == pytest.approx(1.0)
+    assert explained_variance(tf.constant(X), tf.ones_like(X), valid).numpy() == pytest.approx(0.0, abs=1e-6)
+    assert explained_variance(tf.constant(X), tf.constant(-9 * X), valid).numpy() == -1.0
+
+
+def test_explained_variance_equals_numpys_on_the_valid_rows() -> None:
+    got = explained_variance(tf.constant(X), tf.constant(0.5 * X + 0.1 * Y), tf.constant(VALID)).numpy()
+    expected = 1 - (X - 0.5 * X - 0.1 * Y)[KEEP].var() / X[KEEP].var()
+    assert got == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +129,21 @@ def test_loss_of_two_rows_and_one_that_is_no_transition_by_hand(kl_coeff: float 
     assert float(parts["clip_fraction"]) == pytest.approx(0.5)
     penalty = 0.0 if kl_coeff is None else 0.4
     assert float(total) == pytest.approx(-0.75 + 0.5 * 2.5 - 0.1 * 0.6 + penalty, rel=1e-5)
+
+
+def test_an_action_counts_by_the_exponential_of_its_scaled_advantage_up_to_a_bound() -> None:
+    advantages = tf.constant([0.0, 2.0, -2.0, 100.0])
+    weights = imitation_weights(advantages, scale=4.0, beta=2.0, max_weight=20.0).numpy()
+    np.testing.assert_allclose(weights, [1.0, np.e, 1 / np.e, 20.0], rtol=1e-6)
+    np.testing.assert_array_equal(imitation_weights(advantages, scale=4.0, beta=0.0, max_weight=20.0), np.ones(4))
+
+
+def test_no_gradient_flows_through_the_weights() -> None:
+    advantages = tf.Variable([1.0, -1.0])
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(imitation_weights(advantages, scale=1.0, beta=1.0, max_weight=20.0))
+    assert tape.gradient(total, advantages) is None
+
+
+def test_a_scale_of_zero_is_no_division_by_zero() -> None:
+    assert float(imitation_weights(tf.constant(0.0), scale=0.0, beta=1.0, max_weight=20.0)) == pytest.approx(1.0)

@@ -1,0 +1,64 @@
+"""Columns of rows and sequences that updates are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.data.column_spec import ColumnSpec
+from aiorl.learning.lazy import tf
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
+
+
+def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:
+    """The columns named, some of whose shapes and dtypes the model decides."""
+    distribution = model.distribution
+    action_dtype: Literal["int32", "float32"] = "int32" if distribution.action_dtype.kind in "iu" else "float32"
+    obs_dtype: Literal["uint8", "float32"] = "uint8" if model.obs_dtype == "uint8" else "float32"
+    specs = [
+        *(ColumnSpec(name, model.obs_shape, obs_dtype) for name in (c.OBS, c.NEW_OBS, c.LAST_OBS)),
+        *(ColumnSpec(name, distribution.action_shape, action_dtype) for name in (c.ACTIONS, c.PREV_ACTIONS)),
+        ColumnSpec(c.ACTION_DIST_INPUTS, (distribution.num_inputs,)),
+        *(ColumnSpec(c.state_in(index), shape) for index, shape in enumerate(model.state_shapes)),
+    ]
+    known = {spec.name: spec for spec in specs}
+    return [known.get(name, ColumnSpec(name)) for name in names]
+
+
+def sequence_columns(config: CommonConfig) -> tuple[str, ...]:
+    """Names of the columns that a recurrent network needs beside the others to run over sequences; else none."""
+    if not config.model.is_recurrent:
+        return ()
+    return (c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(config), *state_columns(config))
+
+
+def previous_columns(config: CommonConfig) -> tuple[str, ...]:
+    """Names of the columns that a network which looks back needs beside the others."""
+    return (c.PREV_ACTIONS, c.PREV_REWARDS) if config.model.lstm_use_prev_action_reward else ()
+
+
+def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[str, ...]:
+    """Names of the recurrent states that a fragment must bring along; known without the model.
+
+    Args:
+        config: with the kind of cell.
+        cells: that the network has; None = policy and value have a cell each, or share one.
+    """
+    if cells is None:
+        cells = 1 if config.model.vf_share_layers else 2
+    components = 2 * config.model.use_lstm + config.model.use_gru
+    return tuple(c.state_in(index) for index in range(cells * components))
+
+
+def flattened(x: tf.Tensor) -> tf.Tensor:
+    """[T, M, ...] as rows [T * M, ...]."""
+    return tf.reshape(x, [x.shape[0] * x.shape[1], *x.shape[2:]])
+
+
+def by_time(x: tf.Tensor) -> tf.Tensor:
+    """Sequences [M, T, ...] as [T, M, ...]."""
+    return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
