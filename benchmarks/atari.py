@@ -23,8 +23,8 @@ from aiorl.acting.acting_graph import ActingSpec
 from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.env.base_env import LockstepEnv
 from aiorl.env.env_maker import make_lockstep_env
-from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.wrapping import Wrapping
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode

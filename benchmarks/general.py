@@ -27,8 +27,7 @@ from aiorl.config.worker import WorkerConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
-from aiorl.env.serial_env import Copies
-from aiorl.env.vector_env import VectorBaseEnv
+from aiorl.env.vector_env import Copies, VectorBaseEnv
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.settings import SamplerSetup

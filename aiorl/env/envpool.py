@@ -19,12 +19,10 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
-from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, opening_poll
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, checked_horizon, env_seeds, opening_poll
 from aiorl.env.checks import ObservationCheck, as_reward, raise_env_fault
-from aiorl.env.lockstep import checked_horizon, env_seeds
-from aiorl.env.native_vector_env import NativeVectorEnv
+from aiorl.env.native_vector_env import NativeVectorEnv, split_infos
 from aiorl.env.registry import EnvContext, unknown_env
-from aiorl.env.vector_infos import split_infos
 from aiorl.errors import ConfigError, EnvContractError, nearest
 from aiorl.process.imports import needed_by
 

@@ -1,31 +1,20 @@
 """Calls of environments in any of Gym's dialects: one- or two-value ``reset``, four- or five-value ``step``.
 
-What comes out is always Gymnasium's form: ``(obs, info)`` and ``(obs, reward, terminated, truncated, info)``.
+The result is always in Gymnasium's form: ``(obs, info)`` and ``(obs, reward, terminated, truncated, info)``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError, UnsupportedEnvError
-
-__all__ = [
-    "AsGymnasium",
-    "StepResult",
-    "check_gym_like",
-    "check_seedable",
-    "close_env",
-    "is_gym_like",
-    "reset_env",
-    "seed_env",
-    "seed_env_now",
-    "to_five_values",
-]
 
 _INTERFACE = ("reset", "step", "observation_space", "action_space")
 
@@ -190,3 +179,70 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Close the environment, where it can be closed."""
         close_env(self.env)
+
+
+_PLAIN = (int, float, bool, str)
+
+
+def copied(value: Any) -> Any:
+    """The same value with arrays, lists, tuples and dicts of its own, however nested; other objects are shared."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {key: inner if type(inner) in _PLAIN else copied(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(inner if type(inner) in _PLAIN else copied(inner) for inner in value)
+    return value
+
+
+class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Counts reward and steps of whole games, however episodes are cut outside of it."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Begin with no games."""
+        super().__init__(env)
+        self._finished: list[FinishedGame] = []
+        self._reward = 0.0
+        self._length = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a game; one that is going on is forgotten."""
+        self._reward = 0.0
+        self._length = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> StepResult:
+        """Play on."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._reward += float(reward)
+        self._length += 1
+        if terminated or truncated:
+            self._finished.append(FinishedGame(self._reward, self._length))
+            self._reward = 0.0
+            self._length = 0
+        return obs, float(reward), terminated, truncated, info
+
+    def take_finished(self) -> list[FinishedGame]:
+        """Games that ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+
+def game_counters(envs: Sequence[Any]) -> list[RealGames] | None:
+    """The RealGames wrapper of each environment; None unless all have one."""
+    counters = [_find_counter(env) for env in envs]
+    found = [counter for counter in counters if counter is not None]
+    return found if found and len(found) == len(counters) else None
+
+
+def finished_games(counters: Sequence[RealGames] | None) -> list[FinishedGame] | None:
+    """Games of ``game_counters`` that ended since the last call; None where there are no counters."""
+    return None if counters is None else [game for counter in counters for game in counter.take_finished()]
+
+
+def _find_counter(env: Any) -> RealGames | None:
+    while not isinstance(env, RealGames):
+        if not isinstance(env, gymnasium.Wrapper):
+            return None
+        env = env.env
+    return env

@@ -13,15 +13,12 @@ import gymnasium
 from gymnasium import spaces
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.env.base_env import BaseEnv
+from aiorl.env.base_env import BaseEnv, LockstepEnv
 from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.gym_like import check_gym_like, seed_env_now
-from aiorl.env.lockstep import LockstepEnv
-from aiorl.env.lockstep_base_env import LockstepBaseEnv
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
-from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.serial_env import Copies
-from aiorl.env.vector_env import VectorBaseEnv, VectorEnv
+from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv
+from aiorl.env.vector_env import Copies, VectorBaseEnv, VectorEnv
 from aiorl.errors import ConfigError
 
 __all__ = ["KINDS", "EnvFacts", "EnvKind", "check_can_be_remote", "facts_of", "kind_of"]

@@ -1,19 +1,33 @@
-"""NativeVectorEnv: Gymnasium's own vectorised environments, in each of its autoreset modes."""
+"""Gymnasium's own vectorised environments, in each of its autoreset modes: as a LockstepEnv and as a BaseEnv.
+
+Their infos are one dict of arrays for all copies. Beside an entry ``key`` stands a mask ``_key`` of the copies with
+it; nested dicts are made the same way. If a step resets a copy, the infos of that step are under ``final_info`` and the
+infos of the reset are in their places.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.env.base_env import (
+    ALL_AGENTS,
+    ASYNC_RESET_RETURN,
+    BaseEnv,
+    FinishedGame,
+    LockstepEnv,
+    Poll,
+    VectorStep,
+    opening_poll,
+)
 from aiorl.env.checks import ObservationCheck, check_rewards, raise_env_fault
-from aiorl.env.lockstep import LockstepEnv, VectorStep
-from aiorl.errors import EnvError, UnsupportedEnvError
-
-__all__ = ["NativeVectorEnv"]
+from aiorl.errors import EnvContractError, EnvError, UnsupportedEnvError
 
 _FLAG = np.dtype(np.bool_)
 
@@ -156,3 +170,178 @@ class NativeVectorEnv(LockstepEnv):
     def unwrapped(self) -> list[Any]:
         """The vector environment without its wrappers."""
         return [self._env.unwrapped]
+
+
+class LockstepBaseEnv(BaseEnv):
+    """A LockstepEnv as a BaseEnv; every poll returns all copies, but for those that are just being reset.
+
+    A copy can be reset only after its episode has ended, since it does so itself: ``try_reset`` at any other time
+    gives None.
+    """
+
+    def __init__(self, env: LockstepEnv, *, seed: int | None = None) -> None:
+        """Take over the copies; they are closed with this object.
+
+        Args:
+            env: the copies.
+            seed: the worker's seed.
+        """
+        self.lockstep_env = env
+        self._env_id = env.env_id
+        self.num_envs = env.num_envs
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
+        if seed is not None:
+            env.seed(seed)
+        space = env.action_space
+        blank = np.asarray(space.start) if isinstance(space, MultiDiscrete) else getattr(space, "start", 0)
+        self._actions: NDArray[Any] = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
+        self._actions[...] = blank
+        self._blank = blank
+        self._poll: Poll | None = None
+        self._first_obs: dict[int, Any] = {}
+        self._resetting: set[int] = set()
+        self._started = False
+
+    def poll(self) -> Poll:
+        """The last step of every copy; the first poll resets them all."""
+        if not self._started:
+            first = opening_poll(_by_index(self.lockstep_env.reset(), range(self.num_envs)))
+            self._started = True
+            return first
+        if self._poll is None:
+            raise EnvContractError(self.lockstep_env.env_id, "it was polled twice, with no actions sent in between")
+        poll, self._poll = self._poll, None
+        return poll
+
+    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+        """Step all copies; see BaseEnv."""
+        self._actions[...] = self._blank
+        for index, by_agent in action_dict.items():
+            if DEFAULT_AGENT_ID in by_agent:
+                self._actions[index] = by_agent[DEFAULT_AGENT_ID]
+        self._poll = self._step()
+
+    def _step(self) -> Poll:
+        step = self.lockstep_env.step(self._actions)
+        ended = step.terminateds | step.truncateds
+        finals = (
+            {}
+            if step.final_index is None or step.final_obs is None
+            else dict(zip(step.final_index.tolist(), step.final_obs, strict=True))
+        )
+        obs = np.array(step.obs)
+        self._first_obs = {index: obs[index] for index in finals}
+        fresh = [] if step.valid is None else np.flatnonzero(~step.valid).tolist()
+        self._resetting = set(np.flatnonzero(ended).tolist()) - finals.keys()
+        stepped = [index for index in range(self.num_envs) if index not in fresh]
+        opening = opening_poll(_by_index(obs, fresh))
+        flags = []
+        for column, values in ((step.terminateds, opening.terminateds), (step.truncateds, opening.truncateds)):
+            whole = column.tolist()
+            flags.append({**values, **{i: {DEFAULT_AGENT_ID: whole[i], ALL_AGENTS: whole[i]} for i in stepped}})
+        rewards = step.rewards.tolist()
+        infos = step_infos(step, self.num_envs) if step.infos else None
+        return Poll(
+            {**opening.obs, **{i: {DEFAULT_AGENT_ID: finals.get(i, obs[i])} for i in stepped}},
+            {**opening.rewards, **{i: {DEFAULT_AGENT_ID: rewards[i]} for i in stepped}},
+            flags[0],
+            flags[1],
+            {**opening.infos, **{i: {DEFAULT_AGENT_ID: {} if infos is None else infos[i]} for i in stepped}},
+            {},
+        )
+
+    def try_reset(self, env_id: Any) -> dict[Any, Any] | str | None:
+        """The first observation of the episode that the copy began by itself."""
+        if env_id in self._first_obs:
+            return {DEFAULT_AGENT_ID: self._first_obs.pop(env_id)}
+        return ASYNC_RESET_RETURN if env_id in self._resetting else None
+
+    def in_lockstep(self, horizon: int | None = None) -> LockstepEnv:
+        """See BaseEnv."""
+        self.lockstep_env.limit_episodes(horizon)
+        return self.lockstep_env
+
+    def get_unwrapped(self) -> Sequence[Any]:
+        """The environment objects, where they live in this process."""
+        return self.lockstep_env.unwrapped
+
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        """See BaseEnv."""
+        return self.lockstep_env.take_finished_games()
+
+    def stop(self) -> None:
+        """Close the copies."""
+        self.lockstep_env.close()
+
+
+def _by_index(obs: NDArray[Any], indices: Sequence[int] | range) -> dict[Any, dict[Any, Any]]:
+    rows = np.array(obs)
+    return {index: {DEFAULT_AGENT_ID: rows[index]} for index in indices}
+
+
+_TRAINING = "training_enabled"
+_FINAL_INFO = "final_info"
+_OF_THE_STEP = (_FINAL_INFO, "final_obs", "final_observation")
+
+
+def split_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
+    """Each copy's own info.
+
+    An entry without a mask is every copy's: one value each if it is an array, list or tuple of that length, else one
+    for all.
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+    for key, value in infos.items():
+        if isinstance(key, str) and key.startswith("_") and key[1:] in infos:
+            continue
+        mask = infos.get(f"_{key}")
+        indices = range(num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        if isinstance(value, Mapping):
+            values: Any = split_infos(value, num_envs)
+        elif isinstance(value, np.ndarray) and value.ndim and len(value) == num_envs:
+            # copies: the environment may write into its arrays again
+            values = value.tolist() if value.ndim == 1 else [np.array(row) for row in value]
+        elif isinstance(value, list | tuple) and len(value) == num_envs:
+            values = value
+        else:
+            values = [value] * num_envs
+        for index in indices:
+            rows[index][key] = values[index]
+    return rows
+
+
+def step_infos(step: VectorStep, num_envs: int) -> list[dict[str, Any]]:
+    """What each copy's step said, also where the copy was reset inside that step."""
+    infos = step.infos or {}
+    of_step = {name for key in _OF_THE_STEP for name in (key, "_" + key)}
+    rows = split_infos({key: value for key, value in infos.items() if key not in of_step}, num_envs)
+    finals = infos.get(_FINAL_INFO)
+    if finals is None or step.final_index is None:
+        return rows
+    final_rows = split_infos(finals, num_envs) if isinstance(finals, Mapping) else finals
+    for index in step.final_index.tolist():
+        rows[index] = dict(final_rows[index] or {})
+    return rows
+
+
+def training_disabled(step: VectorStep, num_envs: int) -> list[int]:
+    """The copies whose step is not to be trained on: its info has a ``training_enabled`` that is false."""
+    infos = step.infos
+    if not infos:
+        return []
+    finals = infos.get(_FINAL_INFO)
+    if isinstance(finals, Mapping):
+        finals = {key: finals[key] for key in (_TRAINING, "_" + _TRAINING) if key in finals}
+    told = {key: infos[key] for key in (_TRAINING, "_" + _TRAINING) if key in infos}
+    if finals is not None and (told or len(finals)):
+        told[_FINAL_INFO] = finals
+    if not told:
+        return []
+    only = VectorStep(step.obs, step.rewards, step.terminateds, step.truncateds, step.final_index, infos=told)
+    rows = step_infos(only, num_envs)
+    return [
+        index
+        for index, info in enumerate(rows)
+        if not info.get(_TRAINING, True) and (step.valid is None or step.valid[index])
+    ]

@@ -20,6 +20,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import io
 import os
 import re
 import subprocess
@@ -44,20 +45,9 @@ from aiorl.config.merge import copied
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
 from aiorl.process.imports import needed_by, python_path
 
-__all__ = [
-    "EnvContext",
-    "EnvCreator",
-    "is_atari_id",
-    "loaded_entry",
-    "name_elsewhere",
-    "register_env",
-    "resolve_env",
-    "unknown_env",
-]
-
 _CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context", "ctx"})
 _SOURCES = {
-    "gym": "aiorl.env.old_gym:old_gym_creator",
+    "gym": "aiorl.env.registry:old_gym_creator",
     "pettingzoo": "aiorl.env.pettingzoo:pettingzoo_creator",
     "envpool": "aiorl.env.envpool:envpool_creator",
 }
@@ -451,3 +441,33 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
             value=context[unknown[0]],
             hint=nearest(unknown[0], known).strip(),
         )
+
+
+def old_gym_creator(name: str) -> Callable[[EnvContext], Any]:
+    """What makes the environment of ``gym:ID``.
+
+    Raises:
+        UnknownEnvError: the package has no such environment.
+        ConfigError: gym or shimmy is not installed.
+    """
+    gym_id = name.removeprefix("gym:")
+    with (
+        needed_by(f"environment {name!r}", "the old gym package", "gym", key="env", value=name),
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),  # it prints a notice there when imported, and warns about NumPy
+    ):
+        warnings.simplefilter("ignore")
+        gym = importlib.import_module("gym")
+        compatibility = importlib.import_module("shimmy.openai_gym_compatibility")
+    known = list(gym.envs.registry)
+    if gym_id not in known:
+        otherwise = "Give the id of an environment of the old gym package."
+        raise unknown_env(name, wanted=gym_id, known=known, otherwise=otherwise)
+
+    def create(context: EnvContext) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "out of date" notices of the old package
+            env = gym.make(gym_id, disable_env_checker=True, **context)
+        return compatibility.GymV26CompatibilityV0(env=env)
+
+    return create

@@ -25,7 +25,7 @@ from aiorl.env.base_env import BaseEnv, FinishedGame, Poll, opening_poll
 from aiorl.env.checks import env_fault
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.env.serial_env import Copies, episode_limit
+from aiorl.env.vector_env import Copies, episode_limit
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import AiorlError, ConfigError, EnvError, InternalError, UnsupportedSpaceError
 from aiorl.process.imports import find_modules_here

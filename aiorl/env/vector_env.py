@@ -1,21 +1,50 @@
-"""VectorEnv: several environments stepped by one call but reset one by one, and its form as a BaseEnv."""
+"""VectorEnv: several environments stepped by one call but reset one by one, and its form as a BaseEnv.
+
+``Copies`` is a VectorEnv of gym-like environments, stepped in turn in the calling thread; observations may be nested.
+``SerialEnv`` is its LockstepEnv, for observations that are single arrays.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from numbers import Integral
 from typing import Any
 
-from aiorl.data.columns import DEFAULT_AGENT_ID
-from aiorl.env.atari import finished_games, game_counters
-from aiorl.env.base_env import BaseEnv, FinishedGame, Poll, opening_poll, stepped_poll
-from aiorl.env.checks import raise_env_fault
-from aiorl.env.gym_like import to_five_values
-from aiorl.env.lockstep import LockstepEnv
-from aiorl.errors import EnvContractError, UnsupportedEnvError
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
 
-__all__ = ["VectorBaseEnv", "VectorEnv"]
+from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.env.base_env import (
+    BaseEnv,
+    FinishedGame,
+    LockstepEnv,
+    Poll,
+    TrainingDisabled,
+    VectorStep,
+    checked_horizon,
+    env_seeds,
+    opening_poll,
+    stepped_poll,
+)
+from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, check_flags, check_rewards, raise_env_fault
+from aiorl.env.gym_like import (
+    check_gym_like,
+    check_seedable,
+    copied,
+    finished_games,
+    game_counters,
+    reset_env,
+    seed_env,
+    to_five_values,
+)
+from aiorl.errors import EnvContractError, UnsupportedEnvError
+from aiorl.process.log_once import report
 
 _UNKNOWN_STEP = -1  # a VectorEnv's environments are at different ones
 _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
@@ -172,3 +201,298 @@ class VectorBaseEnv(BaseEnv):
             and len(value) == self.num_envs
             and all(isinstance(info, Mapping) for info in value)
         )
+
+
+_NEVER = sys.maxsize
+_NUMBERS = (float, int, np.floating, np.integer)
+_SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def episode_limit(env: Any) -> int | None:
+    """Steps after which the environment truncates an episode, from its spec or wrappers; None when unknown."""
+    limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
+    while limit is None and isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            limit = env._max_episode_steps  # the wrapper has no public name for it
+        env = env.env
+    return int(limit) if isinstance(limit, Integral) else None
+
+
+class Copies(VectorEnv):
+    """N gym-like environments, and what their last step gave.
+
+    Attributes:
+        env_id: name for messages.
+        envs: the environments, with the wrappers they were made with.
+        rewards: [N] float64 of the last step.
+        terminateds, truncateds: [N] bool of the last step.
+        infos: of the last step, empty dicts where there is nothing in them.
+        can_begin: some copies can step while the actions of others are not known yet, see ``begin``.
+        check: what an observation must look like where it is a single array; else None.
+        step_count: steps taken.
+        started_at: [N] what ``step_count`` was when the copy's episode began.
+    """
+
+    can_begin: bool = False
+
+    def __init__(self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None) -> None:
+        """Take over the copies; they are closed with this object.
+
+        Args:
+            envs: copies with equal spaces, in any of Gym's dialects.
+            env_id: name for messages.
+            seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
+
+        Raises:
+            UnsupportedEnvError: no environments, or an object that is not gym-like.
+            ConfigError: a seed for environments that cannot be seeded.
+        """
+        if not envs:
+            raise UnsupportedEnvError(f"environment {env_id!r}: no copies were given")
+        for env in envs:
+            check_gym_like(env, env_id)
+            if seed is not None:
+                check_seedable(env, env_id)
+        self.env_id = env_id
+        self.envs = list(envs)
+        self.num_envs = len(envs)
+        self.observation_space = envs[0].observation_space
+        self.action_space = envs[0].action_space
+        self.seeds: list[int | None] = [None] * len(envs)
+        if seed is not None:
+            self.seed(seed)
+        space = self.observation_space
+        self.check = ObservationCheck(env_id, space) if isinstance(space, _SIMPLE) else None
+        self.nested = NestedCheck(env_id, self.observation_space)
+        self.rewards = np.zeros(len(envs), np.float64)
+        self.terminateds = np.zeros(len(envs), np.bool_)
+        self.truncateds = np.zeros(len(envs), np.bool_)
+        self.infos: list[Any] = [{}] * len(envs)
+        self.training_disabled = False
+        self.step_count = 0
+        self.started_at = np.zeros(len(envs), np.int64)
+        self._steps = [env.step for env in envs]
+        self._is_dirty = False
+
+    def seed(self, seed: int) -> None:
+        """Seed the copies as the constructor does, before their next episodes."""
+        self.seeds = list(env_seeds(seed, self.num_envs))
+
+    def new_rows(self) -> Any:
+        """Room for an observation of each copy: an array, or a list where an observation is none."""
+        if self.check is None:
+            return [None] * len(self.envs)
+        return np.empty((len(self.envs), *self.check.shape), self.check.dtype)
+
+    def reset_into(self, rows: MutableSequence[Any] | NDArray[Any], index: int) -> None:
+        """Begin a new episode in one copy; its first observation is written to ``rows[index]``.
+
+        Raises:
+            EnvError: the environment raised, or its observation does not fit its space.
+        """
+        kind = self.check if self.check is not None and isinstance(rows, np.ndarray) else self.nested
+        rows[index] = self._first_obs(index, kind)
+
+    def _first_obs(self, index: int, kind: ObservationCheck | NestedCheck) -> Any:
+        self.started_at[index] = self.step_count
+        seed, env = self.seeds[index], self.envs[index]
+        try:
+            obs, _ = reset_env(env, None if seed is None else seed_env(env, seed))
+            obs = kind.coerce(obs, index, 0)
+        except Exception as error:
+            raise_env_fault(self.env_id, "reset", error, index, 0)
+        self.seeds[index] = None
+        return obs
+
+    def begin(self, copies: slice, actions: Iterable[Any]) -> None:
+        """Begin the step of some copies, where ``can_begin``; ``step_into`` is given all actions and waits for it."""
+        raise NotImplementedError(f"{type(self).__name__} steps one copy after the other")
+
+    def step_into(self, rows: MutableSequence[Any] | NDArray[Any], actions: Iterable[Any]) -> bool:
+        """Step every copy; observations are written to ``rows``, everything else to the attributes.
+
+        Returns: whether an episode ended.
+
+        Raises:
+            EnvError: an environment raised, or returned what does not fit.
+        """
+        if self._is_dirty:
+            self.terminateds.fill(False)
+            self.truncateds.fill(False)
+            self.infos = [{}] * len(self.envs)
+            self._is_dirty = False
+        self.step_count += 1
+        rewards, check = self.rewards, self.check
+        shape, dtype = (check.shape, check.dtype) if check is not None else (None, None)
+        index, ended = 0, False
+        try:
+            for index, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
+                returned = step(action)
+                try:
+                    obs, reward, terminated, truncated, info = returned
+                except (TypeError, ValueError):
+                    obs, reward, terminated, truncated, info = to_five_values(returned)
+                if type(obs) is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
+                    kind = check if check is not None else self.nested
+                    obs = kind.coerce(obs, index, self.step_of(index))
+                rows[index] = obs
+                # an array would take "1" for 1, and None for NaN
+                if type(reward) is not float and not isinstance(reward, _NUMBERS):
+                    reward = as_reward(reward, self.env_id, index, self.step_of(index))
+                rewards[index] = reward
+                if terminated or truncated:
+                    check_flags((terminated, truncated), self.env_id, index, self.step_of(index))
+                    self.terminateds[index] = terminated
+                    self.truncateds[index] = truncated
+                    ended = self._is_dirty = True
+                if info:
+                    self.infos[index] = info
+                    self._is_dirty = True
+                    if "training_enabled" in info and not info["training_enabled"]:
+                        self.training_disabled = True
+        except Exception as error:
+            raise_env_fault(self.env_id, "step", error, index, self.step_of(index))
+        if not math.isfinite(sum(rewards.tolist())):  # or large ones have overflown
+            check_rewards(self.env_id, rewards, self.step_of)
+        if check is not None:
+            assert isinstance(rows, np.ndarray), "rows are an array where observations are"
+            check.check_values(rows, self.step_of)
+        return ended
+
+    def vector_reset(self) -> Sequence[Any]:
+        """See VectorEnv."""
+        return [self.reset_at(index) for index in range(self.num_envs)]
+
+    def reset_at(self, index: int) -> Any:
+        """See VectorEnv; raises as ``reset_into``."""
+        return copied(self._first_obs(index, self.nested))
+
+    def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """See VectorEnv; raises as ``step_into``."""
+        rows = self.new_rows()  # those of the step before may be in use
+        self.step_into(rows, actions)
+        return list(rows), self.rewards.tolist(), self.terminateds.tolist(), self.truncateds.tolist(), self.infos
+
+    def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
+        """See VectorEnv."""
+        return None if self.check is None else SerialEnv(self, horizon=horizon)
+
+    def get_unwrapped(self) -> Sequence[Any]:
+        """The copies, with the wrappers they were made with."""
+        return list(self.envs)
+
+    def cut(self, cut: NDArray[np.bool_]) -> None:
+        """Truncate the episodes of some copies."""
+        self.truncateds |= cut
+        self._is_dirty = True
+
+    def step_of(self, index: int) -> int:
+        """Steps of a copy's episode so far."""
+        return int(self.step_count - self.started_at[index])
+
+    def close(self) -> None:
+        """Close every copy, also if another one raises."""
+        with contextlib.ExitStack() as last_first:
+            for env in reversed(self.envs):
+                if callable(close := getattr(env, "close", None)):
+                    last_first.callback(close)
+
+
+class SerialEnv(LockstepEnv):
+    """Copies as whole arrays, each reset at once when its episode ends.
+
+    Infos go no further, but for one: ``step`` raises TrainingDisabled at a ``training_enabled`` that is false.
+    """
+
+    def __init__(
+        self, envs: Sequence[Any] | Copies, *, env_id: str = "environment", horizon: int | None = None
+    ) -> None:
+        """Take over the environments; they are closed with this object.
+
+        Args:
+            envs: copies with equal spaces.
+            env_id: name for messages.
+            horizon: truncate episodes at this many steps; None or 0 = the environment's own limit, whether the
+                environment keeps to it or not.
+
+        Raises:
+            ConfigError: a horizon above the environment's own limit.
+            UnsupportedEnvError: no environments, or an object that is not gym-like.
+            UnsupportedSpaceError: an observation space without a single array per observation.
+        """
+        copies = envs if isinstance(envs, Copies) else Copies(envs, env_id=env_id)
+        self._copies = copies
+        self._check = copies.check or ObservationCheck(copies.env_id, copies.observation_space)
+        self.env_id = copies.env_id
+        self.num_envs = copies.num_envs
+        self.observation_space = copies.observation_space
+        self.action_space = copies.action_space
+        self.can_begin = copies.can_begin
+        self.max_episode_steps = episode_limit(copies.envs[0])
+        self.limit_episodes(horizon)
+        self._games = game_counters(copies.envs)
+        self._first_cut = _NEVER  # no episode gets as long as max_episode_steps before this step
+        self._actions_as_list = isinstance(self.action_space, spaces.Discrete)
+        self._obs: NDArray[Any] = copies.new_rows()
+        self._result = VectorStep(self._obs, copies.rewards, copies.terminateds, copies.truncateds)
+
+    def limit_episodes(self, horizon: int | None) -> None:
+        """See LockstepEnv."""
+        self.max_episode_steps = checked_horizon(horizon, self.max_episode_steps)
+
+    def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
+        """First observations of new episodes; see LockstepEnv."""
+        copies = self._copies
+        if self.max_episode_steps:
+            self._first_cut = copies.step_count + self.max_episode_steps
+        if seeds is not None:
+            copies.seeds = [int(seed) for seed in seeds]
+        for index in range(self.num_envs):
+            copies.reset_into(self._obs, index)
+        self._check.check_values(self._obs, copies.step_of)
+        return self._obs
+
+    def begin(self, copies: slice, actions: NDArray[Any]) -> None:
+        """See LockstepEnv."""
+        self._copies.begin(copies, actions)
+
+    def step(self, actions: NDArray[Any]) -> VectorStep:
+        """Step every copy in turn; see LockstepEnv."""
+        result, copies, obs_rows = self._result, self._copies, self._obs
+        result.final_index = result.final_obs = None
+        ended = copies.step_into(obs_rows, actions.tolist() if self._actions_as_list else actions)
+        if copies.training_disabled:
+            raise TrainingDisabled(self.env_id)
+        if copies.step_count >= self._first_cut:
+            ended |= self._cut_at_limit(self.max_episode_steps or _NEVER)
+        if ended:
+            done = np.flatnonzero(copies.terminateds | copies.truncateds)
+            report("infos", copies.infos[done[0]])
+            result.final_index = done
+            result.final_obs = obs_rows[done]
+            for row in done.tolist():
+                copies.reset_into(obs_rows, row)
+            self._check.check_values(obs_rows, copies.step_of)
+        return result
+
+    def _cut_at_limit(self, limit: int) -> bool:
+        """Cut the episodes that have come to the limit, and find out when the next one does at the earliest."""
+        copies = self._copies
+        ended = copies.terminateds | copies.truncateds
+        cut = (copies.step_count - copies.started_at >= limit) & ~ended
+        copies.cut(cut)
+        self._first_cut = int(np.where(ended | cut, copies.step_count, copies.started_at).min()) + limit
+        return bool(cut.any())
+
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        """See LockstepEnv."""
+        return finished_games(self._games)
+
+    def close(self) -> None:
+        """Close every copy."""
+        self._copies.close()
+
+    @property
+    def unwrapped(self) -> list[Any]:
+        """The copies without their wrappers."""
+        return [env.unwrapped if isinstance(env, gymnasium.Env) else env for env in self._copies.envs]

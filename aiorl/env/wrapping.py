@@ -1,27 +1,38 @@
-"""The wrappers that a worker puts around environments: a user's, then Atari preprocessing, then the monitor."""
+"""The wrappers that a worker puts around environments: a user's, then Atari preprocessing, then the monitor.
+
+The monitor writes a line of statistics per episode, and videos of some episodes, with Gymnasium's recorders. A folder
+may be used again: statistics are appended, and each start makes a new folder of videos.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
+import numpy as np
+from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
+from numpy.typing import NDArray
 
 from aiorl.config.code import import_object, named_failures
 from aiorl.env.atari import is_atari, wrap_deepmind
 from aiorl.env.gym_like import AsGymnasium, is_gym_like
 from aiorl.env.kinds import kind_of
-from aiorl.env.monitor import monitor_env
 from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry
 from aiorl.errors import ConfigError
+from aiorl.process.imports import install_command
 
 if TYPE_CHECKING:
     from aiorl.config.worker import WorkerConfig  # an environment's own process has no use for what checks settings
 
-__all__ = ["Wrapping"]
 
 logger = logging.getLogger(__name__)
 
@@ -133,3 +144,143 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> gymnasium.
             f"{key} {path!r} gave a {type(made).__name__}, expected a gymnasium.Env.", key=key, value=wrapper
         )
     return made
+
+
+STATS_FILE = "episodes.jsonl"
+
+
+def monitor_env(env: gymnasium.Env[Any, Any], folder: Path) -> gymnasium.Env[Any, Any]:
+    """An environment whose episodes are recorded in a folder.
+
+    Videos are made where the environment renders images (``render_mode: rgb_array``) and moviepy is installed
+    (extra ``video``): of episodes 0, 1, 8, 27 and so on, then of every thousandth.
+
+    Args:
+        env: the environment, with the wrappers that the policy sees.
+        folder: made if it is not there; nobody else writes to it meanwhile.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if env.render_mode not in ("rgb_array", "rgb_array_list"):
+        logger.info("%s: no videos, since its render_mode is %s, not rgb_array", env, env.render_mode)
+    else:
+        # A folder for each start: Gymnasium warns of folders that exist, for it numbers from 0 again.
+        taken = [int(found.name.split("-")[1]) for found in folder.glob("videos-*")]
+        try:
+            env = RecordVideo(env, str(folder / f"videos-{max(taken, default=0) + 1}"), name_prefix="video")
+        except gymnasium.error.DependencyNotInstalled:
+            logger.warning("no videos are recorded: moviepy is missing; %s", install_command("video"))
+    return StatsFile(RecordEpisodeStatistics(env), folder / STATS_FILE)
+
+
+class StatsFile(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Appends one JSON object per finished episode: reward, length, seconds, and the time it ended."""
+
+    def __init__(self, env: RecordEpisodeStatistics[Any, Any], path: Path) -> None:
+        """Write to a file that may exist already."""
+        super().__init__(env)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step, and note an episode's end."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            episode = info["episode"]
+            line = {
+                "reward": float(episode["r"]),
+                "length": int(episode["l"]),
+                "seconds": float(episode["t"]),
+                "ended_at": time.time(),
+            }
+            self._file.write(json.dumps(line) + "\n")
+        return obs, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Close the environment and the file."""
+        super().close()
+        self._file.close()
+
+
+_FPS = 30
+_KINDS = (".mp4", ".mkv", ".mov")
+
+
+class Film:
+    """A video file; what was filmed until an error is kept out of the way of an older one."""
+
+    def __init__(self, path: Path) -> None:
+        """Get ready; the file is made when it is finished.
+
+        Raises:
+            ConfigError: what films need is not installed, or the file can't be one.
+        """
+        if path.suffix.lower() not in _KINDS:
+            raise ConfigError(
+                f"video is {str(path)!r}, expected a file name that ends in {', '.join(_KINDS)}.",
+                key="video",
+                value=str(path),
+            )
+        if not path.absolute().parent.is_dir():
+            raise ConfigError(f"video is {str(path)!r}, whose directory isn't there.", key="video", value=str(path))
+        try:
+            from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"a video needs moviepy: {error}.",
+                key="video",
+                value=str(path),
+                hint=f"Install it with: {install_command('video')}",
+            ) from error
+        self._path = path
+        self._partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+        self._writer_class = FFMPEG_VideoWriter
+        self._writer: Any = None
+        self._size = (0, 0)
+
+    def take(self, env: Any) -> None:
+        """Add a picture of an environment.
+
+        Raises:
+            ConfigError: it makes none.
+        """
+        frame = self._rendered(env)
+        height, width = (side - side % 2 for side in frame.shape[:2])  # what players read
+        if self._writer is None:
+            self._size = (height, width)
+            fps = getattr(env, "metadata", {}).get("render_fps") or _FPS
+            self._writer = self._writer_class(str(self._partial), (width, height), fps, logfile=None)
+        if (height, width) != self._size:
+            raise ConfigError(
+                f"the environment's pictures have changed from {self._size} to {(height, width)} pixels.", key="video"
+            )
+        self._writer.write_frame(np.ascontiguousarray(frame[:height, :width]))
+
+    def _rendered(self, env: Any) -> NDArray[np.uint8]:
+        try:
+            frame = np.asarray(env.render())
+        except Exception as error:
+            # whatever an environment raises that can't
+            raise _no_picture(env, repr(error)) from error
+        if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+            raise _no_picture(env, f"render() gave {frame.dtype} of shape {frame.shape}, not uint8 [height, width, 3]")
+        return frame
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if error is None and self._writer is not None:
+            os.replace(self._partial, self._path)
+        with contextlib.suppress(OSError):
+            self._partial.unlink(missing_ok=True)
+
+
+def _no_picture(env: Any, reason: str) -> ConfigError:
+    inner = getattr(env, "unwrapped", env)
+    name = getattr(getattr(inner, "spec", None), "id", type(inner).__name__)
+    return ConfigError(
+        f"{name} can't be filmed: {reason:.300}.",
+        key="video",
+        hint='It has to take render_mode="rgb_array" and give images by render().',
+    )

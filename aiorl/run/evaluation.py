@@ -19,7 +19,7 @@ from aiorl.acting.saved_run import SavedRun
 from aiorl.compat.dict_callbacks import named_callbacks
 from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
-from aiorl.env.video import Film
+from aiorl.env.wrapping import Film
 from aiorl.errors import ConfigError
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.policies import learned_policies, named_function

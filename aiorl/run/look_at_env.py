@@ -9,12 +9,11 @@ from typing import Any
 import gymnasium
 
 from aiorl.config.schema import CommonConfig
-from aiorl.env.base_env import BaseEnv
+from aiorl.env.base_env import BaseEnv, checked_horizon
 from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.env.gym_like import check_seedable
 from aiorl.env.kinds import EnvFacts, EnvKind, check_can_be_remote, facts_of
-from aiorl.env.lockstep import checked_horizon
-from aiorl.env.serial_env import episode_limit
+from aiorl.env.vector_env import episode_limit
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError
 

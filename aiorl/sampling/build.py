@@ -15,8 +15,8 @@ from aiorl.acting.observation.filters import ObservationFilter
 from aiorl.acting.observation.returns import ReturnFilter, RewardScaler, returns_of
 from aiorl.acting.policy import Policy
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.env.base_env import LockstepEnv
 from aiorl.env.env_maker import EnvMaker, EnvPlan
-from aiorl.env.lockstep import LockstepEnv
 from aiorl.errors import ConfigError
 from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput, noop_output, sampler_input
 from aiorl.process.log_once import log_once

@@ -18,10 +18,9 @@ from aiorl.acting.policy import Policy
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll
-from aiorl.env.copied import copied
-from aiorl.env.lockstep import checked_horizon
-from aiorl.env.serial_env import episode_limit
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, checked_horizon
+from aiorl.env.gym_like import copied
+from aiorl.env.vector_env import episode_limit
 from aiorl.errors import BadRewardError, EnvContractError, UnknownPolicyError
 from aiorl.process.log_once import report, warn_of_long_episode
 from aiorl.sampling.builder import BatchBuilder, Cut, build_batches

@@ -22,8 +22,8 @@ from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
-from aiorl.env.lockstep import LockstepEnv, TrainingDisabled, VectorStep, env_seeds
-from aiorl.env.vector_infos import training_disabled
+from aiorl.env.base_env import LockstepEnv, TrainingDisabled, VectorStep, env_seeds
+from aiorl.env.native_vector_env import training_disabled
 from aiorl.errors import SamplerDied
 from aiorl.process.log_once import report
 from aiorl.sampling.fragments import Assembler, EpisodeCollector, EpisodeTracker

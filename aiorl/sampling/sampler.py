@@ -18,8 +18,7 @@ from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.base_env import as_poll
-from aiorl.env.lockstep import TrainingDisabled
+from aiorl.env.base_env import TrainingDisabled, as_poll
 from aiorl.errors import SamplerDied
 from aiorl.sampling.iteration import Iteration, Output
 from aiorl.sampling.lockstep import Lockstep

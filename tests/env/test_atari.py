@@ -13,14 +13,13 @@ from aiorl.data.obs_layout import layout_of
 from aiorl.env.atari import (
     EpisodicLife,
     FireAtReset,
-    RealGames,
     StackFrames,
     UndrawnFrames,
-    game_counters,
     is_atari,
     wrap_deepmind,
 )
 from aiorl.env.base_env import FinishedGame
+from aiorl.env.gym_like import RealGames, game_counters
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv

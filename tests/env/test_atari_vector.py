@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.env.atari import is_atari, wrap_deepmind
-from aiorl.env.atari_vector import AtariCopies, PreprocessedGame, why_not_atari_vector
+from aiorl.env.atari import AtariCopies, PreprocessedGame, is_atari, why_not_atari_vector, wrap_deepmind
+from aiorl.env.base_env import env_seeds
 from aiorl.env.env_maker import EnvMaker, EnvPlan, make_lockstep_env
-from aiorl.env.lockstep import env_seeds
 from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.env.serial_env import SerialEnv
+from aiorl.env.vector_env import SerialEnv
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError
 

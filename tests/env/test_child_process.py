@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from aiorl.env import remote_child as wire
-from aiorl.env.child_process import ChildProcess
+from aiorl.env.remote_env import ChildProcess
 from aiorl.errors import ConfigError, EnvContractError, EnvError
 
 ECHO = """

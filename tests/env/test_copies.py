@@ -5,11 +5,9 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.env.atari import RealGames
-from aiorl.env.base_env import ALL_AGENTS, FinishedGame
-from aiorl.env.lockstep import SEED_STRIDE
-from aiorl.env.serial_env import Copies, SerialEnv
-from aiorl.env.vector_env import VectorBaseEnv
+from aiorl.env.base_env import ALL_AGENTS, SEED_STRIDE, FinishedGame
+from aiorl.env.gym_like import RealGames
+from aiorl.env.vector_env import Copies, SerialEnv, VectorBaseEnv
 from aiorl.errors import (
     BadObservationError,
     BadRewardError,

@@ -6,20 +6,16 @@ import gymnasium
 import numpy as np
 import pytest
 
-from aiorl.env.atari import RealGames
 from aiorl.env.base_env import BaseEnv
-from aiorl.env.env_maker import choose_vectorize, make_lockstep_env, to_base_env
+from aiorl.env.env_maker import Wanted, choose_vectorize, make_lockstep_env, to_base_env
 from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
-from aiorl.env.lockstep_base_env import LockstepBaseEnv
-from aiorl.env.monitor import STATS_FILE
+from aiorl.env.gym_like import RealGames
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv
-from aiorl.env.native_vector_env import NativeVectorEnv
+from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv
 from aiorl.env.registry import resolve_env
 from aiorl.env.remote_env import RemoteEnv, RemoteSettings
-from aiorl.env.serial_env import SerialEnv
-from aiorl.env.vector_env import VectorBaseEnv, VectorEnv
-from aiorl.env.vector_forms import Wanted
-from aiorl.env.wrapping import Wrapping
+from aiorl.env.vector_env import SerialEnv, VectorBaseEnv, VectorEnv
+from aiorl.env.wrapping import STATS_FILE, Wrapping
 from aiorl.errors import ConfigError, EnvError, UnknownEnvError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv

@@ -12,11 +12,10 @@ from aiorl.acting.policy import Policy
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, SEED_STRIDE
 from aiorl.env.env_maker import EnvMaker, EnvPlan, make_lockstep_env, to_base_env
 from aiorl.env.envpool import AsyncEnvPoolEnv, EnvPoolEnv
-from aiorl.env.lockstep import SEED_STRIDE
-from aiorl.env.lockstep_base_env import LockstepBaseEnv
+from aiorl.env.native_vector_env import LockstepBaseEnv
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError, EnvContractError, UnknownEnvError
 from aiorl.run.look_at_env import look_at_env

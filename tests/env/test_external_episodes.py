@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiorl.env.base_env import ALL_AGENTS
-from aiorl.env.external_episodes import EpisodeTable
+from aiorl.env.external_env import EpisodeTable
 from aiorl.errors import BadRewardError, ClosedEpisodeError, ConfigError, EpisodeTimeout, SamplerDied
 
 
@@ -254,7 +254,7 @@ def test_a_reward_that_is_no_number_is_refused_where_it_is_given():
 
 
 def test_ids_of_ended_episodes_are_remembered_up_to_a_bound(monkeypatch):
-    monkeypatch.setattr("aiorl.env.external_episodes._REMEMBERED", 3)
+    monkeypatch.setattr("aiorl.env.external_env._REMEMBERED", 3)
     table = EpisodeTable(1)
     for number in range(6):
         table.start(str(number), True)

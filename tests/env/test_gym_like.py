@@ -17,7 +17,7 @@ from aiorl.env.gym_like import (
     seed_env_now,
     to_five_values,
 )
-from aiorl.env.serial_env import episode_limit
+from aiorl.env.vector_env import episode_limit
 from aiorl.errors import ConfigError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv
 

@@ -28,17 +28,17 @@ ROOT = Path(__file__).parents[2]
     ("sample", "files"),
     [
         ("envpool", {"envpool.py", "registry.py"}),
-        ("AtariCopies", {"atari_vector.py", "vector_forms.py"}),
+        ("AtariCopies", {"atari.py", "env_maker.py"}),
         ("MultiAgentBaseEnv", {"multi_agent_env.py", "kinds.py"}),
         ("ExternalBaseEnv", {"external_env.py", "kinds.py"}),
-        ("NativeVectorEnv", {"native_vector_env.py", "vector_forms.py", "kinds.py", "envpool.py"}),
+        ("NativeVectorEnv", {"native_vector_env.py", "env_maker.py", "kinds.py", "envpool.py"}),
     ],
 )
 def test_a_kind_is_known_by_its_file_and_by_the_table_that_contributing_names(sample, files):
     knowing = {path.name for path in (ROOT / "aiorl").rglob("*.py") if sample in path.read_text(encoding="utf-8")}
     assert knowing == files
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    tables = {name for name in files if name in ("registry.py", "vector_forms.py", "kinds.py")}
+    tables = {name for name in files if name in ("registry.py", "env_maker.py", "kinds.py")}
     assert all(f"aiorl/env/{name}" in contributing for name in tables)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiorl.env.lockstep import checked_horizon, env_seeds
+from aiorl.env.base_env import checked_horizon, env_seeds
 from aiorl.errors import ConfigError
 
 

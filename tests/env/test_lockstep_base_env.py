@@ -9,10 +9,8 @@ from gymnasium.vector import SyncVectorEnv
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
 from aiorl.env.env_maker import to_base_env
-from aiorl.env.lockstep_base_env import LockstepBaseEnv
-from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.serial_env import Copies
-from aiorl.env.vector_env import VectorBaseEnv
+from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv
+from aiorl.env.vector_env import Copies, VectorBaseEnv
 from aiorl.errors import EnvContractError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 

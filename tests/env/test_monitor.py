@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from aiorl.env.monitor import STATS_FILE, monitor_env
+from aiorl.env.wrapping import STATS_FILE, monitor_env
 from aiorl.testing.envs import CountingEnv
 
 

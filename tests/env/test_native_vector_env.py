@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.serial_env import SerialEnv
+from aiorl.env.vector_env import SerialEnv
 from aiorl.errors import BadObservationError, BadRewardError, EnvError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv, FaultyEnv
 

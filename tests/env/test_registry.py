@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from aiorl.env import registry
 from aiorl.env.registry import EnvContext, EnvCreator, name_elsewhere, register_env, resolve_env
-from aiorl.env.serial_env import SerialEnv, episode_limit
+from aiorl.env.vector_env import SerialEnv, episode_limit
 from aiorl.errors import ConfigError, UnknownEnvError
 from aiorl.testing.envs import CountingEnv, RecallEnv
 

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from aiorl.env.base_env import LockstepEnv, TrainingDisabled
 from aiorl.env.env_maker import make_lockstep_env
-from aiorl.env.lockstep import LockstepEnv, TrainingDisabled
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, UnknownEnvError
 

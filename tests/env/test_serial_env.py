@@ -9,8 +9,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from aiorl.env.lockstep import TrainingDisabled, checked_horizon, env_seeds
-from aiorl.env.serial_env import SerialEnv, episode_limit
+from aiorl.env.base_env import TrainingDisabled, checked_horizon, env_seeds
+from aiorl.env.vector_env import SerialEnv, episode_limit
 from aiorl.errors import (
     BadObservationError,
     BadRewardError,

@@ -7,9 +7,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.env.lockstep import VectorStep
-from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.vector_infos import split_infos, step_infos, training_disabled
+from aiorl.env.base_env import VectorStep
+from aiorl.env.native_vector_env import NativeVectorEnv, split_infos, step_infos, training_disabled
 from aiorl.testing.envs import CountingEnv
 
 # Gymnasium takes a key's values for one kind: that of the first copy that has it

@@ -10,12 +10,10 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.config.worker import WorkerConfig
-from aiorl.env.atari import game_counters
 from aiorl.env.env_maker import EnvMaker, EnvPlan
-from aiorl.env.gym_like import reset_env
-from aiorl.env.monitor import STATS_FILE, StatsFile
+from aiorl.env.gym_like import game_counters, reset_env
 from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.env.wrapping import Wrapping
+from aiorl.env.wrapping import STATS_FILE, StatsFile, Wrapping
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv

@@ -17,7 +17,7 @@ from saved_runs import save_run
 
 import aiorl
 from aiorl.env.registry import register_env
-from aiorl.env.video import _no_picture
+from aiorl.env.wrapping import _no_picture
 from aiorl.errors import ConfigError
 from aiorl.evaluate import main
 from aiorl.offline.readers import FileReader, ReaderOptions

@@ -18,8 +18,8 @@ from aiorl.acting.observation.filters import MeanStdFilter
 from aiorl.acting.observation.preprocessors import IdentityPreprocessor
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.env.external_env import ExternalEnv
-from aiorl.env.monitor import STATS_FILE
 from aiorl.env.multi_agent_env import MultiAgentEnv
+from aiorl.env.wrapping import STATS_FILE
 from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
 from aiorl.offline.io import InputReader, NoopWriter, OutputWriter, SamplerInput
 from aiorl.process.log_once import log_once

@@ -11,10 +11,10 @@ from gymnasium import spaces
 from aiorl.acting.observation.filters import MeanStdFilter
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.base_env import LockstepEnv
 from aiorl.env.env_maker import make_lockstep_env
-from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.serial_env import SerialEnv
+from aiorl.env.vector_env import SerialEnv
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode

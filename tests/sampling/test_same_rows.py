@@ -20,11 +20,10 @@ from aiorl.acting.policy import Policy
 from aiorl.acting.postprocess import gae
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.base_env import TrainingDisabled
 from aiorl.env.env_maker import to_base_env
-from aiorl.env.lockstep import TrainingDisabled
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.serial_env import Copies, SerialEnv
-from aiorl.env.vector_env import VectorBaseEnv
+from aiorl.env.vector_env import Copies, SerialEnv, VectorBaseEnv
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.fragments import FRAGMENT_COLUMNS
 from aiorl.sampling.lockstep import Lockstep

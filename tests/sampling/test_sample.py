@@ -14,8 +14,8 @@ from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
 
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
-from aiorl.env.monitor import STATS_FILE
 from aiorl.env.vector_env import VectorEnv
+from aiorl.env.wrapping import STATS_FILE
 from aiorl.errors import ConfigError
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.offline.io import InputReader, OutputWriter
