@@ -15,8 +15,20 @@ from aiorl.config.command_line import Parser, exit_status
 from aiorl.errors import ConfigError
 from aiorl.process.imports import install_command
 from aiorl.process.replaced_file import replaced
-from aiorl.run.report.experiments import Band, Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
-from aiorl.run.report.plot import INK, PLOT_FILE, finish_axes, plot_learning_curve, time_unit
+from aiorl.run.report.plot import (
+    INK,
+    PLOT_FILE,
+    Band,
+    Experiment,
+    RunCurve,
+    band_of,
+    find_runs,
+    finish_axes,
+    group_runs,
+    interquartile_mean,
+    plot_learning_curve,
+    time_unit,
+)
 from aiorl.text import one_line
 
 if TYPE_CHECKING:

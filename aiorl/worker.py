@@ -13,10 +13,9 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiorl.process.children import FAILED, HOPELESS, KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE, take_handed_over
+from aiorl.process.children import FAILED, HOPELESS, KEYS_VARIABLE, WORKER_ID_VARIABLE, take_handed_over
 from aiorl.process.imports import child_python, find_modules_here, python_path
 
 if TYPE_CHECKING:
@@ -97,7 +96,6 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
     from aiorl.process.children import watch_parent
     from aiorl.process.signals import on_stop_signals
-    from aiorl.process.standard_output import keep_output_in
     from aiorl.process.tasks import tell_of_stray_errors
     from aiorl.run.worker.service import WorkerService
 
@@ -116,8 +114,6 @@ async def _work(args: WorkerArgs) -> int:
     service = WorkerService(ZmqWorkerEndpoint(args.connect, keys=keys), WorkerSession(settings))
     loop = asyncio.get_running_loop()
     tell_of_stray_errors(service.fail)
-    if handed_over[LOG_VARIABLE]:
-        keep_output_in(Path(handed_over[LOG_VARIABLE]))
     if args.exit_with_parent:
         reason = "the process that started this worker is gone"
         watch_parent(lambda: loop.call_soon_threadsafe(service.stop, reason))

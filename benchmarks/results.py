@@ -25,8 +25,8 @@ import numpy as np
 import aiorl
 from aiorl.process.machine import usable_cores
 from aiorl.process.replaced_file import replaced
-from aiorl.run.report.experiments import interquartile_mean
 from aiorl.run.report.loggers import read_results
+from aiorl.run.report.plot import interquartile_mean
 from benchmarks.comparison import comparison_section, read_compared_rows
 from benchmarks.measure import exit_on_sigterm, run_command
 from benchmarks.recordings import MIXED_CARTPOLE, RECORDINGS, DataRow, Recording, default_cache, files_of, read_data_row

@@ -32,7 +32,7 @@ from aiorl.config.address import split_address
 from aiorl.config.files import parse_json, read_regular
 from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import ConfigError
+from aiorl.errors import CheckpointError, ConfigError
 
 __all__ = ["RunDirectory"]
 
@@ -67,7 +67,6 @@ class RunDirectory:
         self.run_id = run_id
         self.last_address = last_address
         self._lock = lock
-        self._address = ""
 
     @property
     def checkpoints(self) -> Path:
@@ -157,7 +156,6 @@ class RunDirectory:
         Raises:
             ConfigError: the file cannot be written.
         """
-        self._address = address
         facts = {"run_id": self.run_id, "address": address, "seed": self._seed}
         temporary = self.path / f"{_RUN}.tmp"
         try:
@@ -167,28 +165,17 @@ class RunDirectory:
             said = f"{self.path / _RUN} can't be written: {error.strerror or error}."
             raise _unusable(self.path, said) from error
 
-    def make_again(self, config: CommonConfig) -> bool:
-        """Make the directory again if it was removed, renamed or replaced since; whether that was so.
+    def check_there(self) -> None:
+        """Check that the directory is still the one that was opened.
 
         Raises:
-            ConfigError: it was so, and it can't be made, or another run is there now.
+            CheckpointError: it was removed, renamed or replaced.
         """
-        if self._lock.is_held:
-            return False
-        _make(self.path, exist_ok=True)
-        lock = _locked(self.path)
-        try:
-            if (self.path / _RUN).exists() and _facts(self.path)[0] != self.run_id:
-                raise _unusable(self.path, f"{self.path} holds another run now.")
-            self._prepare()
-            self.save_config(config)
-            self.save_address(self._address)
-        except ConfigError:
-            lock.release()
-            raise
-        self._lock.release()
-        self._lock = lock
-        return True
+        if not self._lock.is_held:
+            reason = (
+                "the run directory was removed, renamed or replaced while the run went on; nothing more can be saved"
+            )
+            raise CheckpointError(self.path, reason)
 
     def _prepare(self) -> None:
         """Make what is missing, and see that nothing in it leads a writer elsewhere."""

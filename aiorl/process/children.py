@@ -88,13 +88,11 @@ KEYS_VARIABLE = "AIORL_RUN_KEYS"
 """The run's keys, see `aiorl.net.transport.run_keys`."""
 WORKER_ID_VARIABLE = "AIORL_WORKER_ID"
 """The name by which the learner will know the worker."""
-LOG_VARIABLE = "AIORL_WORKER_LOG"
-"""The file that is the worker's standard output and error, by its absolute path."""
 
 
 def take_handed_over() -> dict[str, str]:
     """Take all of it out of this process's environment; what is not there is ""."""
-    return {name: os.environ.pop(name, "") for name in (KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE)}
+    return {name: os.environ.pop(name, "") for name in (KEYS_VARIABLE, WORKER_ID_VARIABLE)}
 
 
 def watch_parent(

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import sys
-import threading
-import time
-from pathlib import Path
 
-__all__ = ["has_reader", "keep_output_from_failing", "keep_output_in"]
-
-_LOOK_S = 1.0
 _without_reader: set[int] = set()
 
 
@@ -35,50 +27,6 @@ def keep_output_from_failing() -> None:
 def has_reader() -> bool:
     """Return whether anybody reads standard output, as far as what was written to it has shown."""
     return 1 not in _without_reader
-
-
-def keep_output_in(path: Path, *, look_s: float = _LOOK_S) -> threading.Thread:
-    """Have standard output and error go to the file of this name, also when the one they go to was removed or renamed.
-
-    Whatever writes to them goes on in the new file, C libraries included. The directory is left for others to make, and
-    what somebody sends elsewhere on purpose stays there.
-
-    Args:
-        path: the file to which both go already.
-        look_s: time between two looks at it.
-    Returns: the thread that looks, started.
-    """
-
-    def look() -> None:
-        ours = os.fstat(1)
-        while True:
-            with contextlib.suppress(OSError):
-                if not _is_at(ours, path):
-                    ours = _send_on_to(path, ours)
-            time.sleep(look_s)
-
-    thread = threading.Thread(target=look, name="log-watch", daemon=True)
-    thread.start()
-    return thread
-
-
-def _is_at(file: os.stat_result, path: Path) -> bool:
-    try:
-        return os.path.samestat(file, path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _send_on_to(path: Path, former: os.stat_result) -> os.stat_result:
-    """Send what goes to the former file to the one that the path names, made if there is none."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        for descriptor in (1, 2):
-            if os.path.samestat(os.fstat(descriptor), former):
-                os.dup2(file, descriptor)
-        return os.fstat(file)
-    finally:
-        os.close(file)
 
 
 class _Lossy(io.FileIO):

@@ -19,7 +19,7 @@ from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.protocol.rates import EventRates
 from aiorl.net.transport.run_keys import to_variable
 from aiorl.net.transport.security import WorkerKeys
-from aiorl.process.children import FAILED, KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE, status_text
+from aiorl.process.children import FAILED, KEYS_VARIABLE, WORKER_ID_VARIABLE, status_text
 from aiorl.process.imports import child_python
 from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildKilled, ChildRestarting, ChildStarted, Supervisor
 from aiorl.process.tasks import Tasks
@@ -133,7 +133,7 @@ class LocalWorkers:
     def _handed_over(self, slot: int) -> dict[str, str]:
         """What only the worker is to know: other users can read a process's arguments, but not its environment."""
         keys = {} if self._keys is None else {KEYS_VARIABLE: to_variable(self._keys)}
-        return {WORKER_ID_VARIABLE: self._worker_ids[slot], LOG_VARIABLE: str(self._log_path(slot).absolute()), **keys}
+        return {WORKER_ID_VARIABLE: self._worker_ids[slot], **keys}
 
     def _handle(self, event: ChildEvent) -> None:
         match event:

@@ -96,7 +96,7 @@ class Run:
         self._is_watched = False
         self._display_logs = DisplayHandler()
         self._display_logs.addFilter(lambda record: not hasattr(record, "shown"))
-        self._files = RunFiles(config, directory, self._tell)
+        self._files = RunFiles(config, directory)
         self._evaluations = Evaluations.of(config, directory.path, self._tell)
         self._stop = StopAt(StopCriteria.of(config), self._evaluations)
         self._picture = ""

@@ -16,7 +16,7 @@ import pytest
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.acting.run_lock import RunLock
-from aiorl.errors import ConfigError
+from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.registry import config_class
 
 
@@ -226,32 +226,15 @@ def test_where_the_file_system_has_no_locks_the_file_is_believed(
             RunLock.acquire(tmp_path)
 
 
-def test_a_directory_that_was_removed_is_made_again_with_all_that_a_resume_needs(tmp_path: Path) -> None:
+def test_a_directory_that_was_removed_or_taken_over_by_another_run_is_told(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     settings = config(run_dir=str(run_dir))
     with RunDirectory.open(settings) as directory:
-        directory.save_address("tcp://127.0.0.1:5557")
-        assert not directory.make_again(settings)
+        directory.check_there()
         shutil.rmtree(run_dir)
-        assert directory.make_again(settings)
-        assert not directory.make_again(settings)
-        with pytest.raises(ConfigError, match="in use"):
-            RunDirectory.open(config(resume=str(run_dir)))
-    with RunDirectory.open(config(resume=str(run_dir))) as again:
-        assert (again.run_id, again.last_address) == (directory.run_id, "tcp://127.0.0.1:5557")
-    assert (run_dir / "config.yaml").exists()
-
-
-def test_a_directory_that_another_run_has_taken_over_is_left_to_it(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    settings = config(run_dir=str(run_dir))
-    with RunDirectory.open(settings) as directory:
-        directory.save_address("tcp://127.0.0.1:1")
-        shutil.rmtree(run_dir)
+        with pytest.raises(CheckpointError, match="was removed"):
+            directory.check_there()
         with RunDirectory.open(settings) as other:
-            other.save_address("tcp://127.0.0.1:2")
-            with pytest.raises(ConfigError, match="in use"):
-                directory.make_again(settings)
-        with pytest.raises(ConfigError, match="holds another run now"):
-            directory.make_again(settings)
-        assert json.loads((run_dir / "run.json").read_text())["run_id"] == other.run_id
+            other.check_there()
+            with pytest.raises(CheckpointError, match="was removed"):
+                directory.check_there()

@@ -1,15 +1,12 @@
-"""A run directory is one learner's; one that is removed under it does not take with it what is learned."""
+"""A run directory is one learner's; a run whose directory is removed fails with a sentence that says so."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import signal
-
-from aiorl.acting.checkpoint import load_newest_valid
 
 
-def test_a_second_learner_is_refused_and_a_removed_directory_is_made_again(processes) -> None:
+def test_a_second_learner_is_refused_and_a_removed_directory_ends_the_run(processes) -> None:
     options = ("--seed=1", "--num-workers=1", "--min-iter-time-s=0.2", "--xla=off", "--train-batch-size=200",
                "--rollout-fragment-length=50", "--num-envs-per-worker=1", "--sgd-minibatch-size=50")  # fmt: skip
     first = processes.learner(*options)
@@ -23,13 +20,5 @@ def test_a_second_learner_is_refused_and_a_removed_directory_is_made_again(proce
     assert (first.run_dir / "result.jsonl").read_text().startswith(results)
 
     shutil.rmtree(first.run_dir)
-    first.wait_for("was removed or renamed; it is made again", 20.0)
-    updates = first.wait_for_result(lambda result: True)["updates_total"]
-    first.wait_for_result(lambda result: result["updates_total"] > updates)
-    first.send(signal.SIGINT)
-    assert first.wait() == 0, first.text
-    assert len(re.findall("was removed or renamed", first.text)) == 1
-    assert "checkpoint" in first.log
-    newest = load_newest_valid(first.run_dir / "checkpoints")
-    assert {"config.yaml", "run.json", "log.txt"} <= {path.name for path in first.run_dir.iterdir()}
-    assert newest.number > updates
+    assert first.wait() == 1, first.text
+    assert "was removed, renamed or replaced" in first.text

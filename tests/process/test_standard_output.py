@@ -66,38 +66,3 @@ os._exit(0)
         environment = {"PYTHONIOENCODING": "utf-8", "PYTHONPATH": ":".join(sys.path)}
         subprocess.run([sys.executable, "-c", script], stdout=out, env=environment, check=True, timeout=60)
     assert (tmp_path / "out").read_text(encoding="utf-8") == "gr\u00fcn\n"
-
-
-def test_output_goes_on_in_the_file_of_the_name_when_the_one_it_went_to_is_removed(tmp_path: Path) -> None:
-    script = """
-import os, sys, time
-from pathlib import Path
-from aiorl.process.standard_output import keep_output_from_failing, keep_output_in
-keep_output_from_failing()
-log, new = Path(sys.argv[1]), Path(sys.argv[2])
-keep_output_in(log, look_s=0.01)
-print("before")
-log.rename(new)
-log.parent.rename(log.parent.with_name("gone"))
-time.sleep(0.05)
-print("while there is no place for it")
-log.parent.mkdir()
-while not (log.exists() and os.path.samefile(log, 1) and os.path.samefile(log, 2)):
-    time.sleep(0.01)
-print("after")
-sys.stderr.write("and errors\\n")
-"""
-    log, renamed = tmp_path / "logs" / "worker-1.txt", tmp_path / "renamed.txt"
-    log.parent.mkdir()
-    with log.open("ab") as out:
-        environment = {"PYTHONPATH": ":".join(sys.path)}
-        subprocess.run(
-            [sys.executable, "-c", script, log, renamed],
-            stdout=out,
-            stderr=out,
-            env=environment,
-            check=True,
-            timeout=60,
-        )
-    assert renamed.read_text() == "before\nwhile there is no place for it\n"
-    assert log.read_text() == "after\nand errors\n"

@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
-
-from aiorl.run.report.appended_file import AppendedFile
-
-__all__ = ["KeptSmall", "LogFile", "rotate"]
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +98,8 @@ class KeptSmall:
                 return
 
 
-class LogFile(logging.Handler):
-    """A log file, made of whole lines; when it can't be written, that is said once and the records are counted.
+class LogFile(logging.FileHandler):
+    """The log of a run; where it can't be written, that is said once and costs nothing else.
 
     Args:
         path: appended to.
@@ -110,14 +107,12 @@ class LogFile(logging.Handler):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-        self._file = AppendedFile(path)
-        self._num_lost = 0
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self._has_failed = False
 
     @classmethod
     def of_run(cls, path: Path) -> Self:
-        """The log of a run: each line says when, how severe and from which module.
+        """Return the log of a run: each line says when, how severe and from which module.
 
         Raises: OSError when it can't be opened for writing.
         """
@@ -125,38 +120,16 @@ class LogFile(logging.Handler):
         log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         return log
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; never raises for what a disk does."""
-        try:
-            line = self.format(record)
-        except Exception:  # a wrong format string: said as logging says it
-            self.handleError(record)
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say once that the disk takes no more; anything else, such as a wrong format string, as logging says it."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
             return
-        try:
-            self._append(line)
-        except OSError as error:
-            self._num_lost += 1
-            if self._num_lost == 1:  # comes here too, and is lost; other handlers show it
-                logger.error("%s can't be written (%s); the run goes on", self._path, error.strerror or error)
-        else:
-            if self._num_lost:
-                num_lost, self._num_lost = self._num_lost, 0
-                logger.warning("%s is written again; %d records in between are missing", self._path, num_lost)
-
-    def open_again(self) -> bool:
-        """Go on in the file that has the name now, since ours may have been removed; False if there can't be one."""
-        with self.lock or contextlib.nullcontext():
-            try:
-                self._file, former = AppendedFile(self._path), self._file
-            except OSError:
-                return False
-            former.close()
-            return True
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-        super().close()
-
-    def _append(self, line: str) -> None:
-        self._file.append(line.encode("utf-8", "backslashreplace") + b"\n")
+        former, self.stream = self.stream, None  # opened by the next record
+        with contextlib.suppress(OSError):
+            if former is not None:
+                former.close()
+        if not self._has_failed:
+            self._has_failed = True  # the next line comes here too, and is lost; other handlers show it
+            logger.error("%s can't be written (%s); the run goes on", self.baseFilename, error.strerror or error)

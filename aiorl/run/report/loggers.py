@@ -1,12 +1,13 @@
 """Results into files: progress.csv, result.jsonl and TensorBoard events.
 
-Every file is only ever appended to in whole records, so a run that is killed leaves at most one damaged last line,
-which a resumed run cuts off, with what is of later iterations than its checkpoint. Files may be of any size: they are
-read line by line. A disk that fails while training is reported once and costs the training nothing.
+result.jsonl is only ever appended to in whole lines, so a run that is killed leaves at most one damaged last line,
+which a resumed run cuts off, with the results of later iterations than its checkpoint. Files may be of any size: they
+are read line by line. A disk that fails while training is reported once and costs the training nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import io
@@ -17,9 +18,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self
 
 import numpy as np
 import orjson
@@ -27,38 +29,25 @@ import orjson
 from aiorl.config.code import check_takes, import_object, named_failures
 from aiorl.config.files import open_regular
 from aiorl.errors import ConfigError, nearest
-from aiorl.process.imports import want_packages
+from aiorl.process.imports import missing, want_packages
 from aiorl.process.replaced_file import replaced
-from aiorl.run.report.appended_file import AppendedFile
-from aiorl.run.report.tensorboard_events import EventFile
-from aiorl.run.report.whole_lines import MAX_LINE_BYTES, TooLongLine, last_lines, sampled_lines, whole_lines
-
-__all__ = [
-    "CSV_FILE",
-    "JSONL_FILE",
-    "CsvLogger",
-    "JsonlLogger",
-    "Logger",
-    "Loggers",
-    "TensorBoardLogger",
-    "check_loggers",
-    "each_result",
-    "flatten",
-    "make_loggers",
-    "open_loggers",
-    "read_results",
-]
 
 _log = logging.getLogger(__name__)
 
 CSV_FILE = "progress.csv"
 JSONL_FILE = "result.jsonl"
+MAX_LINE_BYTES = 16 << 20
+"""A longer line of result.jsonl is none of ours: the file is damaged, or not what it is taken for."""
 
 _NAMED = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
 """Short names of loggers, which are those of the packages that they need."""
 _MAX_COLUMNS = 2000
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _SMALL_FILE = 1 << 20  # bytes that are rewritten without a thought
+_READ_WHOLE_BYTES = 32 << 20
+_SAMPLES = 1000
+_END_BYTES = 1 << 20
+_MAX_WAITING = 64
 
 
 class Logger(Protocol):
@@ -79,28 +68,59 @@ class Logger(Protocol):
         ...
 
 
+class _AppendedFile:
+    """A file that grows by whole records: one that doesn't fit on the disk is taken off again.
+
+    Args:
+        path: made if it isn't there.
+    Raises: OSError when it can't be opened for writing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, record: bytes) -> None:
+        """Write a record.
+
+        Raises: OSError when it can't be stored.
+        """
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            left = memoryview(record)
+            while left:  # a write that comes short says nothing; the next one says why
+                left = left[self._file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), end)
+            raise
+
+    def close(self) -> None:
+        """Close the file; more calls do nothing."""
+        self._file.close()
+
+
 class JsonlLogger:
     """result.jsonl: one result a line, all keys, strict JSON (NaN and infinities become null).
 
-    A file whose last line is longer than any may be is none of ours: it is renamed, and a new one begun.
-
     Args:
         path: file to append to.
-        resume_after: drop what is there of later training iterations; None keeps all.
+        resume_after: drop results of later training iterations; None keeps all.
     Raises: OSError when the file can't be written.
     """
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
         if path.exists():
-            try:
-                _cut(path, _end_of_kept_lines(path, resume_after))
-            except TooLongLine as error:
-                aside = _set_aside(path)
-                _log.warning("%s is damaged (%s): it is %s now, and a new one is begun", path, error, aside.name)
-        self._file = AppendedFile(path)
+            kept_to = 0
+            for end, result in _results(path):
+                found = result.get("training_iteration")
+                if isinstance(found, int) and (resume_after is None or found <= resume_after):
+                    kept_to = end
+            if path.stat().st_size > kept_to:
+                os.truncate(path, kept_to)
+        self._file = _AppendedFile(path)
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Records one result."""
+        """Record a result."""
         line = json.dumps(to_json(result), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         if len(line) > MAX_LINE_BYTES:
             text = f"a result takes {len(line):,} bytes, more than the {MAX_LINE_BYTES:,} that it may have"
@@ -108,102 +128,144 @@ class JsonlLogger:
         self._file.append(line)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
 class CsvLogger:
-    """progress.csv: the numbers and words of each result, nested names joined by /, lists left out.
+    """progress.csv: the finite numbers and words of each result, nested names joined by /, lists left out.
 
-    Columns stay where they are once written, 2,000 at most. A result that brings a new one makes the file be rewritten
-    with that column at the end, empty in earlier rows; the old file is replaced at once or not at all. A large file is
-    rewritten only after it has grown by an eighth, so names that never end cost no more than the rows do.
+    It holds the results of the result.jsonl beside it, which is to be written first. Columns stay where they are, 2,000
+    at most. A result that brings a new one makes the file be written anew, from result.jsonl, with that column at the
+    end; the old file is replaced at once or not at all. A large file is written anew only after it has grown by an
+    eighth, so names that never end cost no more than the rows do.
 
     Args:
-        path: file to append to.
-        resume_after: drop what is there of later training iterations; None keeps all.
+        path: the file.
     Raises: OSError when the file can't be written.
     """
 
-    def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
-        self._path = path
-        header: list[str] = []
-        if path.exists():
-            header, kept_to = _end_of_kept_rows(path, resume_after)
-            _cut(path, kept_to)
-        self._columns = dict.fromkeys(header[:_MAX_COLUMNS])
-        if len(header) > _MAX_COLUMNS:
-            _replace(path, self._lines(self._columns, (row[:_MAX_COLUMNS] for row in _rows(path))))
-        self._file: AppendedFile | None = AppendedFile(path)
-        self._grown = path.stat().st_size
+    def __init__(self, path: Path) -> None:
+        self._path, self._source = path, path.with_name(JSONL_FILE)
+        self._file: _AppendedFile | None = None
+        self._columns: dict[str, None] = {}
         self._has_said_full = False
+        self._write_anew(name for _, result in self._stored() for name, _ in flatten(result))
+        self._file = _AppendedFile(path)
+        self._grown = self._size  # it may be widened at once
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Records one result."""
+        """Record a result."""
         row = dict(flatten(result))
         new = [name for name in row if name not in self._columns]
-        if new:
-            self._widen(new)
+        if new and (self._size <= _SMALL_FILE or self._grown >= self._size / 8) and self._write_anew(new):
+            return
         if self._file is None:
-            self._file = AppendedFile(self._path)
-        line = self._line(row.get(name) for name in self._columns).encode("utf-8", "backslashreplace")
+            self._file = _AppendedFile(self._path)
+        line = _csv_line(row.get(name) for name in self._columns)
         self._file.append(line)
+        self._size += len(line)
         self._grown += len(line)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
-    def _widen(self, new: list[str]) -> None:
-        room = _MAX_COLUMNS - len(self._columns)
-        if len(new) > room and not self._has_said_full:
-            self._has_said_full = True
-            text = "%s has as many columns as it may have, %d; %r and all further ones are in %s only"
-            _log.warning(text, self._path, _MAX_COLUMNS, new[room], JSONL_FILE)
-        new = new[:room]
-        size = self._path.stat().st_size
-        if not new or (size > _SMALL_FILE and self._grown < size / 8):
-            return
-        wider = {**self._columns, **dict.fromkeys(new)}
-        _replace(self._path, self._lines(wider, ([*row, *[""] * len(new)] for row in _rows(self._path))))
-        self._columns, self._grown = wider, 0
+    def _stored(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        return _results(self._source) if self._source.exists() else iter(())
+
+    def _write_anew(self, names: Iterable[str]) -> bool:
+        """Write all results with these columns behind the others; False where there is no room for a new one."""
+        columns = dict(self._columns)
+        for name in names:
+            if len(columns) < _MAX_COLUMNS:
+                columns[name] = None
+            elif name not in columns and not self._has_said_full:
+                self._has_said_full = True
+                text = "%s has as many columns as it may have, %d; %r and all further ones are in %s only"
+                _log.warning(text, self._path, _MAX_COLUMNS, name, JSONL_FILE)
+        if self._columns and len(columns) == len(self._columns):
+            return False
+        with replaced(self._path) as temporary, temporary.open("wb") as file:
+            if columns:
+                file.write(_csv_line(columns))
+            for _, result in self._stored():
+                row = dict(flatten(result))
+                file.write(_csv_line(row.get(name) for name in columns))
+            self._size = file.tell()
+        self._columns, self._grown = columns, 0
         if self._file is not None:
             self._file.close()
-            self._file = None  # the one before is gone; opened anew by what writes next, which may fail
+            self._file = None  # the one before is gone; opened anew by the next result, which may fail
+        return True
 
-    def _lines(self, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
-        yield self._line(columns)
-        yield from map(self._line, rows)
 
-    @staticmethod
-    def _line(cells: Iterable[object]) -> str:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow(["" if cell is None else cell for cell in cells])
-        return text.getvalue()
+def _csv_line(cells: Iterable[object]) -> bytes:
+    text = io.StringIO()
+    finite = ("" if cell is None or (isinstance(cell, float) and not math.isfinite(cell)) else cell for cell in cells)
+    csv.writer(text, lineterminator="\n").writerow(finite)
+    return text.getvalue().encode("utf-8", "backslashreplace")
 
 
 class TensorBoardLogger:
-    """Event files for TensorBoard: each number of a result over the env steps sampled.
+    """Event files for TensorBoard, by TensorFlow: each number of a result over the env steps sampled.
+
+    The file is made by the first result. A writer that fails is replaced by another one, with a file of its own.
 
     Args:
         directory: where the event file is made.
-        resume_after: tells TensorBoard to forget points past this many env steps; None for a new run.
-    Raises: OSError when the file can't be written; ImportError when tensorboard isn't installed.
+        resume_after_step: tells TensorBoard to forget points past this many env steps; None for a new run.
     """
 
     def __init__(self, directory: Path, *, resume_after_step: int | None = None) -> None:
-        self._file = EventFile(directory, resume_after_step=resume_after_step)
+        self._directory, self._resume_after_step = str(directory), resume_after_step
+        self._writer: Any = None
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Records one result."""
-        values = {name: float(value) for name, value in flatten(result) if _is_number(value) and name != "timestamp"}
-        wall_time = float(result.get("timestamp") or time.time())
-        self._file.append(values, step=int(result.get("timesteps_total", 0)), wall_time=wall_time)
+        """Record a result.
+
+        Raises: OSError when it can't be stored.
+        """
+        import tensorflow as tf  # loaded already where there are results
+
+        values = {name: value for name, value in flatten(result) if _is_number(value) and name != "timestamp"}
+        v1 = tf.compat.v1
+        event = v1.Event(
+            wall_time=float(result.get("timestamp") or time.time()),
+            step=int(result.get("timesteps_total", 0)),
+            summary=v1.Summary(value=[v1.Summary.Value(tag=name, simple_value=one) for name, one in values.items()]),
+        )
+        try:
+            with tf.device("CPU"):
+                if self._writer is None:
+                    self._open(tf)
+                self._append(tf, event)
+        except tf.errors.OpError as error:
+            self._writer = None
+            raise OSError(error.message) from error
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Close the file."""
+        if self._writer is not None:
+            import tensorflow as tf
+
+            tf.raw_ops.CloseSummaryWriter(writer=self._writer)
+            self._writer = None
+
+    def _open(self, tf: Any) -> None:
+        self._writer = tf.raw_ops.SummaryWriter(shared_name=f"aiorl-{time.monotonic_ns()}", container="")
+        tf.raw_ops.CreateSummaryFileWriter(
+            writer=self._writer, logdir=self._directory, max_queue=10, flush_millis=10_000, filename_suffix=""
+        )
+        if self._resume_after_step is not None:
+            start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+            step, self._resume_after_step = self._resume_after_step + 1, None
+            self._append(tf, tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start))
+
+    def _append(self, tf: Any, event: Any) -> None:
+        tf.raw_ops.ImportEvent(writer=self._writer, event=event.SerializeToString())
+        tf.raw_ops.FlushSummaryWriter(writer=self._writer)
 
 
 class Loggers:
@@ -249,6 +311,53 @@ class Loggers:
         if name not in self._failing:
             self._failing.add(name)
             _log.error("%s can't be written (%s)%s", name, getattr(error, "strerror", None) or error, follows)
+
+
+class BackgroundLogger:
+    """Writes with another logger, in a thread of its own: in order, and at once unless the disk is slow.
+
+    What the other logger raises comes out of the next call of any method.
+    """
+
+    def __init__(self, logger: Logger) -> None:
+        """Take a logger over; no thread is started before the first result."""
+        self._logger = logger
+        self._thread: ThreadPoolExecutor | None = None
+        self._waiting: list[Future[None]] = []
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Have a result written as it is now; wait only where very many are still to be."""
+        self._waiting = [one for one in self._waiting if not one.done() or one.exception()]
+        if len(self._waiting) >= _MAX_WAITING or any(one.done() for one in self._waiting):
+            self.flush()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "aiorl-results")
+        copy = _copied(result)
+        try:
+            self._waiting.append(self._thread.submit(self._logger.write, copy))
+        except RuntimeError:  # Python is ending, and has no threads any more
+            self._logger.write(copy)
+
+    def flush(self) -> None:
+        """Wait until all is written."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one.result()
+
+    def close(self) -> None:
+        """Write what is still to be written, end the thread and close the other logger."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._logger.close)
+            if self._thread is not None:
+                stack.callback(self._thread.shutdown)
+            self.flush()
+
+
+def _copied(value: Any) -> Any:
+    """The same plain data, whatever its owner does with it from now on."""
+    if isinstance(value, Mapping):
+        return {name: _copied(inner) for name, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]], Logger]]:
@@ -311,19 +420,16 @@ def open_loggers(
         run_dir: an existing directory.
         resume_iteration: iteration of the checkpoint that the run goes on from: later results are taken off.
         resume_step: its `timesteps_total`.
-        tensorboard: also write event files; left out with a warning when the package isn't installed.
+        tensorboard: also write event files, where there is TensorFlow.
     Raises: ConfigError when a file can't be written.
     """
     try:
         named: dict[str, Logger] = {
             str(run_dir / JSONL_FILE): JsonlLogger(run_dir / JSONL_FILE, resume_after=resume_iteration),
-            str(run_dir / CSV_FILE): CsvLogger(run_dir / CSV_FILE, resume_after=resume_iteration),
+            str(run_dir / CSV_FILE): CsvLogger(run_dir / CSV_FILE),
         }
-        if tensorboard:
-            try:
-                named["the TensorBoard event file"] = TensorBoardLogger(run_dir, resume_after_step=resume_step)
-            except ImportError:
-                _log.warning("tensorboard is not installed, so no event files are written")
+        if tensorboard and not missing(["tensorflow"]):
+            named["the TensorBoard event file"] = TensorBoardLogger(run_dir, resume_after_step=resume_step)
     except OSError as error:
         raise ConfigError(
             f"The run directory {run_dir} can't be written: {error.strerror or error}.",
@@ -343,13 +449,8 @@ def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
     """
     path = run_dir / JSONL_FILE
     with open_regular(path) as file:
-        try:
-            for line in sampled_lines(file):
-                result = _json(line)
-                if isinstance(result, dict):
-                    yield result
-        except TooLongLine as error:
-            _log.warning("%s is damaged: %s; what follows is left out", path, error)
+        for _, result in _parsed(path, _sampled_lines(file)):
+            yield result
 
 
 def read_results(run_dir: Path) -> list[dict[str, Any]]:
@@ -391,98 +492,79 @@ def to_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | bool) else str(value)
 
 
-def _end_of_kept_lines(path: Path, resume_after: int | None) -> int:
-    """Where the last line of result.jsonl ends that a resumed run keeps: sought from the end, where it is near.
+class _TooLongLine(OSError):
+    """A line is longer than any may be."""
 
-    Raises: TooLongLine where a line is longer than any may be.
-    """
+
+def _results(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield where each line of a result.jsonl ends, and its result; those that are damaged are passed over."""
     with open_regular(path) as file:
-        for end, line in last_lines(file):
-            if resume_after is None or _is_kept(_iteration(_json(line)), resume_after):
-                return end
-    return 0
+        yield from _parsed(path, _whole_lines(file))
 
 
-def _end_of_kept_rows(path: Path, resume_after: int | None) -> tuple[list[str], int]:
-    """The names of the columns of a CSV file, and where the last row ends that a resumed run keeps."""
-    header: list[str] = []
-    kept_to = 0
-    for end, row in _table(path):
-        if not header:
-            header, kept_to = row, end
-        elif _is_kept(_csv_iteration(header, row), resume_after):
-            kept_to = end
-    return header, kept_to
-
-
-def _rows(path: Path) -> Iterator[list[str]]:
-    """The rows of a CSV file below its header, each with a cell for every name."""
-    table = (row for _, row in _table(path))
-    header = next(table, [])
-    for row in table:
-        yield [*row, *[""] * (len(header) - len(row))]
-
-
-def _table(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a CSV file, the header first: where each ends, and its cells; those that are damaged end it."""
-    begins, ends, is_quoted = 1, 0, False  # lines of the row
-    row: list[bytes] = []
+def _parsed(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        with open_regular(path) as file:
-            for number, (end, line) in enumerate(whole_lines(file), start=1):
-                row.append(line)
-                is_quoted ^= line.count(b'"') % 2 == 1
-                if is_quoted and end - ends <= MAX_LINE_BYTES:
-                    continue  # a line break within a cell
-                yield end, next(csv.reader([b"".join(row).decode("utf-8", "replace")]))
-                row.clear()
-                begins, ends = number + 1, end
-        if row:
-            raise csv.Error("a quote has no end")
-    except (csv.Error, TooLongLine) as error:
-        text = "%s is damaged in line %d (%s); its rows from there on are dropped, %s has them"
-        _log.warning(text, path, begins, error, JSONL_FILE)
-
-
-def _cut(path: Path, end: int) -> None:
-    if path.stat().st_size > end:
-        os.truncate(path, end)
-
-
-def _set_aside(path: Path) -> Path:
-    """Give a file a name that no other has."""
-    names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
-    aside = next(name for name in names if not os.path.lexists(name))
-    return path.rename(aside)
-
-
-def _replace(path: Path, lines: Iterable[str]) -> None:
-    with replaced(path) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(lines)
-
-
-def _is_kept(iteration: int | None, resume_after: int | None) -> bool:
-    return iteration is not None and (resume_after is None or iteration <= resume_after)
+        for end, line in lines:
+            result = _json(line)
+            if isinstance(result, dict):
+                yield end, result
+    except _TooLongLine as error:
+        _log.warning("%s is damaged: %s; what follows is left out", path, error)
 
 
 def _json(line: bytes) -> Any:  # Any: whatever JSON holds
-    """What a line holds; None if it is no JSON."""
+    """Return the content of a line; None if it is no JSON."""
     try:
         return orjson.loads(line)
     except ValueError:
-        return None
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(line)  # half a pair of surrogates is text to it
+    return None
 
 
-def _iteration(result: Any) -> int | None:  # Any: whatever JSON holds
-    found = result.get("training_iteration") if isinstance(result, dict) else None
-    return found if isinstance(found, int) else None
+def _whole_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield lines from where a file stands: where each one ends, and its content, the newline included.
+
+    A last line without its end is none: whoever wrote it was killed, or writes it now.
+
+    Raises: _TooLongLine where a line is longer than any may be.
+    """
+    at = file.tell()
+    while line := file.readline(MAX_LINE_BYTES):
+        if not line.endswith(b"\n"):
+            if len(line) == MAX_LINE_BYTES:
+                raise _TooLongLine(
+                    f"a line about byte {at:,} is longer than the {MAX_LINE_BYTES:,} bytes that one may have"
+                )
+            return
+        at += len(line)
+        yield at, line
 
 
-def _csv_iteration(header: list[str], row: list[str]) -> int | None:
-    try:
-        return int(row[header.index("training_iteration")])
-    except (ValueError, IndexError):
-        return None
+def _sampled_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield all lines of a file of moderate size; of a larger one a thousand, evenly spread, also the first and last.
+
+    Raises: _TooLongLine where a line is longer than any may be.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size <= _READ_WHOLE_BYTES:
+        yield from _whole_lines(file)
+        return
+    read_to = 0
+    for start in range(0, size, size // _SAMPLES):
+        if start < read_to:
+            continue
+        file.seek(start)
+        lines = _whole_lines(file)
+        if start:
+            next(lines, None)  # the rest of one
+        for end, line in itertools.islice(lines, 1):
+            read_to = end
+            yield end, line
+    file.seek(max(read_to, size - _END_BYTES))
+    *_, last = [(0, b""), *_whole_lines(file)]
+    if last[0] > read_to:
+        yield last
 
 
 def _is_number(value: object) -> bool:

@@ -418,7 +418,7 @@ class Trainer:
         self._directory = RunDirectory.open(self.config)
         self.logdir = str(self._directory.path)
         self._log = RunLog(self._directory, self.config)
-        self._files = RunFiles(self.config, self._directory, self._tell)
+        self._files = RunFiles(self.config, self._directory)
         self._logger: Logger | None = None
         self._is_stopped = self._is_built = False
         _running.add(self)

