@@ -92,6 +92,20 @@ def test_no_two_files_import_each_other() -> None:
     assert circle(imports) == []
 
 
+@pytest.mark.parametrize(("algo", "most"), [("ppo", 17), ("dqn", 25), ("sac", 27)])
+def test_few_files_of_learning_stand_behind_an_algorithm(algo: str, most: int) -> None:
+    """Its imports, and theirs, those within functions included; may only fall."""
+    room = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text("utf-8")
+        for path in (ROOT / "aiorl" / "learning").rglob("*.py")
+    }
+    imports, behind, todo = imported_modules(room), set(), [f"aiorl.learning.algorithms.{algo}"]
+    while todo:
+        behind.add(module := todo.pop())
+        todo += imports[module] - behind
+    assert len(behind) <= most, sorted(behind)
+
+
 def test_a_circle_would_be_found() -> None:
     assert circle(imported_modules({"a": "import b", "b": "from c import d", "c": "try:\n import a\nfinally: pass"}))
     assert circle(imported_modules({"a": "import b", "b": "def use():\n import a"}))

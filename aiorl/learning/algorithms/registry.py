@@ -50,7 +50,7 @@ def _checked(found: Any, path: str) -> type[Algorithm]:
     """What a path names, if that is an algorithm which a run can find again by its config."""
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise ConfigError(
-            f"algo is {path!r}, which is {found!r:.200}, not a class of aiorl.learning.algorithms.Algorithm.",
+            f"algo is {path!r}, which is {found!r:.200}, not a class of aiorl.algorithms.Algorithm.",
             key="algo", value=path, hint="docs/new_algorithm.md shows one.",
         )  # fmt: skip
     kind: Any = getattr(found, "config_class", None)

@@ -201,27 +201,3 @@ def test_new_obs_is_a_column_however_it_is_kept() -> None:
         np.testing.assert_array_equal(buffers.column(batch, c.NEW_OBS)[:8], expected.reshape(8, 3))
         batch = buffers.sequences([kept], 2, 5)
         np.testing.assert_array_equal(buffers.column(batch, c.NEW_OBS)[:, :4], expected.swapaxes(0, 1))
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        ({c.LAST_OBS: np.zeros((3, 3), np.float32)}, "last_obs"),
-        ({c.LAST_OBS: np.zeros((2, 3), np.complex64)}, "last_obs"),
-        ({c.LAST_OBS: None}, "new_obs"),
-        ({c.FINAL_INDEX: np.array([[4, 0]], np.int32)}, "final_index"),
-        ({c.FINAL_INDEX: np.array([[0, -1]], np.int32)}, "final_index"),
-        ({c.FINAL_INDEX: np.zeros((1, 3), np.int32)}, "final_index"),
-        ({c.FINAL_INDEX: None}, "final_obs|final_index"),
-        ({c.FINAL_OBS: np.zeros((2, 3), np.float32)}, "final_obs"),
-        ({c.FINAL_OBS: None}, "final_obs"),
-    ],
-)
-def test_what_no_new_obs_can_be_made_of_is_refused_by_name(damage: dict[str, Any], said: str) -> None:
-    buffers = BatchBuffers((ColumnSpec(c.OBS, (3,)), ColumnSpec(c.NEW_OBS, (3,))))
-    made = {name: array for name, array in fragment(4, 2).items() if name in (c.OBS, c.LAST_OBS)}
-    made |= {c.FINAL_INDEX: np.array([[1, 0]], np.int32), c.FINAL_OBS: np.full((1, 3), 9, np.float32)}
-    buffers.check(made)
-    damaged = {name: array for name, array in (made | damage).items() if array is not None}
-    with pytest.raises(BatchError, match=said):
-        buffers.check(damaged)

@@ -148,7 +148,7 @@ def test_warming_up_changes_neither_weights_nor_optimiser_nor_random_states(
     assert before.values == after.values
 
 
-@ALL
+@ONE
 def test_the_same_seed_and_batches_give_bit_equal_weights(setup: Callable[..., Setup], name: str) -> None:
     first, second, other = setup(name), setup(name), setup(name, seed=99)
     for seed in range(3):

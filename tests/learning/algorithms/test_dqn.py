@@ -377,18 +377,6 @@ def test_columns_that_nobody_asked_for_are_refused() -> None:
             algorithm.check_fragment({**fragment, name: column})
 
 
-def test_a_fragment_that_would_spoil_the_replay_is_refused() -> None:
-    algorithm = DQN(make_config(), make_model(make_config()))
-    fragment = make_fragment(1)
-    algorithm.check_fragment(fragment)
-    fragment[c.N_STEP_RETURNS][0, 0] = np.nan
-    with pytest.raises(BatchError, match="n_step_returns"):
-        algorithm.check_fragment(fragment)
-    del fragment[c.DISCOUNTS]
-    with pytest.raises(BatchError):
-        algorithm.check_fragment(fragment)
-
-
 PRIORITISED = {"prioritized_replay": True, "worker_priorities": True, "prioritized_replay_alpha": 1.0}
 
 
@@ -417,13 +405,6 @@ def test_rows_are_drawn_by_what_workers_sent_until_they_are_trained_on() -> None
 def feed_these(algorithm: DQN, fragments: Any) -> None:
     for fragment in fragments:
         algorithm.update(algorithm.make_batch([fragment]), 0)
-
-
-def test_what_a_worker_sends_for_priorities_is_refused_where_nobody_asked_for_it() -> None:
-    config = make_config(prioritized_replay=True)
-    algorithm = DQN(config, make_model(config))
-    with pytest.raises(BatchError, match="priorities"):
-        algorithm.check_fragment(with_priorities(3))
 
 
 @pytest.mark.parametrize(
@@ -458,20 +439,6 @@ def test_the_next_update_after_a_restore_is_equal_to_the_bit(trained: tuple[DQN,
     config = make_config(prioritized_replay=True)
     second = DQN(config, make_model(config, seed=5))
     assert_goes_on_to_the_bit(trained[0], second, lambda algorithm: feed(algorithm, range(50, 53)))
-
-
-def test_what_is_stored_may_be_left_out_of_checkpoints() -> None:
-    config = make_config(checkpoint_replay=False)
-    algorithm = DQN(config, make_model(config))
-    assert not algorithm.stores_experience
-    assert algorithm.hold_experience() is None
-
-
-def test_experience_of_another_replay_is_refused(trained: tuple[DQN, list[Any]]) -> None:
-    _, values, pieces = saved(trained[0])
-    other = DQN(make_config(), make_model(make_config()))
-    with pytest.raises(CheckpointError, match="replay"):
-        other.restore_experience(values, pieces)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import aiorl
 from aiorl.config.check import OTHER_ALGORITHMS
 from aiorl.config.files import parse_value
 from aiorl.config.merge import deep_update
@@ -67,6 +68,10 @@ def test_each_algorithm_has_its_class_and_a_config_that_names_it(name: str) -> N
     assert issubclass(found, Algorithm)
     assert found.config_class is config_class(name.upper())
     assert config_class(name)().algo == name
+    kind = ALGORITHMS[name]
+    assert getattr(aiorl, f"{kind}Config") is found.config_class
+    assert getattr(aiorl, f"{kind}Trainer")._name == name
+    assert (Path(__file__).parents[3] / "docs" / "algorithms" / f"{name}.md").is_file()
 
 
 def test_plans_are_made_without_tensorflow() -> None:
@@ -119,8 +124,8 @@ def test_an_algorithm_of_a_users_own_goes_by_its_import_path(my_algorithms: None
     [
         ("my_algorithms:Mime", "'my_algorithms' has no 'Mime'.*Did you mean 'Mine'"),
         ("my_algorithm:Mine", "importing 'my_algorithm' failed.*PYTHONPATH"),
-        ("my_algorithms:changed", "not a class of aiorl.learning.algorithms.Algorithm"),
-        ("my_algorithms:MineConfig", "not a class of aiorl.learning.algorithms.Algorithm"),
+        ("my_algorithms:changed", "not a class of aiorl.algorithms.Algorithm"),
+        ("my_algorithms:MineConfig", "not a class of aiorl.algorithms.Algorithm"),
         ("my_algorithms:Renamed", "PGConfig says 'pg'.*have the default \"my_algorithms:Renamed\""),
         ("my_algorithms:Bare", "not a class of configs"),
     ],

@@ -46,14 +46,6 @@ def test_a_dense_stack_is_matrix_products_with_the_activation_between():
     assert stack.num_outputs == 4
 
 
-def test_without_layers_a_stack_flattens():
-    stack = make_stack(np.random.default_rng(0), (2, 3), (), (), "tanh")
-    obs = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
-    np.testing.assert_array_equal(stack(obs), obs.reshape(2, 6))
-    assert stack.num_outputs == 6
-    assert stack.named_variables() == {}
-
-
 def test_a_conv_stack_is_a_plain_convolution():
     stack = make_stack(np.random.default_rng(0), (7, 6, 2), [(3, (3, 2), (2, 1))], (5,), "linear", scale=1.0 / 255.0)
     obs = np.random.default_rng(1).integers(0, 256, (2, 7, 6, 2), dtype=np.uint8)

@@ -47,24 +47,6 @@ def test_a_sequence_without_resets_is_that_of_the_keras_layer(kind, layer):
 
 
 @pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_sequence_with_resets_is_the_cell_stepped_by_hand(kind, jit_compile):
-    cell = shuffled(kind(np.random.default_rng(0), D, H))
-    features, resets = data()
-    assert resets[2:].any()
-    start = [np.full((B, H), 0.5, np.float32) for _ in range(cell.num_states)]
-    compiled = tf.function(lambda *inputs: run_sequence(cell, inputs[0], inputs[1], inputs[2]), jit_compile=jit_compile)
-    outputs, last = compiled(tf.constant(features), [tf.constant(item) for item in start], tf.constant(resets))
-    state = start
-    for t in range(T):
-        state = [np.where(resets[t][:, None], np.float32(0), item) for item in state]
-        output, state = cell.step(cell.project(features[t]), state)
-        np.testing.assert_allclose(outputs[t], output, rtol=1e-4, atol=1e-5)
-    for mine, theirs in zip(last, state, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", CELLS)
 def test_gradients_through_the_loop_are_those_of_the_unrolled_steps(kind):
     cell = shuffled(kind(np.random.default_rng(0), D, H))
     features, resets = (tf.constant(item) for item in data())
@@ -100,8 +82,3 @@ def test_each_gate_starts_orthogonal(kind):
     cell = kind(np.random.default_rng(0), D, H)
     for gate in np.split(cell.recurrent_kernel.numpy(), cell.num_gates, axis=1):
         np.testing.assert_allclose(gate.T @ gate, np.eye(H), atol=1e-5)
-
-
-def test_weights_are_named_after_the_kind_of_cell():
-    names = set(GRUCell(np.random.default_rng(0), D, H).named_variables())
-    assert names == {"gru/kernel", "gru/recurrent_kernel", "gru/bias", "gru/recurrent_bias"}

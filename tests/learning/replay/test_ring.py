@@ -87,25 +87,3 @@ def test_a_second_snapshot_ends_the_first() -> None:
     with pytest.raises(CheckpointError, match="another one was begun"):
         list(first.pieces(8))
     assert joined(list(second.pieces(8)), 0) == [0, 1, 2, 3]
-
-
-def test_nothing_is_copied_for_a_snapshot_that_is_closed() -> None:
-    ring = Ring(np.zeros(4, np.int64))
-    write(ring, 4)
-    snapshot = ring.snapshot()
-    snapshot.close()
-    write(ring, 4)
-    assert not snapshot._aside
-
-
-def test_rows_that_were_copied_aside_little_by_little_come_in_pieces_as_large_as_others() -> None:
-    ring = Ring(np.full(1000, -1, np.int64))
-    write(ring, 1000)
-    reading, pieces = ring.snapshot().pieces(200 * 8), []
-    for _ in range(5):
-        for _ in range(20):
-            write(ring, 2)
-        pieces.append(next(reading))
-    assert not list(reading)
-    assert joined(pieces, 0) == list(range(1000))
-    assert [len(rows) for _, rows in pieces] == [200] * 5

@@ -70,16 +70,3 @@ def test_of_a_slot_that_is_set_twice_the_last_value_counts() -> None:
     tree.set(np.array([2, 0, 2, 2], np.int64), np.array([5.0, 6.0, 7.0, 8.0]))
     assert tree.priorities.tolist() == [6.0, 1.0, 8.0, 1.0]
     assert tree.total == 16.0
-
-
-def test_nothing_is_set_by_nothing() -> None:
-    tree = filled([1.0, 2.0, 3.0])
-    tree.set(np.zeros(0, np.int64), np.zeros(0))
-    tree.set_run(3, np.zeros(0))
-    assert tree.total == 6.0
-
-
-def test_a_tree_takes_as_many_sums_as_it_says() -> None:
-    for capacity in (1, 2, 3, 1000, 1024, 1025):
-        levels = SumTree(capacity)._levels
-        assert sum(map(len, levels)) + 1 == SumTree.num_sums(capacity)
