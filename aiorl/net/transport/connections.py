@@ -115,8 +115,11 @@ def bytes_received(fd: int) -> int | None:
 
 
 @contextlib.contextmanager
-def _borrow(fd: int) -> Iterator[socket.socket | None]:
-    """The socket of a descriptor that is libzmq's, for as long as the block lasts; None if there is none."""
+def _borrow(fd: int, address: str | None = None) -> Iterator[socket.socket | None]:
+    """The socket of a descriptor that is libzmq's, for as long as the block lasts; None if there is none.
+
+    ``address``: of its other side; None is given where that is another one, and so the connection another.
+    """
     try:
         duplicate = os.dup(fd)
     except OSError as error:
@@ -135,7 +138,7 @@ def _borrow(fd: int) -> Iterator[socket.socket | None]:
         yield None
         return
     try:
-        yield connection
+        yield connection if address in (None, _name(connection)) else None
     finally:
         if duplicate == fd:
             connection.detach()
@@ -213,8 +216,8 @@ class ConnectionTable:
         """
         if self.by_fd.get(connection.fd) is not connection:
             return False
-        with _borrow(connection.fd) as borrowed:
-            if borrowed is None or _name(borrowed) != connection.address:
+        with _borrow(connection.fd, connection.address) as borrowed:
+            if borrowed is None:
                 return False
             try:
                 if reset:
@@ -226,8 +229,8 @@ class ConnectionTable:
 
     def has_unsent(self, connection: Connection) -> bool:
         """Whether the kernel holds bytes for it that the other side has not confirmed."""
-        with _borrow(connection.fd) as borrowed:
-            if borrowed is None or _name(borrowed) != connection.address:
+        with _borrow(connection.fd, connection.address) as borrowed:
+            if borrowed is None:
                 return False
             unsent = array.array("i", [0])
             try:

@@ -67,6 +67,9 @@ class ZmqLearnerEndpoint:
             join.
         insecure: do without keys if none are given: everyone who can reach the address may connect.
         limits: every bound.
+
+    Attributes:
+        worker_keys: what workers that the learner itself starts prove, made for the run; None if it does without keys.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class ZmqLearnerEndpoint:
         self.on_event: Callable[[Event], None] = lambda event: None
         self._host, self._port = split_address(bind, key="bind")
         self._keys = make_learner_keys() if keys is None and not insecure else keys
-        self._own = None if self._keys is None else make_worker_keys(self._keys)
+        self.worker_keys: WorkerKeys | None = None if self._keys is None else make_worker_keys(self._keys)
         self._key_file: RunKeyFile | None = None
         self._key_file_due = 0.0
         self._limits = limits or EndpointLimits()
@@ -109,11 +112,6 @@ class ZmqLearnerEndpoint:
         """Where workers connect to; valid after `start`."""
         return url(self._host, self._port)
 
-    @property
-    def worker_keys(self) -> WorkerKeys | None:
-        """What workers that the learner itself starts prove, made for the run; None if it does without keys."""
-        return self._own
-
     def start(self) -> None:
         """Bind both ports and begin to receive.
 
@@ -124,8 +122,8 @@ class ZmqLearnerEndpoint:
         keep_message_buffers()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._admitted = None
-        if self._keys is not None and self._own is not None:
-            own = {self._own.public_key: "the run's own"}
+        if self._keys is not None and self.worker_keys is not None:
+            own = {self.worker_keys.public_key: "the run's own"}
             self._admitted = AdmittedKeys(self._keys.admitted, own)
         self._acted_on: Mapping[bytes, str] = {} if self._admitted is None else self._admitted.refresh()
         self._router = self._make(zmq.ROUTER)
@@ -157,8 +155,8 @@ class ZmqLearnerEndpoint:
             self._check_key,
             lambda: self._later("announce", _ANNOUNCE_S, self._broadcaster.announce),
         )
-        if self._keys is not None and self._own is not None and self._keys.admitted is None:
-            self._key_file = RunKeyFile(self._port, self._own)
+        if self._keys is not None and self.worker_keys is not None and self._keys.admitted is None:
+            self._key_file = RunKeyFile(self._port, self.worker_keys)
             self._keep_key_file()
         else:
             forget_run_keys(self._port)

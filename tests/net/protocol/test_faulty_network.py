@@ -607,14 +607,14 @@ def seeds(fast: int, *, slow: int) -> list[Any]:
 
 
 def explored(*usual: Any, examples: int, steps: int) -> list[Any]:
-    """So many runs of each machine; 15 times as many with the slow tests."""
+    """So many runs of each machine; 25 times as many with the slow tests."""
     limits = {"stateful_step_count": steps, "deadline": None, "suppress_health_check": list(HealthCheck)}
     return [
         *(pytest.param(machine, settings(max_examples=examples, **limits), id=machine.__name__) for machine in usual),
         *(
             pytest.param(
                 machine,
-                settings(max_examples=15 * examples, **limits),
+                settings(max_examples=25 * examples, **limits),
                 id=f"{machine.__name__}-long",
                 marks=[pytest.mark.nightly, pytest.mark.timeout(1800)],
             )
@@ -624,7 +624,7 @@ def explored(*usual: Any, examples: int, steps: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("machine", "limits"), explored(FaultyNetworkWithFilters, StreamingWithFilters, examples=15, steps=50)
+    ("machine", "limits"), explored(FaultyNetworkWithFilters, StreamingWithFilters, examples=8, steps=50)
 )
 def test_r139_r142_r143_filters_agree_with_what_was_accepted_over_a_faulty_network(
     machine: type[FaultyNetworkWithFilters], limits: settings
@@ -633,7 +633,7 @@ def test_r139_r142_r143_filters_agree_with_what_was_accepted_over_a_faulty_netwo
     run_state_machine_as_test(machine, settings=limits)
 
 
-@pytest.mark.parametrize(("machine", "limits"), explored(FaultyNetwork, examples=40, steps=60))
+@pytest.mark.parametrize(("machine", "limits"), explored(FaultyNetwork, examples=25, steps=60))
 def test_the_protocol_survives_a_faulty_network(machine: type[FaultyNetwork], limits: settings) -> None:
     """R7 and LESSONS 20: nothing is lost in silence, doubled or reordered, whatever the network does."""
     run_state_machine_as_test(machine, settings=limits)

@@ -108,9 +108,12 @@ class Stage:
             await side.endpoint.close(flush_s=0.1)
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
+@pytest.fixture
 def run(request: pytest.FixtureRequest) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], None]:
-    """Runs ``test(stage)`` to its end on either event loop, in at most 30 s; a failed callback fails the test."""
+    """Runs ``test(stage)`` to its end in at most 30 s, on uvloop or where a test asks for it on asyncio's own loop.
+
+    A failed callback fails the test.
+    """
 
     def runner(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
         failures: list[dict[str, Any]] = []
@@ -124,10 +127,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Callable[[Stage], Coroutine
             finally:
                 await stage.close()
 
-        if request.param == "uvloop":
-            uvloop.run(main())
-        else:
-            asyncio.run(main())
+        (asyncio.run if getattr(request, "param", "") == "asyncio" else uvloop.run)(main())
         assert not failures
 
     return runner

@@ -24,11 +24,14 @@ from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
 FAST = EndpointLimits(tick_s=0.1, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
 
+on_either_loop = pytest.mark.parametrize("run", ["uvloop", "asyncio"], indirect=True)
+
 
 def test_an_endpoint_without_a_configuration_is_bounded_as_one_with_the_default_configuration():
     assert EndpointLimits() == EndpointLimits.of(TransportConfig())
 
 
+@on_either_loop
 def test_messages_go_both_ways_and_keep_their_frames(run):
     async def test(stage):
         learner, worker = await stage.pair()
@@ -63,6 +66,7 @@ def test_large_frames_are_not_copied_on_receipt_and_small_ones_are(run):
     run(test)
 
 
+@on_either_loop
 def test_ten_thousand_messages_arrive_in_order_in_both_directions(run):
     count = 10_000
 
@@ -87,6 +91,7 @@ def test_ten_thousand_messages_arrive_in_order_in_both_directions(run):
     run(test)
 
 
+@on_either_loop
 def test_a_flood_of_messages_lets_other_tasks_run(run):
     async def test(stage):
         learner, worker = await stage.pair()
@@ -118,6 +123,7 @@ def test_a_flood_of_messages_lets_other_tasks_run(run):
     run(test)
 
 
+@on_either_loop
 def test_broadcasts_reach_every_worker_from_its_hello_on_and_in_order(run):
     async def test(stage):
         learner = stage.learner()
@@ -345,6 +351,7 @@ def test_a_goodbye_sent_just_before_the_learner_closes_arrives_before_the_end_is
     run(test)
 
 
+@on_either_loop
 def test_a_worker_finds_the_learner_again_after_its_restart_under_a_new_routing_id(run):
     async def test(stage):
         learner, worker = await stage.pair(limits=FAST)
@@ -510,6 +517,7 @@ def test_sending_to_an_unknown_peer_says_so_and_disturbs_nobody(run):
     run(test)
 
 
+@on_either_loop
 def test_close_is_quick_frees_every_descriptor_and_thread_and_may_be_called_twice(run):
     async def test(stage):
         await stage.pair()
@@ -560,6 +568,7 @@ def test_waiting_to_write_ends_with_an_error_when_the_endpoint_is_closed(run):
     run(test)
 
 
+@on_either_loop
 def test_a_callback_that_raises_does_not_stop_the_messages_behind_it(run):
     async def test(stage):
         loop = asyncio.get_running_loop()
