@@ -51,7 +51,7 @@ def test_nobody_else_asks_what_kind_an_environment_is():
         if (found := pattern.findall(path.read_text(encoding="utf-8")))
     }
     # spaces of a Gymnasium vector have other names; a BaseEnv is stopped, not closed; clients are told agents' rules
-    assert asking == {"env/kinds.py": 1, "run/look_at_env.py": 1, "sampling/build.py": 1}
+    assert asking == {"env/kinds.py": 1, "run/look_at_env.py": 1, "sampling/worker.py": 1}
 
 
 class Simulator:
