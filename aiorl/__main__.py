@@ -14,7 +14,7 @@ from aiorl import __version__
 from aiorl.config.command_line import usage_error
 from aiorl.errors import nearest
 from aiorl.process.imports import find_modules_here
-from aiorl.process.standard_output import keep_output_from_failing
+from aiorl.process.program import keep_output_from_failing
 
 __all__ = ["command", "main"]
 

@@ -17,7 +17,7 @@ import zmq
 from aiorl.config.command_line import Parser, as_typed
 from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.net.transport.security import ADMITTED, read_public_key, read_secret_key
-from aiorl.process.standard_output import keep_output_from_failing
+from aiorl.process.program import keep_output_from_failing
 
 __all__ = ["main", "make_keys", "parse_key_args"]
 

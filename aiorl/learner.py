@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiorl.process.signals import end_at_once_on_stop_signals
+from aiorl.process.program import end_at_once_on_stop_signals
 
 if __name__ == "__main__":
     end_at_once_on_stop_signals("aiorl")  # before what takes a second to load
@@ -26,7 +26,7 @@ from aiorl.learning.algorithms.algorithm import want_stored_experience
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.process.imports import prepare_import
 from aiorl.process.machine import is_looked_into, on_debugger
-from aiorl.process.standard_output import keep_output_from_failing
+from aiorl.process.program import keep_output_from_failing
 
 if TYPE_CHECKING:
     from aiorl.acting.run_dir import RunDirectory

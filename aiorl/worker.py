@@ -95,7 +95,7 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.net.transport.system import raise_open_file_limit, share_one_heap
     from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
     from aiorl.process.children import watch_parent
-    from aiorl.process.signals import on_stop_signals
+    from aiorl.process.program import on_stop_signals
     from aiorl.process.tasks import tell_of_stray_errors
     from aiorl.run.worker.service import WorkerService
 
@@ -129,7 +129,7 @@ async def _work(args: WorkerArgs) -> int:
 
 def command() -> None:
     """Be the program: run and end the process, whatever threads are left."""
-    from aiorl.process.standard_output import keep_output_from_failing
+    from aiorl.process.program import keep_output_from_failing
 
     keep_output_from_failing()
     status = main()

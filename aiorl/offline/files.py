@@ -19,23 +19,6 @@ from aiorl.errors import AiorlError, ConfigError, DataError
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
-__all__ = [
-    "COMPRESSIONS",
-    "EXTRA",
-    "create",
-    "exists",
-    "file_name",
-    "find_files",
-    "in_directory",
-    "is_uri",
-    "make_directory",
-    "open_plain",
-    "open_unpacked",
-    "readable",
-    "suffix_of",
-    "without_compression",
-]
-
 EXTRA = "offline"
 """The extra that brings what formats and URIs need."""
 

@@ -14,8 +14,6 @@ from typing import Self
 from aiorl.data.concat import Batch
 from aiorl.errors import DataError
 
-__all__ = ["WHOLE", "BatchFile", "Format", "Share", "Stored", "WriteOptions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

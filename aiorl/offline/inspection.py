@@ -17,8 +17,6 @@ from aiorl.errors import DataError
 from aiorl.offline.estimators import ACTION_PROB, ROUNDING
 from aiorl.offline.registry import format_of
 
-__all__ = ["ColumnSummary", "FileSummary", "PolicySummary", "inspect_file", "policy_batches", "validate_file"]
-
 Array = NDArray[Any]
 
 _KEPT_ERRORS = 20

@@ -33,8 +33,6 @@ from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
-__all__ = ["PREFIX", "MinariDataset"]
-
 Array = NDArray[Any]
 
 PREFIX = "minari:"

@@ -9,8 +9,6 @@ from aiorl.offline.json_lines import JsonLines, RllibJson
 from aiorl.offline.minari_data import PREFIX, MinariDataset
 from aiorl.offline.parquet import Parquet
 
-__all__ = ["FORMATS", "SUFFIXES", "format_named", "format_of"]
-
 FORMATS: dict[str, Format] = {found.name: found for found in (JsonLines(), RllibJson(), Parquet(), MinariDataset())}
 """Every format by its name."""
 

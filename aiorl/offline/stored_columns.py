@@ -16,17 +16,6 @@ from aiorl.errors import BatchError, DataError
 from aiorl.offline.pickled_array import MAX_DIMS
 from aiorl.text import is_label, one_line
 
-__all__ = [
-    "MAX_BATCH_BYTES",
-    "NUMBER_KINDS",
-    "Room",
-    "check_policies",
-    "numbers_of",
-    "object_column",
-    "plain_column",
-    "to_batch",
-]
-
 Array = NDArray[Any]
 
 MAX_BATCH_BYTES = 1 << 30

@@ -19,8 +19,6 @@ from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
 from aiorl.offline.estimators import ACTION_PROB
 
-__all__ = ["NORMALIZED", "UnitActions", "UnitGuess", "action_space_of", "seem_scaled"]
-
 NORMALIZED = "actions_in_input_normalized"
 
 _ENOUGH = 1000

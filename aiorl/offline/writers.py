@@ -16,8 +16,6 @@ from aiorl.offline.formats import BatchFile, Format, WriteOptions
 from aiorl.offline.io import OutputWriter
 from aiorl.offline.registry import format_named
 
-__all__ = ["COMPRESSED", "MAX_FILE_BYTES", "FileWriter"]
-
 MAX_FILE_BYTES = 64 * 2**20
 COMPRESSED = (c.OBS, c.NEW_OBS)
 _MAX_NAMES = 10_000

@@ -30,8 +30,6 @@ from aiorl.process.children import (
     status_text,
 )
 
-__all__ = ["Keeper"]
-
 logger = logging.getLogger(__name__)
 
 _TWICE_S = 0.5

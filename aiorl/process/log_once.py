@@ -15,8 +15,6 @@ import numpy as np
 
 from aiorl.text import shortened
 
-__all__ = ["PERIOD_S", "LogOnce", "log_once", "report", "summarize", "warn_of_long_episode"]
-
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 60.0

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["replaced", "replaced_directory", "write_json"]
-
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:

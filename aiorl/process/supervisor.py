@@ -22,8 +22,6 @@ from pathlib import Path
 from aiorl.process.children import FAILED, RUN_IS_OVER, TRY_AGAIN_S, Restarts, may_pass
 from aiorl.process.tasks import Tasks
 
-__all__ = ["ChildEvent", "ChildGaveUp", "ChildKilled", "ChildRestarting", "ChildStarted", "Supervisor"]
-
 logger = logging.getLogger(__name__)
 
 

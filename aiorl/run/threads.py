@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from aiorl.errors import InternalError
 from aiorl.process import tasks
 from aiorl.process.machine import keep_children_out
-from aiorl.process.signals import on_stop_signals_for_loop_of_another_thread
+from aiorl.process.program import on_stop_signals_for_loop_of_another_thread
 
 T = TypeVar("T")
 

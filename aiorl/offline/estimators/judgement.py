@@ -28,8 +28,6 @@ from aiorl.offline.estimators import (
 )
 from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, QRows, Target, has_terminated
 
-__all__ = ["METHODS", "WITH_RATIOS", "Estimate", "Judgement", "judge"]
-
 F64 = NDArray[np.float64]
 
 METHODS = {

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 
-from aiorl.process.standard_output import has_reader
+from aiorl.process.program import has_reader
 from aiorl.run.report.figures import (
     Headline,
     Summary,

@@ -10,21 +10,6 @@ from typing import Any
 
 from aiorl.config.command_line import as_typed
 
-__all__ = [
-    "Headline",
-    "Summary",
-    "bytes_text",
-    "clock_text",
-    "lag_text",
-    "mean_return_text",
-    "number_at",
-    "policy_returns_text",
-    "rate_text",
-    "sparkline",
-    "steps_text",
-    "summary_lines",
-]
-
 _NUM_POLICIES = 6
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -34,8 +34,6 @@ from aiorl.run.report.figures import (
     summary_lines,
 )
 
-__all__ = ["LiveDisplay"]
-
 _REFRESH_S = 0.25
 _NUM_EVENTS = 6
 _STYLES = {logging.INFO: "", logging.WARNING: "yellow", logging.ERROR: "bold red"}

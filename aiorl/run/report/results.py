@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 
 from aiorl.data.metrics import MAX_HIST, MAX_NAME, EpisodeColumns, PerfStats
 
-__all__ = ["STOP_WINDOW", "Progress", "Results"]
-
 logger = logging.getLogger(__name__)
 
 STOP_WINDOW = 100

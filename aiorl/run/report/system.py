@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import psutil
 
-__all__ = ["SystemUsage"]
-
 logger = logging.getLogger(__name__)
 
 _SETTLED_S = 0.1

@@ -194,11 +194,11 @@ def test_a_trainer_that_nobody_refers_to_is_still_stopped_at_the_end(tmp_path: P
 
 
 def test_a_run_directory_that_is_moved_away_is_an_error_that_says_so(tmp_path: Path) -> None:
-    said = "was removed, renamed or replaced"
-    with pytest.raises(CheckpointError, match=said), small(tmp_path / "run") as trainer:
-        (tmp_path / "run").rename(tmp_path / "moved")
-        with pytest.raises(CheckpointError, match=said):
-            trainer.train()
+    trainer = small(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    for step in (trainer.train, trainer.stop):
+        with pytest.raises(CheckpointError, match="was removed, renamed or replaced"):
+            step()
 
 
 def test_two_environments_of_one_name_that_only_this_process_knows_are_not_mistaken_for_each_other(

@@ -133,7 +133,7 @@ def test_what_a_learner_hands_to_one_worker_does_not_get_to_several(monkeypatch:
         def run(self) -> int:
             return 0
 
-    for name in ("AIORL_WORKER_ID", "AIORL_RUN_KEYS", "AIORL_WORKER_LOG"):
+    for name in ("AIORL_WORKER_ID", "AIORL_RUN_KEYS"):
         monkeypatch.setenv(name, "secret")
     monkeypatch.setattr("aiorl.process.keeper.Keeper", Keeper)
     monkeypatch.setattr(module, "_log_to_stderr", lambda level: None)

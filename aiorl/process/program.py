@@ -1,19 +1,21 @@
-"""Ctrl-C and SIGTERM: the first asks for an orderly end, a second one ends the process at once.
+"""What a program owes whoever started it: it heeds signals, and its output never makes it fail.
 
-Loads next to nothing, since a signal may come while a program is still loading what it needs.
+Of Ctrl-C and SIGTERM, the first asks for an orderly end, and a second one ends the process at once. Loads next to
+nothing, since a signal may come while a program is still loading what it needs.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["end_at_once_on_stop_signals", "on_stop_signals", "on_stop_signals_for_loop_of_another_thread"]
 
 _TWICE_S = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -101,3 +103,37 @@ def _first_and_second(stop: Callable[[str], None]) -> Callable[[int], None]:
 
 def _name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+_without_reader: set[int] = set()
+
+
+def keep_output_from_failing() -> None:
+    """Replace `sys.stdout` and `sys.stderr` by streams that drop what can't be written, and pass on each line at once.
+
+    Without this a ``print`` of an environment or a callback fails when the log it goes to has no room, and ends what
+    called it.
+    """
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is not None:  # else it was closed from the start
+            raw = _Lossy(descriptor, "wb", closefd=False)
+            text = io.TextIOWrapper(
+                io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True
+            )
+            setattr(sys, name, text)
+
+
+def has_reader() -> bool:
+    """Return whether anybody reads standard output, as far as what was written to it has shown."""
+    return 1 not in _without_reader
+
+
+class _Lossy(io.FileIO):
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]  # whatever has bytes
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                _without_reader.add(self.fileno())
+            return memoryview(data).nbytes  # type: ignore[arg-type]
