@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class OldKey(NamedTuple):
-    """What becomes of an old key.
+    """Fate of an old key.
 
     Attributes:
         new: its name now; "" drops it.

@@ -1,4 +1,4 @@
-"""What may be set, and how it is put together: defaults < preset < YAML file < command line.
+"""Settings, and how they are put together: defaults < preset < YAML file < command line.
 
 The two functions below come from rooms above this one. The top of the package sets them.
 """

@@ -6,14 +6,12 @@ import ipaddress
 
 from aiorl.errors import ConfigError, SecurityError
 
-__all__ = ["MAX_PORT", "is_loopback", "is_open_bind", "split_address"]
-
 MAX_PORT = 65_534
 """A learner uses the next port as well, for what it sends to all."""
 
 
 def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
-    """Host and port of "tcp://HOST:PORT".
+    """Return host and port of "tcp://HOST:PORT".
 
     Args:
         address: what a user wrote. HOST is a name, an IPv4 address, an IPv6 address in brackets, or *.
@@ -40,9 +38,9 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a socket bound to `host`.
+    """Return whether only this machine can reach a socket bound to `host`.
 
-    What is no canonical address (127.000.0.1, 127.1) is none: programs differ in how they read it.
+    Addresses that are not canonical (127.000.0.1, 127.1) don't count: programs differ in how they read them.
     """
     if host.lower() == "localhost":
         return True
@@ -55,7 +53,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
-    """Whether anyone on the network could speak to a learner that binds `address`, which must be said aloud.
+    """Return whether anyone on the network could speak to a learner that binds `address`; the user must have said so.
 
     Args:
         address: where the learner listens.
@@ -63,7 +61,7 @@ def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
         insecure: the user has said that everyone may connect.
 
     Raises:
-        SecurityError: it is so, and was not said.
+        SecurityError: anyone could, and the user has not said so.
         ConfigError: the address is malformed.
     """
     host, _ = split_address(address, key="bind")

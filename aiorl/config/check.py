@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from aiorl.config.files import parse_yaml
-from aiorl.config.key import all_keys, expected, reason_unsupported, sub_model, unit_of
+from aiorl.config.key import all_keys, expected, sub_model, unit_of
 from aiorl.errors import ConfigError, nearest
 from aiorl.text import shortened
 
@@ -42,18 +42,6 @@ _MAX_BITS = 4096
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 _ALL_KEYS = "`python -m aiorl.learner --help-config` lists all keys."
-
-OTHER_ALGORITHMS: dict[str, str] = {
-    "c51": "dqn with num_atoms: 51; v_min and v_max bound its returns",
-    "ddpg": "td3 with twin_q: false, policy_delay: 1, target_update_freq: 1, smooth_target_policy: false, "
-    "noise_type: ornstein_uhlenbeck, exploration_noise: 0.2",
-    "r2d2": "dqn with model.use_lstm: true, rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8, "
-    "train_batch_size: 256, prioritized_replay: true, value_rescaling: true",
-    "rainbow": "dqn with double_q: true, dueling: true, n_step: 3, rollout_fragment_length: 16, "
-    "prioritized_replay: true, num_atoms: 51; v_min and v_max bound its returns, noisy networks there are none",
-    "reinforce": "pg",
-}
-"""Name in the literature -> the algorithm that it is here, with which settings; more is in its README."""
 
 
 class Rule(NamedTuple):
@@ -118,7 +106,7 @@ COMMON_RULES = (
         "stop_evaluation_return needs evaluations.", "Set evaluation_interval: 10, say.",
     ),
 )  # fmt: skip
-"""What every config must keep, whatever its algorithm."""
+"""Rules of every config, whatever its algorithm."""
 
 MODEL_RULES = (
     Rule(
@@ -134,7 +122,7 @@ MODEL_RULES = (
         "model.initial_log_std is for deviations that are free weights.", "Set model.free_log_std.",
     ),
 )  # fmt: skip
-"""The same for the settings of a network."""
+"""Rules of the settings of a network."""
 
 
 def check_rules(config: BaseModel, rules: Iterable[Rule], prefix: str = "") -> None:
@@ -187,21 +175,6 @@ def check_values(values: object, name: str = "") -> None:
         values = dict(enumerate(values))
     for key, value in values.items() if isinstance(values, Mapping) else ():
         check_values(value, f"{name}.{key}" if name else str(key))
-
-
-def check_supported(config: BaseModel) -> None:
-    """Refuse values of keys that nothing obeys, other than their defaults.
-
-    Raises: ConfigError naming the key, and why there is no other value.
-    """
-    for dotted, field in all_keys(type(config)):
-        if reason := reason_unsupported(field):
-            value, default = attrgetter(dotted)(config), field.get_default(call_default_factory=True)
-            if value != default:
-                raise ConfigError(
-                    f"{dotted} can only be {default!r}, not {shortened(repr(value), 80)}: {reason}.",
-                    key=dotted, value=value,
-                )  # fmt: skip
 
 
 def check_extras(config: Any) -> None:

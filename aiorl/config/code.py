@@ -26,7 +26,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,7 +48,7 @@ _importing: ContextVar[str] = ContextVar("_importing", default="")
 
 
 def is_import_path(text: str) -> bool:
-    """Whether a text names an object: by its form, ``package.module:Name``, without a prefix of another meaning."""
+    """Return whether a text names an object: by its form ``package.module:Name``, without a prefix like minari:."""
     return is_local(text) or (_FORM.fullmatch(text) is not None and text.partition(":")[0] not in _SCHEMES)
 
 
@@ -203,14 +203,10 @@ def import_object(path: str, *, key: str) -> Any:
 def _local_name(thing: Any) -> Any:
     """Name an object that only this process knows; one that can't be held as such stays as it is."""
     text = _LOCAL + getattr(thing, "__qualname__", type(thing).__qualname__).rpartition(".")[2].strip("<>")
+    numbered = chain([text], (f"{text}#{number}" for number in count(2)))
     with contextlib.suppress(TypeError):  # not every object can be referred to weakly
-        return next(own for own in _numbered(text) if _local.setdefault(own, thing) is thing)
+        return next(own for own in numbered if _local.setdefault(own, thing) is thing)
     return thing
-
-
-def _numbered(text: str) -> Iterator[str]:
-    yield text
-    yield from (f"{text}#{number}" for number in count(2))
 
 
 def _local_object(path: str, key: str) -> Any:
@@ -229,7 +225,7 @@ def _local_object(path: str, key: str) -> Any:
 
 
 def code_named_in(config: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted key -> text, of all that may be an import path: it has a colon, wherever in the config it stands.
+    """Return dotted key -> text for all texts with a colon, at any depth, which may be import paths.
 
     Some of it may be no import path, but no import path is missing.
     """
@@ -238,12 +234,12 @@ def code_named_in(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
-    """What to tell a user of a config that somebody else wrote, before anything that it names is imported.
+    """Return a warning of a config that somebody else wrote, to be shown before anything that it names is imported.
 
     Args:
-        paths: where it was found.
-        configs: what it holds, checked or not; a text that stands in several of them is shown once.
-    Returns: lines of printable text; "" where all of them are the user's own, or no code is named.
+        paths: files and directories of the config.
+        configs: its values, checked or not; a text in several of them is shown once.
+    Returns: lines of printable text; "" if all paths are the user's own, or no code is named.
     """
     others: dict[int, Path] = {}
     for path in paths:
@@ -294,17 +290,17 @@ def _user(uid: int) -> str:
 
 
 def check_takes(function: Callable[..., Any], what: str, key: str, /, *args: Any, **kwargs: Any) -> None:
-    """Nothing, where the function can be called with such arguments; it is not called.
+    """Check that a function accepts these arguments, without calling it.
 
     Args:
-        function: what will be called.
+        function: to be called later.
         what: its name in messages.
         key: the setting that names it.
         *args: positional arguments, of which only the number counts.
         **kwargs: keyword arguments, of which only the names count.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it does not.
     """
     try:
         signature = inspect.signature(function)

@@ -24,7 +24,7 @@ _WORDINGS = (
     (r"argument (\S+): ignored explicit argument .*", r"\1 takes no value."),
     (r"argument (\S+): (.*)", r"\1 \2"),
 )
-"""What argparse says -> what we say."""
+"""Messages of argparse -> our messages."""
 _COMMAND = re.compile(r"python -m aiorl\.(learner|worker|evaluate|plot|export|estimate|data|keys)\b(?!\.)")
 
 
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         return as_typed(super().format_help())
 
     def options(self) -> list[str]:
-        """All options that the help shows, such as ``--seed``."""
+        """Return all options that the help shows, such as ``--seed``."""
         return [
             word
             for action in self._actions
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         ]
 
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
-        """Name -> value of what was given.
+        """Return name -> value of the options given.
 
         Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
         """
@@ -92,7 +92,7 @@ def as_typed(text: str) -> str:
 
 
 def spelt(words: Sequence[str]) -> list[str]:
-    """Words with options spelt as they are declared, and a value that begins with one - tied to its option."""
+    """Return the words with options spelt as declared, and values that begin with - tied to their options."""
     made: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
@@ -158,7 +158,7 @@ _LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
 
 
 class WorkerArgs(NamedTuple):
-    """What was asked of a worker, or of the supervisor of several.
+    """Command line of a worker, or of the supervisor of several.
 
     Attributes:
         connect: the learner's address, tcp://HOST:PORT.
@@ -180,7 +180,7 @@ class WorkerArgs(NamedTuple):
 
 
 def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
-    """What the worker's command line says.
+    """Return what the worker's command line says.
 
     Args:
         argv: without the program's name.

@@ -28,7 +28,6 @@ def key(
     group: str,
     where: Where = "learner",
     unit: str = "",
-    unsupported: str = "",
     **constraints: Any,
 ) -> Any:
     """Declare one key of a config.
@@ -41,10 +40,9 @@ def key(
         group: heading of the key in the reference.
         where: processes that read it; keys that workers read belong into `WorkerConfig` and the groups in it.
         unit: unit of the value, such as "s" or "env steps"; empty if it has none.
-        unsupported: why the default is the only value accepted; empty if others are.
         constraints: pydantic's `ge`, `gt`, `le`, `lt`.
     """
-    extra: dict[str, Any] = {"group": group, "where": where, "unit": unit, "unsupported": unsupported} | constraints
+    extra: dict[str, Any] = {"group": group, "where": where, "unit": unit} | constraints
     if isinstance(default, dict | list):
         constraints["default_factory"] = lambda: deepcopy(default)
     else:
@@ -71,11 +69,6 @@ def where_of(field: FieldInfo) -> str:
 def unit_of(field: FieldInfo) -> str:
     """Return the unit of the value, or an empty string."""
     return _extra(field, "unit")
-
-
-def reason_unsupported(field: FieldInfo) -> str:
-    """Return why the default is the only value accepted, or an empty string."""
-    return _extra(field, "unsupported")
 
 
 def by_group(keys: Iterable[tuple[str, FieldInfo]]) -> list[tuple[str, FieldInfo]]:

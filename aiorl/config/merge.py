@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["copied", "deep_update", "put_on_top", "to_plain", "with_base_config", "without_defaults_of"]
-
 
 def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy of `base`, updated by `extra` one level deep; `base` stays as it is."""
+    """Return a deep copy of `base`, updated by `extra` one level deep."""
     return {**copied(base), **copied(extra)}
 
 
@@ -23,7 +21,7 @@ def copied(value: Any) -> Any:
 
 
 def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy of `base` with `changes` in it: dict onto dict merges, anything else replaces."""
+    """Return a deep copy of `base` with `changes` in it: dict onto dict merges, anything else replaces."""
     merged: dict[str, Any] = copied(base)
     for name, value in changes.items():
         old = merged.get(name)
@@ -35,16 +33,16 @@ def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 def put_on_top(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's values with `changes` in them, before which the policies' defaults give way."""
+    """Return a config's values with `changes` in them, which win over the policies' defaults."""
     return deep_update(without_defaults_of(base, changes), changes)
 
 
 def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's values without those defaults of policies that `changes` replace.
+    """Return a config's values without the policies' defaults that `changes` replace.
 
-    The config of a run says all settings of a policy whose algorithm is not the run's, as ``defaults`` of its entry in
-    ``multiagent.policies``. A key that is set on top of that config is for such a policy too, so its default is taken
-    out; all of them are where the policy gets another class.
+    The config of a run holds all settings of a policy with another algorithm as ``defaults`` of its entry in
+    ``multiagent.policies``. A key that is set on top of that config applies to this policy too, so its default is
+    removed. All defaults are removed if the policy gets another class.
 
     Args:
         config: nested as the config is, checked or not. Not modified.
@@ -65,7 +63,7 @@ def _entries(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_defaults_of(entry: Any, new: Any, changes: Mapping[str, Any]) -> Any:
-    """A policy's entry without its defaults of what `changes` set; `new` is what is put on top of the entry itself."""
+    """Return a policy's entry without its defaults of keys that `changes` set; `new` is put on top of the entry."""
     if not (isinstance(entry, Mapping) and isinstance(entry.get("defaults"), Mapping)):
         return entry
     name = new.get("class", entry.get("class")) if isinstance(new, Mapping) else entry.get("class")
@@ -85,7 +83,7 @@ def _without(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, A
 
 
 def to_plain(value: Any) -> Any:
-    """`value` with its tuples as lists, so that YAML and msgpack give back the same."""
+    """Return `value` with its tuples as lists, so that YAML and msgpack give back the same."""
     if isinstance(value, dict):
         return {name: to_plain(inner) for name, inner in value.items()}
     if isinstance(value, tuple | list):

@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -23,7 +24,7 @@ from pydantic.fields import FieldInfo
 from aiorl.config.check import CALLED, NONE, key_hint, other_names
 from aiorl.config.command_line import Parser, spelt, usage_error
 from aiorl.config.files import parse_value
-from aiorl.config.key import all_keys, as_written, by_group, expected, group_of, reason_unsupported, unit_of, where_of
+from aiorl.config.key import all_keys, as_written, by_group, expected, group_of, unit_of, where_of
 from aiorl.config.layers import (
     DEFAULT_ALGO,
     ConfigClassOf,
@@ -54,7 +55,7 @@ _SHOWN = {
     "evaluation and data": {"evaluation_interval": "N", "input": "PATH", "output": "PATH"},
     "network": {"bind": "ADDRESS", "keys": "DIR", "insecure": ""},
 }  # fmt: skip
-"""The keys that the help shows, and what stands for their values."""
+"""Keys that the help shows, and the placeholders of their values."""
 
 _EXAMPLES = """
 Examples:
@@ -77,7 +78,7 @@ Every config key is an option: --train-batch-size 4000, --model.fcnet-hiddens "[
 
 
 class LearnerArgs(NamedTuple):
-    """What was asked of the learner.
+    """Command line of the learner.
 
     Attributes:
         overrides: config keys that the command line sets, nested as the config is.
@@ -99,7 +100,7 @@ class LearnerArgs(NamedTuple):
 
 
 def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lambda name: CommonConfig) -> LearnerArgs:
-    """What the learner's command line says; its config keys are not checked yet.
+    """Return what the learner's command line says; its config keys are not checked yet.
 
     Args:
         argv: without the program's name.
@@ -108,15 +109,8 @@ def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lam
     """
     found = _parser(_class_to_explain(argv, config_class_of), argv).parse(argv)
     pairs: list[str] = found.pop("set", [])
-    args = LearnerArgs(
-        {},
-        {},
-        config_file=found.pop("config", None),
-        print_config=found.pop("print_config", False),
-        show_config=found.pop("show_config", False),
-        help_config=found.pop("help_config", False),
-        help_presets=found.pop("help_presets", False),
-    )
+    asked = {name: found.pop(name, False) for name in ("print_config", "show_config", "help_config", "help_presets")}
+    args = LearnerArgs({}, {}, found.pop("config", None), **asked)
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
@@ -130,7 +124,7 @@ def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lam
 
 
 def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> CommonConfig:
-    """The effective config of a learner started with `argv`; prints what it is asked to print instead.
+    """Return the effective config of a learner started with `argv`, or print what was asked for instead.
 
     Args:
         argv: without the program's name.
@@ -166,7 +160,7 @@ def _print_and_end(text: str) -> NoReturn:
 
 
 def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
-    """The options that the help shows, and whatever keys there are in `argv`: the config knows which are none."""
+    """Make a parser of the options that the help shows and of all others in `argv`: the config knows the keys."""
     parser = Parser(LEARNER_PROG, "--env ID [options]", _ABOUT, _EXAMPLES)
     for title, names in _SHOWN.items():
         group = parser.add_argument_group(title)
@@ -198,7 +192,7 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
 
 
 def _class_to_explain(argv: Sequence[str], config_class_of: ConfigClassOf) -> type[CommonConfig]:
-    """The config class of the algorithm that is asked for, if there is one: others are refused later."""
+    """Return the config class of the algorithm that is asked for; unknown algorithms are refused later."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--algo", nargs="?", default=DEFAULT_ALGO)
     try:
@@ -220,7 +214,7 @@ def _set(args: LearnerArgs, dotted: str, value: Any, typed: str) -> None:
 
 
 def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonConfig]) -> str:
-    """The error's sentence, with options where it would name keys that were typed as options."""
+    """Return the error's sentence, with options in place of keys that were typed as options."""
     typed = args.typed.get(error.key)
     if typed is None or typed.startswith("--set "):
         return str(error)
@@ -241,7 +235,7 @@ def _flag(key: str) -> str:
 
 
 def config_page(model: type[BaseModel] = CommonConfig) -> str:
-    """The text of docs/config.md: one table for each group of keys."""
+    """Return the text of docs/config.md: one table for each group of keys."""
     lines = [
         "# Config reference",
         "",
@@ -252,26 +246,21 @@ def config_page(model: type[BaseModel] = CommonConfig) -> str:
         "",
         "Where: L is the learner, W the workers, B both; workers get their part from the learner.",
     ]
-    group = ""
-    for dotted, field in by_group(all_keys(model)):
-        if group_of(field) != group:
-            group = group_of(field)
-            lines += ["", f"## {group}", "", "| Key | Default | Type | Where | Meaning |", "|---|---|---|---|---|"]
-        where = "" if reason_unsupported(field) else where_of(field)[:1].upper()
-        meaning = _meaning(field).replace("|", "\\|")
-        lines.append(f"| `{dotted}` | `{default_text(field)}` | {_kind(field)} | {where} | {meaning} |")
+    for group, keys in _grouped(model):
+        lines += ["", f"## {group}", "", "| Key | Default | Type | Where | Meaning |", "|---|---|---|---|---|"]
+        for dotted, field in keys:
+            where, meaning = where_of(field)[:1].upper(), str(field.description).replace("|", "\\|")
+            lines.append(f"| `{dotted}` | `{default_text(field)}` | {_kind(field)} | {where} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
 def render_keys(model: type[BaseModel]) -> str:
-    """What `--help-config` prints: each key with its default, and its meaning below."""
+    """Return each key with its default, and its meaning below, for `--help-config`."""
     lines: list[str] = []
-    group = ""
-    for dotted, field in by_group(all_keys(model)):
-        if group_of(field) != group:
-            group = group_of(field)
-            lines += ["", group.upper()]
-        lines += [f"  {dotted}: {default_text(field)}", f"      {_meaning(field)} ({_kind(field)})"]
+    for group, keys in _grouped(model):
+        lines += ["", group.upper()]
+        for dotted, field in keys:
+            lines += [f"  {dotted}: {default_text(field)}", f"      {field.description} ({_kind(field)})"]
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -285,13 +274,12 @@ def _kind(field: FieldInfo) -> str:
     return expected(field.annotation) + (f"; {unit}" if unit else "")
 
 
-def _meaning(field: FieldInfo) -> str:
-    reason = reason_unsupported(field)
-    return f"{field.description} *Only the default: {reason}.*" if reason else str(field.description)
+def _grouped(model: type[BaseModel]) -> Iterable[tuple[str, Iterable[tuple[str, FieldInfo]]]]:
+    return groupby(by_group(all_keys(model)), key=lambda named: group_of(named[1]))
 
 
 def render_presets() -> str:
-    """What `--help-presets` prints: each preset with its environments, its result and its settings."""
+    """Return each preset with its environments, its result and its settings, for `--help-presets`."""
     paragraphs = []
     for preset in map(named_preset, preset_names()):
         lines = [f"{preset.name}: {', '.join(preset.envs)}", f"  Result: {preset.result}", f"  From: {preset.source}"]
@@ -300,7 +288,7 @@ def render_presets() -> str:
 
 
 def presets_page() -> str:
-    """The text of docs/presets.md: one table, and each preset's settings."""
+    """Return the text of docs/presets.md: one table, and each preset's settings."""
     presets = list(map(named_preset, preset_names()))
     lines = [
         "# Presets",

@@ -25,7 +25,6 @@ from aiorl.config.check import (
     check_extras,
     check_known,
     check_rules,
-    check_supported,
     check_values,
     no_attribute,
     plain_error,
@@ -87,8 +86,7 @@ class ModelConfig(WorkerModelConfig):
     fcnet_activation: Activation = _model("tanh", "Activation of the hidden layers; of images only with conv_filters.")
     conv_filters: tuple[tuple[int, Sizes, Sizes], ...] | None = _model(
         None, "Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 "
-        "and fitting ones for other sizes, with the hidden layer that goes with them. Byte images [C, H, W] are "
-        "transposed.",
+        "and similar ones for other sizes, with their hidden layer. Byte images [C, H, W] are transposed.",
     )  # fmt: skip
     vf_share_layers: bool = _model(False, "Policy and value function share their hidden layers.")
     use_lstm: bool = _model(False, "Put an LSTM cell behind the hidden layers.")
@@ -101,12 +99,12 @@ class ModelConfig(WorkerModelConfig):
         False, "Standard deviations of continuous actions are free weights, not outputs of the net."
     )
     initial_log_std: float = _model(
-        0.0, "Logarithm that these begin with: less, for example -2, explores by smaller steps.", ge=-20.0, le=2.0
+        0.0, "Initial logarithm of these; less, for example -2, explores by smaller steps.", ge=-20.0, le=2.0
     )
     custom_model: Code | None = _model(
         None, "Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that makes a Keras "
-        "model. The model returns the inputs of the action distribution, alone or with values; for algorithms "
-        "with a replay it returns features of any width, in place of the hidden layers.",
+        "model. It returns the inputs of the action distribution, alone or with values; for replay algorithms, "
+        "features of any width in place of the hidden layers.",
     )  # fmt: skip
 
     @field_validator("fcnet_hiddens")
@@ -167,22 +165,20 @@ class SDESettings(NamedTuple):
 
 
 class MultiAgentConfig(WorkerMultiAgentConfig):
-    """The policies and the agents that act with each."""
+    """Policies, and the agents that act with each."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     policies: dict[str, Any] | Literal["per_agent", "per_space"] = _agents(
         {}, "per_agent: a policy for each agent that the environment names; per_space: one for all agents with the "
-        "same spaces, by the id of the first of them. Or policy id -> null, or a mapping of class, "
-        "observation_space, action_space and config, all of which may be left out, or a list of the four; empty "
-        "means a single policy. Without a class it is a network that the learner trains by the run's algorithm. "
-        "class: the name or import path of another algorithm that wants the same leases, which has the run's "
-        "sampling, the values set of keys that both have, and otherwise its own defaults; or the import path of a "
-        "Policy class of your own, which only acts. Spaces are the environment's unless given, and config holds "
-        "learning keys that differ. The config.yaml of a run says all others of a policy with another algorithm "
-        "as its defaults; values set on top of that file win.",
+        "same spaces, by the id of the first of them. Or policy id -> null, a mapping of class, observation_space, "
+        "action_space and config (all optional), or a list of the four. Empty means one policy. Without a class it is "
+        "a network that the run's algorithm trains. class: another algorithm with the same kind of leases, by name or "
+        "import path, which shares the run's sampling and the set values of common keys; or the import path of your "
+        "own Policy class, which only acts. config holds learning keys that differ. In the config.yaml of a run, "
+        "defaults are the other settings of a policy with another algorithm; values set on top of the file win.",
     )  # fmt: skip
-    policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all of them.")
+    policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all.")
 
     @field_validator("policies", mode="before")
     @classmethod
@@ -193,16 +189,15 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
 
 
 class CommonConfig(WorkerConfig):
-    """The keys that every algorithm has, with their defaults: those of workers, and here the learner's own.
+    """Keys of every algorithm, with their defaults: those that workers read, and here the learner's own.
 
-    Algorithms' own configs set `algo` and other defaults, and add keys.
+    The config of an algorithm sets `algo` and other defaults, and adds keys.
     """
 
     # Run
     preset: str | None = _run(
-        None, "Settings made for an algorithm and an environment, by name; auto takes those for this one, if there are "
-        "any. What is set otherwise wins over them.",
-    )  # fmt: skip
+        None, "Settings for an algorithm and an environment, by name; auto finds them. Values set elsewhere win."
+    )
     stop_return: float | None = _run(
         None, "End once the mean return of the last 100 finished episodes is at least this."
     )
@@ -214,50 +209,50 @@ class CommonConfig(WorkerConfig):
     run_dir: str | None = _run(None, "Directory for all files of the run; null makes ./runs/<algo>_<env>_<time>.")
     resume: str | None = _run(None, "Run directory to go on from, at its newest valid checkpoint.")
     init_from: str | None = _run(
-        None, "Checkpoint, or run directory, whose weights, critics (where they fit) and filter statistics a new run "
-        "begins with; its counters, optimizer and schedules begin anew.",
+        None, "Checkpoint or run directory: a new run begins with its weights, critics (if they fit) and filter "
+        "statistics, but with counters, optimizer and schedules of its own.",
     )  # fmt: skip
     checkpoint_interval_s: float = _run(
         60.0, "Time between two checkpoints; 0 writes one at the end only.", unit="s", ge=0
     )
     checkpoint_keep: int = _run(3, "Newest checkpoints that are kept.", unit="checkpoints", ge=1)
     log_max_bytes: int = _run(
-        64 * 2**20, "Size at which log.txt and each logs/worker-N.txt is begun anew; what it held is kept in one file "
-        "beside it, NAME.1, so each log takes twice that at most.", unit="bytes", ge=2**16,
+        64 * 2**20, "Size at which log.txt and each logs/worker-N.txt is begun anew; its earlier part is kept in "
+        "NAME.1.", unit="bytes", ge=2**16,
     )  # fmt: skip
 
     # Learning
     gamma: float = _learning(0.99, "Discount of future rewards.", ge=0, le=1)
     lr: float = _learning(1e-4, "Learning rate.", gt=0, allow_inf_nan=False)
     train_batch_size: int = _learning(
-        200, "Env steps in one train batch. On-policy: a whole number of fragments, of whole episodes as many as have "
-        "so many.", unit="env steps", ge=1,
+        200, "Env steps per train batch. On-policy algorithms round up to whole fragments, or to whole episodes if "
+        "those are sampled.", unit="env steps", ge=1,
     )  # fmt: skip
     model: ModelConfig = _learning(ModelConfig(), "Shape of the networks.", where="both")
     exploration: CodeWithSettings | None = _learning(
-        None, "How actions depart from those of the network, in place of the algorithm's own way: an Exploration class "
-        "(package.module:Name), or a name such as EpsilonGreedy; with settings a mapping, {type: NAME, ...}.",
+        None, "Exploration in place of the algorithm's own: an Exploration class (package.module:Name) or a name such "
+        "as EpsilonGreedy; with settings, a mapping {type: NAME, ...}.",
     )  # fmt: skip
     optimizer: dict[str, Any] = _learning(
-        {},
-        "Options of the algorithm's Keras optimizer beyond the algorithm's own keys, such as beta_1 or weight_decay.",
+        {}, "More options of the algorithm's Keras optimizer, such as beta_1 or weight_decay."
     )
     xla: Literal["auto", "on", "off"] = _learning(
-        "auto", "Compile the update with XLA; auto picks by what the network holds and says which it took."
+        "auto", "Compile the update with XLA; auto decides by the kind of network and reports its choice."
     )
     min_iter_time_s: float = _learning(
-        0.0, "Least duration of one training iteration, no effect on learning itself; 0 lets the command line report "
-        "often at first and once a second later.", unit="s", ge=0,
+        0.0, "Least duration of a training iteration; does not affect learning. 0: the command line reports once a "
+        "second, at first more often.", unit="s", ge=0,
     )  # fmt: skip
     timesteps_per_iteration: int = _learning(
-        0, "Least env steps in one training iteration, which is what results and evaluation_interval go by; no effect "
-        "on learning itself.", unit="env steps", ge=0,
+        0, "Least env steps in a training iteration, the unit of results and evaluation_interval; does not affect "
+        "learning.", unit="env steps", ge=0,
     )  # fmt: skip
 
     # Sampling
     num_workers: int = _sampling(
-        2, "Worker processes started with the learner; others may join at any time. 0: without bind this process "
-        "samples by itself, where a debugger sees it; with bind, only workers that join do.", unit="processes", ge=0,
+        2, "Worker processes started with the learner; others may join at any time. 0 without bind: this process "
+        "samples by itself, where a debugger sees it; 0 with bind: only workers that join sample.",
+        unit="processes", ge=0,
     )  # fmt: skip
     multiagent: MultiAgentConfig = _sampling(
         MultiAgentConfig(), "Which policies there are and who acts with which.", where="both"
@@ -265,24 +260,24 @@ class CommonConfig(WorkerConfig):
 
     # Workers and hosts
     bind: str = _hosts(
-        "tcp://127.0.0.1:0", "Address the learner listens on; port 0 takes a free one. Others than loopback need keys "
-        "or insecure.",
+        "tcp://127.0.0.1:0", "Address the learner listens on; port 0 takes a free one. Any address other than "
+        "loopback requires keys, or insecure.",
     )  # fmt: skip
     keys: str | None = _hosts(None, "Directory of CURVE keys, as python -m aiorl.keys makes it.")
     insecure: bool = _hosts(
-        False, "Do without keys: anybody who reaches the port can join, on loopback any user of this host."
+        False, "Work without keys: anybody who reaches the port can join; on loopback, any user of this host."
     )
     max_worker_restarts: int = _hosts(
-        3, "Restarts of one local worker before it is given up; a healthy period sets the count back.", ge=0
+        3, "Restarts of one local worker before it is given up; a healthy period resets the count.", ge=0
     )
     ignore_worker_failures: bool = _hosts(
-        False, "Go on with the others when a worker is given up; else the run ends with its error."
+        False, "Go on with the other workers when one is given up, instead of ending the run."
     )
     extra_python_environs_for_driver: dict[str, str] = _hosts({}, "Environment variables set in the learner.")
 
     # Resources
     threads: int = _resources(
-        0, "Threads of the learner's TensorFlow; 0 takes local_tf_session_args, but no more than there are cores.",
+        0, "Threads of the learner's TensorFlow; 0 takes local_tf_session_args, at most the number of cores.",
         unit="threads", ge=0,
     )  # fmt: skip
     tf_session_args: dict[str, Any] = _resources(
@@ -297,47 +292,46 @@ class CommonConfig(WorkerConfig):
         "there.",
     )  # fmt: skip
     compilation_cache: str = _resources(
-        "auto", "Directory that keeps what XLA compiled, so that later runs of the same networks start seconds sooner; "
-        "auto is aiorl/xla in $XDG_CACHE_HOME or ~/.cache, off keeps nothing. Closed to others: it holds machine code.",
+        "auto", "Directory for XLA's compiled code, so that later runs of the same networks start seconds sooner. "
+        "auto is aiorl/xla in $XDG_CACHE_HOME or ~/.cache, readable by this user alone; off keeps nothing.",
     )  # fmt: skip
     num_gpus: float = _resources(
-        0, "GPUs that the learner may use: 0 hides them, a fraction bounds the share of the memory of one.", ge=0,
-        allow_inf_nan=False,
+        0, "GPUs that the learner may use: 0 hides them; a fraction limits the share of one GPU's memory.",
+        ge=0, allow_inf_nan=False,
     )  # fmt: skip
     num_cpus_for_driver: int = _resources(
-        1, "CPU threads of the learner outside TensorFlow: what a launcher is to grant it. Within the learner, threads "
-        "bounds those of TensorFlow.", unit="threads", ge=1,
-    )  # fmt: skip
+        1, "CPU threads that a launcher should grant the learner outside TensorFlow.", unit="threads", ge=1
+    )
     memory: int = _resources(
-        0, "Most heap that the learner's process may take: beyond it the run ends with an error that says so, and is "
-        "saved. 0 is no quota.", unit="bytes", ge=0,
+        0, "Heap limit of the learner's process: beyond it the run is saved and ends with an error; 0 is no limit.",
+        unit="bytes", ge=0,
     )  # fmt: skip
     object_store_memory: int = _resources(
-        0, "Most bytes of received batches that wait to be trained on; 0 takes 1 GiB. Nothing is dropped: workers "
-        "wait.", unit="bytes", ge=0,
+        0, "Limit of received batches that wait for training; 0 takes 1 GiB. Workers wait, nothing is dropped.",
+        unit="bytes", ge=0,
     )  # fmt: skip
 
     # Reports
     metrics_smoothing_episodes: int = _reports(
-        100, "Least episodes that reported averages are taken over, if that many have ended.", unit="episodes", ge=1
+        100, "Episodes that reported averages are taken over, as far as so many have ended.", unit="episodes", ge=1
     )
     log_sys_usage: bool = _reports(True, "Add CPU and memory use to results.")
     loggers: list[Code] = _reports(
-        [], "More that takes each result: wandb, mlflow, or import paths (package.module:Name), called with the run "
-        "directory and the config; what they give has write(result) and close(). None of them can fail a run.",
+        [], "Additional loggers: wandb, mlflow, or import paths (package.module:Name). Each is called with the run "
+        "directory and the config and returns an object with write(result) and close(). None can fail a run.",
     )  # fmt: skip
     evaluation_interval: int | None = _reports(
-        None, "Evaluate at the beginning and every so many iterations, by whole episodes and the most likely actions; "
-        "null or 0 never does. The checkpoint that did best is kept in best/.", unit="iterations", ge=0,
+        None, "Evaluate at the start and every so many iterations, with whole episodes and the most likely actions; "
+        "null or 0 never does. The best checkpoint is kept in best/.", unit="iterations", ge=0,
     )  # fmt: skip
     evaluation_num_episodes: int = _reports(10, "Episodes of one evaluation.", unit="episodes", ge=1)
     evaluation_num_workers: int | None = _reports(
-        None, "Processes that evaluate beside training; 0: training waits for each evaluation. null takes one where "
+        None, "Processes that evaluate beside training; with 0, training waits for each evaluation. null takes one if "
         "a core is free, else 0.", unit="processes", ge=0,
     )  # fmt: skip
     evaluation_config: dict[str, Any] = _reports(
-        {}, "Keys of workers that are otherwise in an evaluation, such as env_config; not seed, nor how environments "
-        "are stepped. explore: true draws actions.",
+        {}, "Worker keys to override during evaluation, such as env_config, but not seed or how environments are "
+        "stepped. explore: true draws actions.",
     )  # fmt: skip
 
     action_spaces: ClassVar[tuple[str, ...] | None] = None
@@ -385,8 +379,7 @@ class CommonConfig(WorkerConfig):
             values: what the user sets; nested as the config is. Not modified.
             allow_unknown: drop unknown top-level keys instead of refusing them.
         Returns: a config whose `model_fields_set` are the keys of `values`.
-        Raises: ConfigError on legacy keys that are gone, unknown keys, bad values, values not supported yet, and
-            values that don't go together.
+        Raises: ConfigError on old keys that are gone, unknown keys, bad values, and values that don't go together.
         """
         return cls.from_layers([Layer(values)], allow_unknown=allow_unknown)
 
@@ -420,7 +413,7 @@ class CommonConfig(WorkerConfig):
     def updated(self, *changes: Mapping[str, Any]) -> Self:
         """Return this config with `changes` deep-merged into it, later ones on top, checked again.
 
-        A preset among them takes the place of the one there was; what was set otherwise wins over it as ever.
+        A preset among them replaces the previous one; values that were set elsewhere still win over it.
 
         Raises: ConfigError, as `from_mapping`.
         """
@@ -450,7 +443,6 @@ class CommonConfig(WorkerConfig):
             self._hold_objects()
             self._origins = Origins.of(layers)
             self.model_fields_set.intersection_update(self._origins.users_keys())
-            check_supported(self)
             check_extras(self)
             self.check()
 
@@ -474,7 +466,7 @@ class CommonConfig(WorkerConfig):
             raise plain_error(type(self), error) from None
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """Return other values for sizes that nobody set, where what is set would not go together with theirs.
+        """Return other values for sizes that nobody set and that don't go together with the values set.
 
         Args:
             fixed: the keys that a user set, which stay as they are.
@@ -498,12 +490,12 @@ class CommonConfig(WorkerConfig):
         return bool(getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True))
 
     def refuse_unless(self, applies: bool, names: Iterable[str], needed: str, *, hint: str) -> None:
-        """Refuse values of keys that would do nothing as the others are.
+        """Refuse values of keys that have no effect unless a condition holds.
 
         Args:
-            applies: whether they do something.
+            applies: the condition.
             names: of the keys.
-            needed: what they are for.
+            needed: what the keys are for.
             hint: how to mend it.
 
         Raises:
@@ -541,7 +533,7 @@ class CommonConfig(WorkerConfig):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the learner's process samples by itself: no workers are started, and none expected."""
+        """True if the learner's process samples by itself: no workers are started, and none expected."""
         return not self.num_workers and self.is_default("bind")
 
     def to_dict(self) -> dict[str, Any]:
@@ -579,12 +571,12 @@ class CommonConfig(WorkerConfig):
 
     @property
     def state_dependent_noise(self) -> SDESettings | None:
-        """How networks make noise of the state (gSDE); None = they don't."""
+        """Settings of noise that depends on the state (gSDE); None = there is none."""
         return None
 
     @property
     def update_mode(self) -> Literal["auto", "on", "off", "eager"]:
-        """How updates run: compiled by XLA or not, as `xla` says, or eagerly; traced eager ones are plain graphs."""
+        """Mode of updates: the value of `xla`, or eager; traced eager updates are plain graphs without XLA."""
         if not self.eager:
             return self.xla
         return "off" if self.eager_tracing else "eager"
@@ -619,13 +611,6 @@ class CommonConfig(WorkerConfig):
         if not isinstance(changes, Mapping):
             return changes
         return {name: value if name == "env_config" else plain_code(value) for name, value in changes.items()}
-
-    @field_validator("input_evaluation", mode="before")
-    @classmethod
-    def _want_list(cls, value: object) -> object:
-        if not isinstance(value, list):
-            raise ValueError("must be a list, such as [is, wis]")
-        return value
 
 
 def _are_sizes(given: object) -> bool:

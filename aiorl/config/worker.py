@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _run = partial(key, group="Run", where="both")
 _sampling = partial(key, group="Sampling", where="workers")
 _offline = partial(key, group="Offline data", where="workers")
+_resources = partial(key, group="Resources", where="workers")
 _model = partial(key, group="Model", where="workers")
 _agents = partial(key, group="Multi-agent", where="workers")
 _transport = partial(key, group="Transport", where="both")
@@ -64,7 +65,7 @@ _INSTEAD = {
 
 
 class WorkerModelConfig(BaseModel):
-    """The keys of `model` that workers read."""
+    """Keys of `model` that workers read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -76,12 +77,12 @@ class WorkerModelConfig(BaseModel):
 
 
 class WorkerMultiAgentConfig(BaseModel):
-    """The keys of `multiagent` that workers read."""
+    """Keys of `multiagent` that workers read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     policy_mapping_fn: Code | dict[str, str] | None = _agents(
-        None, "Function (package.module:Name): agent id -> policy id; it may take episode and worker, too. Or a "
+        None, "Function (package.module:Name) from agent id, and optionally episode and worker, to policy id; or a "
         "mapping of agent ids to policy ids.",
     )  # fmt: skip
     observation_fn: Code | None = _agents(
@@ -97,24 +98,24 @@ class TransportConfig(BaseModel):
     heartbeat_interval_s: float = _transport(1.0, "How often each side says that it lives.", unit="s", gt=0)
     heartbeat_timeout_s: float = _transport(10.0, "Silence after which the other side counts as lost.", unit="s", gt=0)
     build_timeout_s: float = _transport(
-        120.0, "The same for a worker that is building its environment, which may keep it from saying that it lives.",
+        120.0, "The same for a worker that builds its environment, which may keep it from answering.",
         unit="s", gt=0, where="learner",
     )  # fmt: skip
     lease_timeout_s: float = _transport(
-        5.0, "A worker that brings no fragment for so long, and for several times as long as the others need, is "
-        "named and what it owes is leased to the others.", unit="s", gt=0, where="learner",
+        5.0, "A worker that brings no fragment for this long, and for several times as long as others need, is named, "
+        "and its work is leased to others.", unit="s", gt=0, where="learner",
     )  # fmt: skip
     max_message_bytes: int = _transport(
-        256 * 2**20, "Largest message taken, after decompression; larger ones are refused before memory is taken.",
+        256 * 2**20, "Largest message, decompressed; larger ones are refused before memory is taken.",
         unit="bytes", ge=2**16,
     )  # fmt: skip
     max_header_bytes: int = _transport(2**20, "Largest message header taken.", unit="bytes", ge=2**17)
     send_queue_length: int = _transport(64, "Messages that may wait to be sent to one peer.", unit="messages", ge=1)
     compression: Literal["auto", "off"] = _transport(
-        "auto", "auto compresses a column with LZ4 where that pays; off never does."
+        "auto", "auto compresses a column with LZ4 if that pays; off never does."
     )
     resend_after_s: float = _transport(
-        5.0, "A fragment not acknowledged for so long is sent again.", where="workers", unit="s", gt=0
+        5.0, "A fragment that is not acknowledged for this long is sent again.", where="workers", unit="s", gt=0
     )
     reconnect_max_s: float = _transport(
         5.0, "Longest pause between two tries to reach the learner.", where="workers", unit="s", gt=0
@@ -122,7 +123,7 @@ class TransportConfig(BaseModel):
 
 
 class WorkerConfig(BaseModel):
-    """The keys that workers read, with their defaults; also the settings of a RolloutWorker and its sampler."""
+    """Keys that workers read, with their defaults; also the settings of a RolloutWorker and its sampler."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
@@ -131,13 +132,13 @@ class WorkerConfig(BaseModel):
         "Algorithm: the name of a module in aiorl/learning/algorithms, or package.module:Name for a class of your own.",
     )
     env: Code | None = _run(
-        None, "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for "
-        "a name that the module gives to register_env, or gym:ID for one of the old gym package.",
+        None, "Environment: a Gymnasium id, package.module:Name for your own class or function, module:name for a "
+        "name that the module registers with register_env, or gym:ID for the old gym package.",
     )  # fmt: skip
     env_config: dict[str, Any] = _run({}, "Arguments for the environment's creator.", where="workers")
     wrappers: list[CodeWithSettings] = _run(
-        [], "Wrappers around each Gymnasium environment, the innermost first: classes (package.module:Name) that are "
-        "called with the environment; with arguments, mappings {class: NAME, kwargs: {...}}.", where="workers",
+        [], "Wrappers around each Gymnasium environment, innermost first: classes (package.module:Name); with "
+        "arguments, mappings {class: NAME, kwargs: {...}}.", where="workers",
     )  # fmt: skip
     seed: int | None = _run(
         None, "Seed of everything random, combined with the worker's index; null takes a fresh one.", ge=0, lt=2**32
@@ -145,8 +146,8 @@ class WorkerConfig(BaseModel):
     log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO", "Least severe messages that are logged.")
     num_envs_per_worker: int = _sampling(1, "Environments that one worker steps together.", unit="environments", ge=1)
     vectorize: Literal["auto", "native", "serial", "remote"] = _sampling(
-        "auto", "How a worker steps its environments: native (the environment's own vectorised form), serial (in "
-        "turn), remote (one process each), auto (native where there is one, else serial).",
+        "auto", "How a worker steps its environments: native (their own vectorised form), serial (in turn), remote "
+        "(one process each), auto (native if there is a native form, else serial).",
     )  # fmt: skip
     samplers_per_worker: int = _sampling(
         1, "Samplers in one worker process whose waits overlap, each with its own environments.", ge=1
@@ -163,24 +164,23 @@ class WorkerConfig(BaseModel):
         False, "Never record done; needed with soft_horizon unless the environment never ends."
     )
     observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = _sampling(
-        "NoFilter", "Running normalisation of observations. Algorithms with a replay, bc and marwil keep rows as they "
-        "were before, and normalise them when they train on them.", where="both",
+        "NoFilter", "Running normalisation of observations. Replay algorithms, bc and marwil store raw rows and "
+        "normalise them in training.", where="both",
     )  # fmt: skip
     synchronize_filters: bool = _sampling(True, "Send the merged filter statistics to the workers.", where="both")
     clip_actions: bool = _sampling(
-        True, "Clip actions to the bounds of the action space before the environment gets them.", where="both"
+        True, "Clip actions to the action space before the environment gets them.", where="both"
     )
     clip_rewards: bool | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _sampling(
-        None, "Clip rewards to [-1, 1], or to [-x, x] for a number x, for learning; null clips to [-1, 1] for "
-        "DeepMind-wrapped Atari only.",
+        None, "Clip rewards for learning to [-1, 1], or to [-x, x] for a number x; null does so for DeepMind-wrapped "
+        "Atari only.",
     )  # fmt: skip
     preprocessor_pref: Literal["deepmind", "rllib"] = _sampling("deepmind", "Which preprocessing Atari frames get.")
     sample_async: bool = _sampling(False, "Sample continuously in the background.")
     compress_observations: bool | Literal["bulk"] = _sampling(
-        False,
-        "Compress observations in batches: row by row, or bulk for whole columns. What workers send is compressed "
-        "by column where that pays, even where transport.compression is off.",
-    )
+        False, "Compress observations in batches: row by row, or bulk for whole columns. Workers compress what they "
+        "send by column if that pays, even with transport.compression: off.",
+    )  # fmt: skip
     remote_worker_envs: bool = _sampling(
         False, "One process per environment, each polled as soon as it is ready; vectorize: remote steps them together."
     )
@@ -188,8 +188,8 @@ class WorkerConfig(BaseModel):
         0.0, "How long a poll of remote environments gathers more ready ones.", unit="ms", ge=0, allow_inf_nan=False
     )
     max_env_restarts_per_hour: int = _sampling(
-        0, "remote_worker_envs: how often the process of one environment may be replaced when it fails; 0 makes each "
-        "failure an error.", unit="restarts", ge=0,
+        0, "With remote_worker_envs: replacements of one environment's failed process; 0 makes each failure an error.",
+        unit="restarts", ge=0,
     )  # fmt: skip
     fake_sampler: bool = _sampling(False, "Return the first batch for ever, to test the rest.")
     model: WorkerModelConfig = key(WorkerModelConfig(), "Shape of the networks.", group="Learning", where="both")
@@ -203,66 +203,62 @@ class WorkerConfig(BaseModel):
         {}, "Environment variables set in the workers.", group="Workers and hosts", where="workers"
     )
     eager: bool = key(
-        False, "Run updates, and policies of TensorFlow on workers, without tf.function, to debug them.",
+        False, "Run updates, and TensorFlow policies on workers, without tf.function, for debugging.",
         group="Learning", where="both",
     )  # fmt: skip
     no_eager_on_workers: bool = key(
-        False, "Keep workers in graph mode when eager is on; networks always act as graphs there.", group="Learning",
-        where="workers",
+        False, "Keep workers in graph mode with eager; networks always act as graphs there.",
+        group="Learning", where="workers",
     )  # fmt: skip
     eager_tracing: bool = key(
-        False, "With eager: trace updates and policies, as plain graphs without XLA.", group="Learning", where="both"
+        False, "With eager: trace updates and policies as plain graphs, without XLA.", group="Learning", where="both"
     )
-    memory_per_worker: int = key(
-        0, "Most heap that the process of one worker may take: beyond it the worker fails with an error that says so. "
-        "0 is no quota.", group="Resources", where="workers", unit="bytes", ge=0,
-    )  # fmt: skip
-    object_store_memory_per_worker: int = key(
-        0, "Most bytes of fragments that a worker has sampled and the learner has not acknowledged: none is begun that "
-        "would go beyond. 0 takes 256 MiB.", group="Resources", where="workers", unit="bytes", ge=0,
-    )  # fmt: skip
-    num_cpus_per_worker: int = key(
-        1, "Most threads that the libraries of one worker process may use.", group="Resources", where="workers",
-        unit="threads", ge=1,
-    )  # fmt: skip
+    memory_per_worker: int = _resources(
+        0, "Heap limit of a worker process, which fails beyond it; 0 is no limit.", unit="bytes", ge=0
+    )
+    object_store_memory_per_worker: int = _resources(
+        0, "Limit of a worker's fragments that the learner has not acknowledged; 0 takes 256 MiB.", unit="bytes", ge=0
+    )
+    num_cpus_per_worker: int = _resources(
+        1, "Threads that the libraries of a worker process may use.", unit="threads", ge=1
+    )
     monitor: bool = key(False, "Write episode statistics and videos.", group="Reports", where="both")
     callbacks: Code | dict[str, Code] | None = key(
-        None, "DefaultCallbacks subclass (package.module:Name); or functions of one dict, by the names of hooks.",
+        None, "DefaultCallbacks subclass (package.module:Name), or a mapping of hooks to functions of one dict.",
         group="Reports", where="both",
     )  # fmt: skip
 
     # Offline data
     input: Code | list[str] | dict[str, float] = _offline(
-        "sampler", "Where experience comes from: sampler; a file, directory, pattern, URI or minari:NAME; a list of "
-        "such; a mapping of such, and sampler, to the probabilities with which they are read; or package.module:Name "
-        "for a function from an IOContext to an InputReader. Workers share files between them.",
+        "sampler", "Source of experience: sampler; a file, directory, pattern, URI or minari:NAME, or a list of them; "
+        "a mapping of these and sampler to probabilities; or package.module:Name for a function from an IOContext to "
+        "an InputReader. Workers share files between them.",
     )  # fmt: skip
     input_evaluation: list[Literal["is", "wis", "simulation"]] = _offline(
         ["is", "wis"], "How runs on stored experience are judged: is, wis (off-policy estimates, which need the "
-        "probabilities of the stored actions), simulation (the environment is sampled beside).",
+        "probabilities of stored actions), simulation (the environment is sampled as well).",
     )  # fmt: skip
     postprocess_inputs: bool = _offline(False, "Postprocess stored trajectories with the current policy.")
     actions_in_input_normalized: bool = _offline(
-        False, "Stored actions of a bounded Box are scaled to [-1, 1], as RLlib stores them since its version 1.4; "
-        "they are scaled back as they are read.",
+        False, "Stored actions of a bounded Box are scaled to [-1, 1], as by RLlib since 1.4, and are scaled back "
+        "when read.",
     )  # fmt: skip
     shuffle_buffer_size: int = _offline(
         0, "Batches in the sliding window that shuffles stored experience.", unit="batches", ge=0
     )
     input_epochs: int | None = _offline(
-        None, "Passes over stored experience, in each of which every row comes once; then the run ends. null reads it "
-        "without end.", unit="passes", ge=1,
+        None, "Passes over stored experience before the run ends; each reads every row once. null reads without end.",
+        unit="passes", ge=1,
     )  # fmt: skip
     input_hold_out: float = _offline(
-        0.0, "Share of the stored episodes that is left out, in every run the same: those that python -m "
-        "aiorl.estimate --hold-out judges on.", ge=0, lt=1,
+        0.0, "Share of stored episodes to leave out, the same in every run, for python -m aiorl.estimate --hold-out.",
+        ge=0, lt=1,
     )  # fmt: skip
     input_max_corrupt: int = _offline(
-        100, "Places of the files that one sampler may find unreadable and leave out; one more ends the run.",
-        unit="places", ge=0,
-    )  # fmt: skip
+        100, "Unreadable places in files that one sampler may skip; one more ends the run.", unit="places", ge=0
+    )
     output: Code | None = _offline(
-        None, "Where sample batches are written, as JSON lines: logdir (the run's directory), a directory or URI, or "
+        None, "Where to write sample batches as JSON lines: logdir (the run's directory), a directory or URI, or "
         "package.module:Name for a function from an IOContext to an OutputWriter.",
     )  # fmt: skip
     output_compress_columns: list[str] = _offline(["obs", "new_obs"], "Columns that are compressed in the output.")
@@ -305,7 +301,7 @@ def check_evaluation_keys(changes: Mapping[str, Any]) -> None:
 
 
 class PolicyPart(BaseModel):
-    """What a worker must know of one policy.
+    """Facts that a worker needs of one policy.
 
     Attributes:
         policy_class: import path of a user's own Policy; None = the graph that the learner sends under the id.
@@ -336,7 +332,7 @@ class PolicyPart(BaseModel):
 
 
 class WorkerPart(WorkerConfig):
-    """What the learner tells a worker: the keys that workers read, and what it has made of others.
+    """Config that a worker gets: the keys that workers read, and facts that the learner has made of others.
 
     Unknown keys are ignored, so that a worker of an older patch release can still join.
 

@@ -18,8 +18,6 @@ from aiorl.learning.models.distributions import to_tf_distribution
 
 __all__ = ["PG", "PGConfig"]
 
-_NO_VALUES = "there are no values to learn or to trust"
-
 
 class PGConfig(OnPolicyConfig):
     """PG's defaults of the common settings."""
@@ -36,9 +34,10 @@ class PGConfig(OnPolicyConfig):
         OnPolicyConfig, "batch_mode", "complete_episodes"
     )
     lambda_: float = key(
-        1.0, "Always 1: each action counts by what followed it.", group="Learning", unsupported=_NO_VALUES
-    )
-    vf_loss_coeff: float = key(0.0, "Always 0.", group="Learning", unsupported=_NO_VALUES)
+        1.0, "Always 1, as there are no values to trust: each action counts by what followed it.", group="Learning",
+        ge=1, le=1,
+    )  # fmt: skip
+    vf_loss_coeff: float = key(0.0, "Always 0, as there are no values to learn.", group="Learning", ge=0, le=0)
 
 
 class PG(OnPolicy[PGConfig]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from aiorl.config.check import OTHER_ALGORITHMS
+from aiorl.config.check import other_names
 from aiorl.config.code import import_object, is_import_path
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
@@ -35,7 +35,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
         return _checked(import_object(name, key="algo"), name)
     known = name.lower()
     if known not in ALGORITHMS:
-        ours = OTHER_ALGORITHMS.get(known)
+        ours = other_names()["algorithms"].get(known)
         others = f"Known: {', '.join(sorted(ALGORITHMS))}; one of your own is package.module:Name."
         raise UnknownAlgorithmError(
             f"There is no algorithm {name!r}.{'' if ours else nearest(known, ALGORITHMS)}",

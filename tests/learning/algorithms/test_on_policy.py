@@ -324,7 +324,7 @@ def test_wants_leases_for_exactly_one_batch_of_whole_episodes_and_takes_one_step
 
 @pytest.mark.parametrize(("name", "value"), [("lambda_", 0.9), ("vf_loss_coeff", 0.5)])
 def test_settings_of_values_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match="there are no values") as caught:
+    with pytest.raises(ConfigError) as caught:
         PGConfig(env="x", **{name: value})
     assert caught.value.key == name
 

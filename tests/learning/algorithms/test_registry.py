@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiorl
-from aiorl.config.check import OTHER_ALGORITHMS
+from aiorl.config.check import other_names
 from aiorl.config.files import parse_value
 from aiorl.config.merge import deep_update
 from aiorl.errors import ConfigError, UnknownAlgorithmError
@@ -27,6 +27,9 @@ def test_the_nearest_name_is_offered_for_an_unknown_algorithm() -> None:
     assert ", ".join(sorted(ALGORITHMS)) in str(caught.value)
     with pytest.raises(UnknownAlgorithmError):
         algorithm_class("dqnn")
+
+
+OTHER_ALGORITHMS = other_names()["algorithms"]
 
 
 @pytest.mark.parametrize("name", sorted(OTHER_ALGORITHMS))
