@@ -16,8 +16,6 @@ from gymnasium import spaces
 from aiorl.data.action_mask import ACTION_MASK, MaskLayout
 from aiorl.env.registry import EnvContext, resolve_env
 
-__all__ = ["InfoMask", "MaskFromInfo"]
-
 
 class InfoMask:
     """Puts the mask of an info beside an observation.

@@ -204,6 +204,18 @@ def opening_poll(obs: MultiEnvDict) -> Poll:
     )
 
 
+def add_step(
+    poll: Poll, index: Any, obs: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]
+) -> None:
+    """Add the step of an environment with one agent."""
+    agent = DEFAULT_AGENT_ID
+    poll.obs[index] = {agent: obs}
+    poll.rewards[index] = {agent: reward}
+    poll.terminateds[index] = {agent: terminated, ALL_AGENTS: terminated}
+    poll.truncateds[index] = {agent: truncated, ALL_AGENTS: truncated}
+    poll.infos[index] = {agent: info}
+
+
 def stepped_poll(
     obs: Sequence[Any],
     rewards: Sequence[float],
@@ -300,6 +312,7 @@ class LockstepEnv(ABC):
         action_space: space of one copy.
         max_episode_steps: length at which an episode is truncated, None = never as far as is known.
         first_seeds: seeds of a first ``reset`` that is given none; None for none.
+        can_cut: it truncates episodes at whatever length is asked for.
         can_begin: some copies can step while the actions of others are not known yet, see ``begin``.
     """
 
@@ -309,6 +322,7 @@ class LockstepEnv(ABC):
     action_space: Space[Any]
     max_episode_steps: int | None
     first_seeds: Sequence[int] | None = None
+    can_cut: bool = False
     can_begin: bool = False
 
     @abstractmethod
@@ -359,13 +373,15 @@ class LockstepEnv(ABC):
         Raises:
             ConfigError: a horizon above the environment's own limit, or other than that where it cannot cut.
         """
-        if checked_horizon(horizon, self.max_episode_steps) != self.max_episode_steps:
+        length = checked_horizon(horizon, self.max_episode_steps)
+        if length != self.max_episode_steps and not self.can_cut:
             raise ConfigError(
                 f"horizon is {horizon}, but {self.env_id!r} cannot cut its episodes there.",
                 key="horizon",
                 value=horizon,
                 hint="Leave horizon out, or use vectorize: serial.",
             )
+        self.max_episode_steps = length
 
     @abstractmethod
     def close(self) -> None:

@@ -25,17 +25,6 @@ from aiorl.errors import (
 )
 from aiorl.text import shortened
 
-__all__ = [
-    "ActionCheck",
-    "NestedCheck",
-    "ObservationCheck",
-    "as_reward",
-    "as_rewards",
-    "check_rewards",
-    "env_fault",
-    "raise_env_fault",
-]
-
 logger = logging.getLogger(__name__)
 
 StepOf = Callable[[int], int]

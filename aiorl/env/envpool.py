@@ -19,14 +19,12 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
-from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, checked_horizon, env_seeds, opening_poll
+from aiorl.env.base_env import ASYNC_RESET_RETURN, BaseEnv, Poll, add_step, env_seeds, opening_poll
 from aiorl.env.checks import ObservationCheck, as_reward, raise_env_fault
 from aiorl.env.native_vector_env import NativeVectorEnv, split_infos
 from aiorl.env.registry import EnvContext, unknown_env
 from aiorl.errors import ConfigError, EnvContractError, nearest
 from aiorl.process.imports import needed_by
-
-__all__ = ["AsyncEnvPoolEnv", "EnvPoolEnv", "envpool_creator"]
 
 _MAX_SEED = (1 << 31) - 1
 
@@ -150,6 +148,8 @@ class _Pool:
 class EnvPoolEnv(NativeVectorEnv):
     """A pool whose copies step together."""
 
+    can_cut = True
+
     def __init__(self, pool: _Pool, env_id: str) -> None:
         """Take over a pool that is not yet made."""
         self._pool = pool
@@ -157,7 +157,7 @@ class EnvPoolEnv(NativeVectorEnv):
 
     def limit_episodes(self, horizon: int | None) -> None:
         """See LockstepEnv."""
-        self.max_episode_steps = checked_horizon(horizon, self.max_episode_steps)
+        super().limit_episodes(horizon)
         self._pool.settings["max_episode_steps"] = self.max_episode_steps
 
     def _reset_all(self, seeds: Sequence[int] | None) -> Any:
@@ -216,12 +216,8 @@ class AsyncEnvPoolEnv(BaseEnv):
                 self._steps[index] = 0
                 continue
             self._steps[index] += 1
-            terminated, truncated = bool(terminateds[row]), bool(truncateds[row])
-            poll.obs[index] = {DEFAULT_AGENT_ID: obs[row]}
-            poll.rewards[index] = {DEFAULT_AGENT_ID: as_reward(rewards[row], self._env_id, index, self._steps[index])}
-            poll.terminateds[index] = {DEFAULT_AGENT_ID: terminated, ALL_AGENTS: terminated}
-            poll.truncateds[index] = {DEFAULT_AGENT_ID: truncated, ALL_AGENTS: truncated}
-            poll.infos[index] = {DEFAULT_AGENT_ID: rows[row]}
+            reward = as_reward(rewards[row], self._env_id, index, self._steps[index])
+            add_step(poll, index, obs[row], reward, bool(terminateds[row]), bool(truncateds[row]), rows[row])
         self._fresh.difference_update(ids)
         return poll
 

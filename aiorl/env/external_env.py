@@ -13,7 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 from gymnasium import spaces
 
@@ -30,8 +30,6 @@ from aiorl.errors import (
     SamplerDied,
     UnsupportedEnvError,
 )
-
-Check = TypeVar("Check")
 
 ACTION_TIMEOUT_S = 60.0
 """Longest wait of a client for an action."""
@@ -55,8 +53,8 @@ class _ClientDriven:
         self.observation_space = observation_space
         self.error: BaseException | None = None
         self._episodes = EpisodeTable(max_concurrent)
-        self._checks = _Checks(lambda space: NestedCheck(type(self).__name__, space, may_have_more=False))
-        self._action_checks = _Checks(ActionCheck)
+        self._checks: dict[Hashable, NestedCheck] = {}
+        self._action_checks: dict[Hashable, ActionCheck] = {}
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def run(self) -> None:
@@ -133,8 +131,10 @@ class _ClientDriven:
         self._check_agents(episode_id, "observations", obs, self.observation_space)
         for agent_id, value in obs.items():
             try:
-                if check := self._checks.of(agent_id, self.observation_space):
-                    check.coerce(value, 0, step)
+                key, space = _space_of(agent_id, self.observation_space)
+                if key not in self._checks:
+                    self._checks[key] = NestedCheck(type(self).__name__, space, may_have_more=False)
+                self._checks[key].coerce(value, 0, step)
             except BadObservationError as error:
                 error.message = f"{_whose(episode_id, agent_id)}: {error.message}"
                 raise
@@ -144,8 +144,12 @@ class _ClientDriven:
         for agent_id, action in actions.items():
             if agent_id not in obs:
                 self._refuse(episode_id, f"there is an action of agent {agent_id!r}, but no observation of it")
-            own = self._action_checks.of(agent_id, self.action_space)
-            if own and (fault := own.fault_of(action)):
+            key, space = _space_of(agent_id, self.action_space)
+            if not isinstance(space, spaces.Space):
+                continue
+            if key not in self._action_checks:
+                self._action_checks[key] = ActionCheck(space)
+            if fault := self._action_checks[key].fault_of(action):
                 self._refuse(episode_id, fault, agent_id)
 
     def _check_agents(self, episode_id: Any, what: str, by_agent: Any, known: Any = None) -> None:
@@ -169,21 +173,6 @@ class _ClientDriven:
             self.error = error
         finally:
             self._episodes.wake()
-
-
-class _Checks(Generic[Check]):
-    """One check for all agents, or one for each where they have spaces of their own; each is made once."""
-
-    def __init__(self, make: Callable[[spaces.Space[Any]], Check]) -> None:
-        self._make = make
-        self._made: dict[Hashable, Check] = {}
-
-    def of(self, agent_id: Any, given: Any) -> Check | None:
-        """The check of an agent, for its space or the dict of all; None if no space is known."""
-        key, space = (agent_id, given[agent_id]) if _by_agent(given) else (None, given)
-        if key not in self._made and isinstance(space, spaces.Space):
-            self._made[key] = self._make(space)
-        return self._made.get(key)
 
 
 class ExternalEnv(_ClientDriven):
@@ -374,17 +363,10 @@ class ExternalBaseEnv(BaseEnv):
                 what = f"{type(env.error).__name__}: {env.error}"
                 raise SamplerDied(f"run() of {type(env).__name__} raised {what}") from env.error
             raise SamplerDied(f"run() of {type(env).__name__} has ended, or it was stopped")
-        return Poll(
-            {episode_id: item.obs for episode_id, item in items.items()},
-            {episode_id: item.rewards for episode_id, item in items.items()},
-            {episode_id: item.dones for episode_id, item in items.items()},
-            {episode_id: item.truncateds for episode_id, item in items.items()},
-            {episode_id: item.infos for episode_id, item in items.items()},
-            {
-                episode_id: item.off_policy_actions
-                for episode_id, item in items.items()
-                if item.off_policy_actions is not None
-            },
+        columns = ("obs", "rewards", "dones", "truncateds", "infos", "off_policy_actions")
+        poll = Poll(*({key: getattr(item, name) for key, item in items.items()} for name in columns))
+        return poll._replace(
+            off_policy_actions={key: taken for key, taken in poll.off_policy_actions.items() if taken is not None}
         )
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
@@ -414,6 +396,11 @@ def _whose(episode_id: Any, agent_id: Any) -> str:
     return f"episode {episode_id!r}{agent}"
 
 
+def _space_of(agent_id: Any, given: Any) -> tuple[Any, Any]:
+    """An agent's key and space in a dict of spaces; None and the one space of all agents if there is no dict."""
+    return (agent_id, given[agent_id]) if _by_agent(given) else (None, given)
+
+
 def _by_agent(space: Any) -> bool:
     return isinstance(space, Mapping) and not isinstance(space, spaces.Space)
 
@@ -439,11 +426,6 @@ class Item:
     truncateds: dict[Any, bool]
     infos: dict[Any, dict[str, Any]]
     off_policy_actions: dict[Any, Any] | None
-
-    @property
-    def is_last(self) -> bool:
-        """The episode ends with this item."""
-        return self.dones[ALL_AGENTS] or self.truncateds[ALL_AGENTS]
 
 
 @dataclass(slots=True, eq=False)
@@ -588,8 +570,6 @@ class EpisodeTable:
         """
         with self._changed:
             episode = self._get(episode_id)
-            if episode.waiting_for >= 0:
-                raise ClosedEpisodeError(episode_id, "driven by two threads at once")
             self._check_agents(episode_id, episode, obs)
             before = episode.agents
             item = self._publish(episode, obs, off_policy_actions)
@@ -598,8 +578,7 @@ class EpisodeTable:
                 self._changed.notify_all()
                 deadline = time.monotonic() + timeout_s
                 while episode.answered != number:
-                    if self._stopped:
-                        raise SamplerDied("the sampler of this external environment has stopped")
+                    self._check_polled()
                     if self._ended.get(episode_id):
                         raise EpisodeTimeout(episode_id, timeout_s)
                     if not self._changed.wait(deadline - time.monotonic()) and episode.answered != number:
@@ -619,8 +598,6 @@ class EpisodeTable:
         """
         with self._changed:
             episode = self._get(episode_id)
-            if episode.waiting_for >= 0:
-                raise ClosedEpisodeError(episode_id, "driven by two threads at once")
             self._check_agents(episode_id, episode, obs, last=True)
             self._publish(episode, obs, None, last=True)
             self._closing[episode_id] = self._active.pop(episode_id)
@@ -650,7 +627,7 @@ class EpisodeTable:
                     return {}
                 self._changed.wait(0.1)
             for episode_id, item in ready.items():
-                if item.is_last:
+                if item.dones[ALL_AGENTS] or item.truncateds[ALL_AGENTS]:
                     del self._closing[episode_id]
                     self._ended.setdefault(episode_id, False)
                 else:
@@ -680,17 +657,6 @@ class EpisodeTable:
         with self._changed:
             self._changed.notify_all()
 
-    def check_valid(self) -> None:
-        """Assert the invariants; for tests."""
-        with self._changed:
-            over = self._closing.keys() | self._ended.keys()
-            if self._active.keys() & over:
-                raise AssertionError("an episode is both active and over")
-            if any(not self._ended[key] for key in self._closing.keys() & self._ended.keys()):
-                raise AssertionError("an episode is over before its last item was polled")
-            if len(self._active) > self._max_concurrent:
-                raise AssertionError("more episodes than allowed")
-
     def _get(self, episode_id: Hashable) -> _Episode:
         self._check_polled()
         if not _is_hashable(episode_id):
@@ -711,7 +677,9 @@ class EpisodeTable:
     def _check_agents(
         self, episode_id: Hashable, episode: _Episode, obs: Mapping[Any, Any], *, last: bool = False
     ) -> None:
-        """Raise for observations that would break a rule of multi-agent episodes where they are polled."""
+        """Raise for another thread's episode, and for observations that would break a rule where they are polled."""
+        if episode.waiting_for >= 0:
+            raise ClosedEpisodeError(episode_id, "driven by two threads at once")
         agents = episode.agents
         back = [] if self.done_agents_return else [agent_id for agent_id in obs if agent_id in agents.done]
         if back:

@@ -5,6 +5,7 @@ The result is always in Gymnasium's form: ``(obs, info)`` and ``(obs, reward, te
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -124,6 +125,13 @@ def close_env(env: Any) -> None:
     """Close an environment, where it can be closed."""
     if callable(close := getattr(env, "close", None)):
         close()
+
+
+def close_all(envs: Sequence[Any]) -> None:
+    """Close environments, also the rest if one raises."""
+    with contextlib.ExitStack() as last_first:
+        for env in reversed(envs):
+            last_first.callback(close_env, env)
 
 
 def _reset_takes_seed(env: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 from gymnasium import spaces
@@ -21,11 +21,6 @@ from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv
 from aiorl.env.vector_env import Copies, VectorBaseEnv, VectorEnv
 from aiorl.errors import ConfigError
 
-__all__ = ["KINDS", "EnvFacts", "EnvKind", "check_can_be_remote", "facts_of", "kind_of"]
-
-ToBaseEnv = Callable[[Sequence[Any], str, int | None], BaseEnv]
-"""(copies, name for messages, the worker's seed) -> BaseEnv."""
-
 
 @dataclass(frozen=True, slots=True)
 class EnvKind:
@@ -33,8 +28,8 @@ class EnvKind:
 
     Attributes:
         name: for messages.
-        type: what its objects are instances of.
-        to_base_env: what makes a BaseEnv of the copies; of the one object where it holds its copies.
+        type: class of its objects.
+        wrap: makes a BaseEnv of (the copies, their name for messages, the worker's seed).
         holds_copies: one object is all the environments of a worker, so that none has a process of its own.
         is_single: an environment with one agent, which may get wrappers.
         has_agents: it has agents that different policies may act for.
@@ -44,59 +39,61 @@ class EnvKind:
 
     name: str
     type: type[Any]
-    to_base_env: ToBaseEnv
+    wrap: Callable[[Sequence[Any], str, int | None], BaseEnv]
     holds_copies: bool = False
     is_single: bool = False
     has_agents: bool = False
     is_external: bool = False
     is_seeded_whole: bool = False
 
+    def to_base_env(self, copies: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
+        """Make a BaseEnv of the copies; of the one object if it holds its copies.
 
-def _of_gymnasiums(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
-    return LockstepBaseEnv(NativeVectorEnv(envs[0], env_id=env_id), seed=seed)
+        Args:
+            copies: the environments.
+            env_id: name for messages.
+            seed: the worker's seed.
 
-
-def _of_multi_agent_envs(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
-    return MultiAgentBaseEnv(envs, env_id=env_id, seed=seed)
+        Raises:
+            ConfigError: a seed for an environment that cannot be seeded.
+        """
+        if self.is_seeded_whole and seed is not None:
+            seed_env_now(copies[0], env_id, seed)
+        return self.wrap(copies, env_id, seed)
 
 
 def _of_copies(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
     return VectorBaseEnv(Copies(envs, env_id=env_id, seed=seed))
 
 
-def _seeded_whole(wrap: Callable[[Any, str], BaseEnv]) -> ToBaseEnv:
-    """For an object that is seeded as a whole, before it begins."""
-
-    def to_base_env(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
-        if seed is not None:
-            seed_env_now(envs[0], env_id, seed)
-        return wrap(envs[0], env_id)
-
-    return to_base_env
-
-
-_of_base_env = _seeded_whole(lambda env, env_id: env)
-_of_lockstep_env = _seeded_whole(lambda env, env_id: LockstepBaseEnv(env))
-_of_vector_env = _seeded_whole(lambda env, env_id: VectorBaseEnv(env, env_id=env_id))
-_of_external_env = _seeded_whole(lambda env, env_id: ExternalBaseEnv(env))
+_HOLDS = {"holds_copies": True, "is_seeded_whole": True}
+_EXTERNAL = {**_HOLDS, "is_external": True}
 
 # The first kind that an object is an instance of is its kind.
 KINDS = (
-    EnvKind("a BaseEnv", BaseEnv, _of_base_env, holds_copies=True, has_agents=True, is_seeded_whole=True),
-    EnvKind("a LockstepEnv", LockstepEnv, _of_lockstep_env, holds_copies=True, is_seeded_whole=True),
-    EnvKind("a VectorEnv", VectorEnv, _of_vector_env, holds_copies=True, is_seeded_whole=True),
-    EnvKind("a vector environment of Gymnasium", gymnasium.vector.VectorEnv, _of_gymnasiums, holds_copies=True),
+    EnvKind("a BaseEnv", BaseEnv, lambda envs, env_id, seed: cast(BaseEnv, envs[0]), has_agents=True, **_HOLDS),
+    EnvKind("a LockstepEnv", LockstepEnv, lambda envs, env_id, seed: LockstepBaseEnv(envs[0]), **_HOLDS),
+    EnvKind("a VectorEnv", VectorEnv, lambda envs, env_id, seed: VectorBaseEnv(envs[0], env_id=env_id), **_HOLDS),
+    EnvKind(
+        "a vector environment of Gymnasium",
+        gymnasium.vector.VectorEnv,
+        lambda envs, env_id, seed: LockstepBaseEnv(NativeVectorEnv(envs[0], env_id=env_id), seed=seed),
+        holds_copies=True,
+    ),
     EnvKind(
         "an ExternalMultiAgentEnv",
         ExternalMultiAgentEnv,
-        _of_external_env,
-        holds_copies=True,
+        lambda envs, env_id, seed: ExternalBaseEnv(envs[0]),
         has_agents=True,
-        is_external=True,
-        is_seeded_whole=True,
+        **_EXTERNAL,
     ),
-    EnvKind("an ExternalEnv", ExternalEnv, _of_external_env, holds_copies=True, is_external=True, is_seeded_whole=True),
-    EnvKind("a MultiAgentEnv", MultiAgentEnv, _of_multi_agent_envs, has_agents=True),
+    EnvKind("an ExternalEnv", ExternalEnv, lambda envs, env_id, seed: ExternalBaseEnv(envs[0]), **_EXTERNAL),
+    EnvKind(
+        "a MultiAgentEnv",
+        MultiAgentEnv,
+        lambda envs, env_id, seed: MultiAgentBaseEnv(envs, env_id=env_id, seed=seed),
+        has_agents=True,
+    ),
     EnvKind("a gymnasium.Env", gymnasium.Env, _of_copies, is_single=True),
     EnvKind("an environment of an older Gym", object, _of_copies, is_single=True),
 )
@@ -180,8 +177,8 @@ def facts_of(env: Any, env_id: str) -> EnvFacts:
     """
     kind = kind_of(env, env_id)
     prefix = "single_" if isinstance(env, gymnasium.vector.VectorEnv) else ""
-    found: dict[str, Any] = {}
-    for name in ("observation_space", "action_space"):
+    found: dict[str, Any] = {"observation_space": None, "action_space": None}
+    for name in tuple(found):
         space = getattr(env, f"{prefix}{name}", None)
         if isinstance(space, spaces.Space):
             found[name] = space
@@ -189,12 +186,6 @@ def facts_of(env: Any, env_id: str) -> EnvFacts:
         if isinstance(by_agent, Mapping) and not isinstance(by_agent, spaces.Space) and by_agent:
             found[f"{name}s"] = by_agent
             known = list(by_agent.values())
-            if name not in found and all(other == known[0] for other in known):
+            if found[name] is None and all(other == known[0] for other in known):
                 found[name] = known[0]
-    return EnvFacts(
-        kind,
-        found.get("observation_space"),
-        found.get("action_space"),
-        found.get("observation_spaces"),
-        found.get("action_spaces"),
-    )
+    return EnvFacts(kind, **found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,10 +11,8 @@ import numpy as np
 from aiorl.data.finite import all_finite
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, env_seeds, opening_poll
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
-from aiorl.env.gym_like import check_seedable, seed_env
+from aiorl.env.gym_like import check_seedable, close_all, seed_env
 from aiorl.errors import BadObservationError, EnvContractError, UnsupportedEnvError
-
-__all__ = ["MultiAgentBaseEnv", "MultiAgentCopy", "MultiAgentEnv"]
 
 AgentDict = dict[Any, Any]
 AgentResults = tuple[Mapping[Any, Any], AgentDict, Mapping[Any, Any], Mapping[Any, Any], AgentDict]
@@ -153,12 +150,6 @@ class MultiAgentCopy:
         told = {agent: infos.get(agent) or {} for agent in obs} if infos else {agent: {} for agent in obs}
         return obs, checked, terminateds, truncateds, told
 
-    def close(self) -> None:
-        """Close the copy."""
-        close = getattr(self.env, "close", None)
-        if callable(close):
-            close()
-
     def check_finite(self, obs: Mapping[Any, Any]) -> None:
         """Raise BadObservationError if an array among these observations holds NaN or infinity."""
         if _are_finite([obs]):
@@ -244,9 +235,7 @@ class MultiAgentBaseEnv(BaseEnv):
         """Close the copies."""
         if not self._closed:
             self._closed = True
-            with contextlib.ExitStack() as last_first:  # all of them, also if one raises
-                for copy in reversed(self._copies):
-                    last_first.callback(copy.close)
+            close_all([copy.env for copy in self._copies])
 
 
 def _are_finite(observed: Iterable[Mapping[Any, Any]]) -> bool:

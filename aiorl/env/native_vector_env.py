@@ -17,19 +17,22 @@ from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import (
-    ALL_AGENTS,
     ASYNC_RESET_RETURN,
     BaseEnv,
     FinishedGame,
     LockstepEnv,
     Poll,
     VectorStep,
+    add_step,
     opening_poll,
 )
 from aiorl.env.checks import ObservationCheck, check_rewards, raise_env_fault
 from aiorl.errors import EnvContractError, EnvError, UnsupportedEnvError
 
 _FLAG = np.dtype(np.bool_)
+_TRAINING = "training_enabled"
+_FINAL_INFO = "final_info"
+_OF_THE_STEP = (_FINAL_INFO, "final_obs", "final_observation")
 
 
 class NativeVectorEnv(LockstepEnv):
@@ -206,9 +209,9 @@ class LockstepBaseEnv(BaseEnv):
     def poll(self) -> Poll:
         """The last step of every copy; the first poll resets them all."""
         if not self._started:
-            first = opening_poll(_by_index(self.lockstep_env.reset(), range(self.num_envs)))
+            obs = np.array(self.lockstep_env.reset())
             self._started = True
-            return first
+            return opening_poll({index: {DEFAULT_AGENT_ID: row} for index, row in enumerate(obs)})
         if self._poll is None:
             raise EnvContractError(self.lockstep_env.env_id, "it was polled twice, with no actions sent in between")
         poll, self._poll = self._poll, None
@@ -232,24 +235,17 @@ class LockstepBaseEnv(BaseEnv):
         )
         obs = np.array(step.obs)
         self._first_obs = {index: obs[index] for index in finals}
-        fresh = [] if step.valid is None else np.flatnonzero(~step.valid).tolist()
+        fresh = set() if step.valid is None else set(np.flatnonzero(~step.valid).tolist())
         self._resetting = set(np.flatnonzero(ended).tolist()) - finals.keys()
-        stepped = [index for index in range(self.num_envs) if index not in fresh]
-        opening = opening_poll(_by_index(obs, fresh))
-        flags = []
-        for column, values in ((step.terminateds, opening.terminateds), (step.truncateds, opening.truncateds)):
-            whole = column.tolist()
-            flags.append({**values, **{i: {DEFAULT_AGENT_ID: whole[i], ALL_AGENTS: whole[i]} for i in stepped}})
-        rewards = step.rewards.tolist()
+        rewards, terminateds, truncateds = step.rewards.tolist(), step.terminateds.tolist(), step.truncateds.tolist()
         infos = step_infos(step, self.num_envs) if step.infos else None
-        return Poll(
-            {**opening.obs, **{i: {DEFAULT_AGENT_ID: finals.get(i, obs[i])} for i in stepped}},
-            {**opening.rewards, **{i: {DEFAULT_AGENT_ID: rewards[i]} for i in stepped}},
-            flags[0],
-            flags[1],
-            {**opening.infos, **{i: {DEFAULT_AGENT_ID: {} if infos is None else infos[i]} for i in stepped}},
-            {},
-        )
+        poll = opening_poll({index: {DEFAULT_AGENT_ID: obs[index]} for index in fresh})
+        for index in range(self.num_envs):
+            if index not in fresh:
+                info = {} if infos is None else infos[index]
+                ob = finals.get(index, obs[index])
+                add_step(poll, index, ob, rewards[index], terminateds[index], truncateds[index], info)
+        return poll
 
     def try_reset(self, env_id: Any) -> dict[Any, Any] | str | None:
         """The first observation of the episode that the copy began by itself."""
@@ -273,16 +269,6 @@ class LockstepBaseEnv(BaseEnv):
     def stop(self) -> None:
         """Close the copies."""
         self.lockstep_env.close()
-
-
-def _by_index(obs: NDArray[Any], indices: Sequence[int] | range) -> dict[Any, dict[Any, Any]]:
-    rows = np.array(obs)
-    return {index: {DEFAULT_AGENT_ID: rows[index]} for index in indices}
-
-
-_TRAINING = "training_enabled"
-_FINAL_INFO = "final_info"
-_OF_THE_STEP = (_FINAL_INFO, "final_obs", "final_observation")
 
 
 def split_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
@@ -327,19 +313,11 @@ def step_infos(step: VectorStep, num_envs: int) -> list[dict[str, Any]]:
 
 def training_disabled(step: VectorStep, num_envs: int) -> list[int]:
     """The copies whose step is not to be trained on: its info has a ``training_enabled`` that is false."""
-    infos = step.infos
-    if not infos:
-        return []
+    infos = step.infos or {}
     finals = infos.get(_FINAL_INFO)
-    if isinstance(finals, Mapping):
-        finals = {key: finals[key] for key in (_TRAINING, "_" + _TRAINING) if key in finals}
-    told = {key: infos[key] for key in (_TRAINING, "_" + _TRAINING) if key in infos}
-    if finals is not None and (told or len(finals)):
-        told[_FINAL_INFO] = finals
-    if not told:
+    if _TRAINING not in infos and (finals is None or (isinstance(finals, Mapping) and _TRAINING not in finals)):
         return []
-    only = VectorStep(step.obs, step.rewards, step.terminateds, step.truncateds, step.final_index, infos=told)
-    rows = step_infos(only, num_envs)
+    rows = step_infos(step, num_envs)
     return [
         index
         for index, info in enumerate(rows)

@@ -23,8 +23,6 @@ from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.errors import ConfigError, UnknownEnvError
 from aiorl.process.imports import needed_by
 
-__all__ = ["AECEnv", "ParallelEnv", "pettingzoo_creator"]
-
 AgentDict = dict[Any, Any]
 Results = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 

@@ -30,18 +30,6 @@ from aiorl.env.wrapping import Wrapping
 from aiorl.errors import AiorlError, ConfigError, EnvError, InternalError, UnsupportedSpaceError
 from aiorl.process.imports import find_modules_here
 
-__all__ = [
-    "ERROR",
-    "MAX_FRAME_BYTES",
-    "READY",
-    "RESET",
-    "RESULT",
-    "SETUP",
-    "STEP",
-    "receive_frame",
-    "send_frame",
-]
-
 SETUP, READY, RESET, STEP, RESULT, ERROR = b"u", b"y", b"r", b"s", b"o", b"e"
 HEAD = struct.Struct("<cI")
 MAX_FRAME_BYTES = 1 << 30
@@ -155,9 +143,10 @@ def _packed(poll: Poll, games: list[FinishedGame]) -> bytes:
 
 
 def _space_as_data(space: Any) -> dict[str, Any] | None:
-    with contextlib.suppress(UnsupportedSpaceError):
+    try:
         return None if space is None else space_to_dict(space)
-    return None
+    except UnsupportedSpaceError:
+        return None
 
 
 def _make_copy(settings: Mapping[str, Any]) -> tuple[str, Any]:
@@ -182,12 +171,13 @@ def _make_copy(settings: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _send_error(connection: socket.socket, error: Exception) -> None:
     facts: dict[str, Any] = {"kind": type(error).__name__, "message": str(error), "config": False}
-    if isinstance(error, EnvError):
-        facts.update(message=error.message, step=error.step, traceback=error.traceback_text)
-    elif isinstance(error, ConfigError):
+    if isinstance(error, ConfigError):
         facts.update(message=error.message, config=True, key=error.key, hint=error.hint)
     else:
-        facts.update(traceback=env_fault("", "", error, 0, 0).traceback_text)
+        fault = env_fault("", "", error, 0, 0)
+        facts.update(step=fault.step, traceback=fault.traceback_text)
+        if fault is error:
+            facts["message"] = fault.message
     with contextlib.suppress(OSError):  # the parent may have hung up already
         send_frame(connection, ERROR, json.dumps(facts).encode())
 

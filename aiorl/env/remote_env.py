@@ -41,7 +41,6 @@ from aiorl.env.base_env import (
     Poll,
     TrainingDisabled,
     VectorStep,
-    checked_horizon,
 )
 from aiorl.env.checks import ObservationCheck
 from aiorl.env.wrapping import Wrapping
@@ -124,7 +123,7 @@ class RemoteEnv(BaseEnv):
         self._seed = seed
         self._has_agents = has_agents
         self._selector = selectors.DefaultSelector()
-        self._copies: list[_Copy] = []
+        self._copies: list[ChildProcess] = []
         self._games: list[FinishedGame] = []
         self._warned_at = -math.inf
         self._started = False
@@ -136,7 +135,7 @@ class RemoteEnv(BaseEnv):
         try:
             for index in range(num_envs):
                 self._copies.append(self._start_copy(index))
-            ready = [json.loads(copy.child.receive(wire.READY)) for copy in self._copies]
+            ready = [json.loads(copy.receive(wire.READY)) for copy in self._copies]
         except BaseException:
             self.stop()
             raise
@@ -150,7 +149,7 @@ class RemoteEnv(BaseEnv):
     @property
     def pids(self) -> list[int]:
         """Process ids of the children."""
-        return [copy.child.process.pid for copy in self._copies]
+        return [copy.process.pid for copy in self._copies]
 
     def poll(self) -> Poll:
         """Results of the environments that are ready, at least one; the first poll resets them all.
@@ -192,7 +191,7 @@ class RemoteEnv(BaseEnv):
                 raise EnvContractError(
                     self._settings.env, "it was given actions, but not polled since the last", vector_index=index
                 )
-            copy.ask(wire.STEP, pack(dict(actions)), self._settings.timeout_s)
+            copy.send(wire.STEP, pack(dict(actions)))
 
     def try_reset(self, env_id: Any) -> str:
         """Let one environment begin a new episode; its first observation comes by a later poll."""
@@ -202,7 +201,7 @@ class RemoteEnv(BaseEnv):
     def begin(self, index: int, seed: int | None = None) -> None:
         """Let one environment begin a new episode, seeded if a seed is given; doesn't wait."""
         self._started = True
-        self._copies[index].ask(wire.RESET, pack(seed), self._settings.timeout_s)
+        self._copies[index].send(wire.RESET, pack(seed))
 
     def start_over(self) -> None:
         """Let the next poll reset all environments."""
@@ -230,9 +229,9 @@ class RemoteEnv(BaseEnv):
         """End the children; one that does not end by itself within 2 s is killed."""
         self._end()
 
-    def _start_copy(self, index: int, incarnation: int = 0) -> _Copy:
+    def _start_copy(self, index: int, incarnation: int = 0) -> ChildProcess:
         settings = self._settings
-        child = ChildProcess(
+        copy = ChildProcess(
             settings.env,
             index,
             {
@@ -246,20 +245,19 @@ class RemoteEnv(BaseEnv):
             },
             settings.timeout_s,
         )
-        copy = _Copy(index, child, answer_due=time.monotonic() + settings.timeout_s)
-        self._selector.register(child.connection, selectors.EVENT_READ, copy)
+        self._selector.register(copy.connection, selectors.EVENT_READ, copy)
         return copy
 
-    def _take(self, copy: _Copy, poll: Poll, faults: dict[Any, EnvError]) -> None:
+    def _take(self, copy: ChildProcess, poll: Poll, faults: dict[Any, EnvError]) -> None:
         """Take in what a child has sent."""
         index = copy.index
         try:
             if copy.is_starting:
-                copy.child.receive(wire.READY)
+                copy.receive(wire.READY)
                 copy.is_starting = False
-                copy.ask(wire.RESET, pack(None), self._settings.timeout_s)
+                copy.send(wire.RESET, pack(None))
                 return
-            payload = copy.child.receive(wire.RESULT)
+            payload = copy.receive(wire.RESULT)
         except EnvError as error:
             faults[index] = error
             self._replace(copy, error)
@@ -273,32 +271,27 @@ class RemoteEnv(BaseEnv):
         poll.infos[index] = unpack(infos)
         self._games.extend(FinishedGame(*game) for game in games)
         if dropped and not self.dropped_infos:
-            logger.warning("environment %s: infos that cannot be sent between processes are dropped", copy.child.env_id)
+            logger.warning("environment %s: infos that cannot be sent between processes are dropped", self.env_id)
         self.dropped_infos += dropped
 
     def _find_overdue(self, faults: dict[Any, EnvError]) -> None:
         now = time.monotonic()
         for copy in list(self._copies):
             if copy.is_busy and copy.answer_due < now:
-                error = EnvError(
-                    copy.child.env_id,
-                    f"gave no answer within {self._settings.timeout_s:g} s",
-                    vector_index=copy.index,
-                    step=copy.child.steps,
-                )
+                error = copy.fault(f"gave no answer within {self._settings.timeout_s:g} s")
                 faults[copy.index] = error
                 self._replace(copy, error)
 
-    def _replace(self, copy: _Copy, error: EnvError) -> None:
+    def _replace(self, copy: ChildProcess, error: EnvError) -> None:
         """A new process for a copy that failed, if it may have one; else raise the error."""
         now = time.monotonic()
         while copy.failed_at and copy.failed_at[0] < now - _HOUR_S:
             copy.failed_at.popleft()
         if len(copy.failed_at) >= self._settings.max_restarts_per_hour:
             raise error
-        self._selector.unregister(copy.child.connection)
-        copy.child.hang_up()
-        copy.child.kill()
+        self._selector.unregister(copy.connection)
+        copy.hang_up()
+        copy.kill()
         self.restarts += 1
         # where environments crash often, one warning a minute has to do; the log file has them all
         level = logging.WARNING if now - self._warned_at >= _WARN_EVERY_S else logging.INFO
@@ -311,25 +304,10 @@ class RemoteEnv(BaseEnv):
         self._copies[copy.index] = fresh
 
 
-@dataclass(slots=True, eq=False)
-class _Copy:
-    """One environment and what is expected of its process."""
-
-    index: int
-    child: ChildProcess
-    answer_due: float
-    is_starting: bool = True
-    is_busy: bool = True
-    failed_at: deque[float] = field(default_factory=deque)
-
-    def ask(self, kind: bytes, payload: bytes, timeout_s: float) -> None:
-        self.is_busy = True
-        self.answer_due = time.monotonic() + timeout_s
-        self.child.send(kind, payload)
-
-
 class _RemoteLockstep(LockstepEnv):
     """A RemoteEnv whose environments have one agent each, stepped together as whole arrays."""
+
+    can_cut = True
 
     def __init__(self, env: RemoteEnv, horizon: int | None) -> None:
         """Take over the environments; they are closed with this object."""
@@ -347,10 +325,6 @@ class _RemoteLockstep(LockstepEnv):
         self._terminateds = np.zeros(env.num_envs, np.bool_)
         self._truncateds = np.zeros(env.num_envs, np.bool_)
         self._lengths = np.zeros(env.num_envs, np.int64)
-
-    def limit_episodes(self, horizon: int | None) -> None:
-        """See LockstepEnv."""
-        self.max_episode_steps = checked_horizon(horizon, self.max_episode_steps)
 
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
         """First observations of new episodes; see LockstepEnv."""
@@ -408,14 +382,14 @@ class _RemoteLockstep(LockstepEnv):
         self._env.stop()
 
 
-def _end(selector: selectors.BaseSelector, wakers: Sequence[socket.socket], copies: Sequence[_Copy]) -> None:
+def _end(selector: selectors.BaseSelector, wakers: Sequence[socket.socket], copies: Sequence[ChildProcess]) -> None:
     selector.close()
     for waker in wakers:
         waker.close()
     for copy in copies:
-        copy.child.hang_up()
+        copy.hang_up()
     for copy in copies:
-        copy.child.wait()
+        copy.wait()
 
 
 def _space(data: dict[str, Any] | None) -> Any:
@@ -431,9 +405,14 @@ class ChildProcess:
 
     Attributes:
         env_id: the environment's name.
+        index: which copy it holds.
         connection: the socket to it; its timeout is that of one answer.
         process: the process.
         steps: steps asked for in the current episode.
+        is_starting: it has not made its environment yet.
+        is_busy: it owes an answer.
+        answer_due: when that is late, by the monotonic clock.
+        failed_at: when it and those before it were replaced, by the same clock.
     """
 
     def __init__(
@@ -459,9 +438,11 @@ class ChildProcess:
         """
         payload = _as_json(settings)
         self.env_id = env_id
-        self._index = index
-        self._timeout_s = timeout_s
+        self.index = index
         self.steps = 0
+        self.is_starting = True
+        self.failed_at: deque[float] = deque()
+        self._timeout_s = timeout_s
         self.connection, theirs = socket.socketpair()
         their_life, self._life = os.pipe()
         try:
@@ -481,9 +462,10 @@ class ChildProcess:
         self.send(wire.SETUP, payload)
 
     def send(self, kind: bytes, payload: bytes) -> None:
-        """Send one frame; ``receive`` reports a child that is gone."""
+        """Send one frame, which the child owes an answer for; ``receive`` reports a child that is gone."""
+        self.is_busy = True
+        self.answer_due = time.monotonic() + self._timeout_s
         self.steps = 0 if kind == wire.RESET else self.steps + (kind == wire.STEP)
-        # A child that is gone is told of by ``receive``, which knows why.
         with contextlib.suppress(OSError):
             wire.send_frame(self.connection, kind, payload)
 
@@ -497,13 +479,13 @@ class ChildProcess:
         try:
             kind, payload = wire.receive_frame(self.connection)
         except TimeoutError as error:
-            raise self._fault(f"gave no answer within {self._timeout_s:g} s") from error
+            raise self.fault(f"gave no answer within {self._timeout_s:g} s") from error
         except (EOFError, OSError) as error:
-            raise self._fault(f"its process (pid {self.process.pid}) died: {self._exit_text()}") from error
+            raise self.fault(f"its process (pid {self.process.pid}) died: {self._exit_text()}") from error
         if kind == wire.ERROR:
             raise self._told(json.loads(payload))
         if kind != expected:
-            raise self._fault(f"its process answered {kind!r} where {expected!r} was due")
+            raise self.fault(f"its process answered {kind!r} where {expected!r} was due")
         return payload
 
     def _told(self, facts: dict[str, Any]) -> Exception:
@@ -511,14 +493,8 @@ class ChildProcess:
         if facts["config"]:
             kind = UnknownEnvError if facts["kind"] == UnknownEnvError.__name__ else ConfigError
             return kind(facts["message"], key=facts["key"], hint=facts["hint"])
-        kind_of_env_error = _ENV_ERRORS.get(facts["kind"], EnvError)
-        return kind_of_env_error(
-            self.env_id,
-            facts["message"],
-            vector_index=self._index,
-            step=int(facts.get("step", 0)),
-            traceback_text=facts.get("traceback", ""),
-        )
+        place = {"vector_index": self.index, "step": facts["step"], "traceback_text": facts["traceback"]}
+        return _ENV_ERRORS.get(facts["kind"], EnvError)(self.env_id, facts["message"], **place)
 
     def _exit_text(self) -> str:
         try:
@@ -527,8 +503,9 @@ class ChildProcess:
             return "it closed its connection"
         return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
 
-    def _fault(self, message: str) -> EnvError:
-        return EnvError(self.env_id, message, vector_index=self._index, step=self.steps)
+    def fault(self, message: str) -> EnvError:
+        """An error of this copy, at its step."""
+        return EnvError(self.env_id, message, vector_index=self.index, step=self.steps)
 
     def hang_up(self) -> None:
         """Let the child end."""

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -27,7 +26,6 @@ from aiorl.env.base_env import (
     Poll,
     TrainingDisabled,
     VectorStep,
-    checked_horizon,
     env_seeds,
     opening_poll,
     stepped_poll,
@@ -36,6 +34,7 @@ from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, check_fla
 from aiorl.env.gym_like import (
     check_gym_like,
     check_seedable,
+    close_all,
     copied,
     finished_games,
     game_counters,
@@ -392,10 +391,7 @@ class Copies(VectorEnv):
 
     def close(self) -> None:
         """Close every copy, also if another one raises."""
-        with contextlib.ExitStack() as last_first:
-            for env in reversed(self.envs):
-                if callable(close := getattr(env, "close", None)):
-                    last_first.callback(close)
+        close_all(self.envs)
 
 
 class SerialEnv(LockstepEnv):
@@ -403,6 +399,8 @@ class SerialEnv(LockstepEnv):
 
     Infos go no further, but for one: ``step`` raises TrainingDisabled at a ``training_enabled`` that is false.
     """
+
+    can_cut = True
 
     def __init__(
         self, envs: Sequence[Any] | Copies, *, env_id: str = "environment", horizon: int | None = None
@@ -435,10 +433,6 @@ class SerialEnv(LockstepEnv):
         self._actions_as_list = isinstance(self.action_space, spaces.Discrete)
         self._obs: NDArray[Any] = copies.new_rows()
         self._result = VectorStep(self._obs, copies.rewards, copies.terminateds, copies.truncateds)
-
-    def limit_episodes(self, horizon: int | None) -> None:
-        """See LockstepEnv."""
-        self.max_episode_steps = checked_horizon(horizon, self.max_episode_steps)
 
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
         """First observations of new episodes; see LockstepEnv."""

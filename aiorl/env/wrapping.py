@@ -84,7 +84,7 @@ class Wrapping:
         """
         for position, wrapper in enumerate(self.users):
             env = _wrapped(env, wrapper, f"wrappers[{position}]")
-        if not is_gym_like(env) or not kind_of(env, "").is_single:
+        if not (is_gym_like(env) and kind_of(env, "").is_single):
             if self.monitor_path is not None:
                 logger.info("environments of kind %s are not monitored", type(env).__name__)
             return env
@@ -124,7 +124,7 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> gymnasium.
     Raises:
         ConfigError: the environment is no single one, or the wrapper can't be imported, fails, or gives something else.
     """
-    if not is_gym_like(env) or not kind_of(env, "").is_single:
+    if not (is_gym_like(env) and kind_of(env, "").is_single):
         raise ConfigError(
             f"{key} is for a gymnasium.Env, and the environment, a {type(env).__name__}, is {kind_of(env, '').name}.",
             key=key, value=wrapper, hint="Have what makes the environment put the wrappers into it.",

@@ -27,6 +27,7 @@ from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalMultiAgentEnv
+from aiorl.env.gym_like import check_seedable
 from aiorl.env.kinds import facts_of
 from aiorl.errors import ConfigError, EndOfData, PolicyError, SamplerDied
 from aiorl.offline.estimators import ESTIMATORS, OffPolicyEstimate, OffPolicyEstimator, episode_parts
@@ -141,7 +142,7 @@ class Worker:
         facts = facts_of(self.env, maker.env_id)
         specs = policy_specs(settings.policy, facts.observation_space, facts.action_space)
         if config.seed is not None:
-            maker.check_seedable(self.env)
+            check_seedable(self.env, maker.env_id)
             seed_generators(config.seed, classes)
         policies, self.preprocessors = make_policies(specs, settings, preprocess=self.preprocessing_enabled)
         self.policy_map = PolicyMap(policies, settings.policy_mapping_fn, settings.policies_to_train)

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from aiorl.env.base_env import BaseEnv
-from aiorl.env.env_maker import Wanted, choose_vectorize, make_lockstep_env, to_base_env
+from aiorl.env.env_maker import EnvMaker, EnvPlan, make_lockstep_env, to_base_env
 from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.gym_like import RealGames
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv
 from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv
-from aiorl.env.registry import resolve_env
 from aiorl.env.remote_env import RemoteEnv, RemoteSettings
 from aiorl.env.vector_env import SerialEnv, VectorBaseEnv, VectorEnv
 from aiorl.env.wrapping import STATS_FILE, Wrapping
@@ -24,7 +23,7 @@ COUNTING = "aiorl.testing.envs:CountingEnv"
 
 
 def choice(name, num_envs=4, horizon=None, **config) -> str:
-    return choose_vectorize(Wanted(resolve_env(name), config, num_envs, horizon, Wrapping()))
+    return EnvMaker(EnvPlan(env=name, env_config=config, num_envs=num_envs, vectorize="auto", horizon=horizon)).form
 
 
 def test_auto_takes_the_native_form_where_there_is_one_and_it_pays():
@@ -60,14 +59,6 @@ def test_native_without_a_native_form_says_what_to_use_instead():
     assert caught.value.key == "vectorize"
 
 
-def test_atari_games_are_never_native_since_that_form_preprocesses_in_its_own_way():
-    pytest.importorskip("ale_py")
-    assert choice("ALE/Pong-v5") == "serial"
-    env = make_lockstep_env("ALE/Pong-v5", {}, 2)
-    assert env.observation_space.shape == (210, 160, 3)
-    env.close()
-
-
 def test_native_honours_the_horizon():
     env = make_lockstep_env("CartPole-v1", {}, 2, "native", horizon=3)
     env.reset([0])
@@ -90,31 +81,16 @@ def test_copies_get_their_place_in_the_context():
     assert contexts == [({"a": 1}, 5, 0, False), ({"a": 1}, 5, 1, False)]
 
 
-def test_an_unknown_choice_name_or_number_is_refused():
-    with pytest.raises(ConfigError, match="vectorise"):
-        make_lockstep_env("CartPole-v1", {}, 1, "vectorise")
+def test_an_unknown_name_or_number_is_refused():
     with pytest.raises(UnknownEnvError):
         make_lockstep_env("CartPole-v9000", {}, 1)
     with pytest.raises(ConfigError, match="at least 1"):
         make_lockstep_env("CartPole-v1", {}, 0)
 
 
-def test_a_constructor_that_raises_is_an_env_error_with_its_traceback():
-    with pytest.raises(EnvError, match="constructor raised RuntimeError: this environment cannot be made") as caught:
-        make_lockstep_env("aiorl.testing.envs:FaultyEnv", {"fault": "constructor"}, 1)
-    assert "in __init__" in caught.value.traceback_text
-
-
 def test_an_environment_that_no_other_process_can_import_cannot_be_remote():
     with pytest.raises(ConfigError, match="only this process knows"):
         make_lockstep_env(lambda context: CountingEnv(), {}, 1, "remote")
-
-
-def test_remote_is_made_by_name():
-    env = make_lockstep_env("aiorl.testing.envs:CountingEnv", {"length": 4}, 1, "remote", horizon=2)
-    assert env.num_envs == 1
-    assert env.max_episode_steps == 2
-    env.close()
 
 
 class MyBaseEnv(BaseEnv):
@@ -229,17 +205,6 @@ def test_r26_lockstep_copies_are_wrapped_each_here_and_in_children(tmp_path):
             assert len(lines) == 1
 
 
-def test_r124_lockstep_copies_of_atari_games_count_whole_games():
-    pytest.importorskip("ale_py")
-    wrapping = Wrapping(deepmind=True, dim=42)
-    env = make_lockstep_env("ale_py:ALE/Pong-v5", {"frameskip": 1}, 2, wrapping=wrapping)
-    assert isinstance(env, SerialEnv)
-    assert env.reset([1, 2]).shape == (2, 42, 42, 4)
-    env.step(np.zeros(2, np.int64))
-    assert env.take_finished_games() == []
-    env.close()
-
-
 @pytest.mark.parametrize("kind", [MyBaseEnv, TwoCounters, lambda: ExternalEnv(None, None)])
 def test_r28_environments_that_are_seeded_as_one_need_a_seed_method(kind):
     env = kind()
@@ -256,6 +221,7 @@ def test_a_fault_of_the_constructor_is_not_told_as_one_of_a_reset(vectorize):
     with pytest.raises(EnvError, match="copy 0: its constructor raised RuntimeError") as caught:
         make_lockstep_env("aiorl.testing.envs:FaultyEnv", {"fault": "constructor"}, 1, vectorize)
     assert caught.value.step == -1
+    assert "in __init__" in caught.value.traceback_text
 
 
 class Drawing(VectorEnv):

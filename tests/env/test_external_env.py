@@ -104,7 +104,7 @@ def test_r150_r151_r159_actions_come_from_the_policy_and_rewards_add_up_until_th
     assert all(list(poll.obs) == ["e"] for poll in polls)
 
 
-def test_r152_an_info_stays_until_it_is_replaced_and_the_callers_dict_is_not_changed():
+def test_r152_r153_an_info_stays_until_it_is_replaced_and_the_callers_dict_is_not_changed():
     mine = {"x": 1}
 
     def drive(env):
@@ -121,18 +121,6 @@ def test_r152_an_info_stays_until_it_is_replaced_and_the_callers_dict_is_not_cha
     off = {"training_enabled": False}
     assert infos == [off, {"x": 1, **off}, {"x": 1, **off}, {"y": 2, **off}]
     assert mine == {"x": 1}
-
-
-def test_r153_only_episodes_that_are_not_trained_on_say_so():
-    def drive(env):
-        for episode_id, training in (("yes", True), ("no", False)):
-            env.start_episode(episode_id, training)
-            env.end_episode(episode_id, 0)
-
-    infos = {}
-    for poll in drain(ExternalBaseEnv(Driven(drive))):
-        infos.update(poll.infos)
-    assert infos == {"yes": {AGENT: {}}, "no": {AGENT: {"training_enabled": False}}}
 
 
 def test_r149_each_misuse_of_an_id_is_a_value_error_that_says_which():
@@ -163,13 +151,6 @@ def test_r154_without_a_sampler_a_wait_ends_in_a_timeout_error():
         env.get_action("e", 0)
     with pytest.raises(EpisodeTimeout):
         env.log_action("e", 0, 0)
-
-
-def test_r155_the_limit_of_concurrent_episodes_is_the_constructors():
-    env = Driven(lambda env: None, max_concurrent=1)
-    env.start_episode()
-    with pytest.raises(RuntimeError, match="max_concurrent = 1"):
-        env.start_episode()
 
 
 def test_r157_run_must_be_implemented_and_an_error_in_it_reaches_whoever_polls():
@@ -238,19 +219,6 @@ def test_infos_are_kept_although_the_client_reuses_their_arrays():
 
     infos = [poll.infos["e"][AGENT] for poll in drain(ExternalBaseEnv(Driven(drive)))]
     assert [info["where"].tolist() for info in infos] == [[0], [1], [2], [2]]
-
-
-def test_observations_are_kept_although_the_client_reuses_its_array():
-    def drive(env):
-        array = np.zeros(2)
-        env.start_episode("e")
-        for step in range(3):
-            array[:] = step
-            env.get_action("e", array)
-        env.end_episode("e", array)
-
-    polls = drain(ExternalBaseEnv(Driven(drive, VECTORS)))
-    assert [poll.obs["e"][AGENT].tolist() for poll in polls] == [[0, 0], [1, 1], [2, 2], [2, 2]]
 
 
 @pytest.mark.parametrize("method", ["interrupt", "stop"])
@@ -335,33 +303,6 @@ def test_r156_100_interleaved_episodes_from_20_threads_give_what_one_thread_give
     assert many_taken == one_taken
     assert any(len(poll.obs) > 1 for poll in polls)
     assert all(len(rows) >= 2 and rows[-1][2] for rows in one.values())
-
-
-def test_the_episode_of_a_dead_client_ends_without_disturbing_the_others():
-    later, alive = [], []
-
-    def drive(env):
-        env.start_episode("dead")
-        env.get_action("dead", 1)
-        while "dead" not in env._episodes._ended or len(alive) < 10:
-            name = f"alive {len(alive)}"
-            env.start_episode(name)
-            env.get_action(name, 1)
-            threading.Event().wait(0.01)
-            env.end_episode(name, 2)
-            alive.append(name)
-        try:
-            env.get_action("dead", 2)
-        except TimeoutError as error:
-            later.append(error)
-
-    env = Driven(drive)
-    env.idle_timeout_s = 1.0
-    polls = drain(ExternalBaseEnv(env))
-    assert [rows[:3] for rows in shown(polls, "dead")] == [(1, 0.0, False), (1, 0.0, True)]
-    assert [poll.truncateds["dead"][ALL_AGENTS] for poll in polls if "dead" in poll.obs] == [False, True]
-    assert all([row[:3] for row in shown(polls, name)] == [(1, 0.0, False), (2, 0.0, True)] for name in alive)
-    assert len(later) == 1
 
 
 def test_r160_the_multi_agent_form_adds_rewards_by_agent_and_fills_in_what_is_missing():
@@ -467,15 +408,8 @@ def test_a_clients_bad_reward_is_its_own_error_and_adds_nothing(reward):
     single.start_episode("e")
     with pytest.raises(BadRewardError, match="expected a"):
         single.log_returns("e", reward)
-
-
-def test_an_environment_that_was_never_started_can_be_joined_and_closed():
-    env = Driven(lambda env: None)
-    env.join(1)
-    env.close()
-    env.close()
-    with pytest.raises(SamplerDied):
-        env.start_episode("e") and env.get_action("e", 0)
+    with pytest.raises(EnvContractError, match="info is 'told', expected a dict"):
+        single.log_returns("e", 1.0, "told")
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -624,15 +558,6 @@ def test_r160_what_is_not_by_agent_is_refused_and_nothing_is_published(call, tex
     assert (items["e"].obs, items["e"].rewards) == ({"a": 1}, {"a": 0.0})
 
 
-def test_an_info_that_is_no_dict_is_its_clients_error():
-    env = Driven(lambda env: None)
-    env.start_episode("e")
-    with pytest.raises(EnvContractError, match="info is 'told', expected a dict"):
-        env.log_returns("e", 1.0, "told")
-    env.end_episode("e", 1)
-    assert env._episodes.take(lambda: False, None)["e"].rewards == {AGENT: 0.0}
-
-
 def test_r127_r156_agents_that_break_a_rule_are_their_clients_error_and_the_episode_goes_on():
     caught = []
 
@@ -656,23 +581,6 @@ def test_r127_r156_agents_that_break_a_rule_are_their_clients_error_and_the_epis
     assert env.error is None
     assert len(caught) == 3
     assert [poll.obs["e"] for poll in polls] == [{"a": 1, "b": 1}, {"a": 2, "b": 2}, {"a": 3, "b": 3}, {"b": 4}]
-
-
-def test_r134_a_worker_that_rewrites_observations_or_does_without_final_ones_sees_to_agents_itself():
-    env = MultiDriven(lambda env: None)
-    env.leave_agents_to_sampler(observations_rewritten=False, no_done_at_end=True)
-    drives = []
-
-    def drive(env):
-        env.start_episode("e")
-        env.get_action("e", {"a": 1, "b": 1})
-        env.get_action("e", {"a": 2, "b": 2})
-        env.end_episode("e", {"a": 3})
-        drives.append("ended")
-
-    env.drive = drive
-    drain(ExternalBaseEnv(env))
-    assert drives == ["ended"]
 
 
 def test_the_constructor_of_the_base_class_cannot_be_left_out():
@@ -700,6 +608,8 @@ def test_one_environment_does_not_serve_two_workers():
 
 def test_after_the_end_no_episode_can_be_started():
     env = Driven(lambda env: None)
+    env.join(1)
+    env.close()
     env.close()
     with pytest.raises(SamplerDied, match="has stopped"):
         env.start_episode("e")
@@ -710,24 +620,9 @@ class AlwaysZero(Policy):
         return np.zeros(len(obs_batch), np.int64), [], {}
 
 
-def turns_then_silence(env, alive, is_over):
-    """A game of turns whose client falls silent, beside one whose client goes on until it is over."""
-    env.start_episode("silent")
-    for turn in range(4):
-        env.get_action("silent", {"ab"[turn % 2]: turn})
-    while not is_over.is_set():
-        name = env.start_episode()
-        for _ in range(3):
-            env.get_action(name, {"a": 7, "b": 7})
-            is_over.wait(0.01)
-        env.end_episode(name, {"a": 7, "b": 7})
-        alive.append(name)
-
-
 def multi_agent_worker(drive, **settings):
     spec = {"only": (AlwaysZero, *reversed(SPACES), {})}
     env = MultiDriven(drive)
-    env.idle_timeout_s = 0.3
     return RolloutWorker(
         env_creator=lambda context: env,
         policy=spec,
@@ -735,19 +630,6 @@ def multi_agent_worker(drive, **settings):
         rollout_fragment_length=5,
         **settings,
     )
-
-
-def test_r127_a_silent_client_of_a_game_of_turns_ends_its_episode_and_not_the_run():
-    alive, is_over = [], threading.Event()
-    with multi_agent_worker(lambda env: turns_then_silence(env, alive, is_over)) as worker:
-        batches = []
-        while len(alive) < 10 or len([row for row in batches if row[1]]) < 2:
-            rows = worker.sample().policy_batches["only"]
-            batches += [(int(t), bool(cut)) for t, cut in zip(rows["t"], rows["truncateds"], strict=True)]
-            assert len(batches) < 2000, "the silent episode was never closed"
-        is_over.set()
-        worker.env.close()
-    assert sum(cut for _, cut in batches) == 2, "the rows of both agents end where the client fell silent"
 
 
 @pytest.mark.parametrize(
@@ -759,7 +641,6 @@ def test_r134_what_the_sampler_does_not_ask_for_a_client_need_not_give(settings)
         for step in range(5):
             env.get_action("e", {"a": step, "b": step})
         env.end_episode("e", {"a": 5})
-        threading.Event().wait(0.5)
 
     with multi_agent_worker(drive, **settings) as worker:
         assert worker.sample().count == 5

@@ -9,16 +9,14 @@ from gymnasium import spaces
 
 from aiorl.env.gym_like import (
     AsGymnasium,
-    check_gym_like,
     check_seedable,
-    is_gym_like,
     reset_env,
     seed_env,
     seed_env_now,
     to_five_values,
 )
 from aiorl.env.vector_env import episode_limit
-from aiorl.errors import ConfigError, UnsupportedEnvError
+from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv
 
 
@@ -83,14 +81,6 @@ def test_r28_an_environment_without_any_way_to_be_seeded_is_refused():
         check_seedable(Unseedable(), "e")
 
 
-def test_gym_like_means_reset_step_and_both_spaces():
-    assert is_gym_like(OldEnv())
-    assert not is_gym_like(object())
-    check_gym_like(CountingEnv(), "e")
-    with pytest.raises(UnsupportedEnvError, match=r"'e' made a int"):
-        check_gym_like(3, "e")
-
-
 def test_r26_gymnasiums_wrappers_go_around_any_dialect():
     old = OldEnv()
     env = gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(old))
@@ -124,9 +114,3 @@ def test_r27_an_environment_that_nobody_resets_by_name_is_seeded_at_once():
     seed_env_now(old, "old", 3)
     seed_env_now(counting, "counting", 4)
     assert (old.seeded_with, counting.seeds) == ([3], [4])
-
-
-@pytest.mark.parametrize("result", [None, 3, (1, 2, 3), "obs"])
-def test_r165_a_step_that_gives_something_else_is_told_what_was_expected(result):
-    with pytest.raises(ValueError, match="expected 5"):
-        to_five_values(result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import gymnasium
@@ -13,10 +12,10 @@ from gymnasium import spaces
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env import kinds, registry
-from aiorl.env.base_env import BaseEnv, opening_poll
+from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, as_poll, opening_poll
 from aiorl.env.env_maker import EnvMaker, EnvPlan, to_base_env
-from aiorl.env.kinds import KINDS, EnvKind, facts_of, kind_of
-from aiorl.errors import ConfigError, UnsupportedEnvError
+from aiorl.env.kinds import KINDS, EnvKind, kind_of
+from aiorl.errors import ConfigError, EnvContractError, UnsupportedEnvError
 from aiorl.run.look_at_env import look_at_env
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
@@ -40,18 +39,6 @@ def test_a_kind_is_known_by_its_file_and_by_the_table_that_contributing_names(sa
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tables = {name for name in files if name in ("registry.py", "env_maker.py", "kinds.py")}
     assert all(f"aiorl/env/{name}" in contributing for name in tables)
-
-
-def test_nobody_else_asks_what_kind_an_environment_is():
-    classes = r"BaseEnv|VectorEnv|MultiAgentEnv|ExternalEnv|ExternalMultiAgentEnv"
-    pattern = re.compile(rf"isinstance\((?:self\.)?_?env, [^)]*\b(?:{classes})\b")
-    asking = {
-        path.relative_to(ROOT / "aiorl").as_posix(): len(found)
-        for path in (ROOT / "aiorl").rglob("*.py")
-        if (found := pattern.findall(path.read_text(encoding="utf-8")))
-    }
-    # spaces of a Gymnasium vector have other names; a BaseEnv is stopped, not closed; clients are told agents' rules
-    assert asking == {"env/kinds.py": 1, "run/look_at_env.py": 1, "sampling/worker.py": 1}
 
 
 class Simulator:
@@ -85,14 +72,6 @@ def test_a_new_kind_is_one_line_everywhere(monkeypatch):
     assert isinstance(to_base_env(Simulator()), SimulatorBaseEnv)
     with pytest.raises(ConfigError, match="holds its environments itself"):
         to_base_env(Simulator(), remote_envs=True)
-
-
-def test_every_kind_says_what_it_is_and_the_last_takes_what_is_left():
-    assert len({kind.name for kind in KINDS}) == len(KINDS)
-    assert KINDS[-1].type is object
-    assert kind_of(CountingEnv(), "").is_single
-    assert facts_of(CountingMultiAgentEnv(), "").kind.has_agents
-    assert kind_of(gymnasium.make_vec("CartPole-v1", 2), "").holds_copies
 
 
 @pytest.mark.parametrize("make", [CountingEnv, lambda: gymnasium.make("CartPole-v1")])
@@ -138,3 +117,71 @@ def test_every_copy_is_closed_also_if_one_raises(kind):
     with pytest.raises(OSError, match="stuck"):
         to_base_env(Stuck(), lambda index: Stuck(), 2).stop()
     assert len(closed) == 2
+
+
+def test_dones_are_terminated_or_truncated_and_keep_every_key():
+    poll = Poll({}, {}, {0: {"a": True, ALL_AGENTS: False}}, {0: {"b": True, ALL_AGENTS: True}}, {}, {})
+    assert poll.dones == {0: {"a": True, "b": True, ALL_AGENTS: True}}
+
+
+def test_r163_an_opening_poll_has_no_rewards_flags_or_infos():
+    poll = opening_poll({"e": {"a": 1, "b": 2}})
+    assert poll.obs == {"e": {"a": 1, "b": 2}}
+    assert poll.rewards == {"e": {"a": None, "b": None}}
+    assert poll.dones == {"e": {"a": False, "b": False, ALL_AGENTS: False}}
+    assert poll.infos == {"e": {"a": {}, "b": {}}}
+    assert poll.off_policy_actions == {}
+    assert poll.terminateds["e"] is not poll.truncateds["e"]
+
+
+def test_five_dicts_of_a_users_base_env_become_a_poll_with_terminal_dones():
+    poll = as_poll(({0: {"a": 1}}, {0: {"a": 2.0}}, {0: {"a": True, ALL_AGENTS: True}}, {0: {}}, {0: {"a": 7}}))
+    assert poll.terminateds == {0: {"a": True, ALL_AGENTS: True}}
+    assert poll.truncateds == {0: {"a": False, ALL_AGENTS: False}}
+    assert poll.dones == poll.terminateds
+    assert poll.off_policy_actions == {0: {"a": 7}}
+    assert as_poll(poll) is poll
+    assert as_poll(tuple(poll)[:6]).infos == {0: {}}
+
+
+@pytest.mark.parametrize("result", [None, (1, 2, 3), {}, ({}, {}, None, {}, {}), ({}, {}, {}, [], {}, {})])
+def test_anything_else_is_no_poll(result):
+    with pytest.raises(EnvContractError, match="poll returned"):
+        as_poll(result)
+
+
+class Closing(BaseEnv):
+    def __init__(self, envs):
+        self.envs = envs
+
+    def poll(self):
+        raise NotImplementedError
+
+    def send_actions(self, action_dict):
+        raise NotImplementedError
+
+    def get_unwrapped(self):
+        return self.envs
+
+
+def test_by_default_nothing_can_be_reset_no_games_are_counted_and_stop_closes_what_is_unwrapped():
+    closed = []
+
+    class Env:
+        def close(self):
+            closed.append(self)
+
+    env = Env()
+    base = Closing([env, object()])
+    assert base.try_reset(0) is None
+    assert base.take_finished_games() is None
+    base.stop()
+    assert closed == [env]
+
+
+def test_an_environment_is_placed_by_its_number_or_its_own_id():
+    base = Closing([])
+    assert base.place_of(3) == ("Closing", 3)
+    assert base.place_of("left") == ("left", 0)
+    base._env_id = "maze"
+    assert base.place_of(3) == ("maze", 3)

@@ -6,9 +6,14 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.vector_env import SerialEnv
+from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, VectorStep
+from aiorl.env.env_maker import to_base_env
+from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv, split_infos, step_infos, training_disabled
+from aiorl.env.vector_env import Copies, SerialEnv, VectorBaseEnv
 from aiorl.errors import BadObservationError, BadRewardError, EnvError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv, FaultyEnv
 
@@ -93,17 +98,6 @@ def test_gymnasiums_own_sync_vector_env_gives_the_transitions_of_plain_copies(mo
     env.close()
 
 
-def test_seed_makes_the_vector_reproducible():
-    def run(seed):
-        inner = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point")
-        env = NativeVectorEnv(inner, env_id="CartPole-v1")
-        env.reset([seed, 0, 0])
-        return np.concatenate([env.step(np.array([0, 1, t % 2], np.int32)).obs for t in range(40)])
-
-    np.testing.assert_array_equal(run(5), run(5))
-    assert not np.array_equal(run(5), run(6))
-
-
 def test_an_unknown_autoreset_mode_is_refused():
     inner = CountingVectorEnv()
     inner.metadata = {}
@@ -186,3 +180,228 @@ def test_arrays_of_the_wrong_shape_are_refused(part):
     env.reset()
     with pytest.raises(EnvError, match="shape"):
         env.step(NO_ACTION)
+
+
+def polled(mode, lengths=(2, 3), end="terminate") -> LockstepBaseEnv:
+    return LockstepBaseEnv(NativeVectorEnv(CountingVectorEnv(2, lengths, end, mode), env_id="counting"))
+
+
+def trajectories(base, steps) -> dict:
+    """What a sampler would see: for each copy its episodes, as lists of (obs, reward, terminated, truncated)."""
+    episodes = {0: [], 1: []}
+    poll = base.poll()
+    for _ in range(steps):
+        actions = {}
+        for index, obs in poll.obs.items():
+            reward = poll.rewards[index][AGENT]
+            row = (obs[AGENT].tolist(), reward, poll.terminateds[index][ALL_AGENTS], poll.truncateds[index][AGENT])
+            if reward is None:
+                episodes[index].append([])
+            episodes[index][-1].append(row)
+            actions[index] = {AGENT: 0}
+            if poll.dones[index][ALL_AGENTS]:
+                fresh = base.try_reset(index)
+                if fresh == ASYNC_RESET_RETURN:
+                    del actions[index]
+                else:
+                    episodes[index].append([(fresh[AGENT].tolist(), None, False, False)])
+        base.send_actions(actions)
+        poll = base.poll()
+    return episodes
+
+
+@pytest.mark.parametrize("end", ["terminate", "truncate"])
+@pytest.mark.parametrize("mode", MODES)
+def test_r161_every_autoreset_mode_shows_the_episodes_that_plain_copies_show(mode, end):
+    plain = VectorBaseEnv(Copies([CountingEnv(2, end, 0), CountingEnv(3, end, 1)]))
+    expected = trajectories(plain, 30)
+    got = trajectories(polled(mode, end=end), 30)
+    for index in (0, 1):
+        # A mode that resets in a step of its own gets through fewer episodes.
+        whole = len(got[index]) - 1
+        assert whole >= 5
+        assert got[index][:whole] == expected[index][:whole]
+
+
+def test_next_step_environments_reset_by_a_later_poll_and_their_row_has_no_reward():
+    base = polled("NextStep", (1, 9))
+    base.poll()
+    base.send_actions({0: {AGENT: 0}, 1: {AGENT: 0}})
+    base.poll()
+    assert base.try_reset(0) == ASYNC_RESET_RETURN
+    assert base.try_reset(1) is None
+    base.send_actions({1: {AGENT: 0}})
+    poll = base.poll()
+    assert poll.rewards == {0: {AGENT: None}, 1: {AGENT: 2.0}}
+    assert poll.obs[0][AGENT].tolist() == [1, 0, 0]
+
+
+def test_same_step_environments_are_reset_only_at_an_end():
+    base = polled("SameStep", (1, 9))
+    base.poll()
+    assert base.try_reset(0) is None
+    base.send_actions({0: {AGENT: 0}, 1: {AGENT: 0}})
+    poll = base.poll()
+    assert poll.obs[0][AGENT].tolist() == [0, 1, 0]
+    assert base.try_reset(0)[AGENT].tolist() == [1, 0, 0]
+    assert base.try_reset(0) is None
+
+
+class Counting(CountingEnv):
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], {"begun": self._episode}
+
+    def step(self, action):
+        result = super().step(action)
+        return (*result[:4], {"n": [self._episode, self._step]} if self._step != 2 else {})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_of_every_copy_come_with_its_observations_final_ones_included(mode):
+    """4.6: what the step said, and nothing where an episode opens."""
+    copies = [functools.partial(Counting, 2, index=0), functools.partial(Counting, 3, index=1)]
+    base = to_base_env(SyncVectorEnv(copies, autoreset_mode=mode))
+    poll = base.poll()
+    seen = 0
+    for _ in range(20):
+        for index, by_agent in poll.obs.items():
+            episode, step, _ = by_agent[AGENT].astype(int).tolist()
+            said = {} if step in (0, 2) else {"n": [episode, step]}
+            assert poll.infos[index] == {AGENT: said}
+            seen += bool(said)
+        acting = [index for index in poll.obs if not poll.dones[index][ALL_AGENTS]]
+        acting += [i for i in poll.obs if i not in acting and base.try_reset(i) != ASYNC_RESET_RETURN]
+        base.send_actions({index: {AGENT: 0} for index in acting})
+        poll = base.poll()
+    assert seen > 15
+
+
+def test_a_real_vector_environment_is_seeded_unwrapped_and_closed():
+    import gymnasium
+
+    made = [gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point") for _ in range(2)]
+    bases = [to_base_env(env, seed=5) for env in made]
+    one, other = (base.poll().obs for base in bases)
+    np.testing.assert_array_equal(one[0][AGENT], other[0][AGENT])
+    assert isinstance(bases[0], LockstepBaseEnv)
+    assert list(bases[0].get_unwrapped()) == [made[0].unwrapped]
+    for base in bases:
+        base.stop()
+
+
+# Gymnasium takes a key's values for one kind: that of the first copy that has it
+KINDS = {
+    "i": st.integers(-5, 5),
+    "f": st.floats(-1, 1),
+    "b": st.booleans(),
+    "o": st.one_of(st.text(max_size=3), st.none(), st.lists(st.integers(), max_size=3)),
+    "_u": st.text(max_size=2),
+    "d": st.dictionaries(st.sampled_from("pqr"), st.integers(-5, 5), max_size=3),
+}
+own_infos = st.fixed_dictionaries({}, optional=KINDS)
+
+
+class VectorInfos(gymnasium.vector.VectorEnv):
+    """Gymnasium's own way of putting infos together."""
+
+    def __init__(self, rows):
+        self.num_envs = len(rows)
+        self.infos = {}
+        for index, info in enumerate(rows):
+            self.infos = self._add_info(self.infos, info, index)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(own_infos, min_size=1, max_size=4))
+def test_split_infos_gives_back_what_gymnasium_put_together(rows):
+    assert split_infos(VectorInfos(rows).infos, len(rows)) == rows
+
+
+def test_entries_without_a_mask_are_one_for_each_copy_or_one_for_all():
+    infos = {"r": np.array([1.5, 2.5]), "pair": ("a", "b"), "m": np.ones((2, 3)), "x": 7, "three": [1, 2, 3], 4: "n"}
+    one, other = split_infos(infos, 2)
+    assert (one["r"], one["pair"], one["x"], one["three"], one[4]) == (1.5, "a", 7, [1, 2, 3], "n")
+    assert (other["r"], other["pair"], other["x"], other["three"], other[4]) == (2.5, "b", 7, [1, 2, 3], "n")
+    infos["m"][:] = 0.0
+    assert one["m"].tolist() == [1.0, 1.0, 1.0], "the environment may write into its arrays again"
+    episode = {"episode": {"l": np.array([3, 4])}, "_episode": np.array([False, True])}
+    assert split_infos(episode, 2) == [{}, {"episode": {"l": 4}}]
+
+
+class Telling(CountingEnv):
+    """Says much with each step, and something else with each reset."""
+
+    def __init__(self, length, index, off=()):
+        super().__init__(length, index=index)
+        self.off = off
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], {"training_enabled": False, "reset": self._episode}
+
+    def step(self, action):
+        step = (self._episode, self._step + 1)
+        info = {"step": step[1], "name": f"{self._index}/{step}", "deep": {"twice": 2 * step[1]}}
+        if step[1] % 2:
+            info["odd"] = np.array([step[1], self._index])
+        if (self._index, *step) in self.off:
+            info["training_enabled"] = False
+        return (*super().step(action)[:4], info)
+
+
+def told(index, episode, step) -> dict:
+    info = {"step": step, "name": f"{index}/{(episode, step)}", "deep": {"twice": 2 * step}}
+    return info | ({"odd": [step, index]} if step % 2 else {})
+
+
+def plain(info) -> dict:
+    return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in info.items()}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_each_step_of_each_copy_has_what_it_said_and_not_what_the_reset_said(mode):
+    """4.6 infos."""
+    copies = [lambda: Telling(2, 0), lambda: Telling(3, 1)]
+    env = NativeVectorEnv(SyncVectorEnv(copies, autoreset_mode=mode), env_id="telling")
+    obs = env.reset().copy()
+    seen = 0
+    for _ in range(15):
+        step = env.step(np.zeros(2, np.int64))
+        infos = step_infos(step, 2)
+        for index in range(2):
+            if step.valid is None or step.valid[index]:
+                episode, at, _ = obs[index].astype(int).tolist()
+                assert plain(infos[index]) == told(index, episode, at + 1)
+                seen += 1
+        obs = step.obs.copy()
+    assert seen > 20
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("place", [(0, 1, 1), (0, 1, 2), (1, 2, 2), (1, 2, 3)])
+def test_the_copy_whose_step_is_not_to_be_trained_on_is_found_and_no_reset_is_taken_for_one(mode, place):
+    """R102: in the middle and at the end of an episode."""
+    copies = [lambda: Telling(2, 0, [place]), lambda: Telling(3, 1, [place])]
+    env = NativeVectorEnv(SyncVectorEnv(copies, autoreset_mode=mode), env_id="telling")
+    obs = env.reset().copy()
+    found = []
+    for _ in range(16):
+        step = env.step(np.zeros(2, np.int64))
+        for index in training_disabled(step, 2):
+            episode, at, _ = obs[index].astype(int).tolist()
+            found.append((index, episode, at + 1))
+        obs = step.obs.copy()
+    assert found == [place]
+
+
+def test_final_infos_may_be_an_array_of_dicts():
+    """As before Gymnasium 1.0."""
+    none, one = np.zeros(2, np.bool_), np.array([False, True])
+    infos = {
+        "n": np.array([4, 0]),
+        "training_enabled": np.array([True, True]),
+        "final_info": np.array([None, {"n": 9, "training_enabled": False}], object),
+        "_final_info": one,
+    }
+    step = VectorStep(np.zeros((2, 3)), np.zeros(2), one, none, np.array([1]), np.zeros((1, 3)), infos=infos)
+    assert step_infos(step, 2) == [{"n": 4, "training_enabled": True}, {"n": 9, "training_enabled": False}]
+    assert training_disabled(step, 2) == [1]

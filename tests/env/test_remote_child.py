@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import asdict
 
@@ -14,7 +16,9 @@ from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.env import remote_child as wire
 from aiorl.env.base_env import ALL_AGENTS
+from aiorl.env.remote_env import ChildProcess
 from aiorl.env.wrapping import Wrapping
+from aiorl.errors import ConfigError, EnvContractError
 
 NOTHING = pack(None)
 
@@ -84,9 +88,49 @@ def test_a_fault_is_told_and_ends_the_child_with_status_1(served):
     assert end() == 1
 
 
-def test_a_constructor_that_raises_is_told(served):
-    setup, _, end = served
-    kind, payload = setup("aiorl.testing.envs:FaultyEnv", fault="constructor")
-    assert kind == wire.ERROR
-    assert "cannot be made" in json.loads(payload)["message"]
-    assert end() == 1
+ECHO = """
+import json, socket, sys
+from aiorl.env import remote_child as wire
+
+connection = socket.socket(fileno=int(sys.argv[1]))
+_, settings = wire.receive_frame(connection)
+answer = json.loads(settings)["answer"]
+if answer is not None:
+    wire.send_frame(connection, answer.encode(), json.dumps(json.loads(settings)["facts"]).encode())
+sys.exit(json.loads(settings)["status"])
+"""
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """Makes children that give one answer and end."""
+    (tmp_path / "echo_child.py").write_text(ECHO)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = []
+
+    def make(answer, facts=None, status=0, timeout_s=30.0):
+        settings = {"answer": answer, "facts": facts, "status": status}
+        made.append(ChildProcess("maze", 4, settings, timeout_s, "echo_child"))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.hang_up()
+        process.wait()
+
+
+def test_reported_faults_come_out_as_they_were_raised(child):
+    facts = {"kind": "EnvContractError", "message": "no key", "config": False, "step": 7, "traceback": "in step"}
+    with pytest.raises(EnvContractError, match="no key") as caught:
+        child("e", facts).receive(wire.RESULT)
+    assert (caught.value.step, caught.value.traceback_text, caught.value.vector_index) == (7, "in step", 4)
+    facts = {"kind": "ConfigError", "message": "no such thing", "config": True, "key": "env", "hint": "Try another."}
+    with pytest.raises(ConfigError, match="Try another") as told:
+        child("e", facts).receive(wire.RESULT)
+    assert told.value.key == "env"
+
+
+def test_a_process_for_one_environment_loads_nothing_that_checks_settings_or_acts():
+    code = "import aiorl.env.remote_child, sys; print({'pydantic', 'onnxruntime', 'zmq'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"

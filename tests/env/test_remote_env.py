@@ -178,6 +178,7 @@ def test_a_fault_in_a_child_is_an_error_with_copy_and_step(make_remote, fault, e
     with pytest.raises(error) as caught:
         base.poll()
     assert (caught.value.vector_index, caught.value.step) == (0, 2)
+    assert ("in step" in caught.value.traceback_text) == (fault == "step")
 
 
 def test_a_child_that_fails_is_replaced_as_often_as_allowed_and_the_fault_is_told(make_remote):
@@ -282,7 +283,7 @@ def test_an_interrupt_ends_a_poll_that_waits_and_every_later_one(make_remote, sl
 
 def test_children_end_with_stop(make_remote):
     base = make_remote(COUNTING, 2)
-    processes = [copy.child.process for copy in base._copies]
+    processes = [copy.process for copy in base._copies]
     base.stop()
     assert [process.returncode for process in processes] == [0, 0]
 

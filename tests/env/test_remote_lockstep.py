@@ -11,9 +11,7 @@ import pytest
 from aiorl.env.base_env import LockstepEnv, TrainingDisabled
 from aiorl.env.env_maker import make_lockstep_env
 from aiorl.env.wrapping import Wrapping
-from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, UnknownEnvError
 
-FAULTY = "aiorl.testing.envs:FaultyEnv"
 NO_ACTION = np.zeros(2, np.int64)
 
 
@@ -21,7 +19,7 @@ def remote(name, env_config=None, num_envs=1, horizon=None) -> LockstepEnv:
     return make_lockstep_env(name, env_config or {}, num_envs, "remote", horizon=horizon)
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
 def test_copies_in_processes_give_what_copies_in_turn_give(name):
     remote = make_lockstep_env(name, {}, 2, "remote")
     serial = make_lockstep_env(name, {}, 2, "serial")
@@ -55,36 +53,6 @@ def _ended(pid: int) -> bool:
         os.close(descriptor)
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "text"),
-    [
-        ("step", EnvError, "step failed on purpose"),
-        ("nan_obs", BadObservationError, "NaN"),
-        ("nan_reward", BadRewardError, "nan"),
-    ],
-)
-def test_faults_in_a_child_come_with_copy_step_and_traceback(fault, error, text):
-    env = remote(FAULTY, {"fault": fault, "at_step": 2}, 2)
-    env.reset()
-    env.step(NO_ACTION)
-    with pytest.raises(error, match=text) as caught:
-        env.step(NO_ACTION)
-    assert caught.value.step == 2
-    assert ("in step" in caught.value.traceback_text) == (fault == "step")
-    env.close()
-
-
-def test_what_a_child_cannot_make_is_told_at_once():
-    with pytest.raises(UnknownEnvError, match="CartPole-v1"):
-        remote("CartPol-v1", {}, 2)
-    with pytest.raises(EnvError, match="this environment cannot be made"):
-        remote(FAULTY, {"fault": "constructor"})
-    with pytest.raises(ConfigError, match="horizon is 501"):
-        remote("CartPole-v1", horizon=501)
-    with pytest.raises(ConfigError, match="no setting 'function'"):
-        remote("CartPole-v1", {"function": print})
-
-
 @pytest.fixture
 def stuck_env_path(tmp_path, monkeypatch):
     """Folder with a module whose environment's step never returns; it is importable here and by children."""
@@ -111,14 +79,13 @@ def test_a_step_that_is_not_to_be_trained_on_ends_lockstep_from_a_process_of_its
     env.close()
 
 
-@pytest.mark.parametrize("name", ["aiorl.testing.envs:CountingEnv", "stuck_env:StuckEnv"])
-def test_no_child_outlives_a_parent_that_was_killed(name, stuck_env_path):
+def test_no_child_outlives_a_parent_that_was_killed(stuck_env_path):
     code = (
         "import sys, threading\n"
         f"sys.path.insert(0, {str(stuck_env_path)!r})\n"
         "import numpy as np\n"
         "from aiorl.env.remote_env import RemoteEnv, RemoteSettings\n"
-        f"env = RemoteEnv(RemoteSettings({name!r}), 2)\n"
+        "env = RemoteEnv(RemoteSettings('stuck_env:StuckEnv'), 2)\n"
         "poll = env.poll()\n"
         "env.send_actions({index: {'agent0': 0} for index in poll.obs})\n"
         "print(*env.pids, flush=True)\n"
@@ -152,9 +119,3 @@ def test_games_that_lives_cut_into_episodes_are_counted_in_the_processes_too():
         env.close()
     assert made["remote"] == made["serial"]
     assert made["remote"][1] >= 5
-
-
-def test_without_a_counter_of_games_there_are_none():
-    env = remote("CartPole-v1", {}, 1)
-    assert env.take_finished_games() is None
-    env.close()

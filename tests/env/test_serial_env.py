@@ -17,7 +17,6 @@ from aiorl.errors import (
     ConfigError,
     EnvContractError,
     EnvError,
-    UnsupportedEnvError,
 )
 from aiorl.process.log_once import log_once
 from aiorl.testing.envs import CountingEnv, FaultyEnv, counting_obs
@@ -100,19 +99,6 @@ def test_steps_are_counted_anew_in_each_episode():
         env.step(NO_ACTION[:1])
     with pytest.raises(BadObservationError, match="at step 2 of its episode"):
         env.step(NO_ACTION[:1])
-
-
-def test_a_horizon_above_the_limit_is_refused_and_an_equal_one_kept():
-    """R80, R81."""
-    make = lambda: gymnasium.make("CartPole-v1", disable_env_checker=True)  # noqa: E731
-    with pytest.raises(ConfigError, match=r"horizon is 501.* 500 steps"):
-        serial(make(), horizon=501)
-    assert serial(make(), horizon=500).max_episode_steps == 500
-    assert serial(make(), horizon=0).max_episode_steps == 500
-    assert serial(CountingEnv(3)).max_episode_steps is None
-    assert checked_horizon(None, None) is None
-    with pytest.raises(ConfigError, match="-3"):
-        checked_horizon(-3, None)
 
 
 class Limited(CountingEnv):
@@ -308,22 +294,23 @@ def test_values_outside_the_space_are_refused(space, shown):
         serial(ShowsEnv(space, shown)).reset()
 
 
-def test_no_copies_and_no_environments_are_refused():
-    with pytest.raises(UnsupportedEnvError):
-        SerialEnv([], env_id="none")
-    with pytest.raises(UnsupportedEnvError, match="str"):
-        serial("CartPole-v1")
+def test_each_copy_has_a_seed_of_its_own():
+    """SPEC 2.3: env v is seeded with worker_seed + 1000000 * v."""
+    assert env_seeds(42, 3) == [42, 1_000_042, 2_000_042]
+    assert env_seeds(42, 0) == []
 
 
-def test_closing_closes_the_copies():
-    class Closing(CountingEnv):
-        closed = False
+@pytest.mark.parametrize(
+    ("horizon", "limit", "length"), [(None, None, None), (None, 7, 7), (0, 7, 7), (5, 7, 5), (7, 7, 7), (5, None, 5)]
+)
+def test_the_horizon_or_the_limit_is_the_length(horizon, limit, length):
+    """R80, R81."""
+    assert checked_horizon(horizon, limit) == length
 
-        def close(self):
-            self.closed = True
 
-    copies = [Closing(), Closing()]
-    env = serial(*copies)
-    assert env.unwrapped == copies
-    env.close()
-    assert [copy.closed for copy in copies] == [True, True]
+@pytest.mark.parametrize(("horizon", "limit"), [(8, 7), (-1, 7), (-1, None)])
+def test_a_horizon_that_cannot_be_is_refused(horizon, limit):
+    """R80."""
+    with pytest.raises(ConfigError) as caught:
+        checked_horizon(horizon, limit)
+    assert (caught.value.key, caught.value.value) == ("horizon", horizon)

@@ -5,13 +5,20 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.env.base_env import ALL_AGENTS
-from aiorl.env.vector_env import VectorBaseEnv, VectorEnv
+from aiorl.env.base_env import ALL_AGENTS, SEED_STRIDE, FinishedGame
+from aiorl.env.gym_like import RealGames
+from aiorl.env.vector_env import Copies, SerialEnv, VectorBaseEnv, VectorEnv
 from aiorl.errors import (
+    ConfigError,
     EnvContractError,
     EnvError,
     UnsupportedEnvError,
 )
+from aiorl.testing.envs import CountingEnv
+
+
+def copies(*envs, seed=None) -> VectorBaseEnv:
+    return VectorBaseEnv(Copies(envs, env_id="counting", seed=seed))
 
 
 def act(*actions) -> dict:
@@ -20,6 +27,230 @@ def act(*actions) -> dict:
 
 def values(by_env) -> list:
     return [np.asarray(by_agent[AGENT]).tolist() for by_agent in by_env.values()]
+
+
+def test_r163_the_first_poll_shows_first_observations_without_rewards():
+    base = copies(CountingEnv(index=0), CountingEnv(index=1))
+    poll = base.poll()
+    assert values(poll.obs) == [[0, 0, 0], [0, 0, 1]]
+    assert values(poll.rewards) == [None, None]
+    assert poll.dones == {index: {AGENT: False, ALL_AGENTS: False} for index in (0, 1)}
+
+
+def test_r162_all_copies_step_with_one_send_and_each_gets_its_own_action():
+    envs = [CountingEnv(9, index=index) for index in range(3)]
+    base = copies(*envs)
+    base.poll()
+    base.send_actions(act(0, 1, 0))
+    poll = base.poll()
+    assert values(poll.obs) == [[0, 1, 0], [0, 1, 1], [0, 1, 2]]
+    assert values(poll.rewards) == [1.0, 1.0, 1.0]
+    assert [env.last_actions for env in envs] == [[0], [1], [0]]
+    assert list(base.get_unwrapped()) == envs
+
+
+def test_ends_keep_their_kind_and_the_final_observation_stands_until_the_reset():
+    base = copies(CountingEnv(1, "terminate"), CountingEnv(1, "truncate", index=1), CountingEnv(5, index=2))
+    base.poll()
+    base.send_actions(act(0, 0, 0))
+    poll = base.poll()
+    assert [flags[ALL_AGENTS] for flags in poll.terminateds.values()] == [True, False, False]
+    assert [flags[ALL_AGENTS] for flags in poll.truncateds.values()] == [False, True, False]
+    assert values(poll.obs)[0] == [0, 1, 0]
+    assert base.try_reset(0)[AGENT].tolist() == [1, 0, 0]
+
+
+def test_a_reset_in_the_middle_of_an_episode_begins_a_new_one():
+    base = copies(CountingEnv(9))
+    base.poll()
+    base.send_actions(act(0))
+    base.poll()
+    assert base.try_reset(0)[AGENT].tolist() == [1, 0, 0]
+
+
+def test_observations_are_kept_although_the_environment_reuses_its_array():
+    class Reusing(CountingEnv):
+        def __init__(self):
+            super().__init__(9)
+            self.array = np.zeros(3, np.float32)
+
+        def reset(self, **kwargs):
+            self.array[:] = super().reset(**kwargs)[0]
+            return self.array, {}
+
+        def step(self, action):
+            obs, *rest = super().step(action)
+            self.array[:] = obs
+            return self.array, *rest
+
+    base = copies(Reusing())
+    shown = [base.poll().obs[0][AGENT]]
+    for _ in range(2):
+        base.send_actions(act(0))
+        shown.append(base.poll().obs[0][AGENT])
+    assert [int(obs[1]) for obs in shown] == [0, 1, 2]
+
+
+class OldEnv:
+    observation_space = spaces.Dict({"n": spaces.Discrete(9)})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.n = 0
+
+    def reset(self):
+        self.n = 0
+        return {"n": 0}
+
+    def step(self, action):
+        self.n += 1
+        return {"n": self.n}, 1, self.n == 2, {"TimeLimit.truncated": self.n == 2}
+
+
+def test_r165_old_environments_with_nested_observations_are_driven_alike():
+    base = copies(OldEnv())
+    assert base.poll().obs == {0: {AGENT: {"n": 0}}}
+    for _ in range(2):
+        base.send_actions(act(0))
+        poll = base.poll()
+    assert poll.obs == {0: {AGENT: {"n": 2}}}
+    assert poll.truncateds[0][ALL_AGENTS]
+    assert not poll.terminateds[0][ALL_AGENTS]
+    with pytest.raises(ConfigError, match="cannot be seeded"):
+        copies(OldEnv(), seed=1)
+
+
+def test_polling_twice_or_leaving_out_an_action_is_an_error():
+    base = copies(CountingEnv(), CountingEnv())
+    base.poll()
+    with pytest.raises(EnvContractError, match="polled twice"):
+        base.poll()
+    with pytest.raises(EnvContractError, match="no actions for all"):
+        base.send_actions({0: {AGENT: 0}})
+    base.send_actions(act(0, 0))
+    base.poll()
+    with pytest.raises(EnvContractError, match="polled twice"):
+        base.poll()
+
+
+def test_what_is_no_environment_is_refused():
+    with pytest.raises(UnsupportedEnvError, match="no copies"):
+        Copies([])
+    with pytest.raises(UnsupportedEnvError, match="has no reset"):
+        Copies([object()])
+
+
+def test_r124_finished_games_are_told_only_if_every_copy_counts_them():
+    assert copies(CountingEnv()).take_finished_games() is None
+    assert copies(CountingEnv(), RealGames(CountingEnv())).take_finished_games() is None
+    base = copies(RealGames(CountingEnv(1)), RealGames(CountingEnv(2)))
+    base.poll()
+    assert base.take_finished_games() == []
+    base.send_actions(act(0, 0))
+    base.poll()
+    assert base.take_finished_games() == [FinishedGame(1.0, 1)]
+    assert base.take_finished_games() == []
+
+
+class Unready(CountingEnv):
+    """Its first resets fail."""
+
+    def __init__(self, failures, **more):
+        super().__init__(**more)
+        self.failures = failures
+        self.tried = []
+
+    def reset(self, *, seed=None, options=None):
+        self.tried.append(seed)
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("no server yet")
+        return super().reset(seed=seed, options=options)
+
+
+def test_r29_after_a_failed_first_reset_the_next_poll_resets_again_with_the_same_seed():
+    env = Unready(2)
+    base = copies(CountingEnv(), env, seed=7)
+    for _ in range(2):
+        with pytest.raises(EnvError, match="no server yet"):
+            base.poll()
+    assert values(base.poll().obs) == [[2, 0, 0], [0, 0, 0]]
+    base.try_reset(1)
+    assert env.tried == [7 + SEED_STRIDE] * 3 + [None]
+
+
+@pytest.mark.parametrize("is_columnar", [False, True])
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_r71_an_environments_own_env_error_keeps_its_cause(where, is_columnar):
+    class Careful(CountingEnv):
+        def _fail(self):
+            try:
+                {}["missing"]
+            except KeyError as error:
+                raise EnvError("mine", "told so by itself") from error
+
+        def reset(self, **keywords):
+            return self._fail() if where == "reset" else super().reset(**keywords)
+
+        def step(self, action):
+            self._fail()
+
+    base = copies(Careful())
+    columnar = SerialEnv([Careful()], env_id="counting")
+
+    def first_columnar_step():
+        columnar.reset([0])
+        columnar.step(np.zeros(1, np.int64))
+
+    with pytest.raises(EnvError, match="told so by itself") as caught:
+        first_columnar_step() if is_columnar else (base.poll(), base.send_actions(act(0)))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+class OldGymnasiumEnv(CountingEnv):
+    """Derived from gymnasium.Env, but in the form of old Gym."""
+
+    def __init__(self, with_none=False):
+        super().__init__(3, "truncate")
+        self.with_none = with_none
+
+    def reset(self, **keywords):
+        obs, _ = super().reset(**keywords)
+        return (obs, None) if self.with_none else obs
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated or truncated, {"TimeLimit.truncated": truncated}
+
+
+@pytest.mark.parametrize("with_none", [False, True])
+def test_r165_both_samplers_take_the_old_form_also_of_gymnasiums_own_class(with_none):
+    general, columnar = copies(OldGymnasiumEnv(with_none)), SerialEnv([OldGymnasiumEnv(with_none)], env_id="old")
+    assert values(general.poll().obs) == columnar.reset([0]).tolist() == [[0, 0, 0]]
+    for number in (1, 2, 3):
+        general.send_actions(act(0))
+        poll, step = general.poll(), columnar.step(np.zeros(1, np.int64))
+        assert values(poll.rewards) == step.rewards.tolist() == [number]
+        assert poll.truncateds[0][ALL_AGENTS] == step.truncateds[0] == (number == 3)
+        assert poll.terminateds[0][ALL_AGENTS] == step.terminateds[0] == False  # noqa: E712
+    assert values(poll.obs) == step.final_obs.tolist() == [[0, 3, 0]]
+
+
+@pytest.mark.parametrize("result", [None, (1, 2, 3)])
+def test_r165_both_samplers_refuse_other_steps_with_one_text(result):
+    class Odd(CountingEnv):
+        def step(self, action):
+            return result
+
+    general, columnar = copies(Odd()), SerialEnv([Odd()], env_id="counting")
+    general.poll()
+    columnar.reset()
+    texts = []
+    for step in (lambda: general.send_actions(act(0)), lambda: columnar.step(np.zeros(1, np.int64))):
+        with pytest.raises(EnvError, match=r"step returned .*, expected 5") as caught:
+            step()
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
 
 
 class UserVectorEnv(VectorEnv):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+import sys
 from dataclasses import asdict
 
 import gymnasium
@@ -10,12 +12,15 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.config.worker import WorkerConfig
+from aiorl.data.action_mask import is_masked
+from aiorl.env.action_mask import MaskFromInfo
 from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.env.gym_like import game_counters, reset_env
 from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.env.wrapping import STATS_FILE, StatsFile, Wrapping
+from aiorl.env.wrapping import STATS_FILE, StatsFile, Wrapping, monitor_env
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
+from aiorl.testing.masked_env import ForbiddingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
 
@@ -81,11 +86,6 @@ def test_r23_r26_atari_games_are_preprocessed_then_monitored(tmp_path):
     assert game_counters([env])
     assert isinstance(env, StatsFile)
     env.close()
-
-
-def test_a_wrapping_is_told_to_child_processes_as_data():
-    wrapping = Wrapping(True, 42, False, "/tmp/monitor")
-    assert Wrapping(**asdict(wrapping)) == wrapping
 
 
 def test_the_monitor_asks_for_a_render_mode_that_can_be_filmed_where_there_is_one():
@@ -186,3 +186,89 @@ def test_a_wrapper_that_cannot_be_is_refused_by_its_key(wrapper, env):
     with pytest.raises(ConfigError) as caught:
         Wrapping(users=(wrapper,)).wrap(env, EnvContext())
     assert caught.value.key == "wrappers[0]"
+
+
+class Filmed(CountingEnv):
+    render_mode = "rgb_array"
+    metadata = {"render_fps": 10}
+
+    def render(self):
+        return np.full((64, 64, 3), 40 * self._step, np.uint8)
+
+
+def play(env: gymnasium.Env, episodes: int) -> None:
+    for _ in range(episodes):
+        env.reset()
+        while not any(env.step(0)[2:4]):
+            pass
+
+
+def lines(folder) -> list:
+    return [json.loads(line) for line in (folder / STATS_FILE).read_text().splitlines()]
+
+
+def test_each_episode_leaves_a_line_at_once_and_a_second_run_appends(tmp_path, caplog):
+    folder = tmp_path / "deep" / "worker-1-env-0"
+    with caplog.at_level(logging.INFO):
+        env = monitor_env(CountingEnv(3), folder)
+    assert "no videos" in caplog.text
+    play(env, 2)
+    assert [(line["length"], line["reward"]) for line in lines(folder)] == [(3, 6.0), (3, 6.0)]
+    assert all(line["seconds"] >= 0 and line["ended_at"] > 1e9 for line in lines(folder))
+    env.close()
+    env = monitor_env(CountingEnv(2, "truncate"), folder)
+    play(env, 1)
+    env.close()
+    assert [line["length"] for line in lines(folder)] == [3, 3, 2]
+
+
+def test_without_moviepy_statistics_are_still_written_and_the_log_says_what_to_install(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    env = monitor_env(Filmed(2), tmp_path)
+    assert "[video]" in caplog.text
+    play(env, 1)
+    assert len(lines(tmp_path)) == 1
+    env.close()
+
+
+def test_videos_are_made_where_images_are_rendered_in_a_folder_for_each_start(tmp_path):
+    pytest.importorskip("moviepy")
+    for run in (1, 2):
+        env = monitor_env(Filmed(4), tmp_path)
+        play(env, 2)
+        env.close()
+        videos = sorted(path.name for path in (tmp_path / f"videos-{run}").iterdir())
+        assert videos == ["video-episode-0.mp4", "video-episode-1.mp4"]
+    assert len(lines(tmp_path)) == 4
+
+
+def test_a_gymnasium_environments_mask_comes_out_of_its_info():
+    """Taxi-v4 is the one that Gymnasium brings along."""
+    env = MaskFromInfo(gymnasium.make("Taxi-v4"))
+    plain = gymnasium.make("Taxi-v4")
+    assert is_masked(env.observation_space)
+    (obs, info), (wanted, _) = env.reset(seed=3), plain.reset(seed=3)
+    for _ in range(20):
+        assert env.observation_space.contains(obs)
+        assert obs["observation"] == wanted
+        np.testing.assert_array_equal(obs["action_mask"], info["action_mask"])
+        action = int(np.flatnonzero(obs["action_mask"])[0])
+        obs, reward, terminated, truncated, info = env.step(action)
+        wanted, *same, _ = plain.step(action)
+        assert [reward, terminated, truncated] == same
+
+
+def test_it_can_be_named_in_a_config_with_the_environments_settings():
+    env = resolve_env("aiorl.env.action_mask:MaskFromInfo")(EnvContext({"env": "Taxi-v4", "is_rainy": True}))
+    assert env.spec.max_episode_steps == 200
+    assert env.spec.kwargs["is_rainy"]
+    assert is_masked(env.observation_space)
+
+
+@pytest.mark.parametrize("actions", ["multi_discrete", "tuple"])
+def test_masks_in_parts_are_joined_and_none_allows_everything(actions):
+    env = MaskFromInfo(ForbiddingEnv(actions, in_info=True))
+    obs, info = env.reset(seed=0)
+    parts = [np.ravel(part) for part in info["action_mask"]]
+    np.testing.assert_array_equal(obs["action_mask"], np.concatenate(parts))
+    assert env._mask(0, {})["action_mask"].all()
