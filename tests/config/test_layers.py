@@ -147,9 +147,12 @@ def described(config: PPOConfig) -> dict[str, str]:
 def test_describe_prints_each_value_and_where_it_comes_from(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("preset: ppo-cartpole\nmodel:\n  use_lstm: true\ntf_session_args: {device_count: {GPU: 0}}\n")
-    config = PPOConfig.from_file(path, seed=3, sgd_minibatch_size=64)
+    variables, model = {"MY_TOKEN": "s3cr3t"}, {"custom_model": "mine:make", "width": 7}
+    config = PPOConfig.from_file(path, seed=3, extra_python_environs_for_worker=variables, model=model)
     lines = described(config)
-    assert lines.keys() == dict(all_keys(PPOConfig)).keys()
+    assert lines.keys() == {*dict(all_keys(PPOConfig)), "model.width"}
+    assert lines["model.width"] == "argument 7"
+    assert lines["extra_python_environs_for_worker"] == 'argument {"MY_TOKEN": "<withheld>"}'
     assert lines["seed"] == "argument 3"
     assert lines["model.use_lstm"] == f"{path}, line 3 true"
     assert lines["gamma"] == "preset ppo-cartpole 0.98"
@@ -166,15 +169,6 @@ def test_where_values_come_from_survives_updates_and_copies(tmp_path: Path) -> N
     assert lines["gamma"] == f"{path}, line 1 0.5"
     assert lines["lr"] == "argument 0.002"
     assert lines["run_dir"] == "default runs/x"
-
-
-def test_what_only_a_users_own_model_knows_is_described_and_secrets_are_not() -> None:
-    config = PPOConfig(
-        model={"custom_model": "mine:make", "width": 7}, extra_python_environs_for_worker={"MY_TOKEN": "s3cr3t"}
-    )
-    lines = described(config)
-    assert lines["model.width"] == "argument 7"
-    assert lines["extra_python_environs_for_worker"] == 'argument {"MY_TOKEN": "<withheld>"}'
 
 
 class OtherConfig(CommonConfig):
