@@ -197,8 +197,8 @@ class RolloutWorker(Worker, EvaluatorInterface):
         super().__init__(worker_settings(self._given))
 
     @classmethod
-    def of(cls, settings: WorkerSettings, *, on_turn: Callable[[Worker], None] | None = None) -> Self:
-        """Return one that is made by settings instead of arguments: that of a trainer; see `Worker` for errors."""
+    def of(cls, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None) -> Self:
+        """Return one that is made by settings instead of arguments, as in a run; see `Worker` for errors."""
         worker = cls.__new__(cls)
         worker._given, worker._ahead = {}, deque()
         Worker.__init__(worker, settings, on_turn=on_turn)

@@ -17,6 +17,7 @@ import numpy as np
 
 from aiorl.acting.saved_run import SavedRun
 from aiorl.compat.dict_callbacks import named_callbacks
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.env.wrapping import Film
@@ -24,7 +25,6 @@ from aiorl.errors import ConfigError
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.policies import learned_policies, named_function
 from aiorl.sampling.settings import WorkerSettings
-from aiorl.sampling.worker import Worker
 
 if TYPE_CHECKING:
     from aiorl.config.worker import WorkerPart
@@ -158,7 +158,7 @@ def _worker(
     explore: bool,
     film: Film | None,
     render: Literal["human"] | None,
-) -> Worker:
+) -> RolloutWorker:
     """A worker that samples whole episodes with a run's policies."""
     mode = "rgb_array" if film is not None else render
     config = part.model_copy(
@@ -171,7 +171,7 @@ def _worker(
     callbacks = named_callbacks(part.callbacks) or DefaultCallbacks
     multiagent = part.multiagent
     stored: dict[str, Any] = {} if part.output is None else {"output_creator": _output_of(part)}
-    worker = Worker(
+    worker = RolloutWorker.of(
         WorkerSettings(
             config=config,
             env_creator=part.env,
@@ -201,7 +201,7 @@ def _output_of(settings: WorkerPart) -> OutputCreator:
     return configured_output(settings)
 
 
-def _play(worker: Worker, episodes: int, on_episode: Callable[[RolloutMetrics], None]) -> list[RolloutMetrics]:
+def _play(worker: RolloutWorker, episodes: int, on_episode: Callable[[RolloutMetrics], None]) -> list[RolloutMetrics]:
     played: list[RolloutMetrics] = []
     while len(played) < episodes:
         worker.sample()

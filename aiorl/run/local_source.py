@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.protocol.leases import LeaseBook
@@ -166,9 +165,7 @@ class LocalSource:
             place = UnitPlace(
                 _SLOT, incarnation, num_workers=self._config.num_workers, num_broken_off=self._num_broken_off
             )
-            self.unit = SamplerUnit(
-                self._learning.worker_part, self._learning.graphs, self._snapshot, place, RolloutWorker.of
-            )
+            self.unit = SamplerUnit(self._learning.worker_part, self._learning.graphs, self._snapshot, place)
             self.ledger.open(incarnation)
             self.flow.publisher.join(incarnation)
             self._incarnation, self._fragments, self._env_steps = incarnation, 0, 0

@@ -578,9 +578,8 @@ class AlgorithmTrainer(Trainer):
             )
             if self._worker is None:
                 place = UnitPlace(0, secrets.token_hex(8), num_workers=self.config.num_workers)
-                self._worker = SamplerUnit(learning.worker_part, learning.graphs, snapshot, place, RolloutWorker.of)
+                self._worker = SamplerUnit(learning.worker_part, learning.graphs, snapshot, place)
             unit = self._worker
             unit.offer(snapshot)
         unit.take_up()
-        assert isinstance(unit.worker, RolloutWorker)
         return unit.worker

@@ -1,4 +1,4 @@
-"""SamplerUnit: environments, policies and filters of one sampler, a Worker run in a thread of its own.
+"""SamplerUnit: environments, policies and filters of one sampler, a RolloutWorker run in a thread of its own.
 
 Environment code may block, so it never runs on the event loop. Of a unit, only ``offer``, ``stop`` and ``in_env_s``
 may be used from any thread; all else belongs to the unit's thread, or to the event loop while the unit is idle.
@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.observation.filters import ObservationFilter
 from aiorl.acting.policy import Policy
 from aiorl.compat.dict_callbacks import named_callbacks
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.layout import laid_out, with_scaled_rewards
@@ -38,7 +39,6 @@ from aiorl.process.log_once import log_once
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.policies import learned_policies, named_function
 from aiorl.sampling.settings import WorkerSettings
-from aiorl.sampling.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class SamplerUnit:
     newest version that has arrived when they are taken, since how far they lag is for that setting's user to judge.
 
     Attributes:
-        worker: the sampling Worker.
+        worker: the RolloutWorker that samples.
     """
 
     def __init__(
@@ -211,7 +211,6 @@ class SamplerUnit:
         graphs: Mapping[str, PolicyGraph],
         snapshot: Snapshot,
         place: UnitPlace,
-        make_worker: Callable[..., Worker] = Worker,
     ) -> None:
         """Build environments, policies and sampler; may take as long as the environments do.
 
@@ -220,7 +219,6 @@ class SamplerUnit:
             graphs: policy id -> acting graph.
             snapshot: weights and filter states to begin with.
             place: which sampler of the run it is.
-            make_worker: makes the worker; `RolloutWorker.of` where a program may ask for it.
 
         Raises:
             ConfigError: a setting that cannot be honoured here, such as an environment, or TensorFlow for gradients,
@@ -243,7 +241,7 @@ class SamplerUnit:
         seed = None if part.seed is None else unit_seed(part.seed, place, part.life)
         own = part.model_copy(update={"seed": seed, "compress_observations": False})  # the wire does that
         default = part.policies.get(c.DEFAULT_POLICY_ID)
-        self.worker = make_worker(
+        self.worker = RolloutWorker.of(
             WorkerSettings(
                 config=own,
                 env_creator=part.env,
@@ -389,7 +387,7 @@ class SamplerUnit:
         self._between_turns(self.worker)
         return self._slot.version
 
-    def _between_turns(self, worker: Worker) -> None:
+    def _between_turns(self, worker: RolloutWorker) -> None:
         """Take up what is offered; in the thread that samples, which may be at work before the constructor ends."""
         self._clock.step()
         if not self._policies:
