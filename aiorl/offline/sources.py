@@ -104,16 +104,16 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
     if isinstance(source, str):
         if source == SAMPLER:
             return sampler_input
-        return _Creator({source: 1.0}, [source], settings)
+        return _files_creator({source: 1.0}, [source], settings)
     if isinstance(source, Mapping):
         MixedReader.check(source)
         if settings.epochs is not None and len(source) > 1:
             raise ConfigError("A mixture is read without end: its sources end at different times.", key="input")
-        return _Creator(source, None, settings)
+        return _files_creator(source, None, settings)
     if callable(source):
         return source
     if isinstance(source, Sequence) and source and all(isinstance(item, str) for item in source):
-        return _Creator({"files": 1.0}, list(source), settings)
+        return _files_creator({"files": 1.0}, list(source), settings)
     raise ConfigError(
         f"input is {source!r}.",
         key="input",
@@ -122,37 +122,33 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
     )
 
 
-class _Creator:
-    """Makes the reader of files or of a mixture for one worker."""
+def _files_creator(weights: Mapping[str, float], files: Sequence[str] | None, settings: InputSettings) -> InputCreator:
+    """Return what makes the reader of files, or of a mixture, for one worker."""
+    weights = {name: weight for name, weight in weights.items() if weight > 0.0}
 
-    def __init__(self, weights: Mapping[str, float], files: Sequence[str] | None, settings: InputSettings) -> None:
-        self._weights = {name: weight for name, weight in weights.items() if weight > 0.0}
-        self._files, self._settings = files, settings
+    def read(name: str, context: IOContext, options: ReaderOptions) -> InputReader:
+        if files is None and name == SAMPLER:
+            return context.default_sampler_input()
+        found = FileReader(files if files is not None else name, options)
+        reader = _taken_in(found, context, is_normalized=settings.actions_normalized)
+        if not settings.postprocess_inputs:
+            return reader
+        # of a mixture rows come as often as it says, known or not
+        return AsStoredReader(reader, is_numbered=len(weights) == 1)
 
-    def __call__(self, context: IOContext) -> InputReader:
-        settings = self._settings
+    def create(context: IOContext) -> InputReader:
         options = _reader_options(context, settings)
-        readers = {name: self._reader(name, context, options) for name in self._weights}
-        reader = (
-            MixedReader(readers, self._weights, _seed(settings, context, 1))
-            if len(readers) > 1
-            else next(iter(readers.values()))
-        )
+        readers = {name: read(name, context, options) for name in weights}
+        reader = next(iter(readers.values()))
+        if len(readers) > 1:
+            reader = MixedReader(readers, weights, _seed(settings, context, 1))
         if settings.shuffle_buffer_size:
             reader = ShuffledReader(reader, settings.shuffle_buffer_size, _seed(settings, context, 2))
         if settings.postprocess_inputs:
             reader = PostprocessedReader(reader, _postprocessing(context))
         return reader
 
-    def _reader(self, name: str, context: IOContext, options: ReaderOptions) -> InputReader:
-        if self._files is None and name == SAMPLER:
-            return context.default_sampler_input()
-        files = FileReader(self._files if self._files is not None else name, options)
-        reader = _taken_in(files, context, is_normalized=self._settings.actions_normalized)
-        if not self._settings.postprocess_inputs:
-            return reader
-        # of a mixture rows come as often as it says, known or not
-        return AsStoredReader(reader, is_numbered=len(self._weights) == 1)
+    return create
 
 
 def _postprocessed(creator: InputCreator) -> InputCreator:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -48,42 +48,6 @@ __all__ = [
 
 _PLAIN_S = 1.0
 _MAX_PENDING = 100
-
-
-class Display(Protocol):
-    """Shows a run. Times are monotonic seconds; the run's own time starts at the first call."""
-
-    def start(self, now: float) -> None:
-        """Begins to show."""
-        ...
-
-    def status(self, text: str, now: float) -> None:
-        """Says what is waited for, until the first result: "waiting for 2 workers"."""
-        ...
-
-    def join(self, command: str, now: float) -> None:
-        """Says how more workers join, for as long as the run goes on."""
-        ...
-
-    def update(self, result: Mapping[str, Any], now: float) -> None:
-        """Shows a result's figures; cheap enough to be called for each iteration."""
-        ...
-
-    def event(self, text: str, now: float, level: int = logging.INFO) -> None:
-        """Shows something that happened: a worker joined, was lost or failed."""
-        ...
-
-    def tick(self, now: float) -> None:
-        """Lets the clock go on; to be called about twice a second."""
-        ...
-
-    def finish(self, summary: Summary, now: float) -> None:
-        """Shows the last figures and the summary, and gives the terminal back."""
-        ...
-
-    def close(self) -> None:
-        """Gives the terminal back without a summary; more calls do nothing."""
-        ...
 
 
 def make_display(headline: Headline, stream: TextIO | None = None) -> Display:
@@ -213,6 +177,10 @@ def shown_on_a_line(
 def _workers_text(result: Mapping[str, Any]) -> str:
     received = bytes_text(number_at(result.get("transport", {}), "bytes_in_per_s"))
     return f"  workers {result.get('num_healthy_workers', 0)}  in {received}/s"
+
+
+Display = LiveDisplay | PlainDisplay
+"""Shows a run. Times are monotonic seconds; the run's own time starts at the first call. All calls are cheap."""
 
 
 class DisplayHandler(logging.Handler):

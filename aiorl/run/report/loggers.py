@@ -246,12 +246,18 @@ class TensorBoardLogger:
             raise OSError(error.message) from error
 
     def close(self) -> None:
-        """Close the file."""
-        if self._writer is not None:
+        """Close the file.
+
+        Raises: OSError when that fails.
+        """
+        writer, self._writer = self._writer, None
+        if writer is not None:
             import tensorflow as tf
 
-            tf.raw_ops.CloseSummaryWriter(writer=self._writer)
-            self._writer = None
+            try:
+                tf.raw_ops.CloseSummaryWriter(writer=writer)
+            except tf.errors.OpError as error:
+                raise OSError(error.message) from error
 
     def _open(self, tf: Any) -> None:
         self._writer = tf.raw_ops.SummaryWriter(shared_name=f"aiorl-{time.monotonic_ns()}", container="")
