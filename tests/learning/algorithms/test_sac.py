@@ -142,7 +142,7 @@ def test_what_is_learned_does_not_depend_on_the_units_of_actions() -> None:
     learned = []
     for space in (small, large):
         algorithm = make(make_config(), space)
-        fragments = [make_fragment(number, small) for number in range(5)]
+        fragments = [make_fragment(number, small) for number in range(4)]
         for fragment in fragments:
             fragment[c.ACTIONS] *= space.high / small.high
             algorithm.update(algorithm.make_batch([fragment]), 0)
