@@ -198,8 +198,10 @@ class _ColumnReceiver(_Receiver):
         await self._endpoint.close()
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
-        decode(frames)
-        self.note()
+        if isinstance(decode(frames), m.Hello):
+            self._endpoint.send(peer, encode(m.Ack(0)))  # a connection that was not answered may have little unread
+        else:
+            self.note()
 
 
 class _SessionReceiver(_ColumnReceiver):
@@ -292,7 +294,11 @@ async def _connect(endpoint: ZmqWorkerEndpoint) -> None:
 
 async def _send_columns(address: str, burst_size: int) -> None:
     endpoint = ZmqWorkerEndpoint(address)
+    answered = asyncio.Event()
+    endpoint.on_message = lambda frames: answered.set()
     await _connect(endpoint)
+    endpoint.send(encode(m.Hello(m.PROTOCOL_VERSION, "", "worker", "life")))
+    await answered.wait()
     samples = make_samples(LARGE_BYTES)
 
     async def burst() -> None:

@@ -294,13 +294,14 @@ class LearnerSession:
             return
         if worker is not None:
             worker.last_heard = now
+            if type(message) is m.Samples:  # most are
+                self._samples(worker, message)
+                return
         match message:
             case m.Hello():
                 self._hello(Waiting(peer, message, key, key or host, now), has_unsent)
             case _ if worker is None:
                 self._stranger(peer, 0)
-            case m.Samples():
-                self._samples(worker, message)
             case m.Beat():
                 is_through = message.state == m.OUT_OF_DATA and self.settings.data_ends
                 worker.state = message.state
