@@ -223,6 +223,10 @@ def test_a_config_cannot_be_changed_but_updated() -> None:
         config.updated({"lr": 0})
 
 
+def test_unknown_keys_can_be_allowed() -> None:
+    assert CommonConfig.from_mapping({"mine": 3, "lr": 0.5}, allow_unknown=True).lr == 0.5
+
+
 class ElseConfig(CommonConfig):
     """The config of an algorithm called else."""
 
