@@ -262,7 +262,7 @@ class TensorBoardLogger:
     def _open(self, tf: Any) -> None:
         self._writer = tf.raw_ops.SummaryWriter(shared_name=f"aiorl-{time.monotonic_ns()}", container="")
         tf.raw_ops.CreateSummaryFileWriter(
-            writer=self._writer, logdir=self._directory, max_queue=10, flush_millis=10_000, filename_suffix=""
+            writer=self._writer, logdir=self._directory, max_queue=10, flush_millis=10_000, filename_suffix=".v2"
         )
         if self._resume_after_step is not None:
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
