@@ -242,14 +242,9 @@ class ActionCheck:
 
 def _fits(leaf: spaces.Space[Any], action: NDArray[Any]) -> bool:
     """Whether an action of the right shape and dtype is finite, and in range where the space is discrete."""
-    match leaf:
-        case spaces.Box():
-            return leaf.dtype.kind != "f" or all_finite(action)
-        case spaces.Discrete():
-            return bool(leaf.start <= action < leaf.start + leaf.n)
-        case spaces.MultiDiscrete():
-            return bool(((leaf.start <= action) & (action < leaf.start + leaf.nvec)).all())
-    return bool(((action == 0) | (action == 1)).all())
+    if isinstance(leaf, spaces.Box):
+        return leaf.dtype.kind != "f" or all_finite(action)
+    return leaf.contains(action)
 
 
 def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:

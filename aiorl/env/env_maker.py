@@ -19,15 +19,14 @@ from gymnasium.envs.registration import EnvSpec
 
 from aiorl.env.atari import AtariCopies, why_not_atari_vector
 from aiorl.env.base_env import BaseEnv, LockstepEnv, checked_horizon
-from aiorl.env.checks import raise_env_fault
 from aiorl.env.gym_like import close_env
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.registry import EnvContext, is_atari_id, loaded_entry, name_elsewhere, resolve_env
+from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry, name_elsewhere, resolve_env
 from aiorl.env.remote_env import RemoteEnv, RemoteSettings
 from aiorl.env.vector_env import VectorEnv
 from aiorl.env.wrapping import Wrapping
-from aiorl.errors import AiorlError, ConfigError, UnsupportedEnvError
+from aiorl.errors import ConfigError, UnsupportedEnvError
 
 logger = logging.getLogger(__name__)
 
@@ -101,9 +100,9 @@ class EnvMaker:
         if self.form == "native":
             self.check_native()
             self.is_deepmind = wrapping.deepmind and is_atari_id(self.creator.gym_id or "")
-            return self._guarded(self._make_native, 0)
+            return EnvCreator(self.env_id, self._make_native)(self.context)  # so errors are alike
         context = self.context.copy_with_overrides()  # creators may change what they are given
-        env = self._guarded(lambda: self.creator(context), 0)
+        env = self.creator(context)
         if isinstance(env, LockstepEnv):
             env.limit_episodes(plan.horizon)
         self.is_deepmind = kind_of(env, self.env_id).is_single and wrapping.wraps_atari(env)
@@ -171,15 +170,7 @@ class EnvMaker:
 
     def _make_copy(self, index: int) -> Any:
         context = self.context.copy_with_overrides(vector_index=index)
-        return self.plan.wrapping.wrap(self._guarded(lambda: self.creator(context), index), context)
-
-    def _guarded(self, make: Callable[[], Any], index: int) -> Any:
-        try:
-            return make()
-        except AiorlError:
-            raise
-        except Exception as error:  # whatever an environment's constructor raises
-            raise_env_fault(self.env_id, "its constructor", error, index, -1)
+        return self.plan.wrapping.wrap(self.creator(context), context)
 
     def _native_obstacle(self) -> str | None:
         """Why no vectorised form will do; None if there is one that does."""
@@ -196,13 +187,13 @@ class EnvMaker:
             return "its vectorised form shows other observations than a single game: it has a preprocessing of its own"
         return why_not_atari_vector({**spec.kwargs, **self.context})
 
-    def _make_native(self) -> LockstepEnv | VectorEnv:
+    def _make_native(self, context: EnvContext) -> LockstepEnv | VectorEnv:
         plan, spec = self.plan, self.creator.gym_spec
         assert spec is not None, "environments without one have no vectorised form"
         if is_atari_id(spec.id):
             checked_horizon(plan.horizon, spec.max_episode_steps)
             return AtariCopies(
-                {**spec.kwargs, **self.context},
+                {**spec.kwargs, **context},
                 plan.num_envs,
                 env_id=self.env_id,
                 spec=spec,

@@ -114,6 +114,12 @@ class _ClientDriven:
         """
         return self._episodes.start(episode_id, training_enabled)
 
+    def _ask(
+        self, episode_id: Any, obs: Mapping[Any, Any], taken: Mapping[Any, Any] | None = None
+    ) -> Mapping[Any, Any]:
+        self._check(episode_id, obs, taken)
+        return self._episodes.ask(episode_id, obs, taken, self.action_timeout_s)
+
     def _check(self, episode_id: Any, obs: Mapping[Any, Any], actions: Mapping[Any, Any] | None = None) -> None:
         """Check what a client gives in the client's own thread, so that no other episode is disturbed.
 
@@ -192,7 +198,7 @@ class ExternalEnv(_ClientDriven):
                 dropped.
             SamplerDied: nobody polls any more.
         """
-        return self._ask(episode_id, observation, None)[DEFAULT_AGENT_ID]
+        return self._ask(episode_id, {DEFAULT_AGENT_ID: observation})[DEFAULT_AGENT_ID]
 
     def log_action(self, episode_id: Any, observation: Any, action: Any) -> None:
         """Report an action that was taken at an observation, whatever the policy would have done.
@@ -207,7 +213,7 @@ class ExternalEnv(_ClientDriven):
                 the space is discrete, or not finite (a ValueError); nothing was published, and the episode goes on.
             BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: as ``get_action``.
         """
-        self._ask(episode_id, observation, {DEFAULT_AGENT_ID: action})
+        self._ask(episode_id, {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: action})
 
     def log_returns(self, episode_id: Any, reward: float, info: dict[str, Any] | None = None) -> None:
         """Add to the reward of the last action; an info stays in force until replaced.
@@ -230,10 +236,6 @@ class ExternalEnv(_ClientDriven):
         """
         self._check(episode_id, {DEFAULT_AGENT_ID: observation})
         self._episodes.end(episode_id, {DEFAULT_AGENT_ID: observation})
-
-    def _ask(self, episode_id: Any, observation: Any, off_policy: dict[Any, Any] | None) -> Mapping[Any, Any]:
-        self._check(episode_id, {DEFAULT_AGENT_ID: observation}, off_policy)
-        return self._episodes.ask(episode_id, {DEFAULT_AGENT_ID: observation}, off_policy, self.action_timeout_s)
 
 
 class ExternalMultiAgentEnv(_ClientDriven):
@@ -264,8 +266,7 @@ class ExternalMultiAgentEnv(_ClientDriven):
                 before (a ValueError); nothing was published, and the episode goes on.
             BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: as there.
         """
-        self._check(episode_id, observation_dict)
-        return dict(self._episodes.ask(episode_id, observation_dict, None, self.action_timeout_s))
+        return dict(self._ask(episode_id, observation_dict))
 
     def log_action(self, episode_id: Any, observation_dict: Mapping[Any, Any], action_dict: Mapping[Any, Any]) -> None:
         """Report actions that were taken; see ``ExternalEnv.log_action``.
@@ -277,8 +278,7 @@ class ExternalMultiAgentEnv(_ClientDriven):
                 ``get_action`` (a ValueError). Nothing was published, and the episode goes on.
             BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: as there.
         """
-        self._check(episode_id, observation_dict, action_dict)
-        self._episodes.ask(episode_id, observation_dict, action_dict, self.action_timeout_s)
+        self._ask(episode_id, observation_dict, action_dict)
 
     def log_returns(
         self,

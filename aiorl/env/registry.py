@@ -42,7 +42,8 @@ from aiorl.config.code import (
     not_importable,
 )
 from aiorl.config.merge import copied
-from aiorl.errors import ConfigError, UnknownEnvError, nearest
+from aiorl.env.checks import raise_env_fault
+from aiorl.errors import AiorlError, ConfigError, UnknownEnvError, nearest
 from aiorl.process.imports import needed_by, python_path
 
 _CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context", "ctx"})
@@ -115,8 +116,18 @@ class EnvCreator:
         self._create = create
 
     def __call__(self, context: EnvContext) -> Any:
-        """A new environment."""
-        return self._create(context)
+        """Make a new environment.
+
+        Raises:
+            EnvError: the environment's own code raised.
+            AiorlError: it cannot be made, for the reason given.
+        """
+        try:
+            return self._create(context)
+        except AiorlError:
+            raise
+        except Exception as error:
+            raise_env_fault(self.env_id, "its constructor", error, context.vector_index, -1)
 
     @property
     def gym_spec(self) -> EnvSpec | None:
@@ -285,7 +296,10 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             raise ConfigError(f"environment {name!r} needs more packages: {error}", key="env") from error
         except TypeError as error:
             if re.search("unexpected keyword argument|missing .* required", str(error)):
-                _check_gym_settings(spec, context)
+                # what gymnasium.make takes itself is no setting of the environment's constructor
+                own = inspect.signature(gymnasium.make).parameters
+                given = {key: value for key, value in {**spec.kwargs, **context}.items() if key not in own}
+                _check_settings(loaded_entry(spec.entry_point), EnvContext(given))
             raise
 
     return EnvCreator(name, create, gym_id=gym_id)
@@ -307,18 +321,6 @@ def _check_version(name: str, spec: EnvSpec) -> None:
         f"environment {name!r} is an old version that Gymnasium does not have any more.", key="env", value=name,
         hint=f"Take {newest.id!r}.",
     )  # fmt: skip
-
-
-def _check_gym_settings(spec: EnvSpec, context: EnvContext) -> None:
-    """Refuse settings that neither the environment's constructor nor ``gymnasium.make`` takes, and missing ones.
-
-    Raises:
-        ConfigError: see ``_check_settings``.
-    """
-    made_by = loaded_entry(spec.entry_point)
-    own = set(inspect.signature(gymnasium.make).parameters)
-    given = {**spec.kwargs, **context}
-    _check_settings(made_by, EnvContext({key: value for key, value in given.items() if key not in own}))
 
 
 def is_atari_id(gym_id: str) -> bool:

@@ -1,9 +1,9 @@
 """The child's side of RemoteEnv: one environment in a process of its own, ``python -m aiorl.env.remote_child``.
 
 Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and errors are JSON, all
-else is packed by ``nested_codec``. A RESET has the seed to begin with, or None; a STEP the actions by agent; what a
-RESULT has is in ``_packed``. The process ends when its parent does: the parent holds the other end of a second pipe,
-which a thread here waits on.
+else is packed by ``nested_codec``. A RESET has the seed to begin with, or None; a STEP the actions by agent; a RESULT
+observations, rewards, terminateds, truncateds, packed infos, finished games and the number of dropped infos. The
+process ends when its parent does: the parent holds the other end of a second pipe, which a thread here waits on.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 from aiorl.data.nested_codec import pack, pack_infos, unpack
 from aiorl.data.spaces import space_to_dict
-from aiorl.env.base_env import BaseEnv, FinishedGame, Poll, opening_poll
+from aiorl.env.base_env import opening_poll
 from aiorl.env.checks import env_fault
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.vector_env import Copies, episode_limit
 from aiorl.env.wrapping import Wrapping
-from aiorl.errors import AiorlError, ConfigError, EnvError, InternalError, UnsupportedSpaceError
+from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
 from aiorl.process.imports import find_modules_here
 
 SETUP, READY, RESET, STEP, RESULT, ERROR = b"u", b"y", b"r", b"s", b"o", b"e"
@@ -92,13 +91,15 @@ def _end_with_parent(life: int) -> None:
 def _serve(connection: socket.socket) -> None:
     _, payload = receive_frame(connection)
     settings: dict[str, Any] = json.loads(payload)
-    vector_index = int(settings["vector_index"])
-    env_id, made = _make_copy(settings)
-    check_can_be_remote(made, env_id)
-    env = kind_of(made, env_id).to_base_env([made], env_id, settings["seed"])
+    creator = resolve_env(settings["env"])
+    wrapping = Wrapping(**settings["wrapping"])
+    config = wrapping.env_config(creator, settings["env_config"])
+    context = EnvContext(config, settings["worker_index"], settings["vector_index"], remote=True)
+    made = wrapping.wrap(creator(context), context)
+    check_can_be_remote(made, creator.env_id)
+    env = kind_of(made, creator.env_id).to_base_env([made], creator.env_id, settings["seed"])
     copies = getattr(env, "vector_env", None)
     ready = {
-        "env_id": env_id,
         "observation_space": _space_as_data(env.observation_space),
         "action_space": _space_as_data(env.action_space),
         "max_episode_steps": episode_limit(made),
@@ -110,36 +111,25 @@ def _serve(connection: socket.socket) -> None:
         while True:
             kind, payload = receive_frame(connection)
             given = unpack(payload)
-            if kind == RESET:
-                if given is not None and isinstance(copies, Copies):
-                    copies.seeds = [given]
-                poll = _reset(env) if is_started else env.poll()
-                is_started = True
-            else:
+            if kind == STEP:
                 env.send_actions({0: given})
+            elif given is not None and isinstance(copies, Copies):
+                copies.seeds = [given]
+            if kind == RESET and is_started:
+                obs: Any = env.try_reset(0)  # kinds that may be remote reset at once
+                poll = opening_poll({0: obs})
+            else:
                 poll = env.poll()
-            send_frame(connection, RESULT, _packed(poll, env.take_finished_games() or []))
+            is_started = True
+            infos, dropped = pack_infos(poll.infos[0])
+            games = [list(game) for game in env.take_finished_games() or []]
+            parts = [poll.obs[0], poll.rewards[0], poll.terminateds[0], poll.truncateds[0], infos, games, dropped]
+            send_frame(connection, RESULT, pack(parts))
     except EnvError as error:
-        error.vector_index = vector_index
+        error.vector_index = context.vector_index
         raise
     finally:
         env.stop()
-
-
-def _reset(env: BaseEnv) -> Poll:
-    obs = env.try_reset(0)
-    if not isinstance(obs, dict):
-        raise InternalError(f"{type(env).__name__} is reset at once, and yet gave {obs!r}")
-    return opening_poll({0: obs})
-
-
-def _packed(poll: Poll, games: list[FinishedGame]) -> bytes:
-    """The list (obs, rewards, terminateds, truncateds, packed infos, finished games, number of dropped infos)."""
-    infos, dropped = pack_infos(poll.infos[0])
-    games_as_lists = [list(game) for game in games]
-    return pack([
-        poll.obs[0], poll.rewards[0], poll.terminateds[0], poll.truncateds[0], infos, games_as_lists, dropped
-    ])  # fmt: skip
 
 
 def _space_as_data(space: Any) -> dict[str, Any] | None:
@@ -147,26 +137,6 @@ def _space_as_data(space: Any) -> dict[str, Any] | None:
         return None if space is None else space_to_dict(space)
     except UnsupportedSpaceError:
         return None
-
-
-def _make_copy(settings: Mapping[str, Any]) -> tuple[str, Any]:
-    """The environment that the parent's settings ask for: its name, and it with its wrappers.
-
-    Raises:
-        ConfigError: there is no such environment.
-        EnvError: its constructor raised.
-    """
-    vector_index = int(settings["vector_index"])
-    creator = resolve_env(settings["env"])
-    wrapping = Wrapping(**settings["wrapping"])
-    config = wrapping.env_config(creator, settings["env_config"])
-    context = EnvContext(config, int(settings["worker_index"]), vector_index, remote=True)
-    try:
-        return creator.env_id, wrapping.wrap(creator(context), context)
-    except AiorlError:
-        raise
-    except Exception as error:
-        raise env_fault(creator.env_id, "its constructor", error, vector_index, -1) from error
 
 
 def _send_error(connection: socket.socket, error: Exception) -> None:

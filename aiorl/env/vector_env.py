@@ -48,6 +48,9 @@ from aiorl.process.log_once import report
 _UNKNOWN_STEP = -1  # a VectorEnv's environments are at different ones
 _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 _OLD_NAMES = ("observations", "rewards", "dones", "infos")
+_NEVER = sys.maxsize
+_NUMBERS = (float, int, np.floating, np.integer)
+_SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class VectorEnv(ABC):
@@ -200,11 +203,6 @@ class VectorBaseEnv(BaseEnv):
             and len(value) == self.num_envs
             and all(isinstance(info, Mapping) for info in value)
         )
-
-
-_NEVER = sys.maxsize
-_NUMBERS = (float, int, np.floating, np.integer)
-_SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def episode_limit(env: Any) -> int | None:

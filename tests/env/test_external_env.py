@@ -11,14 +11,13 @@ from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.env_maker import to_base_env
-from aiorl.env.external_env import ACTION_TIMEOUT_S, ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
+from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
 from aiorl.errors import (
     BadObservationError,
     BadRewardError,
     ClosedEpisodeError,
     ConfigError,
     EnvContractError,
-    EpisodeTimeout,
     SamplerDied,
     UnsupportedEnvError,
 )
@@ -142,41 +141,18 @@ def test_r149_each_misuse_of_an_id_is_a_value_error_that_says_which():
                 call(episode_id)
 
 
-def test_r154_without_a_sampler_a_wait_ends_in_a_timeout_error():
-    assert ExternalEnv.action_timeout_s == ACTION_TIMEOUT_S == 60.0
-    env = Driven(lambda env: None)
-    env.action_timeout_s = 0.02
-    env.start_episode("e")
-    with pytest.raises(TimeoutError, match="is the sampler running"):
-        env.get_action("e", 0)
-    with pytest.raises(EpisodeTimeout):
-        env.log_action("e", 0, 0)
-
-
 def test_r157_run_must_be_implemented_and_an_error_in_it_reaches_whoever_polls():
     env = ExternalEnv(*SPACES)
     with pytest.raises(NotImplementedError, match=r"run\(\)"):
         env.run()
+    env.start_episode("e")
+    env.end_episode("e", 7)
     base = ExternalBaseEnv(env)
+    assert base.poll().obs == {"e": {AGENT: 7}}, "what was published before the error comes first"
     with pytest.raises(SamplerDied, match="NotImplementedError") as caught:
         base.poll()
     assert isinstance(caught.value, RuntimeError)
     assert isinstance(caught.value.__cause__, NotImplementedError)
-
-
-def test_r157_what_was_published_before_the_error_is_delivered_first():
-    def drive(env):
-        env.start_episode("e")
-        env.end_episode("e", 7)
-        raise KeyError("broken")
-
-    env = Driven(drive)
-    base = ExternalBaseEnv(env)
-    assert base.poll().obs == {"e": {AGENT: 7}}
-    with pytest.raises(SamplerDied, match="broken"):
-        base.poll()
-    env.join(5)
-    assert not env.is_alive()
 
 
 def test_r158_several_copies_of_an_external_env_are_refused():

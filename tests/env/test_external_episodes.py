@@ -50,14 +50,6 @@ def asked(table: EpisodeTable, episode_id: str, obs, timeout_s: float = 10.0):
     return result
 
 
-def test_r148_ids_are_made_up_or_taken_as_they_are():
-    table = EpisodeTable(100)
-    made_up = {table.start(None, True) for _ in range(50)}
-    assert len(made_up) == 50
-    assert all(int(episode_id, 16) >= 0 for episode_id in made_up)
-    assert table.start("mine", True) == "mine"
-
-
 def test_r155_one_episode_too_many_registers_nothing_and_ending_one_frees_a_place():
     table = EpisodeTable(2)
     table.start("a", True)

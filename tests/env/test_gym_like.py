@@ -12,7 +12,6 @@ from aiorl.env.gym_like import (
     check_seedable,
     reset_env,
     seed_env,
-    seed_env_now,
     to_five_values,
 )
 from aiorl.env.vector_env import episode_limit
@@ -47,13 +46,6 @@ class Unseedable(OldEnv):
         return 0
 
 
-def test_r165_reset_gives_observation_and_info_from_either_form():
-    obs, info = reset_env(CountingEnv())
-    assert (obs.tolist(), info) == ([0, 0, 0], {})
-    assert reset_env(OldEnv()) == ((1, {"x": 0}), {})
-    assert reset_env(Unseedable()) == (0, {})
-
-
 def test_r165_step_gives_five_values_from_either_form():
     assert to_five_values((1, 2.0, True, False, {})) == (1, 2.0, True, False, {})
     assert to_five_values((1, 2.0, True, {})) == (1, 2.0, True, False, {})
@@ -64,14 +56,6 @@ def test_r165_step_gives_five_values_from_either_form():
         to_five_values((1, 2.0, "False", {}))
     with pytest.raises(ValueError, match="3 values"):
         to_five_values((1, 2.0, True))
-
-
-def test_a_seed_goes_to_reset_where_it_is_taken_else_to_the_seed_method():
-    assert seed_env(CountingEnv(), 5) == {"seed": 5}
-    assert seed_env(gymnasium.make("CartPole-v1"), 5) == {"seed": 5}
-    old = OldEnv()
-    assert seed_env(old, 5) == {}
-    assert old.seeded_with == [5]
 
 
 def test_r28_an_environment_without_any_way_to_be_seeded_is_refused():
@@ -107,10 +91,3 @@ def test_r80_the_limit_of_any_dialect_shows_through_wrappers():
     old.spec = SimpleNamespace(max_episode_steps=9)
     env = gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(old))
     assert episode_limit(env) == 9
-
-
-def test_r27_an_environment_that_nobody_resets_by_name_is_seeded_at_once():
-    old, counting = OldEnv(), CountingEnv()
-    seed_env_now(old, "old", 3)
-    seed_env_now(counting, "counting", 4)
-    assert (old.seeded_with, counting.seeds) == ([3], [4])

@@ -124,16 +124,6 @@ def test_dones_are_terminated_or_truncated_and_keep_every_key():
     assert poll.dones == {0: {"a": True, "b": True, ALL_AGENTS: True}}
 
 
-def test_r163_an_opening_poll_has_no_rewards_flags_or_infos():
-    poll = opening_poll({"e": {"a": 1, "b": 2}})
-    assert poll.obs == {"e": {"a": 1, "b": 2}}
-    assert poll.rewards == {"e": {"a": None, "b": None}}
-    assert poll.dones == {"e": {"a": False, "b": False, ALL_AGENTS: False}}
-    assert poll.infos == {"e": {"a": {}, "b": {}}}
-    assert poll.off_policy_actions == {}
-    assert poll.terminateds["e"] is not poll.truncateds["e"]
-
-
 def test_five_dicts_of_a_users_base_env_become_a_poll_with_terminal_dones():
     poll = as_poll(({0: {"a": 1}}, {0: {"a": 2.0}}, {0: {"a": True, ALL_AGENTS: True}}, {0: {}}, {0: {"a": 7}}))
     assert poll.terminateds == {0: {"a": True, ALL_AGENTS: True}}

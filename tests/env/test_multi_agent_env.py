@@ -115,14 +115,6 @@ def test_stepping_an_environment_whose_episode_has_ended_is_an_error():
         subject.send_actions({0: {}})
 
 
-def test_large_finite_observations_are_not_taken_for_infinite_ones():
-    class Large(CountingMultiAgentEnv):
-        def _obs(self, agents):
-            return {agent: np.full(3, 3e38, np.float32) for agent in agents}
-
-    assert run(base(Large()), 1).obs[0]["a0"][0] > 1e38
-
-
 class CutEnv(MultiAgentEnv):
     """Agents a and b; an old-form step whose infos say which of them were cut by a time limit."""
 
@@ -201,46 +193,6 @@ def test_what_is_no_environment_is_refused():
         base()
     with pytest.raises(UnsupportedEnvError, match="has no reset and step"):
         base(object())
-
-
-def test_r29_after_a_failed_first_reset_the_next_poll_resets_again_with_the_same_seed():
-    class Unready(CountingMultiAgentEnv):
-        failures = 1
-
-        def reset(self, *, seed=None, options=None):
-            tried.append(seed)
-            if self.failures:
-                self.failures -= 1
-                raise ConnectionError("no server yet")
-            return super().reset(seed=seed, options=options)
-
-    tried = []
-    subject = base(Unready(), seed=7)
-    with pytest.raises(EnvError, match="no server yet"):
-        subject.poll()
-    assert list(subject.poll().obs) == [0]
-    subject.try_reset(0)
-    assert tried == [7, 7, None]
-
-
-@pytest.mark.parametrize("where", ["reset", "step"])
-def test_r71_an_environments_own_env_error_keeps_its_cause(where):
-    class Careful(CountingMultiAgentEnv):
-        def _fail(self):
-            try:
-                {}["missing"]
-            except KeyError as error:
-                raise EnvError("mine", "told so by itself") from error
-
-        def reset(self, **keywords):
-            return self._fail() if where == "reset" else super().reset(**keywords)
-
-        def step(self, actions):
-            self._fail()
-
-    with pytest.raises(EnvError, match="told so by itself") as caught:
-        run(base(Careful()), 1)
-    assert isinstance(caught.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize(("part", "name"), [(0, "observations"), (1, "rewards")])

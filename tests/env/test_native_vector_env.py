@@ -27,19 +27,6 @@ def native(mode, lengths=(2, 3), end="terminate") -> NativeVectorEnv:
 NO_ACTION = np.zeros(2, np.int64)
 
 
-@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
-def test_copies_reset_inside_a_step_list_their_final_observations(mode):
-    env = native(mode)
-    env.reset()
-    assert env.step(NO_ACTION).final_index is None
-    step = env.step(NO_ACTION)
-    assert step.obs.tolist() == [[1, 0, 0], [0, 2, 1]]
-    assert (step.final_index.tolist(), step.final_obs.tolist(), step.valid) == ([0], [[0, 2, 0]], None)
-    step = env.step(NO_ACTION)
-    assert (step.final_index.tolist(), step.final_obs.tolist()) == ([1], [[0, 3, 1]])
-    assert step.obs.tolist() == [[1, 1, 0], [1, 0, 1]]
-
-
 def test_copies_reset_by_the_next_step_show_their_final_observation_and_a_row_that_is_none():
     env = native("NextStep", end="truncate")
     env.reset()
@@ -223,19 +210,6 @@ def test_r161_every_autoreset_mode_shows_the_episodes_that_plain_copies_show(mod
         assert got[index][:whole] == expected[index][:whole]
 
 
-def test_next_step_environments_reset_by_a_later_poll_and_their_row_has_no_reward():
-    base = polled("NextStep", (1, 9))
-    base.poll()
-    base.send_actions({0: {AGENT: 0}, 1: {AGENT: 0}})
-    base.poll()
-    assert base.try_reset(0) == ASYNC_RESET_RETURN
-    assert base.try_reset(1) is None
-    base.send_actions({1: {AGENT: 0}})
-    poll = base.poll()
-    assert poll.rewards == {0: {AGENT: None}, 1: {AGENT: 2.0}}
-    assert poll.obs[0][AGENT].tolist() == [1, 0, 0]
-
-
 def test_same_step_environments_are_reset_only_at_an_end():
     base = polled("SameStep", (1, 9))
     base.poll()
@@ -274,19 +248,6 @@ def test_infos_of_every_copy_come_with_its_observations_final_ones_included(mode
         base.send_actions({index: {AGENT: 0} for index in acting})
         poll = base.poll()
     assert seen > 15
-
-
-def test_a_real_vector_environment_is_seeded_unwrapped_and_closed():
-    import gymnasium
-
-    made = [gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point") for _ in range(2)]
-    bases = [to_base_env(env, seed=5) for env in made]
-    one, other = (base.poll().obs for base in bases)
-    np.testing.assert_array_equal(one[0][AGENT], other[0][AGENT])
-    assert isinstance(bases[0], LockstepBaseEnv)
-    assert list(bases[0].get_unwrapped()) == [made[0].unwrapped]
-    for base in bases:
-        base.stop()
 
 
 # Gymnasium takes a key's values for one kind: that of the first copy that has it
@@ -346,34 +307,6 @@ class Telling(CountingEnv):
         if (self._index, *step) in self.off:
             info["training_enabled"] = False
         return (*super().step(action)[:4], info)
-
-
-def told(index, episode, step) -> dict:
-    info = {"step": step, "name": f"{index}/{(episode, step)}", "deep": {"twice": 2 * step}}
-    return info | ({"odd": [step, index]} if step % 2 else {})
-
-
-def plain(info) -> dict:
-    return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in info.items()}
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_each_step_of_each_copy_has_what_it_said_and_not_what_the_reset_said(mode):
-    """4.6 infos."""
-    copies = [lambda: Telling(2, 0), lambda: Telling(3, 1)]
-    env = NativeVectorEnv(SyncVectorEnv(copies, autoreset_mode=mode), env_id="telling")
-    obs = env.reset().copy()
-    seen = 0
-    for _ in range(15):
-        step = env.step(np.zeros(2, np.int64))
-        infos = step_infos(step, 2)
-        for index in range(2):
-            if step.valid is None or step.valid[index]:
-                episode, at, _ = obs[index].astype(int).tolist()
-                assert plain(infos[index]) == told(index, episode, at + 1)
-                seen += 1
-        obs = step.obs.copy()
-    assert seen > 20
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)

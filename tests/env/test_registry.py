@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from aiorl.env import registry
 from aiorl.env.registry import EnvContext, name_elsewhere, register_env, resolve_env
 from aiorl.env.vector_env import SerialEnv, episode_limit
-from aiorl.errors import ConfigError, UnknownEnvError
+from aiorl.errors import ConfigError, EnvError, UnknownEnvError
 from aiorl.testing.envs import CountingEnv, RecallEnv
 
 COUNTING = "aiorl.testing.envs:CountingEnv"
@@ -212,12 +212,12 @@ def test_a_misspelt_setting_is_told_with_those_that_the_constructor_takes(name, 
     assert creator(EnvContext({"length": 6})).unwrapped.length == 6
 
 
-def test_a_type_error_of_the_constructors_own_code_stays_what_it_is():
+def test_a_type_error_of_the_constructors_own_code_is_not_taken_for_a_wrong_setting():
     class Broken(gymnasium.Env):
         def __init__(self, length=5):
             raise TypeError("inside")
 
-    with pytest.raises(TypeError, match="inside"):
+    with pytest.raises(EnvError, match="inside"):
         resolve_env(Broken)(EnvContext({"length": 3}))
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -294,3 +296,9 @@ def test_children_end_when_nobody_keeps_the_environment():
     del env
     gc.collect()
     assert not any(child.is_running() for child in children)
+
+
+def test_a_process_for_one_environment_loads_nothing_that_checks_settings_or_acts():
+    code = "import aiorl.env.remote_child, sys; print({'pydantic', 'onnxruntime', 'zmq'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"

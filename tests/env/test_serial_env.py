@@ -81,26 +81,6 @@ def test_a_horizon_is_a_truncation_but_a_real_end_on_it_is_a_real_end(end):
     assert env.max_episode_steps == 3
 
 
-def test_steps_are_counted_anew_in_each_episode():
-    """For the horizon as well as for the step that an error names."""
-    env = serial(CountingEnv(9, "never"), FaultyEnv("nan_obs", at_step=8), horizon=4)
-    env.reset()
-    cuts = [step.truncateds.tolist() for step in (env.step(NO_ACTION) for _ in range(9))]
-    assert cuts == [[number % 4 == 0] * 2 for number in range(1, 10)]
-
-    class FailsLater(CountingEnv):
-        def step(self, action):
-            obs, *rest = super().step(action)
-            return (obs * np.nan if self._episode == 1 and self._step == 2 else obs), *rest
-
-    env = serial(FailsLater(3))
-    env.reset()
-    for _ in range(4):
-        env.step(NO_ACTION[:1])
-    with pytest.raises(BadObservationError, match="at step 2 of its episode"):
-        env.step(NO_ACTION[:1])
-
-
 class Limited(CountingEnv):
     """Has a limit that it does not keep to."""
 

@@ -37,11 +37,6 @@ def test_r26_the_monitor_has_a_folder_for_each_environment_and_is_the_outermost_
     env.close()
 
 
-def test_r22_multi_agent_environments_are_never_wrapped(tmp_path):
-    env = CountingMultiAgentEnv()
-    assert Wrapping(deepmind=True, monitor_path=str(tmp_path)).wrap(env, EnvContext()) is env
-
-
 class OldDialect:
     """Gym-like and no gymnasium.Env."""
 

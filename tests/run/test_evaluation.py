@@ -17,10 +17,10 @@ from saved_runs import save_run
 
 import aiorl
 from aiorl.env.registry import register_env
-from aiorl.env.wrapping import _no_picture
 from aiorl.errors import ConfigError
 from aiorl.evaluate import main
 from aiorl.offline.readers import FileReader, ReaderOptions
+from aiorl.run.evaluation import _no_picture
 
 BOX, THREE = spaces.Box(-2.0, 2.0, (3,)), spaces.Discrete(3)
 
