@@ -501,12 +501,14 @@ class EpisodeTable:
             self._check_polled()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
-            if not _is_hashable(episode_id):
+            try:
+                hash(episode_id)
+            except TypeError as error:
                 raise ConfigError(
                     f"episode_id is {episode_id!r:.200}, expected a string, a number or None.",
                     key="episode_id",
                     value=episode_id,
-                )
+                ) from error
             if episode_id in self._ended or episode_id in self._closing:
                 raise ClosedEpisodeError(episode_id, "already completed")
             if episode_id in self._active:
@@ -659,9 +661,10 @@ class EpisodeTable:
 
     def _get(self, episode_id: Hashable) -> _Episode:
         self._check_polled()
-        if not _is_hashable(episode_id):
-            raise ClosedEpisodeError(episode_id, "unknown")
-        episode = self._active.get(episode_id)
+        try:
+            episode = self._active.get(episode_id)
+        except TypeError as error:  # not hashable
+            raise ClosedEpisodeError(episode_id, "unknown") from error
         if episode is None:
             if self._ended.get(episode_id):
                 raise EpisodeTimeout(episode_id, None)
@@ -753,11 +756,3 @@ class EpisodeTable:
                 continue
             self._publish(episode, episode.agents.live, None, cut=True)
             self._closing[episode_id] = episode
-
-
-def _is_hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True

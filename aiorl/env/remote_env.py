@@ -259,8 +259,7 @@ class RemoteEnv(BaseEnv):
                 return
             payload = copy.receive(wire.RESULT)
         except EnvError as error:
-            faults[index] = error
-            self._replace(copy, error)
+            self._replace(copy, error, faults)
             return
         copy.is_busy = False
         obs, rewards, terminateds, truncateds, infos, games, dropped = unpack(payload)
@@ -278,17 +277,16 @@ class RemoteEnv(BaseEnv):
         now = time.monotonic()
         for copy in list(self._copies):
             if copy.is_busy and copy.answer_due < now:
-                error = copy.fault(f"gave no answer within {self._settings.timeout_s:g} s")
-                faults[copy.index] = error
-                self._replace(copy, error)
+                self._replace(copy, copy.fault(f"gave no answer within {self._settings.timeout_s:g} s"), faults)
 
-    def _replace(self, copy: ChildProcess, error: EnvError) -> None:
+    def _replace(self, copy: ChildProcess, error: EnvError, faults: dict[Any, EnvError]) -> None:
         """A new process for a copy that failed, if it may have one; else raise the error."""
         now = time.monotonic()
         while copy.failed_at and copy.failed_at[0] < now - _HOUR_S:
             copy.failed_at.popleft()
         if len(copy.failed_at) >= self._settings.max_restarts_per_hour:
             raise error
+        faults[copy.index] = error
         self._selector.unregister(copy.connection)
         copy.hang_up()
         copy.kill()
@@ -351,12 +349,10 @@ class _RemoteLockstep(LockstepEnv):
         for index in indices:
             self._env.begin(index, None if seeds is None else int(seeds[index]))
         self._lengths[list(indices)] = 0
-        flags = self._terminateds.copy(), self._truncateds.copy(), self._rewards.copy()
-        self._collect(len(indices))
-        self._terminateds[:], self._truncateds[:], self._rewards[:] = flags
+        self._collect(len(indices), opening=True)
 
-    def _collect(self, count: int) -> None:
-        """Poll until so many copies have reported."""
+    def _collect(self, count: int, *, opening: bool = False) -> None:
+        """Poll until this many copies have reported; an opening poll brings nothing but observations."""
         is_trained_on = True
         while count > 0:
             poll = self._env.poll()
@@ -365,7 +361,9 @@ class _RemoteLockstep(LockstepEnv):
             for index, obs in poll.obs.items():
                 is_trained_on &= bool(poll.infos[index][DEFAULT_AGENT_ID].get("training_enabled", True))
                 self._obs[index] = obs[DEFAULT_AGENT_ID]
-                self._rewards[index] = poll.rewards[index][DEFAULT_AGENT_ID] or 0.0
+                if opening:
+                    continue
+                self._rewards[index] = poll.rewards[index][DEFAULT_AGENT_ID]
                 self._terminateds[index] = poll.terminateds[index][ALL_AGENTS]
                 self._truncateds[index] = poll.truncateds[index][ALL_AGENTS]
             count -= len(poll.obs)
