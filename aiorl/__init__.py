@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from aiorl.acting.exploration import Exploration as Exploration
     from aiorl.acting.loaded_policy import LoadedPolicy as LoadedPolicy
     from aiorl.acting.loaded_policy import load_policy as load_policy
-    from aiorl.acting.observation.preprocessors import Preprocessor as Preprocessor
     from aiorl.acting.policy import Policy as Policy
     from aiorl.acting.policy_map import PolicyMap as PolicyMap
+    from aiorl.acting.preprocessors import Preprocessor as Preprocessor
     from aiorl.compat.rollout_worker import EvaluatorInterface as EvaluatorInterface
     from aiorl.compat.rollout_worker import RolloutWorker as RolloutWorker
     from aiorl.config.merge import with_base_config as with_base_config
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aiorl.data.columns import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
     from aiorl.data.columns import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
     from aiorl.data.fragment import Fragment as Fragment
-    from aiorl.data.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
+    from aiorl.data.sample_batch import MultiAgentBatch as MultiAgentBatch
     from aiorl.data.sample_batch import SampleBatch as SampleBatch
     from aiorl.env.base_env import ASYNC_RESET_RETURN as ASYNC_RESET_RETURN
     from aiorl.env.base_env import BaseEnv as BaseEnv
@@ -98,7 +98,7 @@ _HOME = {
     "IOContext": "aiorl.offline.io",
     "InputReader": "aiorl.offline.io",
     "LoadedPolicy": "aiorl.acting.loaded_policy",
-    "MultiAgentBatch": "aiorl.data.multi_agent_batch",
+    "MultiAgentBatch": "aiorl.data.sample_batch",
     "MultiAgentEnv": "aiorl.env.multi_agent_env",
     "MultiAgentEpisode": "aiorl.sampling.episode",
     "OffPolicyEstimate": "aiorl.offline.estimators",
@@ -107,7 +107,7 @@ _HOME = {
     "Policy": "aiorl.acting.policy",
     "PolicyMap": "aiorl.acting.policy_map",
     "Poll": "aiorl.env.base_env",
-    "Preprocessor": "aiorl.acting.observation.preprocessors",
+    "Preprocessor": "aiorl.acting.preprocessors",
     "RolloutWorker": "aiorl.compat.rollout_worker",
     "SampleBatch": "aiorl.data.sample_batch",
     "SamplerInput": "aiorl.offline.io",

@@ -2,7 +2,7 @@
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.actor_replay import CriticReplayAlgorithm
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations, UpdateResult

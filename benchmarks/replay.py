@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.learning.replay import Prioritised, Replay, ReplaySpec
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure

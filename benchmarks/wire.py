@@ -22,7 +22,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from aiorl.data.arena import allocate_together
+from aiorl.data.arrays import allocate_together
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.protocol.pacing import Pacing

@@ -18,7 +18,7 @@ from aiorl import errors
 from aiorl.acting.policy import Policy
 from aiorl.compat.dict_callbacks import callbacks_class, named_callbacks
 from aiorl.compat.rollout_worker import RolloutWorker
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.process import log_once
@@ -42,7 +42,7 @@ def knowing(name: str) -> set[str]:
 
 HIDDEN = {
     ("aiorl.acting.graph_policy", "aiorl.learning.algorithms.policy_learning"),
-    ("aiorl.acting.loading", "aiorl.learning.models.tf_policy"),
+    ("aiorl.acting.onnx_policy", "aiorl.learning.models.tf_policy"),
 }
 """Imports by name of what loads TensorFlow, where a worker has to; no more are to come."""
 
@@ -171,8 +171,7 @@ def test_what_goes_through_each_stage_of_the_data_flow_is_told_by_one_text() -> 
 def test_a_hook_is_known_where_it_is_declared_and_where_it_is_called(hook: str) -> None:
     """Exploration is told of episodes by methods of the same names; an evaluation that is filmed has hooks itself."""
     files = knowing(hook) - {
-        "acting/exploration_kind.py",
-        "acting/noise.py",
+        "acting/exploration.py",
         "compat/dict_callbacks.py",
         "run/evaluation.py",
     }

@@ -1,6 +1,6 @@
 """What a checkpoint holds for acting: all that a worker is told of its policies.
 
-So neither TensorFlow nor the environment is needed to act with them.
+So neither TensorFlow nor the environment is needed to act with them. `SavedRun` finds it by any path into a run.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.acting.actor import Actor
-from aiorl.acting.checkpoint import Checkpoint
+from aiorl.acting.checkpoint import Checkpoint, find_checkpoint
+from aiorl.acting.filters import ObservationFilter, make_filter
 from aiorl.acting.graph_policy import GraphPolicy, in_front_of
-from aiorl.acting.loading import learned_policy_class
-from aiorl.acting.observation.filters import ObservationFilter, make_filter
-from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor
+from aiorl.acting.onnx_policy import learned_policy_class
+from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
 from aiorl.config.code import foreign_code
 from aiorl.config.files import check_depth
 from aiorl.config.layers import without_secrets
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
+from aiorl.data.fragment import PolicyGraph
 from aiorl.data.nested_codec import pack, unpack
-from aiorl.data.sample_plan import PolicyGraph
 from aiorl.data.spaces import space_from_dict
-from aiorl.errors import BadFrame, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
-
-__all__ = ["ActingState", "PolicyParts"]
+from aiorl.errors import BadFrame, BatchError, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
 
 logger = logging.getLogger(__name__)
 
@@ -221,3 +219,88 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.50} is no name")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """The policies of a checkpoint.
+
+    Attributes:
+        checkpoint: what was read.
+        acting: what workers were told of the policies.
+    """
+
+    checkpoint: Checkpoint
+    acting: ActingState
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Read a checkpoint, or the newest one that is whole of a run or of a directory of checkpoints.
+
+        If somebody else wrote it, a warning shows what code it names before any of that is imported.
+
+        Raises:
+            CheckpointError: there is none, or it can't be used.
+        """
+        found = find_checkpoint(path, ActingState.from_checkpoint)
+        return cls(found, ActingState.taken_from(found))
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps that were trained on; 0 where the checkpoint doesn't say."""
+        counters = self.checkpoint.meta.get("counters")
+        steps = counters.get("env_steps_trained") if isinstance(counters, Mapping) else None
+        return steps if isinstance(steps, int) else 0
+
+    def weights(self, policy_id: str) -> dict[str, NDArray[Any]]:
+        """Weights of a policy, by the names its acting graph knows."""
+        return self.checkpoint.under(f"algorithm/{policy_id}/weights/")
+
+    def restore_filter(self, policy_id: str, own: ObservationFilter) -> None:
+        """Give a filter the statistics that the policy was trained with.
+
+        Raises:
+            CheckpointError: they don't fit.
+        """
+        try:
+            own.restore(self.checkpoint.filter_state(policy_id))
+        except BatchError as error:
+            raise CheckpointError(
+                self.checkpoint.path, f"the filter statistics of policy {policy_id!r} don't fit it: {error}"
+            ) from error
+
+    def actor(self, policy_id: str | None = None, *, threads: int = 1, seed: int | None = None) -> Actor:
+        """Return a policy with its preprocessor and filter, ready to act.
+
+        Args:
+            policy_id: which; None is the only one, or the default one of several.
+            threads: threads an evaluation of the network may use.
+            seed: of its exploration.
+
+        Raises: as `parts`.
+        """
+        return self.acting.actor(self.parts(policy_id, threads=threads, seed=seed))
+
+    def parts(self, policy_id: str | None = None, *, threads: int = 1, seed: int | None = None) -> PolicyParts:
+        """Return what a policy acts with, each part by itself, with the weights and statistics of the checkpoint.
+
+        Args:
+            policy_id: which; None is the only one, or the default one of several.
+            threads: threads an evaluation of the network may use.
+            seed: of its exploration.
+
+        Raises:
+            UnknownPolicyError: there is no such policy, or it must be said which of several (also a ValueError).
+            PolicyError: it is not one of the learner's networks (also a ValueError).
+            CheckpointError: what the checkpoint holds makes no sense.
+            ImportError: its network can only be run in TensorFlow, which is not installed.
+        """
+        policy_id = self.acting.with_network(policy_id, self.checkpoint.path)
+        try:
+            parts = self.acting.parts_of(policy_id, threads=threads, seed=seed)
+            self.restore_filter(policy_id, parts.filter)
+            parts.policy.set_weights(self.weights(policy_id))
+            parts.policy.on_global_var_update({"timestep": self.env_steps})  # exploration goes by it
+        except (PolicyError, ConfigError) as error:
+            raise CheckpointError(self.checkpoint.path, f"policy {policy_id!r} can't be made of it: {error}") from error
+        return parts

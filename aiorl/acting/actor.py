@@ -17,11 +17,9 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy, check_policy_input
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
-from aiorl.data.finite import all_finite
+from aiorl.data.arrays import all_finite
 from aiorl.errors import BatchError, PolicyError
 from aiorl.process.log_once import report, summarize
-
-__all__ = ["Acted", "Actor", "Question"]
 
 Array = NDArray[Any]
 

@@ -32,20 +32,8 @@ from safetensors.numpy import save as save_tensors
 
 from aiorl.config.code import is_local
 from aiorl.config.files import check_written, open_regular, parse_json, read_regular
-from aiorl.data.column_spec import Piece
+from aiorl.data.columns import Piece
 from aiorl.errors import CheckpointError
-
-__all__ = [
-    "FORMAT_VERSION",
-    "Checkpoint",
-    "check_compatible",
-    "clear_partial",
-    "find_checkpoint",
-    "list_checkpoints",
-    "load_checkpoint",
-    "load_newest_valid",
-    "save_checkpoint",
-]
 
 _log = logging.getLogger(__name__)
 

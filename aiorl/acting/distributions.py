@@ -22,51 +22,575 @@ and Dict spaces are put together from the others (`Composite`).
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.acting.action_distribution import MASKED_LOGIT, ActionDistribution
-from aiorl.acting.discrete_distributions import Bernoulli, Categorical, Greedy, MultiCategorical, TwoClassCategorical
-from aiorl.acting.gaussian_distributions import (
-    EDGE,
-    LOG_STD_MAX,
-    LOG_STD_MIN,
-    LOGISTIC_DEVIATIONS,
-    LOGISTIC_WEIGHTS,
-    DiagGaussian,
-    SquashedGaussian,
-)
 from aiorl.data.actions import ActionLayout
 from aiorl.data.spaces import KINDS
-from aiorl.errors import PolicyError, UnsupportedSpaceError
-
-__all__ = [
-    "DISTRIBUTIONS",
-    "EDGE",
-    "LOGISTIC_DEVIATIONS",
-    "LOGISTIC_WEIGHTS",
-    "LOG_STD_MAX",
-    "LOG_STD_MIN",
-    "MASKED_LOGIT",
-    "ActionDistribution",
-    "Bernoulli",
-    "Categorical",
-    "Composite",
-    "CompositePart",
-    "DiagGaussian",
-    "Greedy",
-    "MultiCategorical",
-    "SquashedComposite",
-    "SquashedGaussian",
-    "TwoClassCategorical",
-    "make_distribution",
-    "make_named_distribution",
-]
+from aiorl.errors import ConfigError, PolicyError, UnsupportedSpaceError
 
 F32 = NDArray[np.float32]
+
+MASKED_LOGIT = -1e30
+"""Logit of what is forbidden, and of what pads short components; gives probability 0, and 0 * logit is still 0."""
+
+
+class ActionDistribution(ABC):
+    """Base class of action distributions. N rows, P inputs and K numbers of noise per row.
+
+    Attributes:
+        name: key in DISTRIBUTIONS.
+        action_space: single-environment action space.
+        num_inputs: P.
+        noise_size: K.
+        action_shape: shape of one action.
+        action_dtype: dtype of actions, that of the space.
+        num_features: F, of what a network gives beside the inputs (see `DiagGaussian`); 0 for nothing.
+        logp_is_apart: `choose_into` takes less than `sample_into`, and `logp` of what it chose is the same to the bit.
+    """
+
+    name: str
+    logp_is_apart: ClassVar[bool] = False
+    num_features: int = 0
+
+    def __init__(self, action_space: spaces.Space[Any], num_inputs: int, noise_size: int) -> None:
+        self.action_space = action_space
+        self.num_inputs = num_inputs
+        self.noise_size = noise_size
+        self.action_shape: tuple[int, ...] = tuple(action_space.shape or ())
+        self.action_dtype: np.dtype[Any] = np.dtype(action_space.dtype)
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers of a row that a network gives for acting, the inputs first."""
+        return self.num_inputs
+
+    @property
+    def choice_inputs(self) -> NDArray[np.int64]:
+        """[M]: which inputs an action mask has an entry for, in the order of the entries; by default all."""
+        return np.arange(self.num_inputs)
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Noise for `leading` (for instance T, N) samples: float32 [*leading, K], by default uniform in [0, 1)."""
+        return rng.random((*leading, self.noise_size), dtype=np.float32)
+
+    @abstractmethod
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """Write actions [N, *action_shape] and their log-probabilities [N] for inputs [N, P], noise [N, K]."""
+
+    def choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> None:
+        """Write the actions that `sample_into` does."""
+        self.sample_into(inputs, noise, actions, np.empty(len(inputs), np.float32))
+
+    @abstractmethod
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The mode (for the squashed Gaussian: the squashed mean), [N, *action_shape]."""
+
+    @abstractmethod
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """Log-probability (or log-density) of actions [N, *action_shape]: float32 [N]."""
+
+    @abstractmethod
+    def entropy(self, inputs: F32) -> F32:
+        """Entropy in nats: float32 [N]."""
+
+    @abstractmethod
+    def kl(self, inputs: F32, other: F32) -> F32:
+        """Kullback-Leibler divergence KL(inputs || other) in nats: float32 [N]."""
+
+    def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """Values of actions, where the inputs are values of actions.
+
+        Args:
+            inputs: [..., P].
+            actions: [..., *action_shape].
+        Returns: float32 [...].
+        Raises: PolicyError: they are not, as in most distributions.
+        """
+        raise PolicyError(f"a {self.name} distribution has no values of actions; that of a network of Q values has")
+
+    def sample_with_logp(self, inputs: F32, noise: F32) -> tuple[NDArray[Any], F32]:
+        """Actions [N, *action_shape] and their log-probabilities [N]; see `sample_into`."""
+        rows = len(inputs)
+        actions = np.empty((rows, *self.action_shape), self.action_dtype)
+        logp = np.empty(rows, np.float32)
+        self.sample_into(inputs, noise, actions, logp)
+        return actions, logp
+
+    def sample(self, inputs: F32, rng: np.random.Generator) -> NDArray[Any]:
+        """Actions [N, *action_shape] with noise drawn now."""
+        return self.sample_with_logp(inputs, self.draw_noise(rng, len(inputs)))[0]
+
+
+LOG_STD_MIN = -20.0
+LOG_STD_MAX = 2.0
+EDGE = 2.0**-24
+"""Least distance of a squashed action from its bounds, as a share of their range, at which logp is taken."""
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_erf = np.frompyfunc(math.erf, 1, 1)
+LOGISTIC_WEIGHTS: F32 = np.array([0.1494167, 0.50135265, 0.31260429, 0.03662636], np.float32)
+"""[4]: weights of a mixture of four normal variables, close to the logistic variable Z of density sech(z)^2 / 2."""
+LOGISTIC_DEVIATIONS: F32 = np.array([0.51077307, 0.75951436, 1.12349673, 1.64972240], np.float32)
+"""[4]: the standard deviations of the four.
+
+log(2 cosh(u)) is the mean of |u + Z|. So the mean of it over a normal u is a sum of means of folded normals, with an
+error below 5e-6 whatever the deviation of u. Source of such mixtures: Monahan, Stefanski 1992.
+"""
+
+
+def _has_bounds(space: spaces.Box) -> bool:
+    """Whether actions can be squashed into the bounds: float32's own, which some take for none, are too far apart."""
+    with np.errstate(over="ignore"):
+        return space.is_bounded("both") and bool(np.isfinite(2.0 * (space.high - space.low).astype(np.float32)).all())
+
+
+class DiagGaussian(ActionDistribution):
+    """Independent normal components of a Box, unbounded: clipping is left to whoever steps the environment.
+
+    Attributes:
+        size: A, numbers in an action.
+        num_features: F, where noise is a function of the state (see `noise_of_state`); 0 where it is of each step by
+            itself.
+    """
+
+    name = "diag_gaussian"
+
+    def __init__(self, action_space: spaces.Space[Any], num_features: int = 0) -> None:
+        if not isinstance(action_space, spaces.Box) or action_space.dtype.kind != "f":
+            raise UnsupportedSpaceError("a Gaussian distribution over", action_space, ["Box of floats"])
+        self.size = math.prod(action_space.shape)
+        self.num_features = num_features
+        super().__init__(action_space, num_inputs=2 * self.size, noise_size=self.size)
+
+    def with_features(self, num_features: int) -> Self:
+        """The same with features."""
+        return type(self)(self.action_space, num_features)
+
+    @property
+    def num_outputs(self) -> int:
+        """See the base class; behind the inputs come the features' shares in the deviations, F by A."""
+        return self.num_inputs + self.num_features * self.size
+
+    @property
+    def choice_inputs(self) -> NDArray[np.int64]:
+        """None: these are numbers, not choices."""
+        return np.zeros(0, np.int64)
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Standard normal numbers, one per component."""
+        return rng.standard_normal((*leading, self.noise_size), dtype=np.float32)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """Mean plus standard deviation times noise."""
+        mean, log_std = self._parameters(inputs)
+        actions[...] = (mean + np.exp(log_std) * noise).reshape(actions.shape)
+        density = noise * noise
+        density *= -0.5
+        density -= log_std
+        np.add.reduce(density, axis=1, out=logp)
+        logp -= np.float32(self.size * _HALF_LOG_2PI)
+
+    def noise_of_state(self, outputs: F32, matrices: F32) -> F32:
+        """Noise [N, A] for `sample_into` that is linear in the features: the same at the same state.
+
+        Args:
+            outputs: [N, P + F * A] of the network; those behind the inputs are the features' shares in the deviations.
+            matrices: [N, F * A] standard normal; then so is the noise, as the squares of the shares sum to 1.
+        Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, eq. 7 to 9, over the deviation.
+        """
+        shape = (-1, self.num_features, self.size)
+        noise: F32 = np.einsum("nfa,nfa->na", outputs[:, self.num_inputs :].reshape(shape), matrices.reshape(shape))
+        return noise
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The mean."""
+        return inputs[:, : self.size].astype(self.action_dtype).reshape(-1, *self.action_shape)
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class."""
+        return self._normal_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
+
+    def entropy(self, inputs: F32) -> F32:
+        """See the base class."""
+        total: F32 = (self._parameters(inputs)[1] + np.float32(_HALF_LOG_2PI + 0.5)).sum(axis=1)
+        return total
+
+    def kl(self, inputs: F32, other: F32) -> F32:
+        """See the base class."""
+        mean, log_std = self._parameters(inputs)
+        other_mean, other_log_std = self._parameters(other)
+        shift = (mean - other_mean) * np.exp(-other_log_std)
+        spread = np.exp(2.0 * (log_std - other_log_std))
+        total: F32 = (other_log_std - log_std + 0.5 * (spread + shift * shift - 1.0)).sum(axis=1)
+        return total
+
+    def _parameters(self, inputs: F32) -> tuple[F32, F32]:
+        log_std: F32 = np.maximum(inputs[:, self.size : 2 * self.size], np.float32(LOG_STD_MIN))
+        np.minimum(log_std, np.float32(LOG_STD_MAX), out=log_std)
+        return inputs[:, : self.size], log_std
+
+    def _normal_logp(self, inputs: F32, values: F32) -> F32:
+        mean, log_std = self._parameters(inputs)
+        distance = (values - mean) * np.exp(-log_std)
+        total: F32 = (-0.5 * distance * distance - log_std - np.float32(_HALF_LOG_2PI)).sum(axis=1)
+        return total
+
+
+class SquashedGaussian(DiagGaussian):
+    """A normal variable u mapped into the bounds of a Box: low + (high - low) * (tanh(u) + 1) / 2.
+
+    The log-density is taken from the action as it is stored, by inverting the map, and not from u: so a
+    learner that sees only the action computes the same number. With p and q the distances from the lower and
+    the upper bound as shares of the range (each exact near its own bound, and held at or above EDGE),
+    u = (log p - log q) / 2 and log |da/du| = log(2 (high - low)) + log p + log q.
+    """
+
+    name = "squashed_gaussian"
+
+    def __init__(self, action_space: spaces.Space[Any], num_features: int = 0) -> None:
+        super().__init__(action_space, num_features)
+        if not isinstance(action_space, spaces.Box) or not _has_bounds(action_space):
+            raise UnsupportedSpaceError(
+                "a squashed Gaussian over",
+                action_space,
+                ["Box of floats bounded on both sides, and not as far as float32 goes"],
+                "Bound the space or use the unsquashed distribution.",
+            )
+        self.low: F32 = action_space.low.astype(np.float32).ravel()
+        self.high: F32 = action_space.high.astype(np.float32).ravel()
+        self.span: F32 = self.high - self.low
+        if not (self.span > 0).all():
+            raise ConfigError(f"the action space {action_space} has a component without room.", value=action_space)
+        self._log_2span: F32 = np.log(2.0 * self.span)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """The squashed sample; its log-density as `logp` gives it."""
+        mean, log_std = self._parameters(inputs)
+        squashed = self._squash(mean + np.exp(log_std) * noise)
+        actions[...] = squashed.reshape(actions.shape)
+        logp[...] = self._squashed_logp(inputs, squashed)
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The squashed mean."""
+        squashed = self._squash(inputs[:, : self.size])
+        return squashed.astype(self.action_dtype).reshape(-1, *self.action_shape)
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class; actions beyond the bounds count as on them."""
+        return self._squashed_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
+
+    def entropy(self, inputs: F32) -> F32:
+        """Entropy of the normal variable plus the mean of log |da/du|, see LOGISTIC_DEVIATIONS."""
+        mean, log_std = self._parameters(inputs)
+        mean, spread = mean[:, :, None], np.sqrt(np.exp(2.0 * log_std)[:, :, None] + LOGISTIC_DEVIATIONS**2)
+        ratio = mean / (math.sqrt(2.0) * spread)
+        folded = spread * math.sqrt(2.0 / math.pi) * np.exp(-ratio * ratio) + mean * _erf(ratio).astype(np.float32)
+        # log(1 - tanh(u)^2) = 2 log 2 - 2 log(2 cosh(u))
+        slope = 2.0 * np.float32(math.log(2.0)) - 2.0 * (folded @ LOGISTIC_WEIGHTS)
+        total: F32 = super().entropy(inputs) + (slope + np.log(0.5 * self.span)).sum(axis=1)
+        return total
+
+    def _squash(self, values: NDArray[Any]) -> F32:
+        squashed = self.low + self.span * (0.5 * (np.tanh(values) + 1.0))
+        bounded: F32 = np.minimum(squashed, self.high)
+        return bounded
+
+    def _squashed_logp(self, inputs: F32, squashed: F32) -> F32:
+        log_p = np.log(np.maximum((squashed - self.low) / self.span, np.float32(EDGE)))
+        log_q = np.log(np.maximum((self.high - squashed) / self.span, np.float32(EDGE)))
+        slope = (log_p + log_q + self._log_2span).sum(axis=1)
+        density: F32 = self._normal_logp(inputs, 0.5 * (log_p - log_q)) - slope
+        return density
+
+
+_ZERO = np.float32(0.0)
+
+
+class Categorical(ActionDistribution):
+    """One of A actions, numbered from the start of a Discrete space; inputs are A logits.
+
+    Attributes:
+        start: number of the first action.
+    """
+
+    name = "categorical"
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        if not isinstance(action_space, spaces.Discrete):
+            raise UnsupportedSpaceError("a categorical distribution over", action_space, ["Discrete"])
+        super().__init__(action_space, num_inputs=int(action_space.n), noise_size=1)
+        self.start = int(action_space.start)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """By inversion: the first action whose cumulative probability exceeds the uniform number."""
+        choice, log_probability = _choose(inputs, noise)
+        if self.start:
+            choice += self.start
+        actions[...] = choice
+        logp[...] = log_probability
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The likeliest action."""
+        actions: NDArray[Any] = (inputs.argmax(axis=1) + self.start).astype(self.action_dtype)
+        return actions
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class."""
+        index = actions.astype(np.int64) - self.start
+        chosen: F32 = np.take_along_axis(_log_softmax(inputs), index[:, None], axis=1)[:, 0]
+        return chosen
+
+    def entropy(self, inputs: F32) -> F32:
+        """See the base class."""
+        return _categorical_entropy(inputs)
+
+    def kl(self, inputs: F32, other: F32) -> F32:
+        """See the base class."""
+        return _categorical_kl(inputs, other)
+
+    def probabilities(self, inputs: F32) -> NDArray[np.float64]:
+        """[N, A]: of each action."""
+        shifted = inputs.astype(np.float64)
+        shifted -= shifted.max(axis=1, keepdims=True)
+        np.exp(shifted, out=shifted)
+        shifted /= shifted.sum(axis=1, keepdims=True)
+        return shifted
+
+
+class TwoClassCategorical(Categorical):
+    """Categorical with A = 2, in fewer steps: only the difference of the logits counts."""
+
+    logp_is_apart = True
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        super().__init__(action_space)
+        if self.num_inputs != 2:
+            raise UnsupportedSpaceError("a two-class distribution over", action_space, ["Discrete(2)"])
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Standard logistic numbers: log(u / (1 - u)) of a uniform u."""
+        return rng.logistic(size=(*leading, 1)).astype(np.float32)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """The second action where the difference of logits exceeds the logistic number."""
+        logp[...] = _two_class_logp(*self._choose_into(inputs, noise, actions))
+
+    def choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> None:
+        """See the base class."""
+        self._choose_into(inputs, noise, actions)
+
+    def _choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> tuple[F32, NDArray[np.bool_]]:
+        """Choose actions; return the differences of the logits [N], and where the second action is chosen [N]."""
+        difference: F32 = inputs[:, 1] - inputs[:, 0]
+        is_second: NDArray[np.bool_] = difference > noise[:, 0]
+        actions[...] = is_second
+        if self.start:
+            actions += self.start
+        return difference, is_second
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class."""
+        return _two_class_logp(inputs[:, 1] - inputs[:, 0], actions != self.start)
+
+
+class Greedy(Categorical):
+    """The action of A with the largest value, without chance; inputs are the values of A actions.
+
+    What explores departs from it (`aiorl.acting.exploration`). Of several as good as each other it is the first.
+    """
+
+    name = "greedy"
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        super().__init__(action_space)
+        self.noise_size = 0
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """The best action, with probability 1."""
+        actions[...] = self.deterministic(inputs)
+        logp[...] = 0.0
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """0 for the best action, and so low for the others that they have no probability at all."""
+        found: F32 = np.where(self.deterministic(inputs) == actions, _ZERO, np.float32(MASKED_LOGIT))
+        return found
+
+    def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """The inputs of the actions."""
+        index = actions.astype(np.int64) - self.start
+        found: F32 = np.take_along_axis(inputs, index[..., None], axis=-1)[..., 0]
+        return found
+
+    def probabilities(self, inputs: F32) -> NDArray[np.float64]:
+        """1 for the best action."""
+        chosen: NDArray[np.float64] = np.eye(self.num_inputs)[inputs.argmax(axis=1)]
+        return chosen
+
+    def entropy(self, inputs: F32) -> F32:
+        """0: there is no chance."""
+        return np.zeros(len(inputs), np.float32)
+
+    def kl(self, inputs: F32, other: F32) -> F32:
+        """0 where both take the same action, and beyond all bounds elsewhere."""
+        same = inputs.argmax(axis=1) == other.argmax(axis=1)
+        found: F32 = np.where(same, _ZERO, np.float32(-MASKED_LOGIT))
+        return found
+
+
+class MultiCategorical(ActionDistribution):
+    """Independent choices, one per component of a MultiDiscrete space.
+
+    Attributes:
+        sizes: actions of each component.
+        start: number of each component's first action.
+        positions: [P], where each logit stands among components padded to the widest one.
+    """
+
+    name = "multi_categorical"
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        if not isinstance(action_space, spaces.MultiDiscrete):
+            raise UnsupportedSpaceError("a multi-categorical distribution over", action_space, ["MultiDiscrete"])
+        self.sizes: NDArray[np.int64] = action_space.nvec.astype(np.int64).ravel()
+        super().__init__(action_space, num_inputs=int(self.sizes.sum()), noise_size=len(self.sizes))
+        self.start: NDArray[np.int64] = action_space.start.astype(np.int64).ravel()
+        self._widest = int(self.sizes.max())
+        self.positions: NDArray[np.int64] = np.concatenate(
+            [component * self._widest + np.arange(size) for component, size in enumerate(self.sizes)]
+        )
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """Each component by inversion, as in `Categorical`."""
+        logits = self._padded(inputs).reshape(-1, self._widest)
+        choice, log_probability = _choose(logits, noise.reshape(-1, 1))
+        components = choice.reshape(len(inputs), -1) + self.start
+        actions[...] = components.reshape(actions.shape)
+        np.add.reduce(log_probability.reshape(len(inputs), -1), axis=1, out=logp)
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The likeliest action of each component."""
+        best = self._padded(inputs).argmax(axis=2) + self.start
+        actions: NDArray[Any] = best.astype(self.action_dtype).reshape(-1, *self.action_shape)
+        return actions
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class."""
+        index = actions.reshape(len(inputs), -1).astype(np.int64) - self.start
+        chosen = np.take_along_axis(_log_softmax(self._padded(inputs)), index[:, :, None], axis=2)
+        total: F32 = chosen.sum(axis=(1, 2))
+        return total
+
+    def entropy(self, inputs: F32) -> F32:
+        """See the base class."""
+        total: F32 = _categorical_entropy(self._padded(inputs)).sum(axis=1)
+        return total
+
+    def kl(self, inputs: F32, other: F32) -> F32:
+        """See the base class."""
+        total: F32 = _categorical_kl(self._padded(inputs), self._padded(other)).sum(axis=1)
+        return total
+
+    def _padded(self, inputs: F32) -> F32:
+        """Logits as [N, components, widest]."""
+        rows, components = len(inputs), len(self.sizes)
+        if self.num_inputs == components * self._widest:
+            return inputs.reshape(rows, components, self._widest)
+        padded: F32 = np.full((rows, components * self._widest), MASKED_LOGIT, np.float32)
+        padded[:, self.positions] = inputs
+        return padded.reshape(rows, components, self._widest)
+
+
+class Bernoulli(ActionDistribution):
+    """Independent bits of a MultiBinary space; inputs are the logits of their being 1."""
+
+    name = "bernoulli"
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        if not isinstance(action_space, spaces.MultiBinary):
+            raise UnsupportedSpaceError("a Bernoulli distribution over", action_space, ["MultiBinary"])
+        size = math.prod(action_space.shape)
+        super().__init__(action_space, num_inputs=size, noise_size=size)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """Each bit is 1 where its probability exceeds the uniform number."""
+        bits = noise < _sigmoid(inputs)
+        actions[...] = bits.reshape(actions.shape)
+        logp[...] = _bernoulli_logp(inputs, bits)
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The bits that are likelier 1 than 0."""
+        return (inputs > 0).astype(self.action_dtype).reshape(-1, *self.action_shape)
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class."""
+        return _bernoulli_logp(inputs, actions.reshape(len(inputs), -1) != 0)
+
+    def entropy(self, inputs: F32) -> F32:
+        """See the base class."""
+        total: F32 = (np.logaddexp(_ZERO, inputs) - inputs * _sigmoid(inputs)).sum(axis=1)
+        return total
+
+    def kl(self, inputs: F32, other: F32) -> F32:
+        """See the base class."""
+        ones = _sigmoid(inputs) * (inputs - other)
+        total: F32 = (ones + np.logaddexp(_ZERO, other) - np.logaddexp(_ZERO, inputs)).sum(axis=1)
+        return total
+
+
+def _two_class_logp(difference: F32, is_second: NDArray[Any]) -> F32:
+    """Return -log(1 + exp(-d)) for the second action and -log(1 + exp(d)) for the first, in the memory of d."""
+    np.negative(difference, out=difference, where=is_second)
+    np.logaddexp(difference, _ZERO, out=difference)
+    found: F32 = np.negative(difference, out=difference)
+    return found
+
+
+def _choose(logits: F32, uniform: F32) -> tuple[NDArray[np.int64], F32]:
+    """Choices [R] and their log-probabilities [R], for logits [R, A] and uniform numbers [R, 1] below 1.
+
+    A uniform float32 below 1 times the total stays below the total, so a choice is always found, and none
+    of probability 0 can be.
+    """
+    shifted = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
+    cumulative = np.add.accumulate(np.exp(shifted), axis=1)
+    total = cumulative[:, -1:]
+    choice = (cumulative <= uniform * total).argmin(axis=1)
+    chosen = shifted[np.arange(len(choice)), choice]
+    chosen -= np.log(total[:, 0])
+    return choice, chosen
+
+
+def _sigmoid(logits: F32) -> F32:
+    result: F32 = np.float32(0.5) * (np.tanh(np.float32(0.5) * logits) + np.float32(1.0))
+    return result
+
+
+def _bernoulli_logp(logits: F32, bits: NDArray[np.bool_]) -> F32:
+    total: F32 = -np.logaddexp(_ZERO, np.where(bits, -logits, logits)).sum(axis=1)
+    return total
+
+
+def _log_softmax(logits: F32) -> F32:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: F32 = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def _categorical_entropy(logits: F32) -> F32:
+    log_probabilities = _log_softmax(logits)
+    total: F32 = -(np.exp(log_probabilities) * log_probabilities).sum(axis=-1)
+    return total
+
+
+def _categorical_kl(logits: F32, other: F32) -> F32:
+    log_probabilities, other_log_probabilities = _log_softmax(logits), _log_softmax(other)
+    total: F32 = (np.exp(log_probabilities) * (log_probabilities - other_log_probabilities)).sum(axis=-1)
+    return total
 
 
 class CompositePart(NamedTuple):

@@ -14,37 +14,518 @@ deterministic policy has no useful density once it is clipped, and counts as 0.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.acting.distributions import ActionDistribution
-from aiorl.acting.exploration_kind import Exploration, Moment, Points
-from aiorl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise, StateDependentNoise
+from aiorl.acting.distributions import MASKED_LOGIT, ActionDistribution, DiagGaussian
 from aiorl.config.code import import_object, is_import_path, named_failures
-from aiorl.data.actions import leaf_spaces
+from aiorl.data.actions import ActionLayout, leaf_spaces
+from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 
-__all__ = [
-    "EXPLORATIONS",
-    "EpsilonGreedy",
-    "Exploration",
-    "GaussianNoise",
-    "Moment",
-    "OrnsteinUhlenbeckNoise",
-    "PerWorkerEpsilonGreedy",
-    "RandomExploration",
-    "StateDependentNoise",
-    "StochasticSampling",
-    "exploration_has_memory",
-    "make_exploration",
-    "worker_epsilon",
-]
-
 F32 = NDArray[np.float32]
+
+
+class UniformActions:
+    """Uniform over an action space; unbounded components are standard normal.
+
+    Attributes:
+        noise_size: K, numbers of noise an action takes.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        """Take the action space.
+
+        Raises:
+            UnsupportedSpaceError: a space, or one inside it, that has no uniform distribution here.
+        """
+        layout = ActionLayout(space)
+        lows, ends, wholes = zip(*(_ranges(leaf) for leaf in layout.leaves), strict=True)
+        self._low, self._end = np.concatenate(lows), np.concatenate(ends)
+        self._is_whole = np.concatenate(wholes)
+        self._is_bounded = np.isfinite(self._low) & np.isfinite(self._end)
+        self.noise_size = len(self._low)
+        self._span = np.where(self._is_bounded, self._end - self._low, 1.0)
+        self._start = np.where(self._is_bounded, self._low, 0.0)
+        self._logp = -float(np.log(self._span[self._is_bounded]).sum())
+        self._choices = list(_choices(layout.leaves))
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Noise for `leading` choices: float32 [*leading, K], in [0, 1) or, for unbounded components, normal."""
+        noise = rng.random((*leading, self.noise_size), dtype=np.float32)
+        if not self._is_bounded.all():
+            free = ~self._is_bounded
+            noise[..., free] = rng.standard_normal((*leading, int(free.sum())), dtype=np.float32)
+        return noise
+
+    def choose_into(self, noise: F32, actions: NDArray[Any], logp: F32, inputs: F32 | None = None) -> None:
+        """Write the actions that noise [N, K] selects, and their log-probabilities.
+
+        Args:
+            noise: of `draw_noise`.
+            actions: [N, *action_shape] in column form, to be written.
+            logp: [N], to be written.
+            inputs: [N, P] inputs of the policy's distribution; actions that they forbid are not chosen. None = all are
+                allowed.
+        """
+        values = self._start + self._span * noise
+        whole = self._is_whole
+        if whole.any():
+            values[:, whole] = np.minimum(np.floor(values[:, whole]), self._end[whole] - 1)
+        logp[...] = self._logp
+        if inputs is not None:
+            allowed = inputs > 0.5 * MASKED_LOGIT
+            if not allowed.all():
+                self._choose_allowed(allowed, noise, values, logp)
+        actions[...] = values.reshape(actions.shape)
+        if not self._is_bounded.all():
+            free = noise[:, ~self._is_bounded]
+            logp += (-0.5 * free * free - 0.5 * math.log(2.0 * math.pi)).sum(axis=1)
+
+    def _choose_allowed(self, allowed: NDArray[np.bool_], noise: F32, values: NDArray[Any], logp: F32) -> None:
+        """Write choices among those allowed in place of the others."""
+        for position, part, is_bit in self._choices:
+            own = allowed[:, part]
+            if is_bit:  # it may always be 0
+                own = np.concatenate([np.ones_like(own), own], axis=1)
+            counts = np.maximum(np.count_nonzero(own, axis=1), 1)
+            # the number-th of the allowed ones, counted from 0
+            number = np.minimum((noise[:, position] * counts).astype(np.int64), counts - 1)
+            index = (np.add.accumulate(own, axis=1) > number[:, None]).argmax(axis=1)
+            values[:, position] = self._low[position] + index
+            logp += np.log(own.shape[1] / counts).astype(np.float32)
+
+
+def _choices(leaves: Sequence[spaces.Space[Any]]) -> Iterator[tuple[int, slice, bool]]:
+    """For each choice its place among the numbers of an action, its inputs of the distribution, and whether a bit."""
+    position = first = 0
+    for leaf in leaves:
+        is_bit = isinstance(leaf, spaces.MultiBinary)
+        match leaf:
+            case spaces.Discrete():
+                sizes = [int(leaf.n)]
+            case spaces.MultiDiscrete():
+                sizes = [int(size) for size in leaf.nvec.ravel()]
+            case spaces.MultiBinary():
+                sizes = [1] * math.prod(leaf.shape)
+            case _:
+                numbers = math.prod(leaf.shape or ())
+                position, first = position + numbers, first + 2 * numbers  # means and deviations
+                continue
+        for size in sizes:
+            yield position, slice(first, first + size), is_bit
+            position, first = position + 1, first + size
+
+
+def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Lower bound, upper end (exclusive for whole numbers) and whether whole, of each number of an action."""
+    match leaf:
+        case spaces.Discrete():
+            low, end = np.array([leaf.start]), np.array([leaf.start + leaf.n])
+        case spaces.MultiDiscrete():
+            low, end = leaf.start.ravel(), (leaf.start + leaf.nvec).ravel()
+        case spaces.MultiBinary():
+            low, end = np.zeros(math.prod(leaf.shape)), np.full(math.prod(leaf.shape), 2)
+        case spaces.Box():
+            is_whole = leaf.dtype.kind != "f"
+            low, end = leaf.low.ravel(), leaf.high.ravel().astype(np.float64) + is_whole
+        case _:
+            raise UnsupportedSpaceError("uniform exploration over", leaf, SIMPLE_KINDS)
+    whole = np.full(len(low), not (isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"))
+    return low.astype(np.float64), end.astype(np.float64), whole
+
+
+class Schedule:
+    """A value over env steps: straight lines between given points, constant before the first and after the last.
+
+    It has no state: the value depends on the step alone, so a run that is resumed goes on where it was.
+    """
+
+    __slots__ = ("_points",)
+
+    def __init__(self, points: float | Sequence[Sequence[float]], *, key: str = "schedule") -> None:
+        """Take a constant, or points as [env step, value] in rising order of steps.
+
+        Args:
+            points: the constant or the points.
+            key: dotted name of the setting, for errors.
+        Raises: ConfigError if there are no points, one isn't a pair of finite numbers, or the steps don't rise.
+        """
+        pairs = [(0.0, float(points))] if isinstance(points, int | float) else [_pair(p, key) for p in points]
+        if not pairs:
+            raise ConfigError(f"{key} has no points.", key=key, value=points, hint="Give [[env step, value], ...].")
+        steps = [step for step, _ in pairs]
+        if any(a >= b for a, b in pairwise(steps)):
+            raise ConfigError(f"The env steps of {key} must rise: {steps}.", key=key, value=points)
+        self._points = pairs
+
+    def value(self, env_steps: int) -> float:
+        """The value after so many env steps."""
+        before = self._points[0]
+        for after in self._points:
+            if env_steps < after[0]:
+                if after is before:
+                    return after[1]
+                share = (env_steps - before[0]) / (after[0] - before[0])
+                return before[1] + share * (after[1] - before[1])
+            before = after
+        return before[1]
+
+    @property
+    def end(self) -> float:
+        """Env steps from which on the value stays the same."""
+        return self._points[-1][0]
+
+    @classmethod
+    def of(cls, constant: float, points: Sequence[Sequence[float]] | None, *, key: str) -> Schedule:
+        """The schedule of a setting: its points if it has any, else its constant."""
+        return cls(constant if points is None else points, key=key)
+
+
+def _pair(point: Sequence[float], key: str) -> tuple[float, float]:
+    if len(point) != 2 or point[0] < 0 or not all(map(math.isfinite, point)):
+        raise ConfigError(f"A point of {key} is [env step, value], not {list(point)!r}.", key=key, value=point)
+    return float(point[0]), float(point[1])
+
+
+Points = float | Sequence[Sequence[float]]
+"""A constant, or points [timestep, value] joined by straight lines."""
+
+
+class Exploration(ABC):
+    """Base class of explorations. N rows, P inputs of the distribution and K numbers of noise per row.
+
+    A kind has noise of its own, and for a start of uniform actions, which each kind may have, theirs.
+
+    Attributes:
+        distribution: the policy's action distribution.
+        noise_size: K.
+        has_memory: what it does depends on what it did before, so it must be told which row is whose.
+        holds_noise: but not where the rows stay the same: noise drawn for several steps of them has it all.
+    """
+
+    has_memory: ClassVar[bool] = False
+    holds_noise: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        distribution: ActionDistribution,
+        own_noise: int,
+        *,
+        random_timesteps: int = 0,
+        schedules: Mapping[str, Points] | None = None,
+    ) -> None:
+        """Prepare noise, schedules and the uniform start.
+
+        Args:
+            distribution: the policy's action distribution.
+            own_noise: numbers of noise a row that the kind takes itself.
+            random_timesteps: timesteps during which actions are uniform.
+            schedules: setting -> a constant, or points [timestep, value] joined by straight lines.
+
+        Raises:
+            ConfigError: invalid points of a schedule.
+        """
+        self.distribution = distribution
+        self.uniform = UniformActions(distribution.action_space)
+        self.noise_size = own_noise + self.uniform.noise_size
+        self._own_noise = own_noise
+        self._random_timesteps = random_timesteps
+        self._schedules = {
+            name: Schedule(points, key=f"exploration.{name}") for name, points in (schedules or {}).items()
+        }
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Noise for `leading` choices, N of one step or T, N of several: float32 [*leading, K]."""
+        return np.concatenate([self._draw(rng, *leading), self.uniform.draw_noise(rng, *leading)], axis=-1)
+
+    def choose_into(
+        self,
+        inputs: F32,
+        noise: F32,
+        actions: NDArray[Any],
+        logp: F32,
+        *,
+        timestep: int,
+        keys: Sequence[Hashable] | None = None,
+    ) -> None:
+        """Write actions and their log-probabilities.
+
+        Args:
+            inputs: [N, P] inputs of the distribution; where it has features, their shares behind them.
+            noise: [N, K] of `draw_noise`.
+            actions: [N, *action_shape], to be written.
+            logp: [N], to be written.
+            timestep: global timestep, for schedules.
+            keys: what identifies each row from call to call, such as (episode id, agent id); None = its position, for
+                which noise may have been drawn ahead.
+        """
+        own, uniform = noise[:, : self._own_noise], noise[:, self._own_noise :]
+        if timestep < self._random_timesteps:
+            self.uniform.choose_into(uniform, actions, logp, inputs)
+        else:
+            self._choose(inputs, Moment(own, uniform, timestep, keys), actions, logp)
+
+    def figures(self, timestep: int) -> dict[str, float]:
+        """Return the figures to report, such as the current epsilon."""
+        return {name: schedule.value(timestep) for name, schedule in self._schedules.items()}
+
+    def on_episode_start(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
+        """Called when an episode begins, before the callback `on_episode_start`."""
+        return
+
+    def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
+        """Called when an episode has ended, before the callback `on_episode_end`."""
+        return
+
+    @abstractmethod
+    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
+        """The kind's own noise: float32 [*leading, own_noise]."""
+
+    @abstractmethod
+    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+        """Write actions and their log-probabilities, once the uniform start is over."""
+
+
+class Moment(NamedTuple):
+    """Inputs of a choice other than the outputs of the network.
+
+    Attributes:
+        own: [N, own_noise] noise of the kind.
+        uniform: noise of uniform actions.
+        timestep: global timestep.
+        keys: what identifies each row; None = its position, for which noise may have been drawn ahead.
+    """
+
+    own: F32
+    uniform: F32
+    timestep: int
+    keys: Sequence[Hashable] | None
+
+
+_SEED_SIZE = 2
+_SEED_BITS = 24
+
+
+class GaussianNoise(Exploration):
+    """The deterministic action plus normal noise, clipped to the bounds; at first perhaps uniform actions.
+
+    Source: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477.
+    """
+
+    def __init__(
+        self, distribution: ActionDistribution, *, stddev: float = 0.1, scale: Points = 1.0, random_timesteps: int = 0
+    ) -> None:
+        """Take the size of the noise.
+
+        Args:
+            distribution: over a Box.
+            stddev: standard deviation, as a share of half the range of bounded components.
+            scale: factor on it: a constant, or points [timestep, value].
+            random_timesteps: timesteps during which actions are uniform.
+
+        Raises:
+            UnsupportedSpaceError: actions are not numbers.
+            ConfigError: invalid points of a schedule.
+        """
+        space = distribution.action_space
+        if not isinstance(space, spaces.Box):
+            raise UnsupportedSpaceError(f"{type(self).__name__} exploration over", space, ["Box"])
+        size = math.prod(space.shape)
+        super().__init__(distribution, size, random_timesteps=random_timesteps, schedules={"scale": scale})
+        self._low, self._high = space.low, space.high
+        bounded = np.isfinite(space.low) & np.isfinite(space.high)
+        half_range = np.where(bounded, 0.5 * (np.where(bounded, space.high, 0) - np.where(bounded, space.low, 0)), 1.0)
+        self._stddev: F32 = (stddev * half_range).astype(np.float32)
+
+    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
+        return rng.standard_normal((*leading, self._own_noise), dtype=np.float32)
+
+    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+        unit = self._unit_noise(now).reshape(actions.shape)
+        shift = self._schedules["scale"].value(now.timestep) * self._stddev * unit
+        actions[...] = np.clip(self.distribution.deterministic(inputs) + shift, self._low, self._high)
+        logp[...] = 0.0
+
+    def _unit_noise(self, now: Moment) -> F32:
+        """The noise [N, A] of this step, of unit size."""
+        return now.own
+
+
+class OrnsteinUhlenbeckNoise(GaussianNoise):
+    """The deterministic action plus noise that is correlated in time, a process of its own for each row.
+
+    ``x <- x - theta x + sigma N(0, 1)``, from 0; actions are shifted by ``scale * stddev * half range * x``. A row's
+    process starts anew with its episode when rows are keyed by episode.
+
+    Source: Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971.
+    """
+
+    has_memory: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        distribution: ActionDistribution,
+        *,
+        theta: float = 0.15,
+        sigma: float = 0.2,
+        stddev: float = 1.0,
+        scale: Points = 1.0,
+        random_timesteps: int = 0,
+    ) -> None:
+        """Take the process's pull to 0 and its noise; the rest as for GaussianNoise."""
+        super().__init__(distribution, stddev=stddev, scale=scale, random_timesteps=random_timesteps)
+        self._theta, self._sigma = theta, sigma
+        self._processes: dict[Hashable, F32] = {}
+
+    def _unit_noise(self, now: Moment) -> F32:
+        normal = now.own
+        keys = range(len(normal)) if now.keys is None else now.keys
+        zeros = np.zeros(normal.shape[1], np.float32)
+        current = np.array([self._processes.get(key, zeros) for key in keys], np.float32).reshape(normal.shape)
+        following: F32 = (current * np.float32(1.0 - self._theta) + np.float32(self._sigma) * normal).astype(np.float32)
+        self._processes.update(zip(keys, following, strict=True))
+        return following
+
+    def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
+        """Forget the processes of the episode's rows."""
+        _forget(self._processes, episode)
+
+
+class StateDependentNoise(Exploration):
+    """Actions of a Gaussian whose noise is a function of the state, the same one for some steps (gSDE).
+
+    Each row has a matrix [F, A] of standard normal numbers for `sample_freq` steps. It makes a step's noise of the
+    features' shares in the deviations, which the network gives. The noise of any one state is standard normal, so
+    log-probabilities are those of the distribution.
+
+    What is drawn is the seed of each row's matrix. A row's matrix is made when its seed is first met, and held until
+    there is another. Rows that stay the same have their seeds drawn ahead: each step's noise names the matrix in force.
+    A row with a key takes the seed of its first step, so a row keyed by its episode has a new matrix in each.
+
+    Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, section 3.
+    """
+
+    has_memory: ClassVar[bool] = True
+    holds_noise: ClassVar[bool] = True
+
+    distribution: DiagGaussian
+
+    def __init__(self, distribution: ActionDistribution, *, sample_freq: int, random_timesteps: int = 0) -> None:
+        """Take how long matrices last.
+
+        Args:
+            distribution: a Gaussian with features.
+            sample_freq: steps of a row after which its matrix is drawn anew, 1 or more.
+            random_timesteps: timesteps during which actions are uniform.
+
+        Raises:
+            ConfigError: the policy has no such distribution, or a matrix would last no step.
+        """
+        if sample_freq < 1:
+            raise ConfigError(
+                f"exploration.sample_freq is {sample_freq}, expected 1 or more steps.", key="exploration.sample_freq",
+                value=sample_freq,
+            )  # fmt: skip
+        if not isinstance(distribution, DiagGaussian) or not distribution.num_features:
+            raise ConfigError(
+                "exploration StateDependentNoise needs deviations that the policy's features make up, which this one "
+                "does not have.", key="exploration.type", value="StateDependentNoise",
+                hint="Set use_sde: true, which goes with built-in networks, or explore otherwise.",
+            )  # fmt: skip
+        super().__init__(distribution, _SEED_SIZE, random_timesteps=random_timesteps)
+        self._sample_freq = sample_freq
+        self._matrix_size = distribution.num_features * distribution.size
+        self._rng: np.random.Generator | None = None  # of seeds that are drawn ahead
+        self._ahead = _no_seeds(0)  # of rows that stay the same
+        self._steps_ahead = 0  # for which they are good
+        self._seeds = _no_seeds(0)  # those of `_matrices`
+        self._matrices: F32 = np.empty((0, self._matrix_size), np.float32)  # of rows that stay the same
+        self._held: dict[Hashable, tuple[F32, int]] = {}  # matrix, and steps that it is still good for
+
+    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
+        if len(leading) == 1:
+            return _draw_seeds(rng, *leading)
+        steps, rows = leading
+        if self._rng is None or len(self._ahead) != rows:
+            # a generator of their own: how many steps are drawn at a time makes no difference
+            self._rng = np.random.default_rng(rng.integers(np.iinfo(np.int64).max))
+            self._ahead, self._steps_ahead = _no_seeds(rows), 0
+        noise = np.empty((steps, rows, _SEED_SIZE), np.float32)
+        step = 0
+        while step < steps:
+            if not self._steps_ahead:
+                self._ahead = _draw_seeds(self._rng, rows)
+                self._steps_ahead = self._sample_freq
+            following = min(step + self._steps_ahead, steps)
+            noise[step:following] = self._ahead
+            self._steps_ahead -= following - step
+            step = following
+        return noise
+
+    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+        kind = self.distribution
+        if now.keys is None:
+            noise = kind.noise_of_state(inputs, self._matrices_of(now.own))
+        else:
+            noise = np.empty((len(inputs), kind.size), np.float32)
+            for row, (key, seed) in enumerate(zip(now.keys, now.own, strict=True)):
+                noise[row] = kind.noise_of_state(inputs[row : row + 1], self._matrix_of(key, seed))[0]
+        kind.sample_into(inputs, noise, actions, logp)
+
+    def _matrices_of(self, seeds: F32) -> F32:
+        """Matrices [N, F * A] of seeds [N, 2]; made only where a row's seed is not that of the call before."""
+        if len(seeds) != len(self._seeds):
+            self._seeds = _no_seeds(len(seeds))
+            self._matrices = np.empty((len(seeds), self._matrix_size), np.float32)
+        for row in np.flatnonzero((seeds != self._seeds).any(axis=1)):
+            _make_matrix(seeds[row], self._matrices[row])
+        self._seeds[...] = seeds
+        return self._matrices
+
+    def _matrix_of(self, key: Hashable, seed: F32) -> F32:
+        """The matrix [F * A] that a row holds; where it is not or no longer good, that of the seed drawn now."""
+        matrix, steps = self._held.get(key, (None, 0))
+        if matrix is None or not steps:
+            matrix, steps = np.empty(self._matrix_size, np.float32), self._sample_freq
+            _make_matrix(seed, matrix)
+        self._held[key] = matrix, steps - 1
+        return matrix
+
+    def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
+        """Forget the matrices of the episode's rows."""
+        _forget(self._held, episode)
+
+
+def _draw_seeds(rng: np.random.Generator, rows: int) -> F32:
+    """Seeds [N, 2] of matrices: whole numbers that float32 holds."""
+    return rng.integers(1 << _SEED_BITS, size=(rows, _SEED_SIZE)).astype(np.float32)
+
+
+def _no_seeds(rows: int) -> F32:
+    """Seeds [N, 2] that are equal to none."""
+    return np.full((rows, _SEED_SIZE), np.nan, np.float32)
+
+
+def _make_matrix(seed: F32, matrix: F32) -> None:
+    """Fill a matrix with the standard normal numbers of its seed."""
+    np.random.default_rng(seed.astype(np.int64)).standard_normal(out=matrix, dtype=np.float32)
+
+
+def _forget(memory: dict[Hashable, Any], episode: Any) -> None:
+    """Drop what is kept of an episode's rows."""
+    ended = getattr(episode, "episode_id", None)
+    if ended is not None:
+        for key in [key for key in memory if isinstance(key, tuple) and key[0] == ended]:
+            del memory[key]
+
 
 _APEX_BASE, _APEX_EXPONENT = 0.4, 7.0
 _SHARES_OF_ANY = 8

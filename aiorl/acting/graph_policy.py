@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aiorl.acting.acting_graph import ActingSpec, Previous
 from aiorl.acting.distributions import make_named_distribution
 from aiorl.acting.exploration import make_exploration
-from aiorl.acting.observation.filters import LearningFilter, ObservationFilter
+from aiorl.acting.filters import LearningFilter, ObservationFilter
 from aiorl.acting.policy import Policy
 from aiorl.acting.postprocess import ScalesRewards, needs_action_values, needs_values, postprocessed
 from aiorl.data import columns as c
@@ -23,8 +23,6 @@ from aiorl.data.actions import ActionLayout
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import BatchError, PolicyError
 from aiorl.process.imports import load_tensorflow, needed_by
-
-__all__ = ["ActResult", "ActRows", "ActingNetwork", "GraphPolicy", "Learning", "in_front_of"]
 
 _LEARNING = "aiorl.learning.algorithms.policy_learning"
 
@@ -90,7 +88,7 @@ class Learning(Protocol):
         """Compile what gradients of a fragment need; changes nothing."""
 
     def gradient_columns(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Columns of the gradient (`aiorl.data.gradient_columns`) over those of a fragment; none if it has no row."""
+        """Columns of the gradient (`aiorl.data.columns`) over those of a fragment; none if it has no row."""
 
     def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """See `Policy.compute_gradients`."""

@@ -13,11 +13,9 @@ from typing import Any
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.acting.acting_state import SavedRun
 from aiorl.acting.actor import Actor
 from aiorl.acting.policy import Policy
-from aiorl.acting.saved_run import SavedRun
-
-__all__ = ["LoadedPolicy", "load_policy"]
 
 Array = NDArray[Any]
 

@@ -1,7 +1,9 @@
-"""The policy a worker acts with: an exported acting graph, run by ONNX Runtime."""
+"""Policies of a learner, made of an acting graph and its description: ONNX Runtime runs them."""
 
 from __future__ import annotations
 
+import importlib
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +11,10 @@ from typing import Any
 from gymnasium import spaces
 
 from aiorl.acting.acting_graph import ActingGraph, ActingSpec
-from aiorl.acting.graph_policy import ActResult, GraphPolicy
-
-__all__ = ["ActResult", "OnnxPolicy"]
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.data.spaces import space_from_dict
+from aiorl.errors import PolicyError
+from aiorl.process.imports import install_command
 
 
 class OnnxPolicy(GraphPolicy):
@@ -54,3 +57,92 @@ class OnnxPolicy(GraphPolicy):
             config=config,
             seed=seed,
         )
+
+
+logger = logging.getLogger(__name__)
+
+_TF_POLICY = "aiorl.learning.models.tf_policy"
+
+
+def learned_policy_class(
+    graph: bytes, description: Mapping[str, Any], *, threads: int = 1, runs_per_weights: float = math.inf
+) -> type[GraphPolicy]:
+    """The class of a learner's policy, made like any Policy; objects act once they have weights.
+
+    Args:
+        graph: the acting graph; empty for a network that has none and is run in TensorFlow.
+        description: `ActingSpec.to_dict`; beside an empty graph with the model's settings under "tf_model".
+        threads: threads an evaluation may use.
+        runs_per_weights: about how many evaluations there are before weights are new.
+
+    Raises:
+        PolicyError: a damaged description; and, when an object is made, a graph that doesn't fit it, or spaces that are
+            not the learner's.
+        ImportError: the network needs TensorFlow, which is not installed here.
+    """
+    spec = ActingSpec.from_dict(description)
+    if not graph:
+        return _tensorflow_class(spec, description.get("tf_model"))
+
+    class LearnedPolicy(OnnxPolicy):
+        """Acts with the learner's graph."""
+
+        acting_spec = spec
+
+        def __init__(
+            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+        ) -> None:
+            spec.check_spaces(observation_space, action_space)
+            super().__init__(
+                graph,
+                spec,
+                observation_space=observation_space,
+                config=config,
+                seed=config.get("seed"),
+                threads=threads,
+                runs_per_weights=runs_per_weights,
+            )
+
+    return LearnedPolicy
+
+
+def load_policy(
+    graph: bytes, description: Mapping[str, Any], *, config: Mapping[str, Any] | None = None, seed: int | None = None
+) -> GraphPolicy:
+    """A learner's policy, still without weights, for observations as its network gets them.
+
+    Args:
+        graph: see `learned_policy_class`.
+        description: likewise.
+        config: the policy's own settings.
+        seed: seed of the noise that `compute_actions` draws.
+
+    Raises:
+        PolicyError: graph and description don't fit, or are damaged.
+        ImportError: the network needs TensorFlow, which is not installed here.
+    """
+    spec = ActingSpec.from_dict(description)
+    kind: Any = learned_policy_class(graph, description)
+    policy: GraphPolicy = kind(
+        spec.observation_space, space_from_dict(spec.action_space), {**(config or {}), "seed": seed}
+    )
+    return policy
+
+
+def _tensorflow_class(spec: ActingSpec, model_config: Any) -> type[GraphPolicy]:
+    if not isinstance(model_config, Mapping):
+        raise PolicyError("the learner sent neither an acting graph nor the settings of a model")
+    logger.warning(
+        "The learner's model has no acting graph, so this process runs it in TensorFlow: it takes more memory and acts "
+        "more slowly. The learner's log says why."
+    )
+    try:
+        # a worker loads no TensorFlow unless it must, so this name is not in its import graph
+        module = importlib.import_module(_TF_POLICY)
+    except ImportError as error:
+        raise ImportError(
+            f"the learner's model can only be run in TensorFlow, which can't be imported here ({error}); install it "
+            f"with: {install_command('learner')}"
+        ) from error
+    kind: type[GraphPolicy] = module.learned_tf_policy_class(spec, model_config)
+    return kind

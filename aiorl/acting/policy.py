@@ -15,16 +15,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.data.action_mask import MaskLayout
 from aiorl.data.actions import ActionLayout
-from aiorl.data.obs_layout import layout_of
+from aiorl.data.obs_layout import MaskLayout, layout_of
 from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import PolicyError, UnsupportedSpaceError
 
 if TYPE_CHECKING:
     from aiorl.acting.exploration import Exploration
-
-__all__ = ["Policy", "check_policy_input"]
 
 Batch = Mapping[str, NDArray[Any]]
 

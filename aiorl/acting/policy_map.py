@@ -12,8 +12,6 @@ from aiorl.acting.policy import Policy
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, UnknownPolicyError
 
-__all__ = ["AgentBinding", "PolicyMap", "PolicyMappingFn", "mapping_by_table", "policy_seed", "wanted_of_mapping"]
-
 PolicyMappingFn = Callable[..., str]
 """Agent id -> policy id. It may be random: a binding asks it once per agent and episode.
 

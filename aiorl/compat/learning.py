@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from aiorl.acting.policy_map import PolicyMap
 from aiorl.data import columns as c
+from aiorl.data.arrays import Batch, columns_of
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.concat import Batch, columns_of
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError
 from aiorl.process.log_once import log_once, report
 

@@ -17,21 +17,19 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from aiorl.acting.observation.filters import ObservationFilter
+from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMappingFn
 from aiorl.compat import launching, learning
 from aiorl.compat.arguments import worker_settings
 from aiorl.compat.saved_state import SavedState, check_filter_states, dump_state, load_state
 from aiorl.config.worker import WorkerConfig
+from aiorl.data.arrays import Batch, compressed
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.concat import Batch, compressed
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.settings import EnvSource, ObservationFn, WorkerSettings
 from aiorl.sampling.worker import Worker, change_all
-
-__all__ = ["EvaluatorInterface", "RolloutWorker"]
 
 DEFAULTS = WorkerConfig()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from aiorl.acting.observation.filters import ObservationFilter
+from aiorl.acting.filters import ObservationFilter
 from aiorl.config.files import check_depth
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.errors import BadFrame, BatchError, CheckpointError

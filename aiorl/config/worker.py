@@ -20,7 +20,7 @@ from aiorl.config.key import key
 from aiorl.config.layers import DEFAULT_ALGO
 from aiorl.config.merge import deep_update, to_plain
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from aiorl.data.spaces import KINDS
 from aiorl.errors import BatchError, UnsupportedSpaceError
 
-__all__ = ["ActionLayout", "leaf_spaces"]
-
 Array = NDArray[Any]
 
 _EXACT_IN_FLOAT32 = 1 << 24

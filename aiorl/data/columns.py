@@ -1,46 +1,19 @@
-"""Names of the columns that flow through aiorl, and of the default policy.
+"""Names of the columns that flow through aiorl, their shapes, and those of gradients; the default policy.
 
 Conventions: T steps, N environments, B rows. Fragments are time-major ``[T, N, ...]``, batches ``[B, ...]``.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "ACTIONS",
-    "ACTION_DIST_INPUTS",
-    "ACTION_LOGP",
-    "ACTION_VALUES",
-    "ADVANTAGES",
-    "AGENT_INDEX",
-    "BOOTSTRAP_VALUES",
-    "DEFAULT_AGENT_ID",
-    "DEFAULT_POLICY_ID",
-    "DISCOUNTS",
-    "DONES",
-    "EPS_ID",
-    "FINAL_INDEX",
-    "FINAL_OBS",
-    "INFOS",
-    "LAST_OBS",
-    "NEW_OBS",
-    "N_STEPS",
-    "N_STEP_RETURNS",
-    "OBS",
-    "PIECE",
-    "PREV_ACTIONS",
-    "PREV_REWARDS",
-    "PRIORITIES",
-    "REWARDS",
-    "SCALED_REWARDS",
-    "TERMINATEDS",
-    "TRUNCATEDS",
-    "VALID",
-    "VALUE_TARGETS",
-    "VF_PREDS",
-    "T",
-    "state_in",
-    "state_out",
-]
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.errors import BatchError
 
 DEFAULT_POLICY_ID = "default_policy"
 DEFAULT_AGENT_ID = "agent0"
@@ -118,3 +91,81 @@ def state_in(index: int) -> str:
 def state_out(index: int) -> str:
     """Name of the recurrent state component that came out of the step."""
     return f"state_out_{index}"
+
+
+Array = NDArray[Any]
+Dtype = Literal["float32", "int32", "uint8"]
+Piece = tuple[str, int, Array]
+"""Name of an array, number of its first row in this piece of it, and these rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """One column of the train batch.
+
+    Attributes:
+        name: as in the fragment.
+        shape: of one row.
+        dtype: as the update gets it; int64 and bool of the fragment become int32 and float32.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: Dtype = "float32"
+
+    @property
+    def is_packed(self) -> bool:
+        """Return whether it lies in the packed array of `aiorl.learning.algorithms.batch_buffers`."""
+        return len(self.shape) <= 1 and self.dtype in ("float32", "int32")
+
+    @property
+    def width(self) -> int:
+        """Elements of one row."""
+        return prod(self.shape)
+
+    def check(self, array: Array, leading: tuple[int, ...]) -> None:
+        """Raise BatchError unless an array ``[*leading, *shape]`` can be taken for this column."""
+        if array.shape != (*leading, *self.shape):
+            raise BatchError(self.name, f"shape {(*leading, *self.shape)}", array.shape)
+        if not self._converts(array.dtype):
+            raise BatchError(self.name, f"what fits {self.dtype}", array.dtype)
+
+    def _converts(self, given: np.dtype[Any]) -> bool:
+        if self.dtype == "float32":
+            return given.kind in "fb"
+        if self.dtype == "int32":
+            return given.kind in "iu"
+        return given == np.uint8
+
+
+GRADIENT_OF = "gradient/"
+"""Prefix of the name of a weight: its gradient, float32."""
+METRICS = "metrics"
+"""Float32 [M], what the loss said of the rows, in the order of the algorithm's metrics; the loss itself is the last."""
+NUM_ROWS = "num_rows"
+"""Int32 [1], the transitions that it is of."""
+CULPRIT = "culprit"
+"""Int32 [1], the column of the sample plan that held a number that is not finite, from 1; 0 for none of them."""
+
+_MAX_ROWS = 1 << 24
+
+
+def is_gradient(columns: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether these are the columns of a gradient, not of rows."""
+    return NUM_ROWS in columns
+
+
+def num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
+    """The transitions that a gradient is of.
+
+    Raises: BatchError if that is no number from 1 to 2**24.
+    """
+    found = columns.get(NUM_ROWS)
+    if found is None or found.shape != (1,) or found.dtype != np.int32 or not 1 <= found[0] <= _MAX_ROWS:
+        raise BatchError(NUM_ROWS, f"int32 [1], from 1 to {_MAX_ROWS}", "none" if found is None else f"{found!r:.100}")
+    return int(found[0])
+
+
+def gradients_in(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+    """Weight name -> its gradient."""
+    return {name.removeprefix(GRADIENT_OF): array for name, array in columns.items() if name.startswith(GRADIENT_OF)}

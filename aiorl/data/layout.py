@@ -21,10 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError
-
-__all__ = ["laid_out", "to_rows", "to_sequences", "with_scaled_rewards"]
 
 Array = NDArray[Any]
 

@@ -15,8 +15,6 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.process.log_once import log_once
 from aiorl.text import one_line
 
-__all__ = ["MAX_HIST", "MAX_NAME", "MAX_NAMES", "EpisodeColumns", "PerfStats", "RolloutMetrics"]
-
 logger = logging.getLogger(__name__)
 
 MAX_NAME = 200

@@ -16,8 +16,6 @@ import numpy as np
 
 from aiorl.errors import BadFrame
 
-__all__ = ["pack", "pack_infos", "unpack"]
-
 _ARRAY, _NUMBER, _TUPLE = 1, 2, 3
 _KINDS = frozenset("biuf")
 _DTYPE = re.compile(r"[<>|][biuf][0-9]{1,2}")

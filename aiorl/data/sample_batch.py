@@ -1,19 +1,19 @@
-"""SampleBatch: rows of experience as named columns ``[B, ...]``, some of them perhaps compressed in memory."""
+"""Batches: rows of experience as named columns ``[B, ...]``, some perhaps compressed, of one policy or of several."""
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, overload
 
+import lz4.block
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.packed import PackedBulk, PackedColumn, PackedRows
+from aiorl.data.columns import DEFAULT_POLICY_ID, NEW_OBS, OBS
 from aiorl.errors import BatchError
-
-__all__ = ["SampleBatch"]
 
 Array = NDArray[Any]
 RowSlice = slice
@@ -231,3 +231,172 @@ def _joined(columns: Sequence[Array | PackedColumn]) -> Array | PackedColumn:
     if len(rows) == len(columns) and all(rows[0].fits(column) for column in rows):
         return PackedRows.concat(rows)
     return np.concatenate([_array(column) for column in columns])
+
+
+_BLOCK_BYTES = 1 << 26  # a block holds at most about 2 GB; smaller ones bound the memory a step takes
+
+
+class PackedColumn(ABC):
+    """A column ``[B, ...]`` in compressed form.
+
+    Attributes:
+        dtype: of the array.
+        shape: of the array.
+        blobs: compressed blocks; none for an array without bytes.
+    """
+
+    __slots__ = ("blobs", "dtype", "shape")
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], blobs: Sequence[bytes]) -> None:
+        """Take the compressed form as it is."""
+        self.dtype = dtype
+        self.shape = shape
+        self.blobs = tuple(blobs)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the compressed form."""
+        return sum(map(len, self.blobs))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def unpack(self) -> Array:
+        """The array, newly allocated."""
+        out = np.empty(self.shape, self.dtype)
+        raw = out.reshape(-1).view(np.uint8).data if out.size else memoryview(b"")
+        for (start, end), blob in zip(self._extents(len(raw)), self.blobs, strict=True):
+            raw[start:end] = lz4.block.decompress(blob, uncompressed_size=end - start)
+        return out
+
+    @abstractmethod
+    def _extents(self, size: int) -> list[tuple[int, int]]:
+        """First and last byte of what each blob holds."""
+
+
+class PackedRows(PackedColumn):
+    """Each row compressed on its own."""
+
+    __slots__ = ()
+
+    @classmethod
+    def pack(cls, column: Array) -> PackedRows:
+        """Compress ``[B, ...]``."""
+        rows = np.ascontiguousarray(column)
+        blobs = [lz4.block.compress(row.tobytes(), store_size=False) for row in rows] if rows[:1].size else []
+        return cls(rows.dtype, rows.shape, blobs)
+
+    def take(self, index: Any) -> PackedRows:
+        """Rows by slice, mask or integer positions, as they are."""
+        positions = np.arange(len(self))[index]
+        shape = (len(positions), *self.shape[1:])
+        return PackedRows(self.dtype, shape, [self.blobs[at] for at in positions] if self.blobs else [])
+
+    @staticmethod
+    def concat(columns: Sequence[PackedRows]) -> PackedRows:
+        """Rows of columns with equal dtype and row shape, one after the other."""
+        first = columns[0]
+        blobs = list(itertools.chain.from_iterable(column.blobs for column in columns))
+        return PackedRows(first.dtype, (sum(map(len, columns)), *first.shape[1:]), blobs)
+
+    def fits(self, other: PackedColumn) -> bool:
+        """Whether `concat` can join the two."""
+        return isinstance(other, PackedRows) and self.dtype == other.dtype and self.shape[1:] == other.shape[1:]
+
+    def _extents(self, size: int) -> list[tuple[int, int]]:
+        step = size // len(self.blobs) if self.blobs else 0
+        return [(at * step, (at + 1) * step) for at in range(len(self.blobs))]
+
+
+class PackedBulk(PackedColumn):
+    """The whole column as one."""
+
+    __slots__ = ()
+
+    @classmethod
+    def pack(cls, column: Array) -> PackedBulk:
+        """Compress ``[B, ...]``."""
+        array = np.ascontiguousarray(column)
+        raw = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+        blobs = [
+            lz4.block.compress(raw[at : at + _BLOCK_BYTES], store_size=False) for at in range(0, len(raw), _BLOCK_BYTES)
+        ]
+        return cls(array.dtype, array.shape, blobs)
+
+    def _extents(self, size: int) -> list[tuple[int, int]]:
+        return [(at, min(at + _BLOCK_BYTES, size)) for at in range(0, size, _BLOCK_BYTES)]
+
+
+class MultiAgentBatch:
+    """Rows of several policies.
+
+    Attributes:
+        policy_batches: policy id -> its rows.
+        count: environment steps (not rows).
+    """
+
+    def __init__(self, policy_batches: Mapping[str, SampleBatch], count: int) -> None:
+        """Keep the batches as they are.
+
+        Raises:
+            ValueError: a negative count.
+        """
+        if count < 0:
+            raise ValueError(f"count is {count}, expected environment steps >= 0")
+        self.policy_batches = dict(policy_batches)
+        self.count = int(count)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps: ``count``."""
+        return self.count
+
+    def total(self) -> int:
+        """Agent steps: rows of all policies together."""
+        return sum(batch.count for batch in self.policy_batches.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(batch.nbytes for batch in self.policy_batches.values())
+
+    def compress(self, mode: Literal["rows", "bulk"] = "rows", columns: Collection[str] = (OBS, NEW_OBS)) -> None:
+        """Compress columns of every policy's batch in place; see `SampleBatch.compress`."""
+        for batch in self.policy_batches.values():
+            batch.compress(mode, columns)
+
+    def decompress(self) -> None:
+        """Replace every compressed column by its array."""
+        for batch in self.policy_batches.values():
+            batch.decompress()
+
+    @staticmethod
+    def concat_samples(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
+        """Concatenate batches, as `concat` does; the name that users of RLlib know."""
+        return MultiAgentBatch.concat(batches)
+
+    @staticmethod
+    def concat(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
+        """Counts added; rows concatenated per policy in the order given."""
+        by_policy: dict[str, list[SampleBatch]] = {}
+        for batch in batches:
+            for policy_id, rows in batch.policy_batches.items():
+                by_policy.setdefault(policy_id, []).append(rows)
+        joined = {policy_id: SampleBatch.concat(rows) for policy_id, rows in by_policy.items()}
+        return MultiAgentBatch(joined, sum(batch.count for batch in batches))
+
+    @staticmethod
+    def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], count: int) -> SampleBatch | MultiAgentBatch:
+        """The plain batch when at most the default policy is there, with ``env_steps`` set; else a MultiAgentBatch.
+
+        Where there are several policies, whether their batches should be plain must not depend on who has rows: make
+        a MultiAgentBatch instead.
+        """
+        if policy_batches.keys() <= {DEFAULT_POLICY_ID}:
+            plain = policy_batches.get(DEFAULT_POLICY_ID, SampleBatch())
+            plain.env_steps = count
+            return plain
+        return MultiAgentBatch(policy_batches, count)
+
+    def __repr__(self) -> str:
+        return f"MultiAgentBatch({self.count} env steps, {self.policy_batches})"

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 
-__all__ = ["KINDS", "MAX_SPACE_ELEMENTS", "SIMPLE_KINDS", "space_from_dict", "space_to_dict"]
-
 # A space read from a socket or a file may claim any size; its bounds are arrays of that size.
 MAX_SPACE_ELEMENTS = 1 << 24
 """Numbers that a value of a space may have, all its parts together."""

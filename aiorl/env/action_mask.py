@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from aiorl.data.action_mask import ACTION_MASK, MaskLayout
+from aiorl.data.obs_layout import ACTION_MASK, MaskLayout
 from aiorl.env.registry import EnvContext, resolve_env
 
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
 from aiorl.data.actions import ActionLayout
-from aiorl.data.finite import all_finite
+from aiorl.data.arrays import all_finite
 from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import (
     BadObservationError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.data.finite import all_finite
+from aiorl.data.arrays import all_finite
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, env_seeds, opening_poll
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
 from aiorl.env.gym_like import check_seedable, close_all, seed_env

@@ -16,7 +16,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from aiorl.data.action_mask import ACTION_MASK, is_masked
+from aiorl.data.obs_layout import ACTION_MASK, is_masked
 from aiorl.env.action_mask import InfoMask
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.multi_agent_env import MultiAgentEnv

@@ -14,10 +14,9 @@ from gymnasium import spaces
 
 from aiorl.config.command_line import Parser, as_typed, at_least, exit_status, usage_error
 from aiorl.data import columns as c
+from aiorl.data.arrays import Batch
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.concat import Batch
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError, DataError, nearest
 from aiorl.offline.files import exists, file_name, in_directory, is_uri, make_directory, suffix_of, without_compression
 from aiorl.offline.formats import BatchFile, Format, WriteOptions

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from aiorl.data.concat import Batch
+from aiorl.data.arrays import Batch
 from aiorl.errors import DataError
 
 

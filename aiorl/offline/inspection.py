@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.arrays import Batch
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.estimators import ACTION_PROB, ROUNDING

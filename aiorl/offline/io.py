@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from aiorl.data.concat import Batch, concat_batches
+from aiorl.data.arrays import Batch, concat_batches
 from aiorl.errors import ConfigError
 
 __all__ = [

@@ -42,9 +42,8 @@ from numpy.typing import NDArray
 
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
-from aiorl.data.concat import Batch
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.arrays import Batch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.files import create, open_unpacked
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions

@@ -19,11 +19,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.config.files import open_regular, parse_json, read_regular
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
-from aiorl.data.concat import Batch
+from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, DataError

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
-from aiorl.data.concat import Batch
+from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.files import EXTRA, create, is_uri, open_plain, readable

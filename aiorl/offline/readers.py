@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.arrays import Batch
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.concat import Batch
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import AiorlError, BatchError, ConfigError, DataError, EndOfData
 from aiorl.offline.files import file_name, find_files
 from aiorl.offline.formats import WHOLE, Share, Stored

@@ -40,19 +40,6 @@ from aiorl.offline.readers import (
 from aiorl.offline.unit_actions import UnitActions, UnitGuess, seem_scaled
 from aiorl.offline.writers import COMPRESSED, MAX_FILE_BYTES, FileWriter
 
-__all__ = [
-    "LOG_DIR",
-    "SAMPLER",
-    "Input",
-    "InputSettings",
-    "Output",
-    "configured_input",
-    "configured_output",
-    "input_creator",
-    "output_creator",
-    "share_of",
-]
-
 SAMPLER = "sampler"
 LOG_DIR = "logdir"
 Input = str | Sequence[str] | Mapping[str, float] | InputCreator

@@ -18,14 +18,13 @@ from typing import Any
 
 from aiorl.acting.checkpoint import Checkpoint, find_checkpoint
 from aiorl.acting.exploration import make_exploration
-from aiorl.acting.observation.filters import ObservationFilter, make_filter
-from aiorl.acting.observation.returns import ReturnFilter, returns_of
+from aiorl.acting.filters import ObservationFilter, ReturnFilter, make_filter, returns_of
 from aiorl.acting.policy_map import policy_seed
 from aiorl.compat.dict_callbacks import callbacks_class
 from aiorl.config.code import named_failures
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import PolicyPart, WorkerPart
-from aiorl.data.sample_plan import PolicyGraph, SamplePlan
+from aiorl.data.fragment import PolicyGraph, SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.env.registry import name_elsewhere
@@ -38,8 +37,6 @@ from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said
 from aiorl.run.report.loggers import check_loggers
 from aiorl.sampling.callbacks import DefaultCallbacks
-
-__all__ = ["Learning", "LearningPlan", "build_learning", "plan_learning", "unusable_init_from"]
 
 logger = logging.getLogger(__name__)
 

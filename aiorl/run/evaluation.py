@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.saved_run import SavedRun
+from aiorl.acting.acting_state import SavedRun
 from aiorl.compat.dict_callbacks import named_callbacks
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import OF_EVALUATIONS
@@ -32,8 +32,6 @@ from aiorl.sampling.settings import WorkerSettings
 if TYPE_CHECKING:
     from aiorl.config.worker import WorkerPart
     from aiorl.offline.io import OutputCreator
-
-__all__ = ["Evaluation", "evaluate"]
 
 _FPS = 30
 _VIDEOS = (".mp4", ".mkv", ".mov")

@@ -17,8 +17,6 @@ from aiorl.process.children import watch_parent
 from aiorl.process.imports import find_modules_here
 from aiorl.run.evaluation import evaluate
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Evaluate until standard input ends; the exit status is 0."""

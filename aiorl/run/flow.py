@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from aiorl.acting.observation.filters import ObservationFilter
+from aiorl.acting.filters import ObservationFilter
 from aiorl.errors import BatchError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.leases import LeaseBook

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.config.worker import WorkerPart
-from aiorl.data.columns import DEFAULT_POLICY_ID, OBS, VALID
-from aiorl.data.gradient_columns import is_gradient, num_rows
+from aiorl.data.columns import DEFAULT_POLICY_ID, OBS, VALID, is_gradient, num_rows
 from aiorl.data.metrics import MAX_HIST, MAX_NAME, MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
 from aiorl.learning.algorithms.algorithm import LeasePlan

@@ -33,8 +33,6 @@ from aiorl.run.training import Ended, Play, Training, TrainingSetup
 from aiorl.run.update_thread import Updater
 from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, StopSampling, UnitPlace
 
-__all__ = ["LocalSource", "is_of_debugger"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

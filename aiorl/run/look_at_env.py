@@ -17,8 +17,6 @@ from aiorl.env.vector_env import episode_limit
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError
 
-__all__ = ["look_at_env"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
 from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, UpdateResult
 from aiorl.learning.replay import Snapshot
 
-__all__ = ["PolicyGroup"]
-
 Array = NDArray[Any]
 PolicyColumns = Mapping[str, Mapping[str, Array]]
 """Policy id -> columns by name."""

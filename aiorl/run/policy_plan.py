@@ -12,9 +12,9 @@ from typing import Any
 from gymnasium import spaces
 
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, mapping_by_table, wanted_of_mapping
+from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
 from aiorl.compat.old_keys import translate_old_keys
 from aiorl.config.code import check_takes, import_object, is_import_path
 from aiorl.config.key import group_of

@@ -18,8 +18,7 @@ from aiorl.acting.checkpoint import (
     list_checkpoints,
     load_newest_valid,
 )
-from aiorl.acting.observation.filters import ObservationFilter
-from aiorl.acting.observation.returns import ReturnFilter, returns_of
+from aiorl.acting.filters import ObservationFilter, ReturnFilter, returns_of
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import BatchError, CheckpointError, InternalError, PolicyError
@@ -28,8 +27,6 @@ from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.build import Learning, unusable_init_from
 from aiorl.run.flow import Counters
 from aiorl.run.report.results import Progress, Results
-
-__all__ = ["Restored", "RunState", "begin_with", "checkpoint_to_resume", "give_back", "identity_of", "take_up"]
 
 _log = logging.getLogger(__name__)
 

@@ -35,8 +35,6 @@ from aiorl.run.report.results import Progress, Results
 from aiorl.run.update_thread import UpdateThread
 from aiorl.text import without_numbers
 
-__all__ = ["LearnerService"]
-
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.1

@@ -26,17 +26,6 @@ from aiorl.process.tasks import first_of
 from aiorl.run.ingest import AssembledBatch
 from aiorl.run.policy_group import PolicyGroup
 
-__all__ = [
-    "LastUpdate",
-    "UpdateDone",
-    "UpdateEvent",
-    "UpdateFailed",
-    "UpdateThread",
-    "Updater",
-    "UpdatesEnded",
-    "WarmUpDone",
-]
-
 _log = logging.getLogger(__name__)
 
 

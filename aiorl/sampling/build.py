@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gymnasium import spaces
 
 from aiorl.acting.exploration import exploration_has_memory
+from aiorl.acting.filters import ObservationFilter, ReturnFilter, RewardScaler, returns_of
 from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.acting.observation.filters import ObservationFilter
-from aiorl.acting.observation.returns import ReturnFilter, RewardScaler, returns_of
 from aiorl.acting.policy import Policy
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.base_env import LockstepEnv

@@ -10,8 +10,7 @@ import numpy as np
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import BatchError, PolicyError
 from aiorl.sampling.seats import Lane, Seat, Segment
 

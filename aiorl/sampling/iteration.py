@@ -16,8 +16,7 @@ from typing import Any
 from aiorl.acting.actor import Actor
 from aiorl.acting.policy import Policy
 from aiorl.data.metrics import RolloutMetrics
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, checked_horizon
 from aiorl.env.gym_like import copied
 from aiorl.env.vector_env import episode_limit

@@ -14,10 +14,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.acting.graph_policy import ActRows, GraphPolicy
-from aiorl.acting.observation.filters import NoFilter, ObservationFilter
-from aiorl.acting.observation.preprocessors import Preprocessor, preprocessor_for
 from aiorl.acting.postprocess import ScalesRewards
+from aiorl.acting.preprocessors import Preprocessor, preprocessor_for
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.fragment import Fragment

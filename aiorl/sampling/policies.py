@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from aiorl.acting.loading import learned_policy_class
-from aiorl.acting.observation.filters import make_filter
-from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor
+from aiorl.acting.filters import make_filter
+from aiorl.acting.onnx_policy import learned_policy_class
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import mapping_by_table, policy_seed
+from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
 from aiorl.config.code import import_object, named_failures
 from aiorl.config.merge import deep_update
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_plan import PolicyGraph
+from aiorl.data.fragment import PolicyGraph
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.process.imports import install_command

@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.env.base_env import TrainingDisabled, as_poll
 from aiorl.errors import SamplerDied
 from aiorl.sampling.iteration import Iteration, Output

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiorl.acting.observation.filters import ObservationFilter
-from aiorl.acting.observation.preprocessors import Preprocessor
+from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, PolicyMappingFn
+from aiorl.acting.preprocessors import Preprocessor
 from aiorl.config.worker import WorkerConfig
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.env.env_maker import to_base_env
 from aiorl.env.registry import EnvContext
 from aiorl.env.wrapping import Wrapping

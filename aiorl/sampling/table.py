@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from aiorl.acting.graph_policy import ActRows
 from aiorl.data import columns as c
-from aiorl.data.arena import allocate_together
+from aiorl.data.arrays import allocate_together
 from aiorl.errors import BatchError
 
 Array = NDArray[Any]

@@ -15,16 +15,15 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self, TypeVar
 
+from aiorl.acting.filters import ObservationFilter, make_filter
 from aiorl.acting.graph_policy import in_front_of
-from aiorl.acting.observation.filters import ObservationFilter, make_filter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap
+from aiorl.data.arrays import Batch, columns_of, concat_batches
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.concat import Batch, columns_of, concat_batches
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.gym_like import check_seedable

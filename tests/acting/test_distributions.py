@@ -24,7 +24,7 @@ from aiorl.acting.distributions import (
     make_distribution,
     make_named_distribution,
 )
-from aiorl.data.action_mask import MaskLayout
+from aiorl.data.obs_layout import MaskLayout
 from aiorl.errors import ConfigError, PolicyError, UnsupportedSpaceError
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))

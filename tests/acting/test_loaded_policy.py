@@ -21,8 +21,8 @@ from saved_runs import save_run
 
 import aiorl
 from aiorl.acting import acting_state
+from aiorl.acting.acting_state import SavedRun
 from aiorl.acting.checkpoint import load_checkpoint, save_checkpoint
-from aiorl.acting.saved_run import SavedRun
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.env.registry import register_env
 from aiorl.errors import BatchError, CheckpointError, ConfigError, PolicyError, UnknownPolicyError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.acting.n_step import check_n_steps, n_step, n_step_new_obs
+from aiorl.acting.postprocess import check_n_steps, n_step, n_step_new_obs
 from aiorl.data import columns as c
 from aiorl.errors import BatchError
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.acting.run_dir import RunDirectory
-from aiorl.acting.run_lock import RunLock
+from aiorl.acting.run_dir import RunDirectory, RunLock
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.registry import config_class
 
@@ -149,7 +148,7 @@ def test_checkpoints_that_a_killed_learner_was_writing_are_cleared_away(tmp_path
 HOLD = """
 import sys
 from pathlib import Path
-from aiorl.acting.run_lock import RunLock
+from aiorl.acting.run_dir import RunLock
 lock = RunLock.acquire(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

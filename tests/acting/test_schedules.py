@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from aiorl.acting.schedules import Schedule
+from aiorl.acting.exploration import Schedule
 from aiorl.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.acting.distributions import MASKED_LOGIT
-from aiorl.acting.uniform_actions import UniformActions
+from aiorl.acting.exploration import UniformActions
 from aiorl.data.actions import ActionLayout
 from aiorl.errors import UnsupportedSpaceError
 

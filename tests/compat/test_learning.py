@@ -11,8 +11,7 @@ from plain_policies import DEFAULT, VECTOR, PlainPolicy
 from aiorl.acting.policy_map import PolicyMap
 from aiorl.compat import learning
 from aiorl.compat.learning import check_sgd, minibatch_sgd, minibatches, standardized
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError, UnknownPolicyError
 
 

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
 from rollout_workers import make_refusing
 
-from aiorl.acting.observation.filters import NoFilter
+from aiorl.acting.filters import NoFilter
 from aiorl.compat.rollout_worker import EvaluatorInterface, RolloutWorker
 from aiorl.errors import CheckpointError, ConfigError, PolicyError
 from aiorl.testing.envs import CountingEnv

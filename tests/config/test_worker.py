@@ -12,7 +12,7 @@ from aiorl.config.key import where_of
 from aiorl.config.schema import CommonConfig, ModelConfig, MultiAgentConfig
 from aiorl.config.worker import PolicyPart, WorkerConfig, WorkerModelConfig, WorkerMultiAgentConfig, WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ConfigError
 

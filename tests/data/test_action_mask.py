@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.data.action_mask import MaskLayout, is_masked
+from aiorl.data.obs_layout import MaskLayout, is_masked
 from aiorl.errors import BatchError, UnsupportedSpaceError
 from aiorl.testing.masked_env import ACTION_SPACES, ForbiddingEnv
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorl.data.arena import ALIGN_BYTES, allocate_together
+from aiorl.data.arrays import ALIGN_BYTES, allocate_together
 from aiorl.net.wire.format import ALIGN
 
 specs = st.lists(

@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiorl.data.concat import concat_batches
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.arrays import concat_batches
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 
 
 def rows(*numbers):

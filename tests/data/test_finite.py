@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike
 
-from aiorl.data.finite import all_finite
+from aiorl.data.arrays import all_finite
 
 
 @pytest.mark.parametrize("size", [1, 16, 17, 400])

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.data import columns as c
-from aiorl.data.fragment import Fragment
+from aiorl.data.fragment import Fragment, SamplePlan
 from aiorl.data.layout import to_rows, to_sequences
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import BatchError
 
 STATE = c.state_in(0)

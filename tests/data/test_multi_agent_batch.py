@@ -3,10 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aiorl.data.arrays import concat_batches
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.concat import concat_batches
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 
 
 def rows(*values: float) -> SampleBatch:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiorl.data import packed
-from aiorl.data.packed import PackedBulk, PackedRows
+from aiorl.data import sample_batch as packed
+from aiorl.data.sample_batch import PackedBulk, PackedRows
 
 arrays = hnp.arrays(
     st.sampled_from([np.uint8, np.float32, np.int64, np.bool_]), hnp.array_shapes(min_dims=1, max_dims=4, min_side=0)

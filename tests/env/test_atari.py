@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing
 
-from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.data.obs_layout import layout_of
 from aiorl.env.atari import (

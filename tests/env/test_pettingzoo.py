@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.data.action_mask import is_masked
+from aiorl.data.obs_layout import is_masked
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.env_maker import to_base_env
 from aiorl.env.pettingzoo import AECEnv, ParallelEnv, pettingzoo_creator

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.config.worker import WorkerConfig
-from aiorl.data.action_mask import is_masked
+from aiorl.data.obs_layout import is_masked
 from aiorl.env.action_mask import MaskFromInfo
 from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.env.gym_like import game_counters, reset_env

@@ -12,10 +12,10 @@ from gymnasium import spaces
 from sampler_settings import sampler_settings
 
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.loading import load_policy
-from aiorl.acting.observation.filters import NoFilter
-from aiorl.acting.observation.preprocessors import make_preprocessor
+from aiorl.acting.filters import NoFilter
+from aiorl.acting.onnx_policy import load_policy
 from aiorl.acting.postprocess import gae
+from aiorl.acting.preprocessors import make_preprocessor
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.env_maker import to_base_env

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from stored_rows import assert_equal_batches, cartpole_rows
 
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.offline.commands import main
 from aiorl.offline.estimators import ROUNDING
 from aiorl.offline.formats import WriteOptions

@@ -9,8 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.acting.policy import Policy
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.estimators import (
     ImportanceSamplingEstimator,

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from stored_rows import assert_equal_batches, cartpole_rows
 
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError, DataError
 from aiorl.offline import json_lines, stored_columns
 from aiorl.offline.files import open_plain

@@ -11,8 +11,7 @@ from gymnasium import spaces
 from layered_world import NEW, OLD, play, table_policy, true_q, true_value, value_of
 
 from aiorl.acting.policy import Policy
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.estimators import Ratios, Trajectories
 from aiorl.offline.estimators.judgement import METHODS, judge

@@ -12,12 +12,11 @@ import pytest
 from gymnasium import spaces
 from plain_graph import make_graph
 
-from aiorl.acting.loading import learned_policy_class
-from aiorl.acting.n_step import n_step_new_obs
+from aiorl.acting.onnx_policy import learned_policy_class
+from aiorl.acting.postprocess import n_step_new_obs
 from aiorl.data import columns as c
-from aiorl.data.concat import Batch
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.arrays import Batch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.io import InputReader
 from aiorl.offline.readers import AsStoredReader, FileReader, PostprocessedReader, ReaderOptions

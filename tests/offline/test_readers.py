@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from stored_rows import cartpole_rows
 
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import BatchError, ConfigError, DataError, EndOfData
 from aiorl.offline.formats import Share, WriteOptions
 from aiorl.offline.readers import (

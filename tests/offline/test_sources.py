@@ -11,8 +11,7 @@ from stored_rows import assert_equal_batches, cartpole_rows
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.metrics import RolloutMetrics
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError, EndOfData
 from aiorl.offline.formats import Share, WriteOptions
 from aiorl.offline.io import InputReader, IOContext, NoopWriter, OutputWriter, SamplerInput

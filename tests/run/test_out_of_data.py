@@ -13,8 +13,8 @@ from in_process import FakeAlgorithm, InProcess
 from stored_rows import cartpole_rows
 
 from aiorl.data import columns as c
+from aiorl.data.fragment import SamplePlan
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.data.sample_plan import SamplePlan
 from aiorl.net.wire.messages import OUT_OF_DATA
 from aiorl.offline.writers import FileWriter
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiorl.acting.observation.filters import MeanStdFilter, NoFilter
+from aiorl.acting.filters import MeanStdFilter, NoFilter
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError
 from aiorl.net.wire.decoding import decode

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from aiorl.acting.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest_valid, save_checkpoint
-from aiorl.acting.observation.filters import MeanStdFilter, make_filter
+from aiorl.acting.filters import MeanStdFilter, make_filter
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import CheckpointError

@@ -16,7 +16,7 @@ from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
 from memory_endpoint import Direction, MemoryNetwork
 from over_tcp import learner_over_tcp, until
 
-from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, EndpointClosed

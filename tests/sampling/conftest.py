@@ -6,8 +6,8 @@ import pytest
 from rollout_workers import fresh_logging, make_pair, make_worker
 from sampler_settings import sampler_settings
 
-from aiorl.acting.observation.filters import NoFilter
-from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.acting.filters import NoFilter
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.sampler import SyncSampler

@@ -9,8 +9,7 @@ from aiorl.acting.acting_graph import ActingSpec
 from aiorl.acting.distributions import MASKED_LOGIT, make_distribution
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.data import columns as c
-from aiorl.data.action_mask import MaskLayout
-from aiorl.data.obs_layout import layout_of
+from aiorl.data.obs_layout import MaskLayout, layout_of
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.multi_agent_env import MultiAgentEnv

@@ -24,8 +24,8 @@ from random_worlds import ACTION_SPACES, OBS_SPACES, TAPES, BaseStages, External
 from reference_sampler import ContractBroken, NothingComes, NothingToChoose, ReferenceSampler, Settings
 from traced_parts import TracedPolicy, traced_callbacks
 
-from aiorl.acting.observation.filters import make_filter
-from aiorl.acting.observation.preprocessors import make_preprocessor
+from aiorl.acting.filters import make_filter
+from aiorl.acting.preprocessors import make_preprocessor
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import WorkerConfig
 from aiorl.env.registry import EnvContext

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from aiorl.acting.observation.filters import ConcurrentMeanStdFilter, MeanStdFilter
+from aiorl.acting.filters import ConcurrentMeanStdFilter, MeanStdFilter
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, SamplerDied, SampleTimeout
 from aiorl.sampling.async_sampler import MAX_BATCHES_AHEAD

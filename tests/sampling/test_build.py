@@ -14,8 +14,8 @@ from general_runs import Bytes
 from gymnasium import spaces
 from plain_policies import DEFAULT, VECTOR, PlainPolicy, RandomPolicy, spec
 
-from aiorl.acting.observation.filters import MeanStdFilter
-from aiorl.acting.observation.preprocessors import IdentityPreprocessor
+from aiorl.acting.filters import MeanStdFilter
+from aiorl.acting.preprocessors import IdentityPreprocessor
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.env.external_env import ExternalEnv
 from aiorl.env.multi_agent_env import MultiAgentEnv
@@ -294,7 +294,7 @@ def test_without_deepmind_wrapping_none_clips_no_rewards(make_worker, changes):
 def test_a_custom_preprocessor_keeps_deepmind_wrapping_away(make_worker):
     """R23."""
     pytest.importorskip("ale_py")
-    path = "aiorl.acting.observation.preprocessors:BoxPreprocessor"
+    path = "aiorl.acting.preprocessors:BoxPreprocessor"
     worker = make_worker(PONG, model_config={"custom_preprocessor": path})
     assert worker.preprocessing_enabled
     assert worker.env.observation_space.shape == (210, 160, 3)
@@ -303,7 +303,7 @@ def test_a_custom_preprocessor_keeps_deepmind_wrapping_away(make_worker):
 def test_under_deepmind_wrapping_no_policy_brings_a_preprocessor_of_its_own(make_worker, caplog):
     """R24: but it is told so."""
     pytest.importorskip("ale_py")
-    path = "aiorl.acting.observation.preprocessors:BoxPreprocessor"
+    path = "aiorl.acting.preprocessors:BoxPreprocessor"
     worker = make_worker(PONG, policy_config={"model": {"custom_preprocessor": path}})
     assert not worker.preprocessing_enabled
     assert type(worker.preprocessors[DEFAULT]) is IdentityPreprocessor

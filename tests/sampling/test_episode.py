@@ -7,9 +7,9 @@ import pytest
 
 import aiorl
 from aiorl.acting.actor import Actor
-from aiorl.acting.observation.filters import NoFilter
-from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.acting.filters import NoFilter
 from aiorl.acting.policy_map import PolicyMap
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.sampling.builder import BatchBuilder, OriginalBatches, check_trajectory
 from aiorl.sampling.episode import MultiAgentEpisode

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sampler_settings import sampler_settings
 
-from aiorl.acting.observation.filters import NoFilter
-from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.acting.filters import NoFilter
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, as_poll
 from aiorl.errors import BadObservationError, BadRewardError, EnvContractError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import LockstepEnv

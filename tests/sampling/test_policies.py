@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 from plain_policies import VECTOR, PlainPolicy
 
-from aiorl.acting.loading import learned_policy_class
+from aiorl.acting.onnx_policy import learned_policy_class
 from aiorl.data import columns as c
 from aiorl.env.kinds import facts_of
 from aiorl.errors import ConfigError, PolicyError

@@ -7,8 +7,8 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.acting.actor import Actor
-from aiorl.acting.observation.filters import NoFilter
-from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.acting.filters import NoFilter
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.errors import BatchError, PolicyError, UnsupportedSpaceError
 from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 

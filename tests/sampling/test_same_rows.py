@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_settings import sampler_settings
 
+from aiorl.acting.filters import MeanStdFilter, NoFilter
 from aiorl.acting.graph_policy import ActRows
-from aiorl.acting.observation.filters import MeanStdFilter, NoFilter
-from aiorl.acting.observation.preprocessors import preprocessor_for
 from aiorl.acting.policy import Policy
 from aiorl.acting.postprocess import gae
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import TrainingDisabled

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from sampler_settings import sampler_settings
 
-from aiorl.acting.observation.filters import NoFilter
-from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.acting.filters import NoFilter
 from aiorl.acting.policy_map import PolicyMap
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data.actions import ActionLayout
 from aiorl.env.base_env import BaseEnv
 from aiorl.errors import EnvError, SamplerDied

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampler_settings import sampler_settings
 
-from aiorl.acting.observation.filters import MeanStdFilter, NoFilter
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.acting.filters import MeanStdFilter, NoFilter
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError, EnvError, PolicyError
 from aiorl.sampling.callbacks import DefaultCallbacks
@@ -666,7 +665,7 @@ def random_episodes(draw):
 @given(episodes=random_episodes(), cut=st.sampled_from([1, 2, 3, 7, math.inf]), envs=st.integers(1, 3))
 def test_agents_may_join_leave_and_die_anywhere(episodes, cut, envs):
     """R95, R97, R98, R99, R106, R107, R126, R127, R129, R130, R131: against a plain replay of the script."""
-    from aiorl.acting.observation.preprocessors import preprocessor_for
+    from aiorl.acting.preprocessors import preprocessor_for
     from aiorl.sampling.callbacks import DefaultCallbacks
     from aiorl.sampling.sampler import SyncSampler
     from aiorl.sampling.settings import SamplerSetup

@@ -16,13 +16,12 @@ import numpy as np
 from gymnasium import spaces
 from memory_endpoint import MemoryNetwork
 
-from aiorl.acting.observation.filters import make_filter
-from aiorl.acting.observation.returns import ReturnFilter, returns_of
+from aiorl.acting.filters import ReturnFilter, make_filter, returns_of
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import TransportConfig, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError
 from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
 from aiorl.net.protocol.events import WorkerFailed

@@ -19,7 +19,7 @@ from random_worlds import (
 )
 from traced_parts import EpisodeId, by_number, doubled, shadowed, some_default, thinned
 
-from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import MultiAgentBatch
 
 KINDS = {
     "gym": GymStage,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.n_step import n_step
+from aiorl.acting.postprocess import n_step
 from aiorl.data import columns as c
 from aiorl.learning.replay import Replay
 

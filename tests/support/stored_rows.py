@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 
 
 def cartpole_rows(num_episodes: int = 3, length: int = 5, *, first: int = 0, seed: int = 0) -> SampleBatch:

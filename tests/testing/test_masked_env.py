@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.data.action_mask import MaskLayout
+from aiorl.data.obs_layout import MaskLayout
 from aiorl.testing.masked_env import ACTION_SPACES, ForbiddingEnv
 
 

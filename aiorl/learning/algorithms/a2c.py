@@ -13,8 +13,6 @@ from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_mean, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution
 
-__all__ = ["A2C", "A2CConfig"]
-
 A2C_COLUMNS = (c.OBS, c.ACTIONS, c.ADVANTAGES, c.VALUE_TARGETS)
 """Columns of its loss."""
 

@@ -6,13 +6,11 @@ from typing import Literal
 
 from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.a2c import A2C_COLUMNS, a2c_spec
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.on_policy import OnPolicyConfig, advantage_plan
 from aiorl.learning.algorithms.streaming import Streaming, StreamingConfig
-
-__all__ = ["A3C", "A3CConfig"]
 
 
 class A3CConfig(StreamingConfig):

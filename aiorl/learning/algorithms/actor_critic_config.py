@@ -11,7 +11,7 @@ from collections.abc import Set
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from aiorl.acting.schedules import Schedule
+from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig, SDESettings
 from aiorl.errors import ConfigError

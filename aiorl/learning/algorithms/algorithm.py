@@ -16,11 +16,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.observation.filters import NoFilter, ObservationFilter
+from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.config.schema import CommonConfig
-from aiorl.data.column_spec import Piece
+from aiorl.data.columns import Piece
+from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout
-from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class Algorithm(ABC):
         Args:
             fragment: the columns of the sample plan.
             env_steps_total: env steps that schedules go by.
-        Returns: columns of `aiorl.data.gradient_columns`, as they are sent; none if no row is a transition.
+        Returns: columns of `aiorl.data.columns`, as they are sent; none if no row is a transition.
         Raises: BatchError if a column is missing or of a wrong shape or dtype; NotImplementedError if the algorithm's
             update is no step by one gradient.
         """

@@ -6,8 +6,6 @@ from aiorl.config.key import changed
 from aiorl.learning.algorithms.dqn import DQN, DQNConfig
 from aiorl.learning.algorithms.replay_config import ReplayConfig
 
-__all__ = ["Apex", "ApexConfig"]
-
 
 class ApexConfig(DQNConfig):
     """Ape-X's defaults of DQN's settings."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, unpacked
 from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_base import TargetNetwork
@@ -33,8 +33,6 @@ from aiorl.learning.models.distributions import to_tf_distribution
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
-
-__all__ = ["APPO", "APPOConfig"]
 
 _TARGET_LOGP, _LOG_RHOS, _WEIGHTS = "target_logp", "log_rhos", "weights"
 """Columns that the target network's judgement adds to a batch."""

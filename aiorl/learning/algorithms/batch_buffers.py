@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
-from aiorl.data.finite import first_not_finite
+from aiorl.data.arrays import first_not_finite
+from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, ColumnSpec, num_rows
 from aiorl.data.fragment import check_new_obs, new_obs
-from aiorl.data.gradient_columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, num_rows
 from aiorl.errors import BatchError
 from aiorl.learning.algorithms.rows import by_time
 from aiorl.learning.lazy import Tensors, tf

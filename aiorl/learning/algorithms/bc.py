@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
@@ -13,8 +13,6 @@ from aiorl.learning.algorithms.rows import sequence_columns
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_mean
 from aiorl.learning.models.distributions import to_tf_distribution
-
-__all__ = ["BC", "BCConfig"]
 
 
 class BCConfig(ImitationConfig):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.schedules import Schedule
+from aiorl.acting.exploration import Schedule
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.gradient_columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
+from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
 from aiorl.errors import BatchError, PolicyError
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import Array, Batch, UpdateResult

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from aiorl.acting.schedules import Schedule
+from aiorl.acting.exploration import Schedule
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError, InternalError, TrainingDiverged
 from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Array

@@ -24,8 +24,6 @@ from aiorl.learning.models.distributions import to_tf_distribution
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
-__all__ = ["CQL", "CQLConfig"]
-
 _WEIGHT_LR, _GAPS = "cql_weight_lr", "gaps"
 _LOG_MAX_WEIGHT = math.log(1e6)
 

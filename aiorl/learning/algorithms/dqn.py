@@ -11,11 +11,11 @@ import numpy as np
 from gymnasium import spaces
 
 from aiorl.acting.distributions import Greedy
-from aiorl.acting.schedules import Schedule
+from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.data import columns as c
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.algorithm import Observations
 from aiorl.learning.algorithms.compiled_base import TargetNetwork, following
 from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, UpdateSpec
@@ -42,8 +42,6 @@ from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, SequenceShape
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
     from aiorl.learning.models.q_network import QNetwork
-
-__all__ = ["DQN", "DQNConfig"]
 
 _dqn = partial(key, group="DQN")
 _LEAST_SEQUENCE = 8

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
-from aiorl.acting.observation.filters import MeanStdFilter, Normalisation
+from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c

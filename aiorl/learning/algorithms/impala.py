@@ -25,8 +25,6 @@ from aiorl.learning.models.distributions import to_tf_distribution
 if TYPE_CHECKING:
     pass
 
-__all__ = ["IMPALA", "IMPALAConfig"]
-
 _MAX_LOG_RHO = 20.0  # a larger ratio would overflow the estimate of the divergence
 
 

@@ -29,8 +29,6 @@ from aiorl.learning.models.distributions import to_tf_distribution
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
-__all__ = ["IQL", "IQLConfig"]
-
 _LEAST_Q = "least_q"
 
 _iql = partial(key, group="IQL")

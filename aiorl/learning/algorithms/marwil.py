@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
@@ -21,8 +21,6 @@ from aiorl.learning.models.distributions import to_tf_distribution
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
-
-__all__ = ["MARWIL", "MARWILConfig"]
 
 _marwil = partial(key, group="MARWIL")
 _MEAN_SQUARE = "advantages_mean_square"

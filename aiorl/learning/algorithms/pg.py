@@ -7,7 +7,7 @@ from typing import Literal
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig
@@ -15,8 +15,6 @@ from aiorl.learning.algorithms.rows import sequence_columns
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_mean, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution
-
-__all__ = ["PG", "PGConfig"]
 
 
 class PGConfig(OnPolicyConfig):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.config.schema import CommonConfig
-from aiorl.data.gradient_columns import CULPRIT, METRICS, NUM_ROWS, gradients_in
+from aiorl.data.columns import CULPRIT, METRICS, NUM_ROWS, gradients_in
 from aiorl.data.layout import laid_out
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import BatchError, PolicyError

@@ -13,8 +13,6 @@ from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import approximate_kl, clipped_value_loss, masked_normalise, ppo_loss
 from aiorl.learning.models.distributions import to_tf_distribution
 
-__all__ = ["PPO", "PPOConfig"]
-
 _ppo = partial(key, group="PPO")
 _LEAST_STEPS = 64  # of a minibatch
 _LEAST_SEQUENCES = 4  # of a minibatch, where the network is recurrent

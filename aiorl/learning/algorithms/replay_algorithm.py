@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from aiorl.acting.observation.filters import MeanStdFilter, Normalisation, ObservationFilter
-from aiorl.acting.schedules import Schedule
+from aiorl.acting.exploration import Schedule
+from aiorl.acting.filters import MeanStdFilter, Normalisation, ObservationFilter
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.column_spec import Piece
-from aiorl.data.finite import first_not_finite
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.arrays import first_not_finite
+from aiorl.data.columns import Piece
+from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError, CheckpointError, InternalError
 from aiorl.learning.algorithms.algorithm import (
     Array,

@@ -7,7 +7,7 @@ from collections.abc import Set
 from functools import partial
 from typing import ClassVar, Literal
 
-from aiorl.acting.schedules import Schedule
+from aiorl.acting.exploration import Schedule
 from aiorl.config.code import is_import_path
 from aiorl.config.key import changed, key
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.learning.lazy import tf
 
 if TYPE_CHECKING:

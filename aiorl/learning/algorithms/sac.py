@@ -35,8 +35,6 @@ from aiorl.learning.models.distributions import to_tf_distribution
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
-__all__ = ["SAC", "SACConfig"]
-
 OF_CHOICES = "q_of_choices"
 """Over choices, name of what the critics' loss gives beside: the Q values [C, B, A] of all."""
 _ALPHA_LR, _LOGP, _LOGITS, _MASK = "alpha_lr", "logp", "logits", "mask"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import LeasePlan
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, sequence_forward_with_last

@@ -20,8 +20,6 @@ from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import clipped_double_q_targets, deterministic_actor_losses, smoothed_actions
 
-__all__ = ["TD3", "TD3Config"]
-
 _td3 = partial(key, group="TD3")
 
 

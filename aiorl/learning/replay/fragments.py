@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.n_step import check_n_steps
+from aiorl.acting.postprocess import check_n_steps
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
-from aiorl.data.finite import all_finite
+from aiorl.data.arrays import all_finite
+from aiorl.data.columns import ColumnSpec
 from aiorl.data.fragment import check_new_obs
 from aiorl.errors import BatchError
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.n_step import last_rows, n_step_new_obs
+from aiorl.acting.postprocess import last_rows, n_step_new_obs
 from aiorl.data import columns as c
-from aiorl.data.column_spec import Piece
+from aiorl.data.columns import Piece
 from aiorl.errors import BatchError, CheckpointError
 from aiorl.learning.replay.fragments import check_fragment, checked_errors, newest_steps
 from aiorl.learning.replay.frames import FrameStore, observed

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.data.column_spec import Piece
+from aiorl.data.columns import Piece
 from aiorl.errors import CheckpointError
 
 Array = NDArray[Any]

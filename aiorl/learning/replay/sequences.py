@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.n_step import n_step
+from aiorl.acting.postprocess import n_step
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.data.fragment import new_obs
 from aiorl.errors import BatchError
 from aiorl.learning.replay.fragments import check_fragment, check_numbers

@@ -17,7 +17,7 @@ import psutil
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.errors import ConfigError
 from aiorl.learning.replay.priorities import Prioritised, SumTree
 from aiorl.process.machine import available_bytes

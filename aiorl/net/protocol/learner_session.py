@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from aiorl.config.worker import TransportConfig
-from aiorl.data.sample_plan import PolicyGraph
+from aiorl.data.fragment import PolicyGraph
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.leases import Grant, LeaseBook

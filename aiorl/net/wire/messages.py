@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from numpy.typing import NDArray
 
-from aiorl.data.sample_plan import PolicyGraph
+from aiorl.data.fragment import PolicyGraph
 
 PROTOCOL_VERSION = 3
 

@@ -34,7 +34,7 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout, leaf_spaces
-from aiorl.data.concat import Batch
+from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.io import IOContext

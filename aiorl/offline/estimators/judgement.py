@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
-from aiorl.data.concat import Batch
+from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError
 from aiorl.offline.estimators import (

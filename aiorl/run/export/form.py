@@ -25,7 +25,7 @@ from aiorl.acting.acting_graph import (
     ActingSpec,
     ArraySpec,
 )
-from aiorl.acting.acting_state import PolicyParts
+from aiorl.acting.acting_state import PolicyParts, SavedRun
 from aiorl.acting.distributions import (
     MASKED_LOGIT,
     ActionDistribution,
@@ -36,8 +36,7 @@ from aiorl.acting.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from aiorl.acting.observation.filters import MeanStdFilter, Normalisation
-from aiorl.acting.saved_run import SavedRun
+from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.errors import ExportError
 
 T = TypeVar("T")

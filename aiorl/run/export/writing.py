@@ -27,9 +27,9 @@ from aiorl.acting.acting_graph import (
     VF_OUTPUT,
     ArraySpec,
 )
+from aiorl.acting.acting_state import SavedRun
 from aiorl.acting.distributions import SquashedGaussian
-from aiorl.acting.observation.filters import MeanStdFilter
-from aiorl.acting.saved_run import SavedRun
+from aiorl.acting.filters import MeanStdFilter
 from aiorl.config.schema import CommonConfig
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ConfigError, ExportError, nearest

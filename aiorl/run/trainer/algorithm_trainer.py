@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint
-from aiorl.acting.observation.filters import ObservationFilter
+from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.policy import Policy
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.schema import CommonConfig

@@ -12,8 +12,6 @@ from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
 from aiorl.run.report.log_files import KeptSmall, LogFile
 
-__all__ = ["RunLog"]
-
 _logger = logging.getLogger("aiorl")
 
 

@@ -44,8 +44,6 @@ from aiorl.run.trainer.run_log import RunLog
 from aiorl.run.training import report
 from aiorl.sampling.callbacks import DefaultCallbacks
 
-__all__ = ["ENV_HINT", "Trainer", "creator_of", "settings_of"]
-
 logger = logging.getLogger(__name__)
 
 _MAX_RETRIES = 3

@@ -20,8 +20,6 @@ from aiorl.run.threads import LoopThread
 from aiorl.run.trainer.run_log import RunLog
 from aiorl.run.trainer.trainer import ENV_HINT, creator_of, settings_of
 
-__all__ = ["train"]
-
 
 def train(
     env: Any = None,

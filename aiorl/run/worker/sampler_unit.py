@@ -21,17 +21,17 @@ from typing import Any
 
 import numpy as np
 
+from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.acting.observation.filters import ObservationFilter
 from aiorl.acting.policy import Policy
 from aiorl.compat.dict_callbacks import named_callbacks
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
+from aiorl.data.fragment import PolicyGraph
 from aiorl.data.layout import laid_out, with_scaled_rewards
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.data.sample_plan import PolicyGraph
 from aiorl.errors import EnvError, SamplerDied
 from aiorl.net.wire.messages import Arrays, PolicyArrays, Samples, Snapshot
 from aiorl.offline.estimators import OffPolicyEstimate

@@ -51,8 +51,6 @@ from aiorl.run.worker.sampler_unit import StopSampling
 if TYPE_CHECKING:
     from aiorl.run.worker.sampler_unit import Produced, SamplerUnit
 
-__all__ = ["WorkerOutcome", "WorkerService"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aiorl.acting.observation.filters import MeanStdFilter, make_filter
+from aiorl.acting.filters import MeanStdFilter, make_filter
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.run.flow import Publisher
 from aiorl.run.worker.sampler_unit import SnapshotSlot

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aiorl.acting.observation.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter, RunningStat, make_filter
+from aiorl.acting.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter, RunningStat, make_filter
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.acting.observation.preprocessors import (
+from aiorl.acting.preprocessors import (
     BoxPreprocessor,
     DiscretePreprocessor,
     IdentityPreprocessor,

@@ -6,8 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from aiorl.acting.observation.filters import MeanStdFilter
-from aiorl.acting.observation.returns import ReturnFilter, RewardScaler
+from aiorl.acting.filters import MeanStdFilter, ReturnFilter, RewardScaler
 
 GAMMA = 0.97
 

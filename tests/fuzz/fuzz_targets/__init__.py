@@ -57,7 +57,7 @@ _DECODING = (
     "aiorl.net.wire.compression",
 )
 _STORED = tuple(f"aiorl.offline.{name}" for name in ("inspection", "json_lines", "pickled_array", "stored_columns"))
-_ACTING = ("aiorl.acting.acting_state", "aiorl.acting.saved_run", "aiorl.config.worker", "aiorl.acting.acting_graph")
+_ACTING = ("aiorl.acting.acting_state", "aiorl.acting.acting_state", "aiorl.config.worker", "aiorl.acting.acting_graph")
 _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.net.protocol.ledger", "json")
 
 TARGETS = {
@@ -70,7 +70,7 @@ TARGETS = {
         Target("graph", 0.12, ("aiorl.acting",), 4096),
         Target("acting", 0.05, _ACTING, 4096),
         Target("nested", 0.02, ("aiorl.data.nested_codec",), 512),
-        Target("spaces", 0.02, ("aiorl.data.spaces", "aiorl.acting.observation.preprocessors"), 512),
+        Target("spaces", 0.02, ("aiorl.data.spaces", "aiorl.acting.preprocessors"), 512),
         Target("checkpoint", 0.05, _CHECKPOINT, 2048),
         Target("stored", 0.06, _STORED, 1024),
         Target("parquet", 0.03, ("aiorl.offline.parquet",), 512),

@@ -12,8 +12,7 @@ from gymnasium import spaces
 from plain_graph import make_graph
 from safetensors.numpy import save as save_tensors
 
-from aiorl.acting.acting_state import ActingState
-from aiorl.acting.saved_run import SavedRun
+from aiorl.acting.acting_state import ActingState, SavedRun
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_to_dict

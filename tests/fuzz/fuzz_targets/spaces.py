@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 from gymnasium import spaces
 
-from aiorl.acting.observation.preprocessors import make_preprocessor
+from aiorl.acting.preprocessors import make_preprocessor
 from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict, space_to_dict
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 from fuzz_targets.source import Source

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aiorl.acting.distributions import make_distribution
 from aiorl.data import columns as c
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.learning.models.actor_critic import ActorCritic
 from aiorl.learning.models.catalog import build_model
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.errors import BatchError
 from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, rounded_up
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from full_disk import disk_full_after
 
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, unpacked
 from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, Phase, UpdateSpec

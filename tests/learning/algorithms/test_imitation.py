@@ -11,7 +11,7 @@ import tensorflow as tf
 from gymnasium import spaces
 from update_losses import LossCase
 
-from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers

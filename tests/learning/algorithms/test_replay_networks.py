@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.acting.filters import MeanStdFilter
 from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout

@@ -11,7 +11,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from aiorl.data import columns as c
-from aiorl.data.gradient_columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, gradients_in
+from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, gradients_in
 from aiorl.errors import BatchError, PolicyError, TrainingDiverged
 from aiorl.learning.algorithms.a2c import A2C, A2CConfig
 from aiorl.learning.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW

@@ -14,8 +14,7 @@ from gymnasium import spaces
 from aiorl.acting.distributions import MASKED_LOGIT, make_distribution
 from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data import columns as c
-from aiorl.data.action_mask import MaskLayout
-from aiorl.data.obs_layout import LaidOutBox, ObsLayout
+from aiorl.data.obs_layout import LaidOutBox, MaskLayout, ObsLayout
 from aiorl.errors import PolicyError
 from aiorl.learning.algorithms.batch_buffers import PACKED
 from aiorl.learning.algorithms.registry import algorithm_class

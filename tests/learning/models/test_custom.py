@@ -270,7 +270,7 @@ def test_a_worker_needs_neither_keras_nor_the_users_module(tmp_path):
     code = f"""
         import json, sys
         import numpy as np
-        from aiorl.acting.loading import load_policy
+        from aiorl.acting.onnx_policy import load_policy
         policy = load_policy(open(r"{tmp_path}/graph.onnx", "rb").read(), json.load(open(r"{tmp_path}/spec.json")))
         weights = np.load(r"{tmp_path}/weights.npz")
         policy.set_weights({{name.replace("|", "/"): weights[name] for name in weights.files}})

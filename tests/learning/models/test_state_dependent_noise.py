@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from aiorl.acting.acting_graph import ActingGraph
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.loading import load_policy
+from aiorl.acting.onnx_policy import load_policy
 from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout

@@ -13,8 +13,7 @@ from gymnasium import spaces
 from safetensors.numpy import load_file
 
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.loading import load_policy
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.onnx_policy import OnnxPolicy, load_policy
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import CheckpointError, ExportError, PolicyError

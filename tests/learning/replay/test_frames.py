@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replay_worlds import StackWorld
 
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec, Dtype
+from aiorl.data.columns import ColumnSpec, Dtype
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.replay import Prioritised, Replay, ReplaySpec, spec
 from aiorl.learning.replay import frames as frames_module

@@ -13,7 +13,7 @@ import pytest
 from replay_worlds import insert
 
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.errors import ConfigError
 from aiorl.learning.replay import Prioritised, Replay, ReplaySpec, check_fits
 from aiorl.learning.replay import spec as memory

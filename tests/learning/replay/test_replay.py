@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replay_worlds import StackWorld, insert
 
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.replay import Prioritised, Replay, ReplaySpec
 

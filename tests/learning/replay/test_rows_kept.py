@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from replay_worlds import StackWorld
 
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.learning.replay import Replay, ReplaySpec
 
 Array = NDArray[Any]

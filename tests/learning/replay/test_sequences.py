@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.columns import ColumnSpec
 from aiorl.errors import BatchError
 from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, Sequences, SequenceShape
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.acting.filters import MeanStdFilter
 from aiorl.errors import BatchError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiorl.config.worker import TransportConfig
-from aiorl.data.arena import allocate_together
+from aiorl.data.arrays import allocate_together
 from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
 from aiorl.net.wire import decoding, encoding
 from aiorl.net.wire import messages as m

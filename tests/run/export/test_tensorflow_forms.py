@@ -18,8 +18,8 @@ import tensorflow as tf
 from export_worlds import FOUR, WORLDS, model_inputs, observations_of, run_onnx, save_world
 
 import aiorl
+from aiorl.acting.acting_state import SavedRun
 from aiorl.acting.distributions import Greedy
-from aiorl.acting.saved_run import SavedRun
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, ExportError
 from aiorl.learning.models import export

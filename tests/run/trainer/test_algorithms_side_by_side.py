@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiorl import DQNConfig, PPOConfig, Trainer, load_policy
-from aiorl.acting.saved_run import SavedRun
+from aiorl.acting.acting_state import SavedRun
 from aiorl.config.layers import load_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError

@@ -11,7 +11,7 @@ import pytest
 from small_runs import SMALL
 
 import aiorl
-from aiorl.acting.observation.returns import returns_of
+from aiorl.acting.filters import returns_of
 from aiorl.data import columns as c
 from aiorl.errors import CheckpointError
 

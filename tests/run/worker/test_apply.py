@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.acting.filters import MeanStdFilter
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.net.wire.messages import Snapshot
 from aiorl.run.worker.sampler_unit import SnapshotSlot, StopSampling

@@ -11,13 +11,13 @@ import pytest
 from gymnasium import spaces
 from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
 
-from aiorl.acting.observation.returns import ReturnFilter, returns_of
+from aiorl.acting.filters import ReturnFilter, returns_of
 from aiorl.acting.postprocess import gae
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.net.wire.messages import Snapshot
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights

@@ -17,7 +17,7 @@ from plain_policies import PlainPolicy
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, ConfigError, EnvError, PolicyError
 from aiorl.net.wire.decoding import decode

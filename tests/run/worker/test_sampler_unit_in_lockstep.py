@@ -13,9 +13,8 @@ from gymnasium import spaces
 
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
-from aiorl.data.column_spec import ColumnSpec
-from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.columns import DEFAULT_POLICY_ID, ColumnSpec
+from aiorl.data.fragment import SamplePlan
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import EnvError, PolicyError
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers

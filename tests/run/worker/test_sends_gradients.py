@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from gradient_runs import NoTensorFlow
 
-from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.gradient_columns import GRADIENT_OF, NUM_ROWS
+from aiorl.data.columns import DEFAULT_POLICY_ID, GRADIENT_OF, NUM_ROWS
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.algorithms.a3c import A3CConfig
 from aiorl.net.wire.decoding import decode

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from aiorl.acting.n_step import n_step_new_obs
+from aiorl.acting.postprocess import n_step_new_obs
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.learning.algorithms.apex import ApexConfig

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.net.wire.messages import Snapshot
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace

@@ -18,14 +18,13 @@ from random_cases import Case, Comparison, cases
 from random_worlds import ACTION_SPACES, NATIVE_ID, OBS_SPACES, World
 from reference_sampler import NothingComes, ReferenceSampler, Settings
 
-from aiorl.acting.loading import load_policy
-from aiorl.acting.observation.filters import make_filter
-from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.acting.filters import make_filter
+from aiorl.acting.onnx_policy import load_policy
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.fragment import new_obs
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.fragment import SamplePlan, new_obs
 from aiorl.net.wire.messages import Snapshot
 from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, UnitPlace
 

@@ -18,23 +18,9 @@ from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.config.code import import_object, named_failures
-from aiorl.data.action_mask import ACTION_MASK, MaskLayout, is_masked
-from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
+from aiorl.data.obs_layout import ACTION_MASK, LaidOutBox, MaskLayout, ObsLayout, is_masked, layout_of
 from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
-
-__all__ = [
-    "BoxPreprocessor",
-    "DiscretePreprocessor",
-    "IdentityPreprocessor",
-    "MaskedPreprocessor",
-    "MultiBinaryPreprocessor",
-    "MultiDiscretePreprocessor",
-    "NestedPreprocessor",
-    "Preprocessor",
-    "make_preprocessor",
-    "preprocessor_for",
-]
 
 MAX_ONE_HOT = 1 << 14
 """Most numbers that a one-hot observation may have: each row holds all of them."""

@@ -1,1 +1,0 @@
-"""Preprocessors and running filters of observations."""

@@ -1,0 +1,128 @@
+"""Work on arrays and batches: joined, discounted, checked for numbers that are not finite, laid out in one piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+
+Batch = SampleBatch | MultiAgentBatch
+
+
+def concat_batches(batches: Sequence[Batch]) -> Batch:
+    """Rows of all batches in the order given; a single batch is returned as it is.
+
+    Where plain and multi-agent ones meet, the plain ones are rows of the default policy. They come from callbacks and
+    files; a sampler's own batches are all of one type.
+
+    Args:
+        batches: at least one.
+
+    Raises:
+        ValueError: no batches.
+        BatchError: batches of one policy whose columns differ (also a ValueError).
+    """
+    if not batches:
+        raise ValueError("there are no batches to concatenate")
+    if len(batches) == 1:
+        return batches[0]
+    plain = [batch for batch in batches if isinstance(batch, SampleBatch)]
+    if len(plain) == len(batches):
+        return SampleBatch.concat(plain)
+    return MultiAgentBatch.concat(
+        [
+            MultiAgentBatch({DEFAULT_POLICY_ID: batch}, batch.env_steps) if isinstance(batch, SampleBatch) else batch
+            for batch in batches
+        ]
+    )
+
+
+def columns_of(batch: Batch) -> Mapping[str, Any]:
+    """The columns of a plain batch by name; of a multi-agent one, each policy's by its id."""
+    return batch if isinstance(batch, SampleBatch) else batch.policy_batches
+
+
+def compressed(batch: Batch, *, is_bulk: bool) -> Batch:
+    """The same batch with compressed observations; who has the one given keeps it as it is."""
+    packed: Batch
+    if isinstance(batch, SampleBatch):
+        packed = batch.slice(0, batch.count)
+        packed.env_steps = batch.env_steps
+    else:
+        parts = {policy_id: rows.slice(0, rows.count) for policy_id, rows in batch.policy_batches.items()}
+        packed = MultiAgentBatch(parts, batch.count)
+    packed.compress("bulk" if is_bulk else "rows")
+    return packed
+
+
+def discounted_sums(deltas: NDArray[np.float64], decay: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A_t = deltas_t + decay_t A_{t+1} down the columns of [T, N]; may work in place."""
+    steps, width = deltas.shape
+    if width == 1:
+        # Python's own floats: a loop over them is several times faster than one over arrays of length 1
+        running = 0.0
+        sums = []
+        for delta, factor in zip(deltas[::-1, 0].tolist(), decay[::-1, 0].tolist(), strict=True):
+            running = delta + factor * running
+            sums.append(running)
+        return np.array(sums[::-1]).reshape(steps, 1)
+    rows, factors = list(deltas), list(decay)
+    scratch = np.empty(width)
+    for step in range(steps - 2, -1, -1):
+        np.multiply(factors[step], rows[step + 1], out=scratch)
+        np.add(rows[step], scratch, out=rows[step])
+    return deltas
+
+
+_FEW = 16
+"""So many numbers are looked at sooner by Python than by NumPy."""
+
+
+def all_finite(numbers: NDArray[Any]) -> bool:
+    """Whether an array of floats holds neither NaN nor infinity."""
+    size = numbers.size
+    if size <= _FEW and numbers.itemsize <= 8 and math.isfinite(sum(numbers.ravel().tolist())):
+        return True  # else there is one, or large numbers have overflown
+    return int(np.count_nonzero(np.isfinite(numbers))) == size
+
+
+def first_not_finite(columns: Mapping[str, NDArray[Any]]) -> str:
+    """The first column of floats that holds a NaN or an infinity; "" if none does."""
+    return next((name for name, array in columns.items() if array.dtype.kind == "f" and not all_finite(array)), "")
+
+
+ALIGN_BYTES = 8
+"""Each array starts at the next multiple of this, counted from the first one's first byte."""
+
+
+def allocate_together(specs: Sequence[tuple[tuple[int, ...], DTypeLike]]) -> list[NDArray[Any]]:
+    """Uninitialised C-contiguous arrays in one allocation, in this order; what lies between them is zero.
+
+    The allocation lives as long as any of them.
+
+    Args:
+        specs: shape and dtype of each array.
+    """
+    places = []
+    gaps = []
+    end = 0
+    for shape, kind in specs:
+        dtype = np.dtype(kind)
+        start = end + -end % ALIGN_BYTES
+        if start != end:
+            gaps.append(slice(end, start))
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        end = start + size
+        places.append((shape, dtype, start))
+    arena = np.empty(end, np.uint8)
+    for gap in gaps:
+        arena[gap] = 0
+    return [np.ndarray(shape, dtype, arena, start) for shape, dtype, start in places]
