@@ -289,7 +289,7 @@ class VectorStep:
         final_index: [K] int64 copies that were reset inside this step, ascending; None when there are none.
         final_obs: [K, ...] their true final observations.
         valid: [N] bool, False where the row was only the reset of a copy; None when all are transitions.
-        infos: what the copies said, all in one dict (see ``vector_infos``); None or empty where nothing is known.
+        infos: what the copies said, all in one dict (see ``native_vector_env``); None or empty where nothing is known.
     """
 
     obs: NDArray[Any]

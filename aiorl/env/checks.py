@@ -27,6 +27,9 @@ from aiorl.text import shortened
 
 logger = logging.getLogger(__name__)
 
+SIMPLE_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Spaces with a single array per observation."""
+
 StepOf = Callable[[int], int]
 """Vector index -> step of that copy in its episode, for messages."""
 
@@ -163,21 +166,16 @@ class NestedCheck:
         """
         self._env_id = env_id
         self._leaf: ObservationCheck | None = None
-        self._parts: dict[Any, NestedCheck] = {}
         self._kind: type[dict[Any, Any]] | type[tuple[Any, ...]] | None = None
         self._may_have_more = may_have_more
+        parts: Iterable[tuple[Any, spaces.Space[Any]]] = ()
         if isinstance(space, spaces.Dict):
-            self._kind = dict
-            self._parts = {
-                key: NestedCheck(env_id, part, may_have_more=may_have_more) for key, part in space.spaces.items()
-            }
+            self._kind, parts = dict, space.spaces.items()
         elif isinstance(space, spaces.Tuple):
-            self._kind = tuple
-            self._parts = {
-                key: NestedCheck(env_id, part, may_have_more=may_have_more) for key, part in enumerate(space.spaces)
-            }
-        elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            self._kind, parts = tuple, enumerate(space.spaces)
+        elif isinstance(space, SIMPLE_SPACES):
             self._leaf = ObservationCheck(env_id, space)
+        self._parts = {key: NestedCheck(env_id, part, may_have_more=may_have_more) for key, part in parts}
 
     def coerce(self, obs: Any, index: int, step: int) -> Any:
         """One observation with arrays of the right shapes and dtypes as its leaves.

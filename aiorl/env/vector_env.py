@@ -30,7 +30,15 @@ from aiorl.env.base_env import (
     opening_poll,
     stepped_poll,
 )
-from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, check_flags, check_rewards, raise_env_fault
+from aiorl.env.checks import (
+    SIMPLE_SPACES,
+    NestedCheck,
+    ObservationCheck,
+    as_reward,
+    check_flags,
+    check_rewards,
+    raise_env_fault,
+)
 from aiorl.env.gym_like import (
     check_gym_like,
     check_seedable,
@@ -50,7 +58,6 @@ _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 _OLD_NAMES = ("observations", "rewards", "dones", "infos")
 _NEVER = sys.maxsize
 _NUMBERS = (float, int, np.floating, np.integer)
-_SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class VectorEnv(ABC):
@@ -259,7 +266,7 @@ class Copies(VectorEnv):
         if seed is not None:
             self.seed(seed)
         space = self.observation_space
-        self.check = ObservationCheck(env_id, space) if isinstance(space, _SIMPLE) else None
+        self.check = ObservationCheck(env_id, space) if isinstance(space, SIMPLE_SPACES) else None
         self.nested = NestedCheck(env_id, self.observation_space)
         self.rewards = np.zeros(len(envs), np.float64)
         self.terminateds = np.zeros(len(envs), np.bool_)

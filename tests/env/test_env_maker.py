@@ -206,14 +206,17 @@ def test_r26_lockstep_copies_are_wrapped_each_here_and_in_children(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [MyBaseEnv, TwoCounters, lambda: ExternalEnv(None, None)])
-def test_r28_environments_that_are_seeded_as_one_need_a_seed_method(kind):
+def test_r27_r28_environments_that_are_seeded_as_one_need_a_method_that_takes_a_seed(kind):
     env = kind()
     with pytest.raises(ValueError, match="cannot be seeded"):
         to_base_env(env, seed=5)
     seeds = []
     env.seed = seeds.append
     to_base_env(env, seed=5)
-    assert seeds == [5]
+    env = kind()
+    env.reset = lambda seed: seeds.append(seed)
+    to_base_env(env, seed=6)
+    assert seeds == [5, 6]
 
 
 @pytest.mark.parametrize("vectorize", ["serial", "remote"])
@@ -222,33 +225,6 @@ def test_a_fault_of_the_constructor_is_not_told_as_one_of_a_reset(vectorize):
         make_lockstep_env("aiorl.testing.envs:FaultyEnv", {"fault": "constructor"}, 1, vectorize)
     assert caught.value.step == -1
     assert "in __init__" in caught.value.traceback_text
-
-
-class Drawing(VectorEnv):
-    """Observes random numbers; its seed is taken by ``reset``, which no sampler calls."""
-
-    num_envs = 1
-    observation_space, action_space = gymnasium.spaces.Box(0, 1, (2,), np.float64), gymnasium.spaces.Discrete(2)
-
-    def __init__(self):
-        self.rng = np.random.default_rng()
-
-    def reset(self, seed=None):
-        self.rng = np.random.default_rng(seed)
-
-    def vector_reset(self):
-        return [self.rng.random(2)]
-
-    def reset_at(self, index):
-        return self.rng.random(2)
-
-    def vector_step(self, actions):
-        raise NotImplementedError
-
-
-def test_r27_the_seed_of_a_vector_env_reaches_it_by_whichever_method_takes_it():
-    first, second, third = (to_base_env(Drawing(), seed=seed).poll().obs[0]["agent0"].tolist() for seed in (3, 3, 4))
-    assert first == second != third
 
 
 @pytest.mark.parametrize(

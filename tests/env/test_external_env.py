@@ -167,21 +167,6 @@ def test_r123_r158_an_external_env_is_never_reset_and_shows_no_environment_objec
     assert base.get_unwrapped() == []
 
 
-def test_a_reward_of_none_counts_as_nothing():
-    """SPEC 4.5."""
-
-    def drive(env):
-        env.start_episode("e")
-        env.get_action("e", 0)
-        env.log_returns("e", None)
-        env.get_action("e", 1)
-        env.log_returns("e", 2.0)
-        env.log_returns("e", None)
-        env.end_episode("e", 2)
-
-    assert [poll.rewards["e"][AGENT] for poll in drain(ExternalBaseEnv(Driven(drive)))] == [0.0, 0.0, 2.0]
-
-
 def test_infos_are_kept_although_the_client_reuses_their_arrays():
     def drive(env):
         array = np.zeros(1)

@@ -151,24 +151,6 @@ def test_without_the_atari_emulator_other_unknown_names_are_still_only_unknown(m
         resolve_env("CartPol-v1")
 
 
-def test_old_gym_cartpole_runs_with_its_time_limit():
-    pytest.importorskip("shimmy")
-    env = SerialEnv([resolve_env("gym:CartPole-v1")(EnvContext())], env_id="gym:CartPole-v1")
-    assert env.max_episode_steps == 500
-    first = env.reset([7])
-    np.testing.assert_array_equal(first, env.reset([7]))
-    ends = 0
-    for t in range(200):
-        step = env.step(np.array([t % 3 // 2]))
-        assert step.rewards[0] == 1.0
-        if step.final_obs is not None:
-            ends += 1
-            assert abs(step.final_obs[0, 2]) > 0.2 or abs(step.final_obs[0, 0]) > 2.4
-            assert np.abs(step.obs).max() <= 0.05
-    assert ends > 3
-    env.close()
-
-
 def test_old_gym_time_limit_truncates():
     pytest.importorskip("shimmy")
     env = SerialEnv([resolve_env("gym:MountainCar-v0")(EnvContext())], env_id="old")

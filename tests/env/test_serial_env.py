@@ -56,15 +56,6 @@ def test_seeds_are_given_at_the_first_reset_only_each_copy_its_own():
     assert [copy.seeds for copy in copies] == [[11, None, None], [1_000_011, None, None]]
 
 
-def test_actions_arrive_at_their_copies():
-    copies = [CountingEnv(9), CountingEnv(9)]
-    env = serial(*copies)
-    env.reset()
-    env.step(np.array([0, 1]))
-    env.step(np.array([1, 1]))
-    assert [copy.last_actions for copy in copies] == [[0, 1], [1, 1]]
-
-
 @pytest.mark.parametrize("end", ["terminate", "never"])
 def test_a_horizon_is_a_truncation_but_a_real_end_on_it_is_a_real_end(end):
     """R82, R83."""
