@@ -191,6 +191,29 @@ class BaseEnv(ABC):
                 close()
 
 
+class SteppedBaseEnv(BaseEnv):
+    """A BaseEnv that steps in ``send_actions``, in the calling thread; the next poll returns what the steps gave."""
+
+    _env_id: str
+    _stepped: Poll | None = None
+    _is_started = False
+
+    @abstractmethod
+    def _reset_all(self) -> MultiEnvDict:
+        """First observations of every environment."""
+
+    def poll(self) -> Poll:
+        """Results of the environments that were acted on; the first poll resets them all."""
+        if not self._is_started:
+            first = opening_poll(self._reset_all())
+            self._is_started = True
+            return first
+        poll, self._stepped = self._stepped, None
+        if poll is None:
+            raise EnvContractError(self._env_id, "it was polled twice, with no actions sent in between")
+        return poll
+
+
 def opening_poll(obs: MultiEnvDict) -> Poll:
     """The poll that opens episodes with these observations."""
     flags = {env_id: {**dict.fromkeys(agents, False), ALL_AGENTS: False} for env_id, agents in obs.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aiorl.data.arrays import all_finite
-from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, env_seeds, opening_poll
+from aiorl.env.base_env import ALL_AGENTS, Poll, SteppedBaseEnv, env_seeds
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
 from aiorl.env.gym_like import check_seedable, close_all, seed_env
 from aiorl.errors import BadObservationError, EnvContractError, UnsupportedEnvError
@@ -175,7 +175,7 @@ class MultiAgentCopy:
         return EnvContractError(self._env_id, message, vector_index=self._index, step=self._step)
 
 
-class MultiAgentBaseEnv(BaseEnv):
+class MultiAgentBaseEnv(SteppedBaseEnv):
     """Copies of a MultiAgentEnv as a BaseEnv; a poll returns those that were acted on."""
 
     def __init__(self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None) -> None:
@@ -194,20 +194,10 @@ class MultiAgentBaseEnv(BaseEnv):
         self.action_space = getattr(envs[0], "action_space", None)
         self._copies = [MultiAgentCopy(env, env_id, index, seeds[index]) for index, env in enumerate(envs)]
         self._env_id = env_id
-        self._stepped: Poll | None = None
-        self._started = False
         self._closed = False
 
-    def poll(self) -> Poll:
-        """Results of the environments that were acted on; the first poll resets them all."""
-        if not self._started:
-            fresh = {index: copy.reset() for index, copy in enumerate(self._copies)}
-            self._started = True
-            return opening_poll(fresh)
-        poll, self._stepped = self._stepped, None
-        if poll is None:
-            raise EnvContractError(self._env_id, "it was polled twice, with no actions sent in between")
-        return poll
+    def _reset_all(self) -> dict[Any, AgentDict]:
+        return {index: copy.reset() for index, copy in enumerate(self._copies)}
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Step the environments that actions are given for; see BaseEnv."""

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import (
     ASYNC_RESET_RETURN,
-    BaseEnv,
     FinishedGame,
     LockstepEnv,
     Poll,
+    SteppedBaseEnv,
     VectorStep,
     add_step,
     opening_poll,
 )
 from aiorl.env.checks import ObservationCheck, check_rewards, raise_env_fault
-from aiorl.errors import EnvContractError, EnvError, UnsupportedEnvError
+from aiorl.errors import EnvError, UnsupportedEnvError
 
 _FLAG = np.dtype(np.bool_)
 _TRAINING = "training_enabled"
@@ -175,7 +175,7 @@ class NativeVectorEnv(LockstepEnv):
         return [self._env.unwrapped]
 
 
-class LockstepBaseEnv(BaseEnv):
+class LockstepBaseEnv(SteppedBaseEnv):
     """A LockstepEnv as a BaseEnv; every poll returns all copies, but for those that are just being reset.
 
     A copy can be reset only after its episode has ended, since it does so itself: ``try_reset`` at any other time
@@ -201,21 +201,11 @@ class LockstepBaseEnv(BaseEnv):
         self._actions: NDArray[Any] = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
         self._actions[...] = blank
         self._blank = blank
-        self._poll: Poll | None = None
         self._first_obs: dict[int, Any] = {}
         self._resetting: set[int] = set()
-        self._started = False
 
-    def poll(self) -> Poll:
-        """The last step of every copy; the first poll resets them all."""
-        if not self._started:
-            obs = np.array(self.lockstep_env.reset())
-            self._started = True
-            return opening_poll({index: {DEFAULT_AGENT_ID: row} for index, row in enumerate(obs)})
-        if self._poll is None:
-            raise EnvContractError(self.lockstep_env.env_id, "it was polled twice, with no actions sent in between")
-        poll, self._poll = self._poll, None
-        return poll
+    def _reset_all(self) -> dict[Any, dict[Any, Any]]:
+        return {index: {DEFAULT_AGENT_ID: row} for index, row in enumerate(np.array(self.lockstep_env.reset()))}
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Step all copies; see BaseEnv."""
@@ -223,7 +213,7 @@ class LockstepBaseEnv(BaseEnv):
         for index, by_agent in action_dict.items():
             if DEFAULT_AGENT_ID in by_agent:
                 self._actions[index] = by_agent[DEFAULT_AGENT_ID]
-        self._poll = self._step()
+        self._stepped = self._step()
 
     def _step(self) -> Poll:
         step = self.lockstep_env.step(self._actions)

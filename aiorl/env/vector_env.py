@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import (
-    BaseEnv,
     FinishedGame,
     LockstepEnv,
-    Poll,
+    SteppedBaseEnv,
     TrainingDisabled,
     VectorStep,
     env_seeds,
-    opening_poll,
     stepped_poll,
 )
 from aiorl.env.checks import (
@@ -103,7 +101,7 @@ class VectorEnv(ABC):
         """Release everything; may be called more than once."""
 
 
-class VectorBaseEnv(BaseEnv):
+class VectorBaseEnv(SteppedBaseEnv):
     """A VectorEnv as a BaseEnv: every poll returns all of its environments."""
 
     def __init__(self, vector_env: VectorEnv, *, env_id: str = "vector environment") -> None:
@@ -122,25 +120,15 @@ class VectorBaseEnv(BaseEnv):
         self.observation_space = vector_env.observation_space
         self.action_space = vector_env.action_space
         self._env_id = getattr(vector_env, "env_id", env_id)
-        self._started = False
         self._closed = False
-        self._result: tuple[Sequence[Any], ...] | None = None
         self._games = game_counters(vector_env.get_unwrapped())
 
-    def poll(self) -> Poll:
-        """The last step of every environment; the first poll resets them all."""
-        if not self._started:
-            obs = self._guarded("vector_reset", self.vector_env.vector_reset)
-            if isinstance(obs, tuple) and len(obs) == 2 and self._are_infos(obs[1]):
-                obs = obs[0]
-            self._check_length("observations", obs)
-            self._started = True
-            return opening_poll({index: {DEFAULT_AGENT_ID: value} for index, value in enumerate(obs)})
-        if self._result is None:
-            raise EnvContractError(self._env_id, "it was polled twice, with no actions sent in between")
-        obs, rewards, terminateds, truncateds, infos = self._result
-        self._result = None
-        return stepped_poll(obs, rewards, terminateds, truncateds, infos)
+    def _reset_all(self) -> dict[Any, dict[Any, Any]]:
+        obs = self._guarded("vector_reset", self.vector_env.vector_reset)
+        if isinstance(obs, tuple) and len(obs) == 2 and self._are_infos(obs[1]):
+            obs = obs[0]
+        self._check_length("observations", obs)
+        return {index: {DEFAULT_AGENT_ID: value} for index, value in enumerate(obs)}
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Step all environments; see BaseEnv.
@@ -166,7 +154,7 @@ class VectorBaseEnv(BaseEnv):
             obs, rewards, dones, infos = result
             five = [to_five_values((None, None, done, info)) for done, info in zip(dones, infos, strict=True)]
             result = (obs, rewards, [values[2] for values in five], [values[3] for values in five], infos)
-        self._result = tuple(result)
+        self._stepped = stepped_poll(*result)
 
     def try_reset(self, env_id: Any) -> dict[Any, Any]:
         """Reset one environment at once."""
