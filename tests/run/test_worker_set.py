@@ -101,24 +101,6 @@ def test_a_worker_whose_environment_is_built_in_silence_is_neither_lost_nor_kill
     assert [type(event) for event in asyncio.run(main())] == [ChildStarted]
 
 
-def test_a_running_worker_goes_on_in_a_log_that_is_made_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        both = learner_over_tcp()
-        workers = local_workers(both, tmp_path, [])
-        await workers.start()
-        await both.updates_done(2, 60)
-        log = tmp_path / "1.txt"
-        assert "registered as worker 1" in log.read_text()
-        log.unlink()
-        await until(log.exists)
-        leaving = asyncio.create_task(workers.stop(5.0))
-        await both.close()
-        await leaving
-        assert "the learner said goodbye" in log.read_text()
-
-    asyncio.run(main())
-
-
 class Watched:
     """LocalWorkers above processes that are none, with a clock of its own."""
 

@@ -227,23 +227,6 @@ def test_an_iteration_whose_evaluation_is_interrupted_is_written_down(tmp_path: 
     assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
 
 
-def test_an_iteration_whose_checkpoint_is_interrupted_is_written_down(tmp_path: Path, monkeypatch: Any) -> None:
-    with small(tmp_path / "run", checkpoint_interval_s=1e-3) as trainer:
-        write = saving.save_checkpoint
-
-        def interrupted(*args: Any, **how: Any) -> Path:
-            monkeypatch.undo()
-            press_ctrl_c()
-            return write(*args, **how)
-
-        monkeypatch.setattr(saving, "save_checkpoint", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train()
-        trainer.train()
-    lines = (tmp_path / "run" / "result.jsonl").read_text().splitlines()
-    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
-
-
 def test_a_second_thread_in_train_is_refused_and_the_first_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
     with small(tmp_path / "run") as trainer:
         refused: list[str] = []
