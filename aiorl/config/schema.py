@@ -8,8 +8,9 @@ wrong, unknown or not supported yet raise `ConfigError`, before any process is s
 from __future__ import annotations
 
 import logging
+import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -645,3 +646,44 @@ def _check_algo(algo: object, kind: type[CommonConfig]) -> None:
             f"algo can't be {algo} in {kind.__name__}, which is for {own}.", key="algo", value=algo,
             hint="Take the config class of that algorithm, or leave algo out.",
         )  # fmt: skip
+
+
+class StopFigures(NamedTuple):
+    """Where a training stands, for its stop criteria.
+
+    Attributes:
+        mean_return: of the last 100 episodes; NaN before there are as many.
+        env_steps: trained on in all.
+        evaluation_return: mean return of the newest evaluation; NaN before the first.
+        took_s: seconds since the beginning.
+        iterations: iterations since the beginning.
+    """
+
+    mean_return: float = math.nan
+    env_steps: int = 0
+    evaluation_return: float = math.nan
+    took_s: float = 0.0
+    iterations: int = 0
+
+
+STOP_CRITERIA: dict[str, Callable[[float, StopFigures], str | None]] = {
+    "stop_return": lambda goal, now: (  # but for rounding
+        f"Solved: mean return {now.mean_return:.1f} over the last 100 episodes."
+        if now.mean_return >= goal - 1e-6 * max(1.0, abs(goal)) else None
+    ),
+    "stop_evaluation_return": lambda goal, now: (
+        f"Done: an evaluation gave a mean return of {now.evaluation_return:,.1f}."
+        if now.evaluation_return >= goal else None
+    ),
+    "stop_timesteps": lambda most, now: (
+        f"Done: {now.env_steps:,} env steps were trained on." if now.env_steps >= most else None
+    ),
+    "stop_time_s": lambda most, now: f"Done: {most:g} s have passed." if now.took_s >= most else None,
+    "stop_iterations": lambda most, now: (
+        f"Done: {now.iterations:,} iterations have ended." if now.iterations >= most else None
+    ),
+}  # fmt: skip
+"""Stop criterion -> why training is to end, by its value and where training stands; None if it is to go on.
+
+All but ``stop_iterations``, which only `Trainer.iterate` has, are keys of the configuration.
+"""

@@ -171,12 +171,10 @@ class Results:
         newest = self._rewards.newest(count)
         return _mean(newest)
 
-    def has_reached(self, stop_return: float) -> bool:
-        """Whether 100 episodes have finished and the last 100 reach `stop_return` on average, but for rounding."""
-        newest = self._rewards.newest(STOP_WINDOW)
-        # what float32 sums of rewards lose may not keep a run from its end
-        slack = 1e-6 * max(1.0, abs(stop_return))
-        return newest.size >= STOP_WINDOW and _mean(newest) >= stop_return - slack
+    @property
+    def newest_return(self) -> float:
+        """Mean return of the last 100 episodes; NaN before as many have finished."""
+        return self.mean_last() if self._rewards.newest(STOP_WINDOW).size >= STOP_WINDOW else math.nan
 
     def finish_iteration(self, now: float, progress: Progress, *, timestamp: float = 0.0) -> dict[str, Any]:
         """The result of the iteration that ends now; the next one starts.

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import functools
 import logging
 import math
-import numbers
 import os
 import threading
 import time
@@ -30,7 +28,7 @@ from aiorl.config.check import no_attribute
 from aiorl.config.code import is_import_path, refuse_in_import
 from aiorl.config.layers import load_config, restore_withheld
 from aiorl.config.merge import with_base_config, without_defaults_of
-from aiorl.config.schema import CommonConfig
+from aiorl.config.schema import CommonConfig, StopFigures
 from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.run.local_workers import HINT
@@ -227,44 +225,29 @@ class Trainer:
             report(result, self._callbacks(), self, lambda _: self._write_result())
         return result
 
-    def iterate(
-        self,
-        *,
-        stop_return: float | None = None,
-        stop_timesteps: int | None = None,
-        stop_time_s: float | None = None,
-        stop_evaluation_return: float | None = None,
-        stop_iterations: int | None = None,
-        progress: bool = False,
-    ) -> Iterator[dict[str, Any]]:
+    def iterate(self, *, progress: bool = False, **stop: float | None) -> Iterator[dict[str, Any]]:
         """Train until something is reached, or all stored experience is read; else until the caller has enough.
 
         Args:
-            stop_return: mean return of the last 100 episodes; None takes the config's, as with the next three.
-            stop_timesteps: env steps trained on in all.
-            stop_time_s: seconds from the first call on.
-            stop_evaluation_return: mean return of an evaluation, see ``evaluation_interval``.
-            stop_iterations: iterations from the first call on.
             progress: show time, env steps and mean return on one line, which each iteration writes over.
+            **stop: ``stop_return`` (mean return of the last 100 episodes), ``stop_timesteps`` (env steps trained on in
+                all), ``stop_time_s`` and ``stop_iterations`` (from the first call on), ``stop_evaluation_return`` (see
+                ``evaluation_interval``); None takes the config's.
+
         Yields: the result of each iteration; the last one is that in which the trainer is stopped, if it is.
 
         Raises:
-            ConfigError: what is to be reached is no number, or by an evaluation although there are none; and what
+            ConfigError: a criterion is unknown or no number, or asks for evaluations although there are none; and what
                 ``train`` raises.
         """
-        given = (stop_return, stop_timesteps, stop_time_s, stop_evaluation_return, stop_iterations)
-        if odd := [value for value in given if not isinstance(value, numbers.Real | None)]:
-            raise ConfigError(f"iterate is to stop at {odd[0]!r:.50}, expected a number.", value=odd[0])
         began, count, config = time.monotonic(), 0, self.config
-        criteria = StopCriteria.of(
-            config, stop_return=stop_return, stop_timesteps=stop_timesteps, stop_time_s=stop_time_s,
-            stop_evaluation_return=stop_evaluation_return, stop_iterations=stop_iterations,
-        )  # fmt: skip
+        criteria = StopCriteria.of(config, **stop)
         if progress:
+            goal, most = criteria.get("stop_return"), criteria.get("stop_timesteps")
             headline = Headline(
-                config.algo, str(config.env), config.num_workers, criteria.stop_return, criteria.stop_timesteps
+                config.algo, str(config.env), config.num_workers, goal, None if most is None else int(most)
             )
-            yield from shown_on_a_line(self.iterate(**dataclasses.asdict(criteria)), headline)
+            yield from shown_on_a_line(self.iterate(progress=False, **criteria), headline)
             return
         while True:
             try:
@@ -273,13 +256,17 @@ class Trainer:
                 return
             count += 1
             yield result
-            if self._is_stopped or criteria.reason(
-                self._results(),
+            if self._is_stopped:
+                return
+            results = self._results()
+            now = StopFigures(
+                math.nan if results is None else results.newest_return,
                 result.get("env_steps_trained_total", 0),
-                evaluation_return=_evaluated(result),
-                took_s=time.monotonic() - began,
-                iterations=count,
-            ):
+                float(result.get("evaluation", {}).get("episode_reward_mean", math.nan)),
+                time.monotonic() - began,
+                count,
+            )
+            if criteria.reason(now):
                 return
 
     def stop(self) -> None:
@@ -487,11 +474,6 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def _evaluated(result: Mapping[str, Any]) -> float:
-    """Mean return of the evaluation in a result; minus infinity without one."""
-    return float(result.get("evaluation", {}).get("episode_reward_mean", -math.inf))
 
 
 def settings_of(config: Mapping[str, Any] | CommonConfig | None) -> dict[str, Any]:

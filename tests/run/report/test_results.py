@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorl.config.schema import CommonConfig, StopFigures
 from aiorl.data.metrics import EpisodeColumns
+from aiorl.run.observers import StopCriteria
 from aiorl.run.report.loggers import to_json
 from aiorl.run.report.results import Progress, Results
 
@@ -89,27 +91,24 @@ def test_without_any_episode_the_averages_are_nan() -> None:
     assert result["episodes_this_iter"] == 0
 
 
-def test_a_run_is_solved_by_the_last_100_episodes_and_not_by_fewer() -> None:
+def test_the_newest_return_is_that_of_the_last_100_episodes_and_none_of_fewer() -> None:
     results = Results(5, now=0.0)
     add(results, [(1, 500.0)] * 99)
-    assert not results.has_reached(475)
+    assert math.isnan(results.newest_return)
     add(results, [(1, 0.0)])
-    assert results.mean_last() == 495.0
-    assert results.has_reached(495)
-    assert not results.has_reached(495.1)
+    assert results.mean_last() == results.newest_return == 495.0
     results.finish_iteration(1.0, Progress(0, 0))
     add(results, [(1, 500.0)] * 50)
-    assert results.has_reached(495)
+    assert results.newest_return == 495.0
     add(results, [(1, 500.0)] * 50)
-    assert results.has_reached(500)
+    assert results.newest_return == 500.0
 
 
 @pytest.mark.parametrize(("mean", "goal"), [(0.29999999, 0.3), (-0.30000001, -0.3), (474.9996, 475.0), (-1e-7, 0.0)])
 def test_rounding_of_rewards_keeps_no_run_from_its_end(mean: float, goal: float) -> None:
-    results = Results(5, now=0.0)
-    add(results, [(1, mean)] * 100)
-    assert results.has_reached(goal)
-    assert not results.has_reached(goal + 1e-3)
+    config = CommonConfig(env="x")
+    assert StopCriteria.of(config, stop_return=goal).reason(StopFigures(mean))
+    assert not StopCriteria.of(config, stop_return=goal + 1e-3).reason(StopFigures(mean))
 
 
 def test_rates_are_those_of_the_iteration() -> None:

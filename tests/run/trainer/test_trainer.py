@@ -231,7 +231,6 @@ def test_iterate_ends_when_something_is_reached(make: Make) -> None:
 def test_iterate_shows_its_progress_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     trainer: Any = object.__new__(aiorl.Trainer)
     trainer.config, trainer._is_stopped = aiorl.PPOConfig(env="CartPole-v1", stop_return=475), False
-    trainer._has_reached = lambda wanted: False
     trainer.train = lambda: {"training_iteration": 7, "timesteps_total": 50}
     assert len(list(trainer.iterate(stop_iterations=2, progress=True))) == 2
     assert capsys.readouterr().out.count("\r00:00  iteration 7  steps 50  return no episode yet") == 2
@@ -708,7 +707,7 @@ def test_odd_arguments_are_refused_in_a_sentence_that_says_what_is_expected(shar
             shared.evaluate(odd)
     with pytest.raises(ConfigError, match="seed is 'one', expected a whole number"):
         shared.evaluate(1, seed="one")
-    with pytest.raises(ConfigError, match="iterate is to stop at '475', expected a number"):
+    with pytest.raises(ConfigError, match="stop_return is '475', expected a number"):
         next(shared.iterate(stop_return="475"))
     assert shared.get_weights("default_policy").keys() == {"default_policy"}
 
