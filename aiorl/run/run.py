@@ -20,12 +20,11 @@ from aiorl.process.tasks import Tasks, end_in_time, tell_of_stray_errors
 from aiorl.run.build import LearningPlan
 from aiorl.run.evaluations import BEST, Evaluations
 from aiorl.run.local_source import LocalSource, is_of_debugger
-from aiorl.run.observers import Checkpoints, StopAt, StopCriteria
+from aiorl.run.observers import Checkpoints, RunFiles, StopAt, StopCriteria
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.console import Display, DisplayHandler, Headline, PlainDisplay, Summary, make_display
 from aiorl.run.report.plot import plot_learning_curve
 from aiorl.run.restoring import checkpoint_to_resume
-from aiorl.run.run_files import RunFiles
 from aiorl.run.threads import BrokenOff, LoopThread
 from aiorl.run.training import Ended, Observer, Source, Training, TrainingSetup, report
 from aiorl.text import indented, many_lines

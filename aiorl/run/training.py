@@ -35,8 +35,7 @@ from aiorl.net.wire.messages import PolicyArrays
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.run.build import Learning, LearningPlan, build_learning
 from aiorl.run.flow import Counters, Flow
-from aiorl.run.report.results import Progress, Results
-from aiorl.run.report.system import SystemUsage
+from aiorl.run.report.results import Progress, Results, SystemUsage
 from aiorl.run.restoring import Restored, give_back
 from aiorl.run.saving import Saver
 from aiorl.run.update_thread import UpdateDone

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from aiorl.data.metrics import MAX_HIST, MAX_NAME, EpisodeColumns, PerfStats
@@ -487,3 +489,60 @@ class _Named:
             logger.warning(
                 "%s %r is left out: the run has %d of them already%s", self._what, name, self._max_names, and_so_on
             )
+
+
+_SETTLED_S = 0.1
+"""The kernel counts CPU time in ticks of 10 ms."""
+
+
+class SystemUsage:
+    """Figures since the last look; one look takes some 0.3 ms and never waits.
+
+    A figure that can't be had, for want of a descriptor or a right, is left out; that is said once.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin the first interval.
+
+        Args:
+            clock: seconds, since whenever.
+        """
+        self._clock = clock
+        self._process: psutil.Process | None = None
+        self._figures: dict[str, Callable[[], float]] = {
+            "cpu_util_percent": lambda: psutil.cpu_percent(None),
+            "ram_util_percent": lambda: psutil.virtual_memory().percent,
+            "learner_cpu_percent": lambda: self._own_process().cpu_percent(None),
+            "learner_rss_bytes": lambda: self._own_process().memory_info().rss,
+        }
+        self._said: set[str] = set()
+        self._measure()  # the first one only starts the interval
+        self._found: dict[str, float] = {}
+        self._found_at = float("-inf")
+
+    def look(self) -> dict[str, float]:
+        """Figures now; within `_SETTLED_S` of the last look those of that, since shares of so short a time say nothing.
+
+        Returns: cpu_util_percent (all cores of the host, 0 to 100, since the last look), ram_util_percent,
+            learner_cpu_percent (this process; 100 is one core), learner_rss_bytes; each only if it can be had.
+        """
+        now = self._clock()
+        if now - self._found_at >= _SETTLED_S:
+            self._found, self._found_at = self._measure(), now
+        return dict(self._found)
+
+    def _measure(self) -> dict[str, float]:
+        found = {}
+        for name, measure in self._figures.items():
+            try:
+                found[name] = float(measure())
+            except Exception as error:  # whatever psutil makes of what it finds in /proc: no figure is worth a run
+                if name not in self._said:
+                    self._said.add(name)
+                    logger.warning("%s can't be measured, results lack it: %s", name, error or type(error).__name__)
+        return found
+
+    def _own_process(self) -> psutil.Process:
+        if self._process is None:
+            self._process = psutil.Process()
+        return self._process

@@ -32,13 +32,12 @@ from aiorl.config.schema import CommonConfig, StopFigures
 from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.run.local_workers import HINT
-from aiorl.run.observers import StopCriteria
+from aiorl.run.observers import RunFiles, StopCriteria
 from aiorl.run.report.console import Headline, shown_on_a_line
+from aiorl.run.report.log_files import RunLog
 from aiorl.run.report.loggers import Logger
 from aiorl.run.report.results import Results
 from aiorl.run.restoring import Restored, checkpoint_to_resume
-from aiorl.run.run_files import RunFiles
-from aiorl.run.trainer.run_log import RunLog
 from aiorl.run.training import report
 from aiorl.sampling.callbacks import DefaultCallbacks
 

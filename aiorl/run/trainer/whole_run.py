@@ -15,9 +15,9 @@ from aiorl.errors import AiorlError
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.build import plan_learning
 from aiorl.run.report.console import Display, Headline, PlainDisplay, make_display
+from aiorl.run.report.log_files import RunLog
 from aiorl.run.run import Run
 from aiorl.run.threads import LoopThread
-from aiorl.run.trainer.run_log import RunLog
 from aiorl.run.trainer.trainer import ENV_HINT, creator_of, settings_of
 
 

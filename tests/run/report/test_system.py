@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from aiorl.run.report.system import SystemUsage
+from aiorl.run.report.results import SystemUsage
 
 
 def test_cpu_and_memory_use_are_percentages_and_this_process_is_there() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.learning.algorithms.ppo import PPOConfig
-from aiorl.run.trainer.run_log import RunLog
+from aiorl.run.report.log_files import RunLog
 
 logger = logging.getLogger("aiorl.test")
 
