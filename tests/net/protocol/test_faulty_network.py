@@ -656,7 +656,7 @@ def test_r139_r142_r143_filters_agree_with_what_was_accepted_in_a_long_run_of_fa
 ) -> None:
     net, rng = machine(), random.Random(seed)
     taken_up_in_flight = 0
-    for _ in work_among_faults(net, rng, 400):
+    for _ in work_among_faults(net, rng, 600):
         node = net.nodes[rng.randrange(NUM_WORKERS)]
         node.spoils = rng.random() < 0.1
         for unit in node.units:
