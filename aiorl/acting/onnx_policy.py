@@ -16,6 +16,8 @@ from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.process.imports import install_command
 
+logger = logging.getLogger(__name__)
+
 
 class OnnxPolicy(GraphPolicy):
     """Acts with an exported network and samples on NumPy; needs no deep-learning framework.
@@ -58,8 +60,6 @@ class OnnxPolicy(GraphPolicy):
             seed=seed,
         )
 
-
-logger = logging.getLogger(__name__)
 
 _TF_POLICY = "aiorl.learning.models.tf_policy"
 

@@ -31,6 +31,8 @@ from aiorl.offline.io import InputReader
 from aiorl.offline.minari_data import PREFIX
 from aiorl.offline.registry import SUFFIXES, format_of
 
+logger = logging.getLogger(__name__)
+
 
 class EpisodeAssembler:
     """Joins the parts of episodes that come in the order of time, of one worker or file.
@@ -100,7 +102,6 @@ def _is_over(part: SampleBatch) -> bool:
     return not flags or any(bool(part[name][-1]) for name in flags)
 
 
-logger = logging.getLogger(__name__)
 MAX_CORRUPT = 100
 """Places of the input that may be unreadable, unless said otherwise."""
 _MAX_LOGGED = 20

@@ -28,6 +28,11 @@ from aiorl.text import without_numbers
 if TYPE_CHECKING:
     from aiorl.run.remote_source import RemoteSource
 
+logger = logging.getLogger(__name__)
+
+HINT = "with ignore_worker_failures (--ignore-worker-failures) a run goes on with its other workers"
+"""Advice in an error with which failures of workers end a run."""
+
 _JOIN_WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.2
 
@@ -179,12 +184,6 @@ def _is_stopped(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except (psutil.Error, OSError):  # it has ended, or there are no descriptors left to look
         return False
-
-
-logger = logging.getLogger(__name__)
-
-HINT = "with ignore_worker_failures (--ignore-worker-failures) a run goes on with its other workers"
-"""What an error that a failure of workers ends a run with tells beside."""
 
 
 class WorkerFailures:

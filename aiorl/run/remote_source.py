@@ -42,6 +42,8 @@ from aiorl.run.update_thread import (
     WarmUpDone,
 )
 
+logger = logging.getLogger(__name__)
+
 
 def listen(
     config: CommonConfig,
@@ -97,8 +99,6 @@ def listen(
             tell(f"workers will not find the learner where it was: {error}", logging.WARNING)
     return listen_on(config.bind)
 
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

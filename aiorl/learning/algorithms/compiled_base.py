@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
     from aiorl.learning.models.networks import Network
 
+_log = logging.getLogger(__name__)
+
 
 def keras_optimizer(name: str, options: Mapping[str, Any], **own: Any) -> Any:  # Any: Keras ships no types
     """An optimizer of Keras.
@@ -99,8 +101,6 @@ def following(*targets: TargetNetwork, tau: float, every: int) -> dict[str, Any]
     variables = tuple(variable for target in targets for variable in target.variables.values())
     return {"followers": variables, "follow": follow}
 
-
-_log = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", bound=CommonConfig)
 

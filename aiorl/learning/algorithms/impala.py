@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.batch_buffers import unpacked
@@ -21,9 +19,6 @@ from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, approximate_kl, masked_mean
 from aiorl.learning.losses.vtrace import pg_advantages
 from aiorl.learning.models.distributions import to_tf_distribution
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_LOG_RHO = 20.0  # a larger ratio would overflow the estimate of the divergence
 

@@ -46,6 +46,8 @@ from aiorl.learning.replay import (
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
+_log = logging.getLogger(__name__)
+
 _OBSERVATIONS = (c.OBS, c.NEW_OBS)
 
 
@@ -86,8 +88,6 @@ class Normaliser:
         }
         return {**minibatch, **filtered}
 
-
-_log = logging.getLogger(__name__)
 
 ReplayT = TypeVar("ReplayT", bound=ReplayConfig)
 

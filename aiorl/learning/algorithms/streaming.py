@@ -25,6 +25,8 @@ from aiorl.learning.models.distributions import to_tf_distribution
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
+_log = logging.getLogger(__name__)
+
 _learning = partial(key, group="Learning")
 
 
@@ -181,8 +183,6 @@ def ratio_metrics(log_rhos: tf.Tensor, rho_bar: tf.Tensor, valid: tf.Tensor) -> 
         "clipped_rhos": masked_mean(tf.cast(rhos > rho_bar, tf.float32), valid),
     }
 
-
-_log = logging.getLogger(__name__)
 
 VTraceT = TypeVar("VTraceT", bound=VTraceConfig)
 

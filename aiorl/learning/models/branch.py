@@ -42,6 +42,8 @@ from aiorl.errors import ConfigError
 from aiorl.learning.models.networks import ConvFilter, Stack, make_stack, orthogonal
 from aiorl.process.log_once import log_once
 
+logger = logging.getLogger(__name__)
+
 CustomModel = Callable[..., Any]
 """(obs_shape, num_outputs, model_config), and obs_parts where it asks for them -> Keras model."""
 
@@ -319,8 +321,6 @@ def run_sequence(cell: RecurrentCell, features: Any, state: Sequence[Any], reset
     )
     return outputs.stack(), list(last)
 
-
-logger = logging.getLogger(__name__)
 
 NATURE_FILTERS: tuple[ConvFilter, ...] = ((32, (8, 8), (4, 4)), (64, (4, 4), (2, 2)), (64, (3, 3), (1, 1)))
 """Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236; 512 dense units follow."""

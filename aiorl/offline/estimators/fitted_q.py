@@ -33,6 +33,8 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.estimators import ActionLikelihoods, Trajectories, action_log_likelihoods, check_actions
 
+logger = logging.getLogger(__name__)
+
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -232,7 +234,6 @@ def _finite(logp: F64) -> F64:
     return logp
 
 
-logger = logging.getLogger(__name__)
 _MAX_WAVES = 256
 _ROWS_PER_WAVE = 16
 """Of the first rows that are looked at, fewer than this for each random feature would be too few."""
