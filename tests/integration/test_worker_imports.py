@@ -26,7 +26,7 @@ HEAVY = ("tensorflow", "keras", "onnx", "tf2onnx", "torch", "jax")
 
 REPORT = """
 import sys, importlib, pkgutil
-for folder in "run.worker sampling offline env acting acting.observation net.transport net.protocol net.wire".split():
+for folder in "run.worker sampling offline env acting net.transport net.protocol net.wire".split():
     package = f"aiorl.{folder}"
     module = importlib.import_module(package)
     for found in pkgutil.iter_modules(module.__path__, package + "."):
