@@ -38,7 +38,7 @@ from benchmarks.result import Figure
 __all__ = ["MultiAgentCartPole", "general_multi_agent", "general_single_agent"]
 
 AGENTS = 4
-TARGET_RATIO = 0.8
+TARGET_RATIO = 0.85
 ROUND_S = 0.25
 ROUNDS = 15
 FRAGMENT = 100

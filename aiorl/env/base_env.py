@@ -56,7 +56,7 @@ class Poll(NamedTuple):
         rewards: rewards of any agents, raw; None in an opening poll.
         terminateds: flags by agent, and for ALL_AGENTS: ended in a terminal state.
         truncateds: flags by agent, and for ALL_AGENTS: cut from outside.
-        infos: info dicts; only observed agents have one.
+        infos: info dicts, of observed agents only; empty ones may be left out.
         off_policy_actions: actions that were taken instead of the policy's.
         faults: environments that broke down and were restarted: their episodes are over without a last
             observation, and a later poll opens new ones.
@@ -239,6 +239,10 @@ def add_step(
     poll.infos[index] = {agent: info}
 
 
+_FLAGS = [{DEFAULT_AGENT_ID: flag, ALL_AGENTS: flag} for flag in (False, True)]
+"""Of an environment with one agent; most are False, so they are not made anew."""
+
+
 def stepped_poll(
     obs: Sequence[Any],
     rewards: Sequence[float],
@@ -251,9 +255,9 @@ def stepped_poll(
     return Poll(
         {index: {agent: value} for index, value in enumerate(obs)},
         {index: {agent: value} for index, value in enumerate(rewards)},
-        {index: {agent: flag, ALL_AGENTS: flag} for index, flag in enumerate(terminateds)},
-        {index: {agent: flag, ALL_AGENTS: flag} for index, flag in enumerate(truncateds)},
-        {index: {agent: info or {}} for index, info in enumerate(infos)},
+        {index: _FLAGS[flag] for index, flag in enumerate(terminateds)},
+        {index: _FLAGS[flag] for index, flag in enumerate(truncateds)},
+        {index: {agent: info} for index, info in enumerate(infos) if info},
         {},
     )
 

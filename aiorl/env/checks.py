@@ -264,7 +264,7 @@ def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
     return number
 
 
-def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -> dict[Any, float]:
+def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -> Mapping[Any, float]:
     """Rewards by agent as floats; None counts as 0.0.
 
     Raises:
@@ -277,7 +277,7 @@ def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -
         total += reward
     else:
         if math.isfinite(total):
-            return dict(rewards)
+            return rewards
     return {
         agent_id: 0.0 if reward is None else as_reward(reward, env_id, index, step)
         for agent_id, reward in rewards.items()

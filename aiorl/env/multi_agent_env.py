@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from aiorl.data.arrays import all_finite
 from aiorl.env.base_env import ALL_AGENTS, Poll, SteppedBaseEnv, env_seeds
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
 from aiorl.env.gym_like import check_seedable, close_all, seed_env
-from aiorl.errors import BadObservationError, EnvContractError, UnsupportedEnvError
+from aiorl.errors import EnvContractError, UnsupportedEnvError
 
 AgentDict = dict[Any, Any]
-AgentResults = tuple[Mapping[Any, Any], AgentDict, Mapping[Any, Any], Mapping[Any, Any], AgentDict]
-"""Observations, rewards, terminateds, truncateds and infos by agent id, checked and complete."""
+AgentResults = tuple[Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], AgentDict]
+"""Observations, rewards, terminateds, truncateds and infos by agent id, checked. Infos may be left out."""
 
 
 class MultiAgentEnv(ABC):
@@ -107,12 +104,11 @@ class MultiAgentCopy:
         obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         if not isinstance(obs, Mapping):
             raise self._broken(f"reset returned {type(obs).__name__}, expected observations by agent")
-        self.check_finite(obs)
         self._ended = False
         return dict(obs)
 
     def step(self, actions: Mapping[Any, Any]) -> AgentResults:
-        """Act; see MultiAgentEnv. Whether observations are finite is for `check_finite` to say.
+        """Act; see MultiAgentEnv. Observations are checked where they are preprocessed.
 
         Raises:
             EnvError: the environment raised, or broke a rule.
@@ -121,7 +117,7 @@ class MultiAgentCopy:
             raise self._broken("it was stepped although its episode has ended; reset it first")
         self._step += 1
         try:
-            result = self.env.step(dict(actions))
+            result = self.env.step(actions)
         except Exception as error:
             raise_env_fault(self._env_id, "step", error, self._index, self._step)
         if type(result) is not tuple or len(result) != 5:
@@ -147,17 +143,7 @@ class MultiAgentCopy:
                 check_flags(flags.values(), self._env_id, self._index, self._step)
                 self._gone.update(agent_id for agent_id, flag in flags.items() if flag and agent_id != ALL_AGENTS)
         self._ended = bool(terminateds[ALL_AGENTS]) or bool(truncateds[ALL_AGENTS])
-        told = {agent: infos.get(agent) or {} for agent in obs} if infos else {agent: {} for agent in obs}
-        return obs, checked, terminateds, truncateds, told
-
-    def check_finite(self, obs: Mapping[Any, Any]) -> None:
-        """Raise BadObservationError if an array among these observations holds NaN or infinity."""
-        if _are_finite([obs]):
-            return
-        for agent_id, value in obs.items():
-            if not _are_finite([{agent_id: value}]):
-                message = f"observation of agent {agent_id!r} holds NaN or infinity"
-                raise BadObservationError(self._env_id, message, vector_index=self._index, step=self._step)
+        return obs, checked, terminateds, truncateds, infos
 
     def _as_five(self, result: Any) -> tuple[Any, ...]:
         """What a step returned that is no tuple of five dicts: perhaps of other mappings, or of the old form."""
@@ -208,9 +194,6 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
             obs[index], rewards[index], terminateds[index], truncateds[index], infos[index] = self._copies[index].step(
                 actions
             )
-        if not _are_finite(obs.values()):
-            for index, by_agent in obs.items():
-                self._copies[index].check_finite(by_agent)
 
     def try_reset(self, env_id: Any) -> AgentDict:
         """Reset one environment at once."""
@@ -226,17 +209,6 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
         if not self._closed:
             self._closed = True
             close_all([copy.env for copy in self._copies])
-
-
-def _are_finite(observed: Iterable[Mapping[Any, Any]]) -> bool:
-    """No array among these observations by agent holds NaN or infinity."""
-    values = [value for by_agent in observed for value in by_agent.values()]
-    try:
-        joined = np.concatenate(values)
-    except (ValueError, TypeError):  # they are of different shapes, or some are no arrays, or there is none
-        floats = [value for value in values if type(value) is np.ndarray and value.dtype.kind == "f"]
-        return not floats or all_finite(np.concatenate(floats, axis=None))
-    return joined.dtype.kind != "f" or all_finite(joined)
 
 
 def _split_dones(dones: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[AgentDict, AgentDict]:

@@ -121,7 +121,7 @@ def _serve(connection: socket.socket) -> None:
             else:
                 poll = env.poll()
             is_started = True
-            infos, dropped = pack_infos(poll.infos[0])
+            infos, dropped = pack_infos(poll.infos.get(0, {}))
             games = [list(game) for game in env.take_finished_games() or []]
             parts = [poll.obs[0], poll.rewards[0], poll.terminateds[0], poll.truncateds[0], infos, games, dropped]
             send_frame(connection, RESULT, pack(parts))

@@ -359,7 +359,7 @@ class _RemoteLockstep(LockstepEnv):
             for error in poll.faults.values():  # its episode is lost, and lockstep cannot leave it out
                 raise error
             for index, obs in poll.obs.items():
-                is_trained_on &= bool(poll.infos[index][DEFAULT_AGENT_ID].get("training_enabled", True))
+                is_trained_on &= bool(poll.infos[index].get(DEFAULT_AGENT_ID, {}).get("training_enabled", True))
                 self._obs[index] = obs[DEFAULT_AGENT_ID]
                 if opening:
                     continue

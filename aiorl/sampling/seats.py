@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,8 @@ from aiorl.sampling.table import Table
 Array = NDArray[Any]
 OffPolicyActions = Mapping[Any, Mapping[Any, Any]]
 
-_IS_SKIPPED = "is skipped"  # a name that no policy's column has
+_IS_SKIPPED, _END = "is skipped", "end"  # names that no policy's column has
+_TERMINATED, _TRUNCATED = 1, 2  # in the column of ends
 _OURS = (Policy.postprocess_trajectory, GraphPolicy.postprocess_trajectory)
 
 
@@ -261,8 +261,7 @@ class Lane:
         table.define(c.ACTIONS, actor.layout.shape, actor.layout.dtype, actor.layout.zeros())
         table.define(c.REWARDS, (), np.float64, 0.0)
         table.define(c.T, (), np.int32)
-        table.define(c.TERMINATEDS, (), np.bool_)
-        table.define(c.TRUNCATEDS, (), np.bool_)
+        table.define(_END, (), np.int8)
         self.state_columns = [c.state_out(index) for index in range(len(actor.initial_state))]
         for name, component in zip(self.state_columns, actor.initial_state, strict=True):
             table.define(name, component.shape, component.dtype, component)
@@ -311,11 +310,9 @@ class Lane:
         if max(steps) >= 0:  # else there are first observations only
             table.put(c.REWARDS, closed, rewards)
             table.put(c.T, closed, steps)
-            table.put(c.TERMINATEDS, closed, False)
-            table.put(c.TRUNCATEDS, closed, False)
+            table.put(_END, closed, 0)
         for place, terminated, truncated in self.ends:
-            table.put(c.TERMINATEDS, closed[place], terminated)
-            table.put(c.TRUNCATEDS, closed[place], truncated)
+            table.put(_END, closed[place], bool(terminated) * _TERMINATED | bool(truncated) * _TRUNCATED)
         if self.infos or c.INFOS in table:
             table.define(c.INFOS, (), np.object_)
             table.put(c.INFOS, closed, None)
@@ -427,7 +424,7 @@ class Lane:
             lengths = np.bincount(owner, minlength=len(segments))
             places = places[is_row]
         wanted = {
-            **{name: (name, 0) for name in (c.T, c.OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS)},
+            **{name: (name, 0) for name in (c.T, c.OBS, c.ACTIONS, c.REWARDS, _END)},
             c.PREV_ACTIONS: (c.ACTIONS, -1),
             c.PREV_REWARDS: (c.REWARDS, -1),
             c.NEW_OBS: (c.OBS, 1),
@@ -444,9 +441,9 @@ class Lane:
             c.REWARDS: self.clipped(found[c.REWARDS]),
             c.PREV_ACTIONS: found[c.PREV_ACTIONS],
             c.PREV_REWARDS: self.clipped(found[c.PREV_REWARDS]),
-            c.TERMINATEDS: found[c.TERMINATEDS],
-            c.TRUNCATEDS: found[c.TRUNCATEDS],
-            c.DONES: found[c.TERMINATEDS] | found[c.TRUNCATEDS],
+            c.TERMINATEDS: found[_END] & _TERMINATED != 0,
+            c.TRUNCATEDS: found[_END] & _TRUNCATED != 0,
+            c.DONES: found[_END] != 0,
             c.INFOS: self._infos(places),
             c.NEW_OBS: found[c.NEW_OBS],
             **{name: found[name] for name in self.extra_columns},
@@ -456,10 +453,10 @@ class Lane:
         return Rows(columns, counts, np.union1d(counts, gaps) if len(gaps) else counts)
 
     def _infos(self, places: NDArray[np.int64]) -> Array:
-        noted: Iterable[Any] = repeat(None, len(places))
-        if c.INFOS in self.table:
-            noted = self.table.gather({c.INFOS: (c.INFOS, 0)}, places)[c.INFOS]
-        return np.fromiter((info or {} for info in noted), np.object_, len(places))
+        if c.INFOS not in self.table:
+            return np.fromiter([{} for _ in range(len(places))], np.object_, len(places))
+        noted = self.table.gather({c.INFOS: (c.INFOS, 0)}, places)[c.INFOS]
+        return np.fromiter([info or {} for info in noted], np.object_, len(places))
 
 
 def _before(name: str) -> tuple[str, int]:

@@ -304,7 +304,6 @@ def test_r161_a_users_vector_env_is_driven_as_it_is_in_either_form(form):
     assert (values(poll.obs), values(poll.rewards)) == ([1, 11], [0.0, 1.0])
     assert [flags[ALL_AGENTS] for flags in poll.terminateds.values()] == [True, False]
     assert [flags[ALL_AGENTS] for flags in poll.truncateds.values()] == [False, True]
-    assert poll.infos[0] == {AGENT: {}}
     assert base.try_reset(1) == {AGENT: 10}
     assert base.get_unwrapped() == []
     base.stop()
