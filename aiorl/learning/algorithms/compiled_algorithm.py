@@ -305,13 +305,11 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             visited = np.arange(-(-self.buffers.num_filled(batch) // size) * size)
         if not len(visited):
             return order, 0
-        rows = np.tile(visited.astype(np.int32), (self.num_epochs, 1))
-        if self.shuffles:
-            rows = self.rng.permuted(rows, axis=1)
-        again = np.arange(-(-len(visited) // size) * size) % len(visited)
-        minibatches = rows[:, again].reshape(-1, size)
-        order[: len(minibatches)] = minibatches
-        return order, len(minibatches)
+        count, per_epoch = len(visited), -(-len(visited) // size)
+        for minibatches in order[: self.num_epochs * per_epoch].reshape(self.num_epochs, -1):
+            picked = self.rng.permutation(count) if self.shuffles else np.arange(count)
+            minibatches[...] = visited[np.resize(picked, per_epoch * size)]
+        return order, self.num_epochs * per_epoch
 
 
 def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:
