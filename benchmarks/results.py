@@ -190,6 +190,7 @@ TASKS = (
     Task(
         "c51-cartpole", "dqn-cartpole", "CartPole-v1", 200_000, 490, "493 at 200 k (XuanCe)", options=_C51,
     ),
+    Task("rainbow-cartpole", "rainbow-cartpole", "CartPole-v1", 100_000, 475, ""),
     Task("dqn-acrobot", "dqn-acrobot", "Acrobot-v1", 100_000, -85, f"-76.6 at 100 k ({_ZOO})"),
     Task("dqn-mountaincar", "dqn-mountaincar", "MountainCar-v0", 120_000, -110, f"-100.8 at 120 k ({_ZOO})"),
     Task("dqn-lunarlander", "dqn-lunarlander", "LunarLander-v3", 300_000, 200, f"v2: 154 at 100 k ({_ZOO})"),

@@ -147,6 +147,7 @@ Previous = tuple[NDArray[Any], NDArray[Any]]
 
 PREV_ACTIONS_INPUT = "prev_actions"
 PREV_REWARDS_INPUT = "prev_rewards"
+NOISE_INPUT = "noise"
 DIST_INPUTS_OUTPUT = "dist_inputs"
 VF_OUTPUT = "vf"
 WEIGHTS_LOCATION = "weights"
@@ -200,6 +201,7 @@ class ActingSpec:
         prev_action: shape and dtype ("float32" or "int64") of the previous action as the network takes it; None if
             it doesn't look back.
         num_features: F, features that make noise of the state; 0 without.
+        noise_size: K, standard normal numbers that noisy layers take for one row; 0 without.
     """
 
     obs_shape: tuple[int, ...]
@@ -211,6 +213,7 @@ class ActingSpec:
     weights: tuple[ArraySpec, ...]
     prev_action: ArraySpec | None = None
     num_features: int = 0
+    noise_size: int = 0
 
     @property
     def state_inputs(self) -> tuple[str, ...]:
@@ -233,7 +236,7 @@ class ActingSpec:
         """Numbers that go in and come out for one row."""
         previous = () if self.prev_action is None else (self.prev_action.shape,)
         shapes = (self.obs_shape, *self.state_shapes, *previous)
-        return sum(map(math.prod, shapes)) + self.num_dist_inputs + self.num_features
+        return sum(map(math.prod, shapes)) + self.num_dist_inputs + self.num_features + self.noise_size
 
     @property
     def observation_space(self) -> spaces.Box:
@@ -272,6 +275,7 @@ class ActingSpec:
             "weights": [[weight.name, list(weight.shape), weight.dtype] for weight in self.weights],
             "prev_action": None if self.prev_action is None else [list(self.prev_action.shape), self.prev_action.dtype],
             "num_features": self.num_features,
+            "noise_size": self.noise_size,
         }
 
     @classmethod
@@ -297,6 +301,7 @@ class ActingSpec:
                 weights=weights,
                 prev_action=_prev_action(data.get("prev_action")),
                 num_features=_count(data.get("num_features", 0)),
+                noise_size=_count(data.get("noise_size", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, PolicyError):
@@ -368,6 +373,7 @@ class ActingGraph:
         state: Sequence[F32] = (),
         prev: Previous | None = None,
         out: tuple[F32, F32] | None = None,
+        noise: F32 | None = None,
     ) -> tuple[F32, F32, list[F32]]:
         """Evaluate the network.
 
@@ -376,6 +382,7 @@ class ActingGraph:
             state: recurrent state, [N, *shape] float32 for each component.
             prev: actions and rewards of the step before, for a network that looks back; else None.
             out: where to write the first two results; None = arrays of their own.
+            noise: [N, K] float32, for a network with noisy layers; None takes their means.
         Returns: ``dist_inputs`` [N, P] or wider, values [N], and the recurrent state after the step.
         Raises: PolicyError if the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
         """
@@ -392,6 +399,8 @@ class ActingGraph:
             self._add_state(feed, state, len(obs))
         if prev is not None or self._prev_action is not None:
             self._add_previous(feed, prev, len(obs))
+        if size := self.spec.noise_size:
+            feed[NOISE_INPUT] = np.zeros((len(obs), size), np.float32) if noise is None else noise
         try:
             return session.run(feed, out)
         except Exception as error:

@@ -68,10 +68,12 @@ class ActingNetwork(Protocol):
         state: Sequence[F32] = (),
         prev: Previous | None = None,
         out: tuple[F32, F32] | None = None,
+        noise: F32 | None = None,
     ) -> tuple[F32, F32, list[F32]]:
         """Inputs of the action distribution [N, P] and values [N], in `out` if given, and state after the step.
 
-        Behind the inputs come the shares of the spec's features, if it has any.
+        Behind the inputs come the shares of the spec's features, if it has any. Noisy layers take `noise`, or their
+        means without it.
         """
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
@@ -193,8 +195,11 @@ class GraphPolicy(Policy):
         return [np.zeros(shape, np.float32) for shape in self.spec.state_shapes]
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Noise for [*leading] rows, for instance T, N: float32 [*leading, K]."""
-        return (self.exploration or self.distribution).draw_noise(rng, *leading)
+        """Noise for [*leading] rows, for instance T, N: float32 [*leading, K]; that of noisy layers comes first."""
+        drawn = (self.exploration or self.distribution).draw_noise(rng, *leading)
+        if not (size := self.spec.noise_size):
+            return drawn
+        return np.concatenate([rng.standard_normal((*leading, size), np.float32), drawn], axis=-1)
 
     def act(
         self,
@@ -220,15 +225,20 @@ class GraphPolicy(Policy):
                 which noise that is given may have been drawn ahead.
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
-        outputs, values, state_out = self.graph.run(obs, state, prev)
-        dist_inputs = self._dist_inputs(outputs)
+        of_layers = None
         if not (self._explores if explore is None else explore):
-            actions = self.distribution.deterministic(dist_inputs)
-            logp = self.distribution.logp(dist_inputs, actions)
+            noise = None
         else:
             if noise is None:
                 noise = self.draw_noise(self._rng, len(obs))
                 keys = range(len(obs)) if keys is None else keys  # nothing was drawn ahead
+            of_layers, noise = self._parted(noise)
+        outputs, values, state_out = self.graph.run(obs, state, prev, noise=of_layers)
+        dist_inputs = self._dist_inputs(outputs)
+        if noise is None:
+            actions = self.distribution.deterministic(dist_inputs)
+            logp = self.distribution.logp(dist_inputs, actions)
+        else:
             if self.exploration is None:
                 actions, logp = self.distribution.sample_with_logp(dist_inputs, noise)
             else:
@@ -259,11 +269,12 @@ class GraphPolicy(Policy):
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
         actions, dist_inputs, values, logp = rows
+        of_layers, noise = self._parted(noise)
         if self.spec.num_features:
             outputs, values[...], state_out = self.graph.run(obs, state, prev)
             dist_inputs[...] = self._dist_inputs(outputs)
         else:
-            outputs, _, state_out = self.graph.run(obs, state, prev, (dist_inputs, values))
+            outputs, _, state_out = self.graph.run(obs, state, prev, (dist_inputs, values), of_layers)
         if logp is None:
             self.distribution.choose_into(dist_inputs, noise, actions)
         elif self.exploration is None:
@@ -455,6 +466,11 @@ class GraphPolicy(Policy):
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Take up new weights, all at once; see `ActingGraph.set_weights`."""
         self.graph.set_weights(weights)
+
+    def _parted(self, noise: F32) -> tuple[F32 | None, F32]:
+        """Split noise [N, K] into that of noisy layers, None without them, and that of the choice of actions."""
+        size = self.spec.noise_size
+        return (noise[:, :size], noise[:, size:]) if size else (None, noise)
 
     def _dist_inputs(self, outputs: F32) -> F32:
         """Inputs of the distribution [N, P] of what the network gives; of wider rows a copy, to be kept without them.

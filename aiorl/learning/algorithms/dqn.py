@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from aiorl.acting.distributions import Greedy
 from aiorl.acting.exploration import Schedule
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from aiorl.learning.models.q_network import QNetwork
 
 _dqn = partial(key, group="DQN")
+_SEEDS = "seeds"
 _LEAST_SEQUENCE = 8
 _USUAL_SEQUENCE = 40
 _LEAST_SEQUENCES, _USUAL_SEQUENCES = 8, 32  # of a minibatch
@@ -74,6 +76,11 @@ class DQNConfig(ReplayConfig):
     )
     v_min: float = _dqn(-10.0, "Return of the first atom.", allow_inf_nan=False)
     v_max: float = _dqn(10.0, "Return of the last atom.", allow_inf_nan=False)
+    noisy: bool = _dqn(
+        False, "The layers of the streams have noise that is learned, drawn anew for each action and each minibatch "
+        "(Rainbow); it explores in place of random actions.",
+    )  # fmt: skip
+    sigma0: float = _dqn(0.5, "Deviation of the noise at first, times the root of a layer's number of inputs.", gt=0)
     huber_delta: float = _dqn(1.0, "Size of a TD error up to which its loss is square, and linear beyond.", gt=0)
     epsilon_schedule: list[tuple[float, float]] = _dqn(
         [(0, 1.0), (5_000, 0.05)], "Share of random actions over env steps sampled, as [[env step, value], ...]."
@@ -145,6 +152,10 @@ class DQNConfig(ReplayConfig):
         hint = "Leave it out, or set num_atoms: 1."
         self.refuse_unless(not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint)
         self.refuse_unless(self.dueling, ("dueling_hiddens",), "dueling", hint="Set dueling, or leave it out.")
+        self.refuse_unless(self.noisy, ("sigma0",), "noisy layers", hint="Set noisy: true, or leave it out.")
+        hint = "Leave it out, or set noisy: false."
+        names = ("epsilon_schedule", "per_worker_epsilon")
+        self.refuse_unless(not self.noisy, names, "networks without noise: noisy layers explore", hint=hint)
         Schedule(self.epsilon_schedule, key="epsilon_schedule")
         refuse_if(
             self, not all(0 <= value <= 1 for _, value in self.epsilon_schedule), "epsilon_schedule",
@@ -258,6 +269,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             is_dueling=own.dueling,
             dueling_hiddens=own.dueling_hiddens,
             atoms=(own.v_min, own.v_max, own.num_atoms) if own.num_atoms > 1 else None,
+            sigma0=own.sigma0 if own.noisy else None,
         )
 
     @classmethod
@@ -270,8 +282,10 @@ class DQN(ReplayAlgorithm[DQNConfig]):
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Greedy actions but for a random share."""
+        """Greedy actions but for a random share, or by a noisy network."""
         own = cls.own_config(config)
+        if own.noisy:
+            return {}
         if own.per_worker_epsilon:
             return {"exploration": {"type": "PerWorkerEpsilonGreedy"}}
         return {"exploration": {"type": "EpsilonGreedy", "epsilon": [list(point) for point in own.epsilon_schedule]}}
@@ -295,14 +309,28 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             **following(self._target, tau=self.config.tau, every=self.config.target_update_freq),
         )
 
+    def drawn_columns(self, num: int) -> dict[str, NDArray[Any]]:
+        """See the base class: seeds of the noise of each minibatch, see `_noise`."""
+        if not self.config.noisy:
+            return {}
+        return {_SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 3, 2), dtype=np.int32)}
+
+    def _noise(self, minibatch: Tensors, use: int) -> tf.Tensor | None:
+        """Noise [1, K] of a minibatch, drawn apart for each use: 0 learns, 1 is of the target, 2 chooses its action."""
+        if not self.config.noisy:
+            return None
+        return tf.random.stateless_normal([1, self._network.noise_size], minibatch[_SEEDS][use])
+
     def _loss_of_rows(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
         model = self._network
-        values, _ = model.q(minibatch[c.OBS])
-        next_values, mask = model.q(minibatch[c.NEW_OBS], weights=self._target.tensors())
+        values, _ = model.q(minibatch[c.OBS], noise=self._noise(minibatch, 0))
+        next_values, mask = model.q(
+            minibatch[c.NEW_OBS], weights=self._target.tensors(), noise=self._noise(minibatch, 1)
+        )
         turns = _Turns(
             values,
             next_values,
-            model.q(minibatch[c.NEW_OBS])[0] if self.config.double_q else None,
+            model.q(minibatch[c.NEW_OBS], noise=self._noise(minibatch, 2))[0] if self.config.double_q else None,
             mask,
             minibatch[c.ACTIONS] - self._start,
             minibatch[c.N_STEP_RETURNS],
@@ -329,15 +357,18 @@ class DQN(ReplayAlgorithm[DQNConfig]):
     def _turns_of_sequences(self, minibatch: Tensors) -> _Turns:
         """Return the steps of B sequences of L steps and one observation more, as rows [L * B].
 
-        Both networks run through each sequence from its stored state on.
+        Both networks run through each sequence from its stored state on. With noisy layers, what learns also chooses
+        the target's action.
         """
         config, model = self.config, self._network
         obs = by_time(minibatch[c.OBS])
         steps, rows = obs.shape[0] - 1, obs.shape[1]
         state = [minibatch[c.state_in(index)] for index in range(len(model.state_shapes))]
         previous = [by_time(minibatch[name]) for name in (c.PREV_ACTIONS, c.PREV_REWARDS) if model.looks_back]
-        online, mask = model.q_sequence(obs, state, previous, burn_in=config.burn_in)
-        others, _ = model.q_sequence(obs, state, previous, weights=self._target.tensors())
+        online, mask = model.q_sequence(obs, state, previous, burn_in=config.burn_in, noise=self._noise(minibatch, 0))
+        others, _ = model.q_sequence(
+            obs, state, previous, weights=self._target.tensors(), noise=self._noise(minibatch, 1)
+        )
         behind = flattened(by_time(minibatch[FOLLOWING]) * rows + tf.range(rows))
         return _Turns(
             online[: steps * rows],

@@ -111,8 +111,10 @@ class ActorCritic(Network):
         obs_dtype: "float32" or "uint8".
         distribution: the NumPy distribution the outputs are meant for.
         config: the settings it was built from.
+        noise_size: numbers of noise that noisy layers take for one row when they act; 0 without.
     """
 
+    noise_size = 0
     _looks_at: Distribution | None = None
     _log_std: keras.Variable | None = None
     _deviations: StateDependentDeviations | None = None

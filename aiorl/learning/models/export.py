@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import (
     DIST_INPUTS_OUTPUT,
+    NOISE_INPUT,
     OBS_INPUT,
     PREV_ACTIONS_INPUT,
     PREV_REWARDS_INPUT,
@@ -92,6 +93,7 @@ def make_acting_spec(model: ActorCritic) -> ActingSpec:
         weights=weights,
         prev_action=_prev_action(model),
         num_features=model.distribution.num_features,
+        noise_size=model.noise_size,
     )
 
 
@@ -125,14 +127,18 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
     num_inputs = num_previous + len(spec.state_shapes)
 
     def act(obs: Any, *rest: Any) -> dict[str, Any]:
-        previous, state, weights = rest[:num_previous], rest[num_previous:num_inputs], rest[num_inputs:]
+        previous, state, weights = rest[:num_previous], rest[num_previous:num_inputs], rest[len(rest) - len(names) :]
+        noise = {"noise": rest[num_inputs]} if spec.noise_size else {}
         dist_inputs, values, state_out = model.acting_step(
-            obs, list(state), *previous, weights=dict(zip(names, weights, strict=True))
+            obs, list(state), *previous, weights=dict(zip(names, weights, strict=True)), **noise
         )
         outputs = {DIST_INPUTS_OUTPUT: dist_inputs, VF_OUTPUT: values}
         return outputs | {f"state_out_{index}": tf.identity(item) for index, item in enumerate(state_out)}
 
-    signature = acting_signature(spec) + [
+    signature = acting_signature(spec)
+    if spec.noise_size:
+        signature.append(tf.TensorSpec((None, spec.noise_size), tf.float32, name=NOISE_INPUT))
+    signature += [
         tf.TensorSpec(weight.shape, weight.dtype, name=f"weight_{index}") for index, weight in enumerate(spec.weights)
     ]
     logger = logging.getLogger("tf2onnx")
@@ -176,6 +182,8 @@ def _to_external_weights(converted: Any, constants: Mapping[str, NDArray[Any]], 
         ):
             tensor.external_data.add(key=key, value=value)
         graph.initializer.append(tensor)
+    if spec.noise_size:  # of who gives none; one row stands for all
+        graph.initializer.append(numpy_helper.from_array(np.zeros((1, spec.noise_size), np.float32), NOISE_INPUT))
     serialised: bytes = converted.SerializeToString()
     return serialised
 
@@ -203,13 +211,15 @@ def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> 
         prev_actions = np.ones((3, *spec.prev_action.shape), spec.prev_action.dtype)
         prev_actions[0] = 0
         prev = (prev_actions, np.full(3, 0.5, np.float32))
+    noise = rng.standard_normal((3, spec.noise_size), np.float32) if spec.noise_size else None
     dist_inputs, values, state_out = model.acting_step(
-        tf.constant(obs), [tf.constant(item) for item in state], *(tf.constant(item) for item in prev or ())
-    )
+        tf.constant(obs), [tf.constant(item) for item in state], *(tf.constant(item) for item in prev or ()),
+        **({} if noise is None else {"noise": tf.constant(noise)}),
+    )  # fmt: skip
     try:
         acting = ActingGraph(graph, spec)
         acting.set_weights(model.get_weights())
-        acting_dist_inputs, acting_values, acting_state_out = acting.run(obs, state, prev)
+        acting_dist_inputs, acting_values, acting_state_out = acting.run(obs, state, prev, noise=noise)
     except PolicyError as error:
         raise ExportError(f"the model's acting graph doesn't run: {error}") from error
     expected: Sequence[Any] = (dist_inputs, values, *state_out)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -15,9 +17,55 @@ from aiorl.learning.losses.q_learning import dueling, expected_q, support
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
 from aiorl.learning.models.branch import choose_layers, make_branch
 from aiorl.learning.models.distributions import Categorical
-from aiorl.learning.models.networks import dense, layer_variables, make_stack
+from aiorl.learning.models.networks import HIDDEN_GAIN, dense, layer_variables
 
 _GAIN = 0.1
+
+
+class NoisyDense:
+    """A dense layer whose weights have factorised Gaussian noise; without noise its weights are the means.
+
+    Source: Fortunato et al. 2018, Noisy Networks for Exploration, https://arxiv.org/abs/1706.10295, eq. 8 to 11.
+
+    Attributes:
+        noise_size: numbers of noise it takes, one for each input and each output.
+    """
+
+    def __init__(self, mean: keras.layers.Layer, sigma0: float) -> None:
+        """Add noise to a layer.
+
+        Args:
+            mean: a dense layer of the means.
+            sigma0: deviation at first, times the root of the number of inputs.
+        """
+        self._mean = mean
+        num_inputs, num_outputs = mean.kernel.shape
+        self._num_inputs = num_inputs
+        self.noise_size = num_inputs + num_outputs
+        deviation = sigma0 / np.sqrt(num_inputs)
+        self._kernel = keras.Variable(np.full((num_inputs, num_outputs), deviation, np.float32))
+        self._bias = keras.Variable(np.full(num_outputs, deviation, np.float32))
+
+    def __call__(self, inputs: Any, noise: Any) -> Any:
+        """Features [B, Q] of inputs [B, P].
+
+        Args:
+            inputs: float32.
+            noise: [B, P + Q] or, the same for all rows, [1, P + Q] standard normal; None = the means.
+        """
+        if noise is None:
+            return self._mean(inputs)
+        scaled = tf.sign(noise) * tf.sqrt(tf.abs(noise))
+        of_inputs, of_outputs = scaled[:, : self._num_inputs], scaled[:, self._num_inputs :]
+        means = inputs @ self._mean.kernel + self._mean.bias
+        return self._mean.activation(means + ((inputs * of_inputs) @ self._kernel.value + self._bias) * of_outputs)
+
+    def named_variables(self, name: str) -> dict[str, Any]:
+        """Keras variables by name."""
+        return layer_variables(name, self._mean) | {
+            f"{name}/kernel_sigma": self._kernel,
+            f"{name}/bias_sigma": self._bias,
+        }
 
 
 class QNetwork(ActorCritic):
@@ -38,6 +86,7 @@ class QNetwork(ActorCritic):
         is_dueling: bool = False,
         dueling_hiddens: Sequence[int] = (),
         atoms: tuple[float, float, int] | None = None,
+        sigma0: float | None = None,
     ) -> None:
         """Build it.
 
@@ -50,6 +99,7 @@ class QNetwork(ActorCritic):
             is_dueling: streams for the value and for the advantages.
             dueling_hiddens: widths of the hidden layers of each stream, behind the shared ones.
             atoms: least return, largest return and number of atoms; None = expected returns only.
+            sigma0: see `NoisyDense`, which the layers of streams are then; None = they have no noise.
         """
         self._describe(layout, obs_dtype, distribution, config)
         self._is_dueling = is_dueling
@@ -62,26 +112,37 @@ class QNetwork(ActorCritic):
         self._branches = [branch]
         outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
         named = branch.named_variables()
-        self._streams = {}
+        self._streams: dict[str, list[tuple[str, Any]]] = {}
+        self._noise: Any = None
         _, _, activation = choose_layers(layout.shape, obs_dtype, config)
         for name, width in outputs.items():
-            hiddens = dueling_hiddens if is_dueling else ()
-            stack = make_stack(rng, (branch.num_outputs,), (), hiddens, activation)
-            head = dense(rng, stack.num_outputs, width * self._num_atoms, gain=_GAIN)
-            self._streams[name] = (stack, head)
-            named |= {f"{name}/{inner}": item for inner, item in stack.named_variables().items()}
-            named |= layer_variables(f"{name}/head", head)
+            layers = self._streams[name] = []
+            num_inputs = branch.num_outputs
+            for index, size in enumerate(dueling_hiddens if is_dueling else ()):
+                hidden = dense(rng, num_inputs, size, gain=HIDDEN_GAIN, activation=activation)
+                layers.append((f"{name}/dense_{index}", hidden))
+                num_inputs = size
+            layers.append((f"{name}/head", dense(rng, num_inputs, width * self._num_atoms, gain=_GAIN)))
+            for index, (layer_name, layer) in enumerate(layers):
+                if sigma0 is not None:
+                    noisy = NoisyDense(layer, sigma0)
+                    layers[index] = layer_name, noisy
+                    self.noise_size += noisy.noise_size
+                    named |= noisy.named_variables(layer_name)
+                else:
+                    named |= layer_variables(layer_name, layer)
         self._take_variables(named)
 
-    def q(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    def q(self, obs: Any, *, weights: Mapping[str, Any] | None = None, noise: Any = None) -> tuple[Any, Any]:
         """Values [B, A] of observations [B, *obs_shape], or with atoms logits [B, A, Z]; and the mask [B, A] or None.
 
         Args:
             obs: the observations; their mask forbids nothing in what comes out. The network has no recurrence.
             weights: tensors by name to be used in place of all variables.
+            noise: [B or 1, K] of noisy layers; None = their means.
         """
         obs, mask = self._without_mask(obs)
-        with self._using(weights):
+        with self._using(weights), self._taking(noise):
             features, _ = self._branches[0].step(obs, None, [])
             return self._q(features, mask), mask
 
@@ -93,6 +154,7 @@ class QNetwork(ActorCritic):
         *,
         burn_in: int = 0,
         weights: Mapping[str, Any] | None = None,
+        noise: Any = None,
     ) -> tuple[Any, Any]:
         """Those of the steps of sequences, by a network with recurrence: [T * B, A], or with atoms [T * B, A, Z].
 
@@ -102,17 +164,52 @@ class QNetwork(ActorCritic):
             previous: actions [T, B] and rewards [T, B] of the steps before, if the network looks back.
             burn_in: steps behind which no gradient flows back through the state.
             weights: tensors by name to be used in place of all variables.
+            noise: [1, K] of noisy layers, the same at all steps; None = their means.
         """
         steps, rows = obs.shape[:2]
         own_obs, mask = self._without_mask(tf.reshape(obs, [-1, *self.obs_shape]))
         resets = tf.zeros([steps, rows], tf.bool)
         looked_at = self._previous(*(previous or (None, None)))
-        with self._using(weights):
+        with self._using(weights), self._taking(noise):
             features = self._branches[0].sequence(own_obs, looked_at, state, resets, steps, burn_in=burn_in)
             return self._q(features, mask), mask
 
+    def acting_step(
+        self,
+        obs: Any,
+        state: Sequence[Any],
+        prev_actions: Any = None,
+        prev_rewards: Any = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        noise: Any = None,
+    ) -> tuple[Any, Any, list[Any]]:
+        """See the base class; `noise` [B, K] is that of noisy layers, and None takes their means."""
+        with self._taking(noise):
+            return super().acting_step(obs, state, prev_actions, prev_rewards, weights=weights)
+
+    @contextmanager
+    def _taking(self, noise: Any) -> Iterator[None]:
+        """Within it noisy layers take this noise."""
+        self._noise = noise
+        try:
+            yield
+        finally:
+            self._noise = None
+
     def _q(self, features: Any, mask: Any) -> Any:
-        given = {name: self._shaped(head(stack(features))) for name, (stack, head) in self._streams.items()}
+        given: dict[str, Any] = {}
+        start = 0
+        for name, layers in self._streams.items():
+            outputs = features
+            for _, layer in layers:
+                if isinstance(layer, NoisyDense):
+                    end = start + layer.noise_size
+                    outputs = layer(outputs, None if self._noise is None else self._noise[:, start:end])
+                    start = end
+                else:
+                    outputs = layer(outputs)
+            given[name] = self._shaped(outputs)
         if not self._is_dueling:
             return given["q"]
         return dueling(given["value"], given["advantage"], mask, axis=-1 if self.atoms is None else -2)

@@ -47,8 +47,9 @@ class TFNetwork:
         state: Sequence[F32] = (),
         prev: Previous | None = None,
         out: tuple[F32, F32] | None = None,
+        noise: F32 | None = None,
     ) -> tuple[F32, F32, list[F32]]:
-        """See `ActingGraph.run`.
+        """See `ActingGraph.run`; noisy layers are run with their means.
 
         Raises: PolicyError if the arrays don't fit.
         """
