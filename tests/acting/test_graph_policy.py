@@ -28,7 +28,7 @@ class PlainNetwork:
         self.num_inputs = num_inputs
         self.calls = []
 
-    def run(self, obs, state=(), prev=None, out=None):
+    def run(self, obs, state=(), prev=None, out=None, noise=None):
         self.calls.append((len(obs), prev))
         rows = len(obs)
         values = obs.sum(axis=1) + (state[0][:, 0] if state else 0)
@@ -313,7 +313,7 @@ GREEDY_CONFIG = {"postprocess": "n_step_priorities", "postprocess_params": {"gam
 class ShownValues:
     """Values of three actions are the observation itself."""
 
-    def run(self, obs, state=(), prev=None, out=None):
+    def run(self, obs, state=(), prev=None, out=None, noise=None):
         return obs.copy(), obs.max(axis=1), []
 
 

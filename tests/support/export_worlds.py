@@ -93,7 +93,7 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
         FOUR,
         {**OF_VALUES, **IN_SEQUENCES, "dueling": False, "model": {**SMALL, "use_lstm": True}},
     ),
-    "returns": (BOX, spaces.Discrete(4, start=2), {**OF_RETURNS, "dueling_hiddens": [6, 5]}),
+    "returns": (BOX, spaces.Discrete(4, start=2), {**OF_RETURNS, "noisy": True, "dueling_hiddens": [6, 5]}),
     "returns without streams": (BOX, FOUR, {**OF_RETURNS, "dueling": False}),
     "squashed": (BOX, TORQUE, {"algo": "sac", "model": {"fcnet_hiddens": [8]}}),
     "without chance": (BOX, TORQUE, {"algo": "td3", "model": {"fcnet_hiddens": [8]}}),

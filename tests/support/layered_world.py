@@ -115,7 +115,7 @@ class Table:
             logits = np.log(np.stack([first, 1 - first], axis=1))
         self.logits = np.maximum(logits, -1e30).astype(np.float32)
 
-    def run(self, obs, state=(), prev=None):
+    def run(self, obs, state=(), prev=None, out=None, noise=None):
         return self.logits[obs.argmax(axis=1)], np.zeros(len(obs), np.float32), []
 
     def set_weights(self, weights):

@@ -120,6 +120,8 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
         ),
         ({"model": {"use_lstm": True}}, "rollout_fragment_length"),
         ({"sequence_overlap": 0}, "sequence_overlap"),
+        ({"sigma0": 1.0}, "sigma0"),
+        ({"noisy": True, "epsilon_schedule": [[0, 0.5]]}, "epsilon_schedule"),
         ({"sequence_priority_eta": 0.5}, "sequence_priority_eta"),
     ],
 )
