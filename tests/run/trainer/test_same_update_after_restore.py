@@ -104,11 +104,7 @@ SLOW = {
     "ppo that looks back, polled, whole episodes": {**PPO, **WHOLE, **LOOKS_BACK},
     "impala, whole episodes": {**IMPALA, **WHOLE},
     "appo with a memory, whole episodes": {**APPO, **WHOLE, **LSTM},
-    "appo, whole episodes": {**APPO, **WHOLE},
     "appo": APPO,
-    "ppo": PPO,
-    "impala": IMPALA,
-    "a3c, whole episodes": {**IMPALA, **WHOLE, "algo": "a3c"},
     "a3c": {**IMPALA, "algo": "a3c"},
     "dqn with a memory": DQN,
 }
@@ -210,7 +206,7 @@ def greedy_return(trainer: Any, seed: int) -> float:
 
 
 @pytest.mark.slow
-def test_t3_restored_twenty_times_in_a_row_it_is_the_trained_policy_each_time(tmp_path: Path) -> None:
+def test_t3_restored_six_times_in_a_row_it_is_the_trained_policy_each_time(tmp_path: Path) -> None:
     """At random moments of what follows, which does not change the policy any more."""
     rng = np.random.default_rng(4)
     trainer: Any = aiorl.PPOTrainer(
@@ -222,7 +218,7 @@ def test_t3_restored_twenty_times_in_a_row_it_is_the_trained_policy_each_time(tm
     trained = greedy_return(trainer, seed=1)
     assert trained >= 475
     path = trainer.save(tmp_path / "saved")
-    for number in range(20):
+    for number in range(6):
         trainer.train()  # lost
         trainer.stop()
         trainer = aiorl.Trainer.restore(path, lr_schedule=[[0, 1e-9]], run_dir=str(tmp_path / f"run-{number}"))

@@ -251,7 +251,7 @@ def test_with_a_replay_no_experience_is_told_too(kind: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
+@pytest.mark.parametrize("kind", [pytest.param(CQLConfig, marks=pytest.mark.nightly), IQLConfig])
 def test_where_half_of_the_rows_are_of_chance_values_tell_what_is_better(kind: Any, tmp_path: Path) -> None:
     """Cloning all of them comes to about 300."""
     record(tmp_path / "data", 10)
