@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import ActingSpec
 from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.fragment import SamplePlan
 from aiorl.env.base_env import LockstepEnv
-from aiorl.env.env_maker import make_lockstep_env
 from aiorl.env.wrapping import Wrapping
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
@@ -32,7 +33,7 @@ from aiorl.net.wire.encoding import encode
 from aiorl.sampling.lockstep import Lockstep
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure
-from benchmarks.sampler import PPO_COLUMNS
+from benchmarks.sampler import PPO_COLUMNS, make_lockstep_env
 
 __all__ = ["atari_sampler_1", "atari_sampler_8", "atari_vector_8", "atari_wire"]
 
@@ -124,15 +125,9 @@ def load_policy(directory: Path) -> OnnxPolicy:
 
 def make_subject(policy: OnnxPolicy, num_envs: int, steps: int, vectorize: str = "serial") -> Advance:
     """Pong with the DeepMind preprocessing in lockstep."""
-    sampler = Lockstep(
-        make_env(num_envs, vectorize),
-        policy,
-        fragment_length=steps,
-        columns=PPO_COLUMNS,
-        postprocess="gae",
-        postprocess_settings={"gamma": 0.99, "lam": 0.95},
-        reward_limit=1.0,
-    )
+    plan = SamplePlan("gae", {"gamma": 0.99, "lam": 0.95}, PPO_COLUMNS)
+    settings = WorkerConfig(rollout_fragment_length=steps, clip_rewards=1.0, seed=0)
+    sampler = Lockstep(make_env(num_envs, vectorize), policy, plan, settings)
     return lambda: sampler.sample().env_steps
 
 

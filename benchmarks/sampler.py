@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
-from aiorl.env.env_maker import make_lockstep_env
+from aiorl.data.fragment import SamplePlan
+from aiorl.env.base_env import LockstepEnv
+from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.sampling.lockstep import Lockstep
 from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
@@ -25,6 +28,7 @@ from benchmarks.result import Figure
 
 __all__ = [
     "PPO_COLUMNS",
+    "make_lockstep_env",
     "sampler_native_64",
     "sampler_native_1024",
     "sampler_serial_1",
@@ -84,17 +88,21 @@ def _measured(vectorize: str, num_envs: int, target_ratio: float = TARGET_RATIO)
     return [Figure(name, value, "steps/s", baseline, target_ratio=target_ratio)]
 
 
+def make_lockstep_env(
+    env: Any, env_config: Mapping[str, Any], num_envs: int, vectorize: str = "auto", **plan: Any
+) -> LockstepEnv:
+    """Copies of an environment, stepped together; see `EnvPlan`."""
+    maker = EnvMaker(EnvPlan(env=env, env_config=env_config, num_envs=num_envs, vectorize=vectorize, **plan))
+    found = maker.to_base_env(maker.make_first()).in_lockstep(maker.plan.horizon)
+    assert found is not None, f"{env} cannot be stepped as whole arrays"
+    return found
+
+
 def _make_subject(vectorize: str, num_envs: int, steps: int) -> Advance:
     env = make_lockstep_env(ENV_ID, {}, num_envs, vectorize)
     policy = make_onnx_policy(4, env.action_space, 2, mlp_weights(4, 2))
-    sampler = Lockstep(
-        env,
-        policy,
-        fragment_length=steps,
-        columns=PPO_COLUMNS,
-        postprocess="gae",
-        postprocess_settings={"gamma": 0.99, "lam": 0.95},
-    )
+    plan = SamplePlan("gae", {"gamma": 0.99, "lam": 0.95}, PPO_COLUMNS)
+    sampler = Lockstep(env, policy, plan, WorkerConfig(rollout_fragment_length=steps, seed=0))
     return lambda: sampler.sample().env_steps
 
 

@@ -188,7 +188,7 @@ class WorkerConfig(BaseModel):
         0.0, "How long a poll of remote environments gathers more ready ones.", unit="ms", ge=0, allow_inf_nan=False
     )
     max_env_restarts_per_hour: int = _sampling(
-        0, "With remote_worker_envs: replacements of one environment's failed process; 0 makes each failure an error.",
+        0, "Replacements of one remote environment's failed process; 0 makes each failure an error.",
         unit="restarts", ge=0,
     )  # fmt: skip
     fake_sampler: bool = _sampling(False, "Return the first batch for ever, to test the rest.")

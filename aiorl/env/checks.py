@@ -75,15 +75,7 @@ class ObservationCheck:
         Raises:
             BadObservationError: its shape differs, or its values do not convert safely.
         """
-        try:
-            array = np.asarray(obs)
-        except (ValueError, TypeError) as error:
-            raise self._bad(f"observation of type {type(obs).__name__} is no array", index, step) from error
-        if array.shape != self.shape:
-            raise self._bad(f"observation has shape {array.shape}, expected {self.shape}", index, step)
-        if array.dtype != self.dtype and not _converts(array, self.dtype):
-            raise self._bad(f"observation has dtype {array.dtype}, expected {self.dtype}", index, step)
-        return array
+        return self._array(obs, self.shape, index, step)
 
     def check_batch_shape(self, obs: Any, num_envs: int) -> NDArray[Any]:
         """A whole batch [N, ...] from a vectorised environment.
@@ -91,12 +83,17 @@ class ObservationCheck:
         Raises:
             BadObservationError: shape or dtype differ.
         """
-        array = np.asarray(obs)
-        expected = (num_envs, *self.shape)
-        if array.shape != expected:
-            raise self._bad(f"observations have shape {array.shape}, expected {expected}", 0, 0)
+        return self._array(obs, (num_envs, *self.shape), 0, 0)
+
+    def _array(self, obs: Any, shape: tuple[int, ...], index: int, step: int) -> NDArray[Any]:
+        try:
+            array = np.asarray(obs)
+        except (ValueError, TypeError) as error:
+            raise self._bad(f"observation of type {type(obs).__name__} is no array", index, step) from error
+        if array.shape != shape:
+            raise self._bad(f"observation has shape {array.shape}, expected {shape}", index, step)
         if array.dtype != self.dtype and not _converts(array, self.dtype):
-            raise self._bad(f"observations have dtype {array.dtype}, expected {self.dtype}", 0, 0)
+            raise self._bad(f"observation has dtype {array.dtype}, expected {self.dtype}", index, step)
         return array
 
     def check_values(self, obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None = None) -> None:
@@ -309,25 +306,17 @@ def check_flags(flags: Iterable[Any], env_id: str, index: int, step: int) -> Non
             raise EnvContractError(env_id, message, vector_index=index, step=step)
 
 
-def env_fault(env_id: str, doing: str, error: Exception, index: int, step: int) -> EnvError:
-    """An EnvError for what the environment's own code raised, traceback included."""
-    if isinstance(error, EnvError):
-        return error
-    text = "".join(traceback.format_exception(error))
-    message = f"{doing} raised {type(error).__name__}: {error}"
-    return EnvError(env_id, message, vector_index=index, step=step, traceback_text=text)
-
-
 def raise_env_fault(env_id: str, doing: str, error: Exception, index: int, step: int) -> NoReturn:
-    """Raise what `env_fault` makes of an error, caused by it; an EnvError goes on with the cause it has.
+    """Raise an EnvError for what the environment's own code raised, traceback included; an EnvError as it is.
 
     Raises:
         EnvError: always.
     """
-    fault = env_fault(env_id, doing, error, index, step)
-    if fault is error:
-        raise fault
-    raise fault from error
+    if isinstance(error, EnvError):
+        raise error
+    text = "".join(traceback.format_exception(error))
+    message = f"{doing} raised {type(error).__name__}: {error}"
+    raise EnvError(env_id, message, vector_index=index, step=step, traceback_text=text) from error
 
 
 def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:

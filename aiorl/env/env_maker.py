@@ -26,7 +26,7 @@ from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry
 from aiorl.env.remote_env import RemoteEnv, RemoteSettings
 from aiorl.env.vector_env import VectorEnv
 from aiorl.env.wrapping import Wrapping
-from aiorl.errors import ConfigError, UnsupportedEnvError
+from aiorl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -234,34 +234,6 @@ def _gymnasium_obstacle(spec: EnvSpec, plan: EnvPlan) -> str | None:
     return None
 
 
-def make_lockstep_env(
-    env: EnvSource, env_config: Mapping[str, Any] | None = None, num_envs: int = 1, vectorize: str = "auto", **plan: Any
-) -> LockstepEnv:
-    """N copies of an environment, stepped together; their seeds are given at the first ``reset``.
-
-    Args:
-        env: see EnvPlan, as for the others.
-        env_config: the environment's own settings.
-        num_envs: number of copies.
-        vectorize: their form.
-        plan: other attributes of EnvPlan.
-
-    Raises:
-        ConfigError: a choice that this environment does not offer, or a horizon that it cannot have.
-        UnsupportedEnvError: not an environment with one agent.
-        EnvError: the environment's constructor raised.
-    """
-    maker = EnvMaker(EnvPlan(env=env, env_config=env_config or {}, num_envs=num_envs, vectorize=vectorize, **plan))
-    base_env = maker.to_base_env(maker.make_first())
-    with contextlib.ExitStack() as on_error:
-        on_error.callback(base_env.stop)
-        lockstep = base_env.in_lockstep(maker.plan.horizon)
-        if lockstep is None:
-            raise UnsupportedEnvError(f"environment {maker.env_id!r} cannot be stepped as whole arrays")
-        on_error.pop_all()
-    return lockstep
-
-
 def to_base_env(
     env: Any,
     make_env: Callable[[int], Any] | None = None,
@@ -312,7 +284,6 @@ def to_base_env(
             num_envs,
             batch_wait_ms=remote_env_batch_wait_ms,
             seed=seed,
-            has_agents=kind.has_agents,
         )
     if num_envs > 1 and make_env is None:
         raise ConfigError(f"{num_envs} environments are asked for, but only one is given.", key="num_envs_per_worker")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
@@ -363,11 +362,10 @@ class ExternalBaseEnv(BaseEnv):
                 what = f"{type(env.error).__name__}: {env.error}"
                 raise SamplerDied(f"run() of {type(env).__name__} raised {what}") from env.error
             raise SamplerDied(f"run() of {type(env).__name__} has ended, or it was stopped")
-        columns = ("obs", "rewards", "dones", "truncateds", "infos", "off_policy_actions")
-        poll = Poll(*({key: getattr(item, name) for key, item in items.items()} for name in columns))
-        return poll._replace(
-            off_policy_actions={key: taken for key, taken in poll.off_policy_actions.items() if taken is not None}
-        )
+        columns: list[Any] = [{key: item[place] for key, item in items.items()} for place in range(5)]
+        obs, rewards, dones, truncateds, infos = columns
+        taken = {key: item.off_policy_actions for key, item in items.items() if item.off_policy_actions is not None}
+        return Poll(obs, rewards, dones, truncateds, infos, taken)
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Answer the waiting clients; episodes that have ended are passed over."""
@@ -409,17 +407,13 @@ _REMEMBERED = 1 << 16
 """Ids of ended episodes that are kept, so that none is started twice."""
 
 
-@dataclass(slots=True, eq=False)
-class Item:
-    """What one call of a client published.
+class Item(NamedTuple):
+    """What a poll brings of one episode: by agent id, flags also with ALL_AGENTS.
 
     Attributes:
-        number: position within its episode, from 0; the action for it carries the same number.
-        obs, rewards, dones, truncateds, infos: by agent id; the flags also have ALL_AGENTS.
         off_policy_actions: actions the client took itself, or None.
     """
 
-    number: int
     obs: dict[Any, Any]
     rewards: dict[Any, float]
     dones: dict[Any, bool]
@@ -428,11 +422,32 @@ class Item:
     off_policy_actions: dict[Any, Any] | None
 
 
+class _Published(NamedTuple):
+    """What a client published: by agent id; it is an episode's end, by its client or by its client's silence."""
+
+    obs: dict[Any, Any]
+    off_policy_actions: dict[Any, Any] | None
+    is_last: bool = False
+    is_cut: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class _Episode:
+    """An episode; what is published has no effect on it before it is polled, so that it can be withdrawn.
+
+    Attributes:
+        pending: published, and not polled yet.
+        published: publications so far; the latest has the number before this one.
+        polled, waiting_for, answered: number of what was polled last, what a client waits for, and what was answered
+            last; -1 for none.
+        live: latest observation of every agent that is not done.
+        acted: agents that were observed at least twice: there are rows of them.
+        gone: agents whose own flag was published.
+    """
+
     training_enabled: bool
     heard_at: float
-    items: deque[Item] = field(default_factory=deque)
+    pending: _Published | None = None
     published: int = 0
     polled: int = -1
     waiting_for: int = -1
@@ -441,21 +456,33 @@ class _Episode:
     rewards: dict[Any, float] = field(default_factory=dict)
     dones: dict[Any, bool] = field(default_factory=dict)
     infos: dict[Any, dict[str, Any]] = field(default_factory=dict)
-    agents: _Agents = field(default_factory=lambda: _Agents({}, frozenset(), frozenset()))
+    live: dict[Any, Any] = field(default_factory=dict)
+    acted: set[Any] = field(default_factory=set)
+    gone: set[Any] = field(default_factory=set)
 
+    def publish(self, obs: Mapping[Any, Any], off_policy: Mapping[Any, Any] | None = None, **end: bool) -> int:
+        """Keep copies for the next poll; return the number of the publication."""
+        self.pending = _Published(copied(obs), None if off_policy is None else copied(off_policy), **end)
+        self.published += 1
+        return self.published - 1
 
-class _Agents(NamedTuple):
-    """Agents of an episode, as of one item.
-
-    Attributes:
-        live: latest observation of every agent that is not done.
-        acted: those of them that were observed at least twice: there are rows of them.
-        done: those whose own flag was published.
-    """
-
-    live: dict[Any, Any]
-    acted: frozenset[Any]
-    done: frozenset[Any]
+    def take(self) -> Item:
+        """Return what is pending, with all that was logged before it."""
+        assert self.pending is not None, "nothing is pending"
+        obs, off_policy, is_last, is_cut = self.pending
+        infos = {agent_id: dict(self.infos.get(agent_id, {})) for agent_id in obs}
+        if not self.training_enabled:
+            for info in infos.values():
+                info["training_enabled"] = False
+        rewards = {**dict.fromkeys(obs, 0.0), **self.rewards}
+        dones = {agent_id: self.dones.pop(agent_id, False) for agent_id in obs}
+        done = {agent_id for agent_id in obs if dones[agent_id]}
+        self.pending, self.rewards, self.polled = None, {}, self.published - 1
+        self.acted |= self.live.keys() & obs.keys()
+        self.gone |= done
+        self.live = {agent_id: value for agent_id, value in {**self.live, **obs}.items() if agent_id not in done}
+        dones[ALL_AGENTS] = is_last
+        return Item(obs, rewards, dones, {key: is_cut and not flag for key, flag in dones.items()}, infos, off_policy)
 
 
 class EpisodeTable:
@@ -573,18 +600,14 @@ class EpisodeTable:
         with self._changed:
             episode = self._get(episode_id)
             self._check_agents(episode_id, episode, obs)
-            before = episode.agents
-            item = self._publish(episode, obs, off_policy_actions)
-            number = episode.waiting_for = item.number
+            number = episode.waiting_for = episode.publish(obs, off_policy_actions)
             try:
                 self._changed.notify_all()
                 deadline = time.monotonic() + timeout_s
                 while episode.answered != number:
                     self._check_polled()
-                    if self._ended.get(episode_id):
-                        raise EpisodeTimeout(episode_id, timeout_s)
                     if not self._changed.wait(deadline - time.monotonic()) and episode.answered != number:
-                        self._withdraw(episode, item, before)
+                        episode.pending = None
                         raise EpisodeTimeout(episode_id, timeout_s)
                 return episode.actions
             finally:
@@ -601,7 +624,7 @@ class EpisodeTable:
         with self._changed:
             episode = self._get(episode_id)
             self._check_agents(episode_id, episode, obs, last=True)
-            self._publish(episode, obs, None, last=True)
+            episode.publish(obs, is_last=True)
             self._closing[episode_id] = self._active.pop(episode_id)
             self._changed.notify_all()
 
@@ -618,10 +641,10 @@ class EpisodeTable:
                 if idle_timeout_s is not None:
                     self._close_silent(idle_timeout_s)
                 ready = {
-                    episode_id: episode.items.popleft()
+                    episode_id: episode.take()
                     for table in (self._closing, self._active)
                     for episode_id, episode in table.items()
-                    if episode.items
+                    if episode.pending is not None
                 }
                 if ready:
                     break
@@ -632,8 +655,6 @@ class EpisodeTable:
                 if item.dones[ALL_AGENTS] or item.truncateds[ALL_AGENTS]:
                     del self._closing[episode_id]
                     self._ended.setdefault(episode_id, False)
-                else:
-                    (self._active.get(episode_id) or self._closing[episode_id]).polled = item.number
             while len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
             return ready
@@ -650,9 +671,8 @@ class EpisodeTable:
 
     def stop(self) -> None:
         """Let every waiting thread go: nobody polls any more."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        self._stopped = True
+        self.wake()
 
     def wake(self) -> None:
         """Have a waiting ``take`` look again at what it waits for."""
@@ -683,13 +703,12 @@ class EpisodeTable:
         """Raise for another thread's episode, and for observations that would break a rule where they are polled."""
         if episode.waiting_for >= 0:
             raise ClosedEpisodeError(episode_id, "driven by two threads at once")
-        agents = episode.agents
-        back = [] if self.done_agents_return else [agent_id for agent_id in obs if agent_id in agents.done]
+        back = [] if self.done_agents_return else [agent_id for agent_id in obs if agent_id in episode.gone]
         if back:
             message = f"agent {back[0]!r} was done and is observed again in the same episode"
             raise EnvContractError(str(episode_id), message, step=episode.published)
         if last and self.ends_need_obs and episode.training_enabled:
-            missing = [agent_id for agent_id in agents.live if agent_id in agents.acted and agent_id not in obs]
+            missing = [agent_id for agent_id in episode.live if agent_id in episode.acted and agent_id not in obs]
             if missing:
                 raise EnvContractError(
                     str(episode_id),
@@ -697,53 +716,6 @@ class EpisodeTable:
                     " end_episode the last observations of all live agents, or set no_done_at_end",
                     step=episode.published,
                 )
-
-    def _publish(
-        self,
-        episode: _Episode,
-        obs: Mapping[Any, Any],
-        off_policy: Mapping[Any, Any] | None,
-        *,
-        last: bool = False,
-        cut: bool = False,
-    ) -> Item:
-        infos = {agent_id: dict(episode.infos.get(agent_id, {})) for agent_id in obs}
-        if not episode.training_enabled:
-            for info in infos.values():
-                info["training_enabled"] = False
-        rewards = {**dict.fromkeys(obs, 0.0), **episode.rewards}
-        dones = {agent_id: episode.dones.pop(agent_id, False) for agent_id in obs}
-        dones[ALL_AGENTS] = last
-        item = Item(
-            episode.published,
-            {agent_id: copied(value) for agent_id, value in obs.items()},
-            rewards,
-            dones,
-            {agent_id: cut and not done for agent_id, done in dones.items()},
-            infos,
-            None if off_policy is None else {agent_id: copied(action) for agent_id, action in off_policy.items()},
-        )
-        episode.published += 1
-        episode.rewards = {}
-        live, acted, gone = episode.agents
-        done = [agent_id for agent_id in obs if dones[agent_id]]
-        episode.agents = _Agents(
-            {agent_id: value for agent_id, value in {**live, **item.obs}.items() if agent_id not in done},
-            acted | (live.keys() & obs.keys()),
-            gone.union(done) if done else gone,
-        )
-        episode.items.append(item)
-        return item
-
-    def _withdraw(self, episode: _Episode, item: Item, before: _Agents) -> None:
-        """Undo a publication that has not been polled."""
-        if item not in episode.items:
-            return
-        episode.items.remove(item)
-        episode.agents = before
-        for agent_id, reward in item.rewards.items():
-            episode.rewards[agent_id] = episode.rewards.get(agent_id, 0.0) + reward
-        episode.dones.update((agent_id, True) for agent_id, done in item.dones.items() if done)
 
     def _close_silent(self, idle_timeout_s: float) -> None:
         limit = self._clock() - idle_timeout_s
@@ -754,5 +726,5 @@ class EpisodeTable:
             self._ended[episode_id] = True
             if not episode.published:
                 continue
-            self._publish(episode, episode.agents.live, None, cut=True)
+            episode.publish(episode.live, is_cut=True)
             self._closing[episode_id] = episode

@@ -1,7 +1,7 @@
 """The child's side of RemoteEnv: one environment in a process of its own, ``python -m aiorl.env.remote_child``.
 
 Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and errors are JSON, all
-else is packed by ``nested_codec``. A RESET has the seed to begin with, or None; a STEP the actions by agent; a RESULT
+else is packed by ``nested_codec``. A RESET has nothing; a STEP has the actions by agent; a RESULT
 observations, rewards, terminateds, truncateds, packed infos, finished games and the number of dropped infos. The
 process ends when its parent does: the parent holds the other end of a second pipe, which a thread here waits on.
 """
@@ -16,15 +16,15 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from typing import Any
 
 from aiorl.data.nested_codec import pack, pack_infos, unpack
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.base_env import opening_poll
-from aiorl.env.checks import env_fault
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.env.vector_env import Copies, episode_limit
+from aiorl.env.vector_env import episode_limit
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
 from aiorl.process.imports import find_modules_here
@@ -98,7 +98,6 @@ def _serve(connection: socket.socket) -> None:
     made = wrapping.wrap(creator(context), context)
     check_can_be_remote(made, creator.env_id)
     env = kind_of(made, creator.env_id).to_base_env([made], creator.env_id, settings["seed"])
-    copies = getattr(env, "vector_env", None)
     ready = {
         "observation_space": _space_as_data(env.observation_space),
         "action_space": _space_as_data(env.action_space),
@@ -110,11 +109,8 @@ def _serve(connection: socket.socket) -> None:
         is_started = False
         while True:
             kind, payload = receive_frame(connection)
-            given = unpack(payload)
             if kind == STEP:
-                env.send_actions({0: given})
-            elif given is not None and isinstance(copies, Copies):
-                copies.seeds = [given]
+                env.send_actions({0: unpack(payload)})
             if kind == RESET and is_started:
                 obs: Any = env.try_reset(0)  # kinds that may be remote reset at once
                 poll = opening_poll({0: obs})
@@ -140,14 +136,12 @@ def _space_as_data(space: Any) -> dict[str, Any] | None:
 
 
 def _send_error(connection: socket.socket, error: Exception) -> None:
-    facts: dict[str, Any] = {"kind": type(error).__name__, "message": str(error), "config": False}
+    facts: dict[str, Any] = {"kind": type(error).__name__, "message": getattr(error, "message", str(error))}
     if isinstance(error, ConfigError):
-        facts.update(message=error.message, config=True, key=error.key, hint=error.hint)
+        facts |= {"config": True, "key": error.key, "hint": error.hint}
     else:
-        fault = env_fault("", "", error, 0, 0)
-        facts.update(step=fault.step, traceback=fault.traceback_text)
-        if fault is error:
-            facts["message"] = fault.message
+        text = error.traceback_text if isinstance(error, EnvError) else "".join(traceback.format_exception(error))
+        facts |= {"config": False, "step": getattr(error, "step", 0), "traceback": text}
     with contextlib.suppress(OSError):  # the parent may have hung up already
         send_frame(connection, ERROR, json.dumps(facts).encode())
 

@@ -22,27 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-from gymnasium import spaces
-from numpy.typing import NDArray
-
-from aiorl.data.actions import ActionLayout
-from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
-from aiorl.env.base_env import (
-    ALL_AGENTS,
-    ASYNC_RESET_RETURN,
-    SEED_STRIDE,
-    BaseEnv,
-    FinishedGame,
-    LockstepEnv,
-    Poll,
-    TrainingDisabled,
-    VectorStep,
-)
-from aiorl.env.checks import ObservationCheck
+from aiorl.env.base_env import ASYNC_RESET_RETURN, SEED_STRIDE, BaseEnv, FinishedGame, Poll
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import (
     BadObservationError,
@@ -99,16 +82,14 @@ class RemoteEnv(BaseEnv):
         *,
         batch_wait_ms: float = 0.0,
         seed: int | None = None,
-        has_agents: bool = False,
     ) -> None:
         """Start the processes and wait until each has made its environment.
 
         Args:
             settings: which environment, and how it is made.
             num_envs: number of copies N.
-            batch_wait_ms: how long a poll waits for more environments once one is ready.
+            batch_wait_ms: how long a poll waits for more environments once one is ready; infinity for all of them.
             seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
-            has_agents: there may be others than the one of single-agent environments.
 
         Raises:
             ConfigError: the children refuse the name or config.
@@ -121,7 +102,6 @@ class RemoteEnv(BaseEnv):
         self.env_id = self._env_id = settings.env
         self._batch_wait_s = batch_wait_ms / 1000.0
         self._seed = seed
-        self._has_agents = has_agents
         self._selector = selectors.DefaultSelector()
         self._copies: list[ChildProcess] = []
         self._games: list[FinishedGame] = []
@@ -152,7 +132,7 @@ class RemoteEnv(BaseEnv):
         return [copy.process.pid for copy in self._copies]
 
     def poll(self) -> Poll:
-        """Results of the environments that are ready, at least one; the first poll resets them all.
+        """Results of the environments that are ready, at least one, in their order; the first poll resets them all.
 
         Raises:
             EnvError: an environment failed and may not be restarted.
@@ -161,23 +141,20 @@ class RemoteEnv(BaseEnv):
         if not self._started:
             self._started = True
             for index in range(self.num_envs):
-                self.begin(index)
+                self.try_reset(index)
         if not any(copy.is_busy for copy in self._copies):
             raise EnvContractError(self._settings.env, "it was polled, but no environment was given anything to do")
         faults: dict[Any, EnvError] = {}
         poll = Poll({}, {}, {}, {}, {}, {}, faults)
-        gather_until: float | None = None
+        gather_until = math.inf
         while True:
             now = time.monotonic()
             if poll.obs or faults:
-                if gather_until is None:
-                    gather_until = now + self._batch_wait_s
-                wait_s = gather_until - now
-                if wait_s <= 0 or not any(copy.is_busy for copy in self._copies):
-                    return poll
-            else:
-                wait_s = max(0.0, min(copy.answer_due for copy in self._copies if copy.is_busy) - now)
-            for key, _ in self._selector.select(wait_s):
+                gather_until = min(gather_until, now + self._batch_wait_s)
+                if gather_until <= now or not any(copy.is_busy for copy in self._copies):
+                    return Poll(*(dict(sorted(part.items())) for part in poll))
+            due = min(gather_until, *(copy.answer_due for copy in self._copies if copy.is_busy))
+            for key, _ in self._selector.select(max(0.0, due - now)):
                 if key.data is None:
                     raise SamplerDied("the wait for environments in other processes was interrupted")
                 self._take(key.data, poll, faults)
@@ -195,23 +172,8 @@ class RemoteEnv(BaseEnv):
 
     def try_reset(self, env_id: Any) -> str:
         """Let one environment begin a new episode; its first observation comes by a later poll."""
-        self.begin(env_id)
+        self._copies[env_id].send(wire.RESET, b"")
         return ASYNC_RESET_RETURN
-
-    def begin(self, index: int, seed: int | None = None) -> None:
-        """Let one environment begin a new episode, seeded if a seed is given; doesn't wait."""
-        self._started = True
-        self._copies[index].send(wire.RESET, pack(seed))
-
-    def start_over(self) -> None:
-        """Let the next poll reset all environments."""
-        self._started = False
-
-    def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
-        """See BaseEnv; each copy is reset at once when its episode ends."""
-        nested = (spaces.Dict, spaces.Tuple)
-        is_nested = isinstance(self.observation_space, nested) or isinstance(self.action_space, nested)
-        return None if self._has_agents or is_nested else _RemoteLockstep(self, horizon)
 
     def take_finished_games(self) -> list[FinishedGame] | None:
         """See BaseEnv."""
@@ -255,7 +217,7 @@ class RemoteEnv(BaseEnv):
             if copy.is_starting:
                 copy.receive(wire.READY)
                 copy.is_starting = False
-                copy.send(wire.RESET, pack(None))
+                copy.send(wire.RESET, b"")
                 return
             payload = copy.receive(wire.RESULT)
         except EnvError as error:
@@ -302,84 +264,6 @@ class RemoteEnv(BaseEnv):
         self._copies[copy.index] = fresh
 
 
-class _RemoteLockstep(LockstepEnv):
-    """A RemoteEnv whose environments have one agent each, stepped together as whole arrays."""
-
-    can_cut = True
-
-    def __init__(self, env: RemoteEnv, horizon: int | None) -> None:
-        """Take over the environments; they are closed with this object."""
-        self._env = env
-        self.env_id = env.env_id
-        self.num_envs = env.num_envs
-        self.observation_space = env.observation_space
-        self.action_space = env.action_space
-        self.max_episode_steps = env.max_episode_steps
-        self.limit_episodes(horizon)
-        check = ObservationCheck(self.env_id, env.observation_space)
-        self._layout = ActionLayout(env.action_space)
-        self._obs: NDArray[Any] = np.zeros((env.num_envs, *check.shape), check.dtype)
-        self._rewards = np.zeros(env.num_envs, np.float64)
-        self._terminateds = np.zeros(env.num_envs, np.bool_)
-        self._truncateds = np.zeros(env.num_envs, np.bool_)
-        self._lengths = np.zeros(env.num_envs, np.int64)
-
-    def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
-        """First observations of new episodes; see LockstepEnv."""
-        self._begin(range(self.num_envs), seeds)
-        return self._obs
-
-    def step(self, actions: NDArray[Any]) -> VectorStep:
-        """Step every copy at the same time; see LockstepEnv."""
-        rows = self._layout.to_env(np.asarray(actions))
-        self._env.send_actions({index: {DEFAULT_AGENT_ID: action} for index, action in enumerate(rows)})
-        self._lengths += 1
-        self._collect(self.num_envs)
-        if self.max_episode_steps:
-            self._truncateds |= (self._lengths >= self.max_episode_steps) & ~self._terminateds
-        result = VectorStep(self._obs, self._rewards, self._terminateds, self._truncateds)
-        ended = np.flatnonzero(self._terminateds | self._truncateds)
-        if ended.size:
-            result.final_index = ended
-            result.final_obs = self._obs[ended]
-            self._begin(ended.tolist(), None)
-        return result
-
-    def _begin(self, indices: Sequence[int], seeds: Sequence[int] | None) -> None:
-        for index in indices:
-            self._env.begin(index, None if seeds is None else int(seeds[index]))
-        self._lengths[list(indices)] = 0
-        self._collect(len(indices), opening=True)
-
-    def _collect(self, count: int, *, opening: bool = False) -> None:
-        """Poll until this many copies have reported; an opening poll brings nothing but observations."""
-        is_trained_on = True
-        while count > 0:
-            poll = self._env.poll()
-            for error in poll.faults.values():  # its episode is lost, and lockstep cannot leave it out
-                raise error
-            for index, obs in poll.obs.items():
-                is_trained_on &= bool(poll.infos[index].get(DEFAULT_AGENT_ID, {}).get("training_enabled", True))
-                self._obs[index] = obs[DEFAULT_AGENT_ID]
-                if opening:
-                    continue
-                self._rewards[index] = poll.rewards[index][DEFAULT_AGENT_ID]
-                self._terminateds[index] = poll.terminateds[index][ALL_AGENTS]
-                self._truncateds[index] = poll.truncateds[index][ALL_AGENTS]
-            count -= len(poll.obs)
-        if not is_trained_on:
-            self._env.start_over()
-            raise TrainingDisabled(self.env_id)
-
-    def take_finished_games(self) -> list[FinishedGame] | None:
-        """See LockstepEnv."""
-        return self._env.take_finished_games()
-
-    def close(self) -> None:
-        """End the processes."""
-        self._env.stop()
-
-
 def _end(selector: selectors.BaseSelector, wakers: Sequence[socket.socket], copies: Sequence[ChildProcess]) -> None:
     selector.close()
     for waker in wakers:
@@ -413,14 +297,7 @@ class ChildProcess:
         failed_at: when it and those before it were replaced, by the same clock.
     """
 
-    def __init__(
-        self,
-        env_id: str,
-        index: int,
-        settings: Mapping[str, Any],
-        timeout_s: float,
-        module: str = "aiorl.env.remote_child",
-    ) -> None:
+    def __init__(self, env_id: str, index: int, settings: Mapping[str, Any], timeout_s: float) -> None:
         """Start the process and send it its settings; it answers with READY.
 
         Args:
@@ -428,13 +305,19 @@ class ChildProcess:
             index: which copy it holds.
             settings: what the child is told; must be expressible in JSON.
             timeout_s: longest wait for one answer.
-            module: what the child runs.
 
         Raises:
             ConfigError: settings that JSON cannot express.
             EnvError: the process did not start.
         """
-        payload = _as_json(settings)
+        try:
+            payload = json.dumps(settings).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"env_config cannot be sent to a process of its own: {error}.",
+                key="env_config",
+                hint="Use numbers, strings, lists and mappings only, or keep the environments in this process.",
+            ) from error
         self.env_id = env_id
         self.index = index
         self.steps = 0
@@ -445,7 +328,7 @@ class ChildProcess:
         their_life, self._life = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [*child_python(module), str(theirs.fileno()), str(their_life)],
+                [*child_python("aiorl.env.remote_child"), str(theirs.fileno()), str(their_life)],
                 pass_fds=(theirs.fileno(), their_life),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **python_path()},
@@ -524,14 +407,3 @@ class ChildProcess:
         """End the process at once."""
         self.process.kill()
         self.process.wait()
-
-
-def _as_json(settings: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(settings).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"env_config cannot be sent to a process of its own: {error}.",
-            key="env_config",
-            hint="Use numbers, strings, lists and mappings only, or keep the environments in this process.",
-        ) from error

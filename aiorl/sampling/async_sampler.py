@@ -6,7 +6,8 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from aiorl.data.metrics import PerfStats, RolloutMetrics
 from aiorl.errors import ConfigError, SamplerDied, SampleTimeout
@@ -161,12 +162,15 @@ class AsyncSampler:
         try:
             while not self.shutdown:
                 self._sampler.advance()
-                self._hand_out()
+                self._hand_out(self._sampler.take_outputs())
         except BaseException as error:  # SystemExit too would end this thread unseen
             self.shutdown = self.shutdown or self._setup.is_abandoned
-            self._keep_extra_batches()
             self._cause = error
-            self._put(error if isinstance(error, Exception) else _died_of(error))
+            told: Exception | BaseException = error
+            if not isinstance(error, Exception):  # it would end the whole process of whoever waits for data
+                told = SamplerDied(f"the sampling thread was ended by {type(error).__name__}: {error}")
+                told.__cause__ = error
+            self._hand_out([told])
             if not self.shutdown:  # what stopping an environment brings about is no fault
                 raise
         finally:
@@ -174,35 +178,18 @@ class AsyncSampler:
                 self._is_over = True
                 self._changed.notify_all()
 
-    def _hand_out(self) -> None:
-        self._keep_extra_batches()
-        for output in self._sampler.take_outputs():
-            if self.shutdown:
-                return
-            if isinstance(output, RolloutMetrics):
-                with self._changed:
-                    self._metrics.append(output)
-            elif not self._blackhole:
-                self._put(output)
-
-    def _keep_extra_batches(self) -> None:
-        extra = self._sampler.get_extra_batches()
-        if extra and not self._blackhole:
-            with self._changed:
-                self._extra += extra
-
-    def _put(self, item: Batch | Exception) -> None:
-        """Append to the queue; waits for room until the sampler is told to stop."""
+    def _hand_out(self, outputs: Sequence[Any]) -> None:
+        """Take over what a turn gave; wait for room for each batch until the sampler is told to stop."""
         with self._changed:
-            while len(self._batches) >= MAX_BATCHES_AHEAD and not self.shutdown:
-                self._changed.wait()
-            if not self.shutdown:
-                self._batches.append(item)
-                self._changed.notify_all()
-
-
-def _died_of(error: BaseException) -> SamplerDied:
-    """Return an error for whoever waits for data, where the thread's own would end the whole process."""
-    died = SamplerDied(f"the sampling thread was ended by {type(error).__name__}: {error}")
-    died.__cause__ = error
-    return died
+            extra = self._sampler.get_extra_batches()
+            if not self._blackhole:
+                self._extra += extra
+            for output in outputs:
+                if isinstance(output, RolloutMetrics):
+                    self._metrics.append(output)
+                elif not self._blackhole:
+                    self._changed.wait_for(lambda: len(self._batches) < MAX_BATCHES_AHEAD or self.shutdown)
+                    if self.shutdown:
+                        return
+                    self._batches.append(output)
+                    self._changed.notify_all()

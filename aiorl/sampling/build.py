@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.base_env import LockstepEnv
 from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.errors import ConfigError
-from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput, noop_output, sampler_input
+from aiorl.offline.io import IOContext, SamplerInput, noop_output, sampler_input
 from aiorl.process.log_once import log_once
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import worker_hooks
@@ -56,7 +57,8 @@ def env_maker(settings: WorkerSettings, polled: str) -> EnvMaker:
         # at a soft horizon an environment is not to cut its episodes
         horizon=None if config.soft_horizon else config.horizon,
         wrapping=settings.wrapping,
-        remote_wait_ms=config.remote_env_batch_wait_ms,
+        # those that are not polled on their own step together
+        remote_wait_ms=config.remote_env_batch_wait_ms if config.remote_worker_envs else math.inf,
         max_restarts_per_hour=config.max_env_restarts_per_hour,
         seed=config.seed,
     )
@@ -157,19 +159,10 @@ def _lockstep(worker: Worker, settings: WorkerSettings, polled: str) -> Lockstep
     return Lockstep(
         env,
         policy,
-        fragment_length=config.rollout_fragment_length,
-        # recurrent states go along by themselves
-        columns=[name for name in plan.columns if name in FRAGMENT_COLUMNS],
-        complete_episodes=not config.is_truncating,
-        preprocessor=worker.preprocessors[DEFAULT_POLICY_ID],
-        filter=worker.sampling_filters[DEFAULT_POLICY_ID],
-        postprocess=plan.postprocess,
-        postprocess_settings=plan.postprocess_params,
-        reward_limit=worker.reward_limit,
-        reward_scaler=policy.reward_scaler,
-        clip_actions=config.clip_actions,
-        state_every=plan.state_every,
-        seed=config.seed,
+        plan,
+        config.model_copy(update={"clip_rewards": worker.reward_limit}),
+        worker.preprocessors[DEFAULT_POLICY_ID],
+        worker.sampling_filters[DEFAULT_POLICY_ID],
     )
 
 
@@ -177,36 +170,27 @@ def _is_nested(env: LockstepEnv) -> bool:
     return any(isinstance(space, spaces.Dict | spaces.Tuple) for space in (env.observation_space, env.action_space))
 
 
-def make_input_reader(settings: WorkerSettings, context: IOContext) -> InputReader:
-    """Make the reader of batches.
+def make_stream(settings: WorkerSettings, name: str, kind: Any, context: IOContext) -> Any:
+    """Make the reader or the writer of batches.
+
+    Args:
+        settings: of the worker.
+        name: of the setting that makes it.
+        kind: its base class.
+        context: what it is made with.
 
     Raises:
-        AssertionError: the creator made something else.
+        AssertionError: something else was made.
         ConfigError: the sampler's batches are asked for, and dropped for the sake of input evaluation.
     """
-    reader: InputReader = _made(settings.input_creator, "input_creator", InputReader, context)
-    if settings.wants_simulation and isinstance(reader, SamplerInput):
+    made = getattr(settings, name)(context)
+    if not isinstance(made, kind):
+        raise AssertionError(f"{name} made a {type(made).__name__}, expected an {kind.__name__}")
+    if settings.wants_simulation and isinstance(made, SamplerInput):
         raise ConfigError(
             f"input_evaluation {SIMULATION!r} drops the sampler's batches, which are the input here.",
             key="input_evaluation",
             value=SIMULATION,
             hint="Use it with stored input only.",
         )
-    return reader
-
-
-def make_output_writer(settings: WorkerSettings, context: IOContext) -> OutputWriter:
-    """Make the writer of copies of batches.
-
-    Raises:
-        AssertionError: the creator made something else.
-    """
-    writer: OutputWriter = _made(settings.output_creator, "output_creator", OutputWriter, context)
-    return writer
-
-
-def _made(creator: Callable[[IOContext], Any], name: str, kind: Any, context: IOContext) -> Any:
-    made = creator(context)
-    if not isinstance(made, kind):
-        raise AssertionError(f"{name} made a {type(made).__name__}, expected an {kind.__name__}")
     return made

@@ -9,10 +9,9 @@ import numpy as np
 
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
-from aiorl.data import columns as c
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
-from aiorl.errors import BatchError, PolicyError
-from aiorl.sampling.seats import Lane, Seat, Segment
+from aiorl.errors import PolicyError
+from aiorl.sampling.seats import Lane, Rows, Seat, Segment
 
 OnPostprocessed = Callable[[Any, Seat, SampleBatch, Mapping[Any, tuple[Policy, SampleBatch]]], None]
 """Called with the episode, the agent, its batch and the original batches of all agents by agent id."""
@@ -80,39 +79,41 @@ class BatchBuilder:
         are noted only, and postprocessed with others when the batch is built.
 
         Raises:
-            BatchError: rows that are not one trajectory (also a ValueError).
             PolicyError: the policy gave back no batch (also a ValueError).
         """
         pending, self._pending = self._pending, []
+        if all(seat.lane.in_bulk for seat in pending):
+            for seat in pending:
+                self._parts.setdefault(seat.lane.policy_id, []).append(seat.cut())
+            return
         cuts = [(seat, seat.cut()) for seat in pending]
-        originals: OriginalBatches | None = None
-        for seat, segment in cuts:
+        rows = [seat.lane.rows([segment]) for seat, segment in cuts]
+        originals: dict[Any, tuple[Policy, SampleBatch]] = {}
+        if len(cuts) > 1 or self._on_postprocessed is not None:
+            # copies: nothing that is done to one agent's batch is seen in another's
+            originals = {
+                seat.agent_id: (seat.lane.policy, SampleBatch({name: col.copy() for name, col in own.columns.items()}))
+                for (seat, _), own in zip(cuts, rows, strict=True)
+            }
+        for (seat, segment), own in zip(cuts, rows, strict=True):
             parts = self._parts.setdefault(seat.lane.policy_id, [])
             if seat.lane.in_bulk:
                 parts.append(segment)
-                continue
-            if originals is None:
-                originals = OriginalBatches({other.agent_id: (other, its) for other, its in cuts})
-            parts += self._postprocessed(episode, seat, segment, originals)
-        if originals is not None:
-            originals.close()
+            else:
+                parts += self._postprocessed(episode, seat, own, originals)
 
     def _postprocessed(
-        self, episode: Any, seat: Seat, segment: Segment, originals: OriginalBatches
+        self, episode: Any, seat: Seat, rows: Rows, originals: Mapping[Any, tuple[Policy, SampleBatch]]
     ) -> Iterator[SampleBatch]:
-        lane = seat.lane
-        rows = lane.rows([segment])
-        whole = SampleBatch(rows.columns)
-        others: Mapping[Any, Any] = originals.without(seat.agent_id) if len(originals) > 1 else {}
-        first = 0
+        policy, whole, first = seat.lane.policy, SampleBatch(rows.columns), 0
+        others = {agent_id: its for agent_id, its in originals.items() if agent_id != seat.agent_id}
         for end in rows.trajectory_ends.tolist():
             own = whole if end - first == whole.count else whole.slice(first, end)
-            check_trajectory(own)
             self.held -= own.count
-            batch = lane.policy.postprocess_trajectory(own, others, episode)
+            batch = policy.postprocess_trajectory(own, others, episode)
             if not isinstance(batch, SampleBatch):
                 raise PolicyError(
-                    f"postprocess_trajectory of policy {lane.policy_id!r} ({type(lane.policy).__name__}) "
+                    f"postprocess_trajectory of policy {seat.policy_id!r} ({type(policy).__name__}) "
                     f"returned {type(batch).__name__}, expected a SampleBatch; return the batch it was given"
                 )
             if self._on_postprocessed is not None:
@@ -120,7 +121,7 @@ class BatchBuilder:
             self.held += batch.count
             yield batch
             first = end
-        lane.table.taken(np.array([segment.seat]))
+        seat.lane.table.taken(np.array([seat.number]))
 
     def cut(self, episode: Any) -> Cut:
         """Hand over all rows held, for one batch; the builder is empty afterwards."""
@@ -204,57 +205,3 @@ def _take_out(lane: Lane, parts: Sequence[list[Part]]) -> None:
 def _joined(parts: Sequence[Part], lane: Lane) -> SampleBatch:
     batches = [part for part in parts if isinstance(part, SampleBatch)]
     return batches[0] if lane.in_bulk else SampleBatch.concat(batches)
-
-
-def check_trajectory(batch: SampleBatch) -> None:
-    """Raise if rows are not those of one agent in one episode.
-
-    Raises:
-        BatchError: a row before the last one is done, or the rows have several episode ids (also a ValueError).
-    """
-    dones, episode_ids = batch[c.DONES], batch[c.EPS_ID]
-    if np.count_nonzero(dones[:-1]):
-        inner = int(np.flatnonzero(dones[:-1])[0])
-        raise BatchError(c.DONES, "rows of a single trajectory", f"row {inner} of {batch.count} is done")
-    if np.count_nonzero(episode_ids[1:] != episode_ids[:-1]):
-        raise BatchError(c.EPS_ID, "rows of a single trajectory", f"episodes {np.unique(episode_ids).tolist()}")
-
-
-class OriginalBatches(Mapping[Any, tuple[Policy, SampleBatch]]):
-    """Agent id -> (policy, batch before postprocessing), of the agents that are postprocessed together.
-
-    A batch is made when it is first asked for, with memory of its own: nothing that is done to one agent's
-    batch is seen in another's. Batches that nobody asked for during postprocessing cannot be had later.
-    """
-
-    def __init__(self, segments: Mapping[Any, tuple[Seat, Segment]]) -> None:
-        """Cover these agents."""
-        self._segments = segments
-        self._made: dict[Any, tuple[Policy, SampleBatch]] = {}
-        self._is_over = False
-        self._whole = self
-
-    def __getitem__(self, agent_id: Any) -> tuple[Policy, SampleBatch]:
-        seat, segment = self._segments[agent_id]
-        pair = self._made.get(agent_id)
-        if pair is None:
-            if self._whole._is_over:
-                raise RuntimeError("the original batches are there during postprocessing only")
-            pair = self._made[agent_id] = (seat.lane.policy, SampleBatch(seat.lane.rows([segment]).columns))
-        return pair
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._segments)
-
-    def __len__(self) -> int:
-        return len(self._segments)
-
-    def without(self, agent_id: Any) -> Mapping[Any, tuple[Policy, SampleBatch]]:
-        """Return the same batches, but one agent's."""
-        others = OriginalBatches({other: its for other, its in self._segments.items() if other != agent_id})
-        others._made, others._whole = self._made, self
-        return others
-
-    def close(self) -> None:
-        """Refuse to make more."""
-        self._is_over = True

@@ -89,17 +89,19 @@ def callbacks_class(path: str | None) -> type[DefaultCallbacks] | None:
         return None
     kind = import_object(path, key="callbacks")
     if isinstance(kind, DefaultCallbacks):  # one object for all who ask, as whoever made it wants
-        hooks = {name: staticmethod(getattr(kind, name)) for name in _own_hooks(type(kind))}
+        hooks = {name: staticmethod(getattr(kind, name)) for name in overridden_hooks(type(kind))}
         kind = type(type(kind).__name__, (DefaultCallbacks,), hooks)
     if not (isinstance(kind, type) and issubclass(kind, DefaultCallbacks)):
         raise ConfigError(
             f"callbacks is {path!r}, expected a subclass of aiorl.DefaultCallbacks.", key="callbacks", value=path
         )
-    for name in _own_hooks(kind):
+    for name in overridden_hooks(kind):
         hook = getattr(kind, name)
         is_static = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
         positional = () if is_static else (None,)
-        check_takes(hook, f"callbacks {path!r}: {name}", "callbacks", *positional, **_arguments_of(name))
+        known = inspect.signature(getattr(DefaultCallbacks, name)).parameters.values()
+        keywords = {parameter.name: None for parameter in known if parameter.kind is parameter.KEYWORD_ONLY}
+        check_takes(hook, f"callbacks {path!r}: {name}", "callbacks", *positional, **keywords)
     return kind
 
 
@@ -111,30 +113,17 @@ def with_named_failures(kind: type[DefaultCallbacks], setting: Any) -> type[Defa
         is_method = not isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
         return hook if is_method else staticmethod(hook)
 
-    return type(kind.__name__, (kind,), {name: guarded(name) for name in _own_hooks(kind)})
+    return type(kind.__name__, (kind,), {name: guarded(name) for name in overridden_hooks(kind)})
 
 
-def overridden_hooks(callbacks: DefaultCallbacks) -> frozenset[str]:
-    """Names of the hooks that do something: those of its class, or its own, that are not DefaultCallbacks'."""
+def overridden_hooks(callbacks: DefaultCallbacks | type[DefaultCallbacks]) -> frozenset[str]:
+    """Names of the hooks of an object or a class that do something: those that are not DefaultCallbacks' own."""
+    own = {name: getattr(callbacks, name) for name in vars(DefaultCallbacks) if name.startswith("on_")}
     return frozenset(
-        name
-        for name, default in vars(DefaultCallbacks).items()
-        if name.startswith("on_") and getattr(getattr(callbacks, name), "__func__", None) is not default
+        name for name, hook in own.items() if getattr(hook, "__func__", hook) is not getattr(DefaultCallbacks, name)
     )
 
 
-def worker_hooks(kind: type[DefaultCallbacks]) -> set[str]:
+def worker_hooks(kind: type[DefaultCallbacks]) -> frozenset[str]:
     """Names of the hooks that a class overrides and workers call; the learner has its own."""
-    return set(_own_hooks(kind)) - {"on_train_result"}
-
-
-def _own_hooks(kind: type[DefaultCallbacks]) -> list[str]:
-    """Names of the hooks that a class overrides."""
-    hooks = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
-    return [name for name in hooks if getattr(kind, name) is not getattr(DefaultCallbacks, name)]
-
-
-def _arguments_of(name: str) -> dict[str, None]:
-    """Names of the arguments that a hook is given."""
-    parameters = inspect.signature(getattr(DefaultCallbacks, name)).parameters.values()
-    return {parameter.name: None for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    return overridden_hooks(kind) - {"on_train_result"}

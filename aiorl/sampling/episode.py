@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from aiorl.acting.policy_map import AgentBinding
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_AGENT_ID
-from aiorl.errors import EnvError, UnknownPolicyError
+from aiorl.errors import BadRewardError, EnvError, UnknownPolicyError
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.seats import Lane, Seat
 
@@ -141,22 +142,33 @@ class MultiAgentEpisode:
         return seat
 
     def add_rewards(self, rewards: Mapping[Any, Any]) -> None:
-        """Count the rewards of one step, also those of agents that are not observed now."""
+        """Count the rewards of one step, also those of agents that are not observed now.
+
+        Raises:
+            BadRewardError: a reward that is no finite number (also a ValueError).
+        """
         seats, total = self.seats, self.total_reward
-        for agent_id, reward in rewards.items():
-            if reward is None:
-                continue
-            number = float(reward)
-            total += number
-            seat = seats.get(agent_id)
-            if seat is None:
-                self.policy_for(agent_id)
-                self._rewards_before[agent_id] = self._rewards_before.get(agent_id, 0.0) + number
-            else:
-                seat.reward += number
-                seat.total += number
-                seat.is_rewarded = True
+        try:
+            for agent_id, reward in rewards.items():
+                if reward is None:
+                    continue
+                number = float(reward)
+                total += number
+                seat = seats.get(agent_id)
+                if seat is None:
+                    self._rewards_before[agent_id] = self._rewards_before.get(agent_id, 0.0) + number
+                else:
+                    seat.reward += number
+                    seat.total += number
+                    seat.is_rewarded = True
+        except (TypeError, ValueError, AttributeError) as error:
+            message = f"rewards are {rewards!r:.200}, expected a number for each agent"
+            raise self.fault(BadRewardError, message) from error
+        if not math.isfinite(total):
+            raise self.fault(BadRewardError, f"rewards are {rewards!r:.200}, expected finite numbers")
         self.total_reward = total
+        for agent_id in self._rewards_before:
+            self.policy_for(agent_id)  # each agent is asked about when it first appears
 
     def soft_reset(self, episode_id: int) -> None:
         """Go on as a new episode: length, totals, metrics and id restart; recurrent states and bindings stay."""

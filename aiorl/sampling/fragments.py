@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.acting.postprocess import ScalesRewards, needs_action_values, needs_values, postprocessed
+from aiorl.acting.postprocess import needs_action_values, needs_values, postprocessed
 from aiorl.data import columns as c
-from aiorl.data.fragment import Fragment
+from aiorl.data.fragment import Fragment, SamplePlan
 from aiorl.data.metrics import EpisodeColumns
 from aiorl.process.log_once import warn_of_long_episode
 from aiorl.sampling.table import LevelTable
@@ -19,8 +19,6 @@ from aiorl.sampling.table import LevelTable
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
 Flags = NDArray[np.bool_]
-Finals = tuple[NDArray[np.int64], Array]
-"""Rows that end an episode, and their true final observations."""
 
 _MANY_ROWS = 5000
 
@@ -38,26 +36,19 @@ class Assembler:
     """Makes fragments with the columns asked for.
 
     Attributes:
+        columns: names of those that can be had in lockstep.
         needs_values: the policy's values must be recorded at every step.
         needs_dist_inputs: so must the inputs of its action distribution.
     """
 
-    def __init__(
-        self,
-        policy: GraphPolicy,
-        columns: Collection[str],
-        postprocess: str,
-        settings: Mapping[str, Any] | None,
-        reward_limit: float,
-        reward_scaler: ScalesRewards | None = None,
-    ) -> None:
+    def __init__(self, policy: GraphPolicy, plan: SamplePlan, reward_limit: float) -> None:
         """See Lockstep for the arguments."""
         self._policy = policy
-        self._scaler = reward_scaler
-        scaled = {c.SCALED_REWARDS} if reward_scaler is not None and c.REWARDS in columns else set()
-        self._wanted = tuple(sorted({*columns, *scaled}))
-        self._postprocess = postprocess
-        self._settings = dict(settings or {})
+        self.columns = columns = {name for name in plan.columns if name in FRAGMENT_COLUMNS}
+        scaled = {c.SCALED_REWARDS} if policy.reward_scaler is not None and c.REWARDS in columns else set()
+        self._wanted = tuple(sorted(columns | scaled))
+        self._postprocess = postprocess = plan.postprocess
+        self._settings = dict(plan.postprocess_params)
         self._limit = reward_limit
         self._wants_finals = c.NEW_OBS in columns
         self._wants_last = self._wants_finals or c.LAST_OBS in columns
@@ -93,22 +84,20 @@ class Assembler:
 
     def record(
         self, table: LevelTable, tracker: EpisodeTracker, state: Sequence[F32]
-    ) -> tuple[dict[str, Array], Flags, Finals | None]:
-        """Return what an EpisodeCollector takes of a table; see ``assemble``."""
+    ) -> tuple[dict[str, Array], Array | None]:
+        """Return what an EpisodeCollector takes of a table."""
         columns, _ = self._columns(table, tracker, state)
-        finals = table.followers() if self._wants_last else None
-        return columns, table.terminateds | table.truncateds, finals
+        return columns, table.followers()[1] if self._wants_last else None
 
-    def finish_episodes(self, columns: dict[str, Array], finals: Finals | None) -> Fragment:
+    def finish_episodes(self, columns: dict[str, Array], finals: Array | None) -> Fragment:
         """Return the fragment of whole episodes, as one environment's."""
         columns |= postprocessed(self._postprocess, columns, self._settings)
         extras: dict[str, Array] = {}
         if finals is not None:
-            rows, obs = finals
             if self._wants_finals:
-                extras[c.FINAL_INDEX] = np.stack([rows, np.zeros_like(rows)], axis=1).astype(np.int32)
-                extras[c.FINAL_OBS] = obs
-            extras[c.LAST_OBS] = obs[-1:]
+                extras[c.FINAL_INDEX] = np.argwhere(columns[c.DONES]).astype(np.int32)
+                extras[c.FINAL_OBS] = finals
+            extras[c.LAST_OBS] = finals[-1:]
         for number, component in enumerate(self._policy.initial_state(1)):
             extras[c.state_in(number)] = component
         return Fragment(self._selected(columns), extras)
@@ -129,8 +118,8 @@ class Assembler:
             c.TRUNCATEDS: table.truncateds,
             c.ACTION_LOGP: table.logp,
         }
-        if self._scaler is not None:
-            columns[c.SCALED_REWARDS] = self._scaler.of_envs(table.rewards, dones, table.valid)
+        if self._policy.reward_scaler is not None:
+            columns[c.SCALED_REWARDS] = self._policy.reward_scaler.of_envs(table.rewards, dones, table.valid)
         if len(table.dist_inputs) == len(table.rewards):
             columns[c.ACTION_DIST_INPUTS] = table.dist_inputs
         if self._needs_action_values:
@@ -249,77 +238,58 @@ class EpisodeCollector:
 
     Attributes:
         ready_rows: transitions of complete episodes not yet taken.
-        kept_steps: steps of every environment that are kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_envs: int) -> None:
         """Begin empty."""
         self.ready_rows = 0
-        self.kept_steps = 0
-        self._kept: list[tuple[dict[str, Array], Flags]] = []
-        self._unfinished: NDArray[np.int64] | None = None
-        self._finals: dict[tuple[int, int], Array] | None = None
+        self._kept: list[dict[str, Array]] = []
+        self._finals: list[Array] = []
+        self._unfinished = np.zeros(num_envs, np.int64)
 
-    def add(self, columns: dict[str, Array], dones: Flags, finals: Finals | None) -> None:
+    @property
+    def kept_steps(self) -> int:
+        """Steps of every environment that are kept."""
+        return sum(len(part[c.DONES]) for part in self._kept)
+
+    def add(self, columns: dict[str, Array], finals: Array | None) -> None:
         """Keep the next T steps. Many rows of one environment without an end are worth a warning, once.
 
         Args:
             columns: name -> [T, N, ...].
-            dones: [T, N] the row ends its episode.
-            finals: int64 [K, 2] (t, n) of all rows that end an episode, and [K, ...] their true final observations;
-                None where those are not wanted.
+            finals: [K, ...] true final observations of all rows that end an episode, in the order of steps; None where
+                those are not wanted.
         """
-        valid = columns.setdefault(c.VALID, np.ones(dones.shape, np.bool_))
         if finals is not None:
-            self._finals = self._finals if self._finals is not None else {}
-            for (t, n), obs in zip(finals[0].tolist(), finals[1], strict=True):
-                self._finals[self.kept_steps + t, n] = obs
-        self._kept.append((columns, dones))
-        self.kept_steps += len(dones)
+            self._finals.append(finals)
+        dones = columns[c.DONES] = columns[c.TERMINATEDS] | columns[c.TRUNCATEDS]
+        valid = columns.setdefault(c.VALID, np.ones(dones.shape, np.bool_))
+        self._kept.append(columns)
         complete = _complete(dones)
-        ends = complete[0]  # an episode ends in here
-        before = np.zeros(len(ends), np.int64) if self._unfinished is None else self._unfinished
+        ends, before = complete[0], self._unfinished  # an episode ends in here
         self.ready_rows += int(before[ends].sum()) + int(np.count_nonzero(valid & complete))
         self._unfinished = np.where(ends, 0, before) + np.count_nonzero(valid & ~complete, axis=0)
         index = int(self._unfinished.argmax())
         if self._unfinished[index] > _MANY_ROWS:
             warn_of_long_episode(_MANY_ROWS, index, int(self._unfinished[index]))
 
-    def take(self) -> tuple[dict[str, Array], Finals | None]:
-        """Return the rows [B, 1, ...] of all complete episodes, environment after environment.
-
-        Beside them the last row of each episode and its true final observation, if those are kept.
-        """
-        assert self._kept, "nothing was added yet"
-        kept, dones = self._joined()
-        complete = _complete(dones)
-        env_major = (kept[c.VALID] & complete).T
-        columns = {name: column.swapaxes(0, 1)[env_major][:, None] for name, column in kept.items() if name != c.VALID}
-        finals = None
-        if self._finals is not None:
-            position = np.cumsum(env_major.reshape(-1)).reshape(env_major.shape) - 1
-            ends = np.argwhere(dones.T & env_major)
-            finals = position[ends[:, 0], ends[:, 1]], np.stack([self._finals[t, n] for n, t in ends.tolist()])
-            self._finals = {}  # every row that ends an episode has just been taken
-        self._keep_unfinished(kept, dones, complete)
-        return columns, finals
-
-    def _joined(self) -> tuple[dict[str, Array], Flags]:
-        if len(self._kept) == 1:
-            return self._kept[0]
-        kept = {name: np.concatenate([columns[name] for columns, _ in self._kept]) for name in self._kept[0][0]}
-        return kept, np.concatenate([dones for _, dones in self._kept])
-
-    def _keep_unfinished(self, kept: dict[str, Array], dones: Flags, complete: Flags) -> None:
-        """Drop leading rows that are taken everywhere; mark the other taken rows as no transitions."""
-        valid = kept[c.VALID] & ~complete
-        needed: Flags = np.logical_or.reduce(valid, axis=1)
-        first = int(needed.argmax()) if needed.any() else len(valid)
-        columns = {name: column[first:].copy() for name, column in kept.items()}
-        columns[c.VALID] = valid[first:]
-        self._kept = [(columns, (dones & ~complete)[first:])]
-        self.kept_steps = len(valid) - first
+    def take(self) -> tuple[dict[str, Array], Array | None]:
+        """Return the rows [B, 1, ...] of all complete episodes, environment after environment, and their finals."""
+        kept = {name: np.concatenate([part[name] for part in self._kept]) for name in self._kept[0]}
+        complete = _complete(kept[c.DONES])
+        taken = (kept[c.VALID] & complete).T
+        rows = {name: column.swapaxes(0, 1)[taken][:, None] for name, column in kept.items() if name != c.VALID}
+        finals, ends = None, np.argwhere(kept[c.DONES])
+        if self._finals:
+            finals = np.concatenate(self._finals)[np.lexsort((ends[:, 0], ends[:, 1]))]
+            self._finals = []
+        kept[c.VALID] &= ~complete  # rows that are taken are no transitions any more
+        kept[c.DONES] &= ~complete
+        needed: Flags = np.logical_or.reduce(kept[c.VALID], axis=1)
+        first = int(needed.argmax()) if needed.any() else len(needed)
+        self._kept = [{name: column[first:].copy() for name, column in kept.items()}]
         self.ready_rows = 0
+        return rows, finals
 
 
 def _complete(dones: Flags) -> Flags:

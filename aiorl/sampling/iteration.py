@@ -20,7 +20,7 @@ from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, checked_horizon
 from aiorl.env.gym_like import copied
 from aiorl.env.vector_env import episode_limit
-from aiorl.errors import BadRewardError, EnvContractError, UnknownPolicyError
+from aiorl.errors import EnvContractError, UnknownPolicyError
 from aiorl.process.log_once import report, warn_of_long_episode
 from aiorl.sampling.builder import BatchBuilder, Cut, build_batches
 from aiorl.sampling.callbacks import overridden_hooks
@@ -188,15 +188,7 @@ class Iteration:
                 builder.count += 1
                 rewards = all_rewards.get(env_id)
                 if rewards:
-                    try:
-                        episode.add_rewards(rewards)
-                    except (TypeError, ValueError, AttributeError) as error:
-                        if _are_numbers(rewards):  # so it was something else, such as the policy mapping
-                            raise
-                        message = f"rewards are {rewards!r:.200}, expected a number for each agent"
-                        raise episode.fault(BadRewardError, message) from error
-                    if not math.isfinite(episode.total_reward):
-                        raise episode.fault(BadRewardError, f"rewards are {rewards!r}, expected finite numbers")
+                    episode.add_rewards(rewards)
             length = episode.length
             hit_horizon = length >= horizon and not has_ended
             over = has_ended or hit_horizon
@@ -296,17 +288,12 @@ class Iteration:
             is_long_enough = builder.count >= cut_length
             if (over or is_long_enough) and builder.has_pending_agent_data():
                 if is_long_enough or not self._is_packing:
-                    self._cut(episode, outputs)
+                    self._cuts.append((len(outputs), builder.cut(episode)))
+                    outputs.append(_TO_COME)
                 else:
                     builder.postprocess(episode)
             if over:
                 self._end_episode(episode, keep_env=hit_horizon and self._soft_horizon)
-
-    def _cut(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
-        """Keep a place for the batch of what an environment's builder holds."""
-        cut = episode.batch_builder.cut(episode)
-        self._cuts.append((len(outputs), cut))
-        outputs.append(_TO_COME)
 
     def _build_batches(self, outputs: Outputs) -> None:
         """Put the batches where places were kept."""
@@ -343,9 +330,9 @@ class Iteration:
     # --- episodes ---
 
     def _open_episode(self, env_id: Any) -> MultiAgentEpisode:
-        builder = self._free_builders.pop() if self._free_builders else self._new_builder()
+        builder = self._free_builders.pop() if self._free_builders else BatchBuilder(self._on_postprocessed)
         episode = self._episodes[env_id] = MultiAgentEpisode(
-            env_id, self._new_id(), self._lanes, self._policies.binding(self._setup.get_worker), builder,
+            env_id, self._ids.getrandbits(62), self._lanes, self._policies.binding(self._setup.get_worker), builder,
             self.extra_batches.append,
         )  # fmt: skip
         episode.place = self.base_env.place_of(env_id)
@@ -368,7 +355,7 @@ class Iteration:
 
     def _soft_reset(self, episode: MultiAgentEpisode) -> None:
         """Go on with the current observations as if they were a new episode's first."""
-        episode.soft_reset(self._new_id())
+        episode.soft_reset(self._ids.getrandbits(62))
         self._actions[episode.env_id] = {}
         for seat in episode.seats.values():
             if seat.seen_at == self._turn and not seat.done:
@@ -427,12 +414,6 @@ class Iteration:
                     tf_sess=getattr(self._worker, "tf_sess", None),
                 )
 
-    def _new_id(self) -> int:
-        return self._ids.getrandbits(62)
-
-    def _new_builder(self) -> BatchBuilder:
-        return BatchBuilder(self._on_postprocessed)
-
     def _tell_postprocessed(
         self,
         episode: MultiAgentEpisode,
@@ -461,13 +442,6 @@ def _own(seat: Seat, info: Any) -> Any:
     raise fault
 
 
-def _are_numbers(rewards: Any) -> bool:
-    try:
-        return all(reward is None or math.isfinite(float(reward)) for reward in rewards.values())
-    except (TypeError, ValueError, AttributeError):
-        return False
-
-
 def _effective_horizon(base_env: BaseEnv, horizon: int | float | None) -> float:
     """Return after how many steps episodes end: the horizon given, else the environment's limit, else infinity.
 
@@ -475,7 +449,7 @@ def _effective_horizon(base_env: BaseEnv, horizon: int | float | None) -> float:
         ConfigError: the horizon is above the environment's limit (also a ValueError).
     """
     try:
-        limit = episode_limit(base_env.get_unwrapped()[0])
+        limit = getattr(base_env, "max_episode_steps", None) or episode_limit(base_env.get_unwrapped()[0])
     except Exception:
         # whatever kind of object it is: a limit that cannot be read is not known
         limit = None

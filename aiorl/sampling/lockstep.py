@@ -7,7 +7,7 @@ The loop writes straight into a `LevelTable`; what can be derived afterwards is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.acting.graph_policy import ActRows, GraphPolicy
-from aiorl.acting.postprocess import ScalesRewards
 from aiorl.acting.preprocessors import Preprocessor, preprocessor_for
+from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
-from aiorl.data.fragment import Fragment
+from aiorl.data.fragment import Fragment, SamplePlan
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
 from aiorl.env.base_env import LockstepEnv, TrainingDisabled, VectorStep, env_seeds
 from aiorl.env.native_vector_env import training_disabled
@@ -48,42 +48,24 @@ class Lockstep:
         self,
         env: LockstepEnv,
         policy: GraphPolicy,
-        *,
-        fragment_length: int,
-        columns: Collection[str],
-        complete_episodes: bool = False,
+        plan: SamplePlan,
+        settings: WorkerConfig,
         preprocessor: Preprocessor | None = None,
         filter: ObservationFilter | None = None,
-        postprocess: str = "none",
-        postprocess_settings: Mapping[str, Any] | None = None,
-        reward_limit: float = 0.0,
-        reward_scaler: ScalesRewards | None = None,
-        clip_actions: bool = True,
-        state_every: int = 0,
-        seed: int | None = 0,
     ) -> None:
         """Get ready; nothing is stepped before the first ``sample``.
 
         Args:
             env: environments; they are reset here, the caller closes them.
-            policy: acts for all of them.
-            fragment_length: T, steps of each environment per fragment; for complete episodes, a fragment
-                holds at least ``T * N`` transitions.
-            columns: names of a fragment's columns (``data.columns``). ``new_obs`` stands for the parts it can be
-                made of (``data.fragment``).
-            complete_episodes: give whole episodes, one after the other, as a fragment of one environment; else
-                cut after T steps.
+            policy: acts for all of them. If it scales rewards, advantages come of scaled ones, which are sent as
+                SCALED_REWARDS where REWARDS are.
+            plan: columns and postprocessing of a fragment; columns that lockstep does not have are left out.
+            settings: a fragment has ``rollout_fragment_length`` steps of each environment, or at least as many
+                transitions in whole episodes, one after the other, as if they were of one environment. Rewards of
+                rows are clipped, those in ``take_episodes`` never; of actions, those that the environment gets. The
+                seed is that of the environments and of the choice of actions; None seeds neither.
             preprocessor: observation to model input; None = the one for the observation space.
             filter: observation filter; None = none.
-            postprocess: name in ``policy.postprocess.POSTPROCESSORS``.
-            postprocess_settings: keyword arguments for it, such as gamma and lam.
-            reward_limit: clip rewards to [-limit, limit]; 0 does not. Returns in ``take_episodes`` are never clipped.
-            reward_scaler: scales rewards to learn from, after they are clipped: advantages come of them, and they are
-                sent as SCALED_REWARDS where REWARDS are; None does not.
-            clip_actions: clip the environment's actions to the bounds of its action space; the column keeps
-                the action as chosen.
-            state_every: see `SamplePlan`.
-            seed: seeds the environments (``lockstep.env_seeds``) and the choice of actions; None seeds neither.
         """
         self.env = env
         self.policy = policy
@@ -92,24 +74,24 @@ class Lockstep:
         self.env_steps = 0
         self.is_stopped = False
         self._preprocessor = preprocessor or preprocessor_for(env.observation_space)
-        self._seed = seed
-        self._rng = np.random.default_rng(seed)
+        self._seed = settings.seed
+        self._rng = np.random.default_rng(settings.seed)
         self._tracker = EpisodeTracker(env.num_envs)
-        self._assembler = Assembler(policy, columns, postprocess, postprocess_settings, reward_limit, reward_scaler)
-        self._collector = EpisodeCollector() if complete_episodes else None
-        self._steps, self._state_every = fragment_length, state_every
+        self._assembler = Assembler(policy, plan, settings.reward_limit)
+        self._collector = None if settings.is_truncating else EpisodeCollector(env.num_envs)
+        self._steps, self._state_every = settings.rollout_fragment_length, plan.state_every
         self._layout = level_layout(
-            fragment_length,
+            self._steps,
             env.num_envs,
             obs=(self._preprocessor.shape, self.filter.output_dtype(self._preprocessor.dtype)),
             action=(policy.distribution.action_shape, policy.distribution.action_dtype),
             num_dist_inputs=int(policy.distribution.num_inputs),
             keep_dist_inputs=self._assembler.needs_dist_inputs or policy.logp_is_apart,
             keep_values=self._assembler.needs_values,
-            sent=() if complete_episodes else columns,
+            sent=self._assembler.columns if settings.is_truncating else (),
         )
         layout = ActionLayout(env.action_space)
-        self._clip = layout.clip if clip_actions and layout.is_bounded else None
+        self._clip = layout.clip if settings.clip_actions and layout.is_bounded else None
         self._actions_need_copy = not isinstance(env.action_space, spaces.Discrete)
         self._begins = env.can_begin and env.num_envs > 1 and not self._actions_need_copy
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,22 +20,26 @@ from aiorl.sampling.table import Table
 Array = NDArray[Any]
 OffPolicyActions = Mapping[Any, Mapping[Any, Any]]
 
-_IS_SKIPPED, _END = "is skipped", "end"  # names that no policy's column has
+_IS_SKIPPED, _END = "is skipped", "its end"  # names that no policy's column has
 _TERMINATED, _TRUNCATED = 1, 2  # in the column of ends
+_ROW_COLUMNS = (c.T, c.OBS, c.ACTIONS, c.REWARDS, c.PREV_ACTIONS, c.PREV_REWARDS, c.NEW_OBS)
+_NEAR = {c.PREV_ACTIONS: (c.ACTIONS, -1), c.PREV_REWARDS: (c.REWARDS, -1), c.NEW_OBS: (c.OBS, 1)}
+"""Columns of rows that are in the row before or in the next one of a table."""
 _OURS = (Policy.postprocess_trajectory, GraphPolicy.postprocess_trajectory)
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Seat:
     """One agent in one episode.
 
     Attributes:
         agent_id: the agent.
-        lane: its policy's.
-        key: its id and its policy's.
         index: its number in the episode, by order of appearance.
-        episode: the episode; None once the agent has left it.
-        env_id: its environment.
+        lane: its policy's.
         number: its seat in the policy's table, which may be another agent's once it has left.
+        episode: the episode; None once the agent has left it.
+        key: its id and its policy's.
+        env_id: its environment.
         left_at: latest row when it left its seat, -1 before.
         opening: row of its first observation in the episode.
         is_observed: the table's latest row is an observation of this episode.
@@ -50,48 +55,33 @@ class Seat:
         has_rows: a row was recorded in this episode.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_frozen",
-        "acted",
-        "agent_id",
-        "done",
-        "env_id",
-        "episode",
-        "has_rows",
-        "index",
-        "info",
-        "is_observed",
-        "is_rewarded",
-        "key",
-        "lane",
-        "left_at",
-        "number",
-        "opening",
-        "raw_obs",
-        "reward",
-        "seen_at",
-        "total",
-        "waits_from",
-    )
+    agent_id: Any
+    index: int
+    lane: Lane
+    number: int
+    episode: Any
+    key: tuple[Any, str] = field(init=False)
+    env_id: Any = field(init=False)
+    opening: int = field(init=False)
+    left_at: int = -1
+    is_observed: bool = False
+    acted: int = -1
+    waits_from: int = -1
+    reward: float = 0.0
+    total: float = 0.0
+    is_rewarded: bool = False
+    raw_obs: Any = None
+    info: Any = field(default_factory=dict)
+    done: bool = False
+    seen_at: int = 0
+    has_rows: bool = False
+    _frozen: dict[str, Any] | None = None
 
-    def __init__(self, agent_id: Any, index: int, lane: Lane, number: int, episode: Any) -> None:
+    def __post_init__(self) -> None:
         """Begin without observations."""
-        self.agent_id = agent_id
-        self.lane = lane
-        self.key = (agent_id, lane.policy_id)
-        self.index = index
-        self.episode = episode
-        self.env_id = episode.env_id
-        self.number = number
-        self.opening = lane.table.row_of(self.number) + 1
-        self.is_observed = self.is_rewarded = self.done = self.has_rows = False
-        self.acted = self.waits_from = self.left_at = -1
-        self.reward = self.total = 0.0
-        self.raw_obs: Any = None
-        self.info: Any = {}
-        self.seen_at = 0
-        self._frozen: dict[str, Any] | None = None
+        self.key = (self.agent_id, self.lane.policy_id)
+        self.env_id = self.episode.env_id
+        self.opening = self.lane.table.row_of(self.number) + 1
 
     @property
     def policy_id(self) -> str:
@@ -147,8 +137,8 @@ class Seat:
             return self.lane.actor.layout.zeros()
         if self._frozen is not None:
             return self._frozen[name]
-        column, back = _before(name)
-        return self.lane.table.entry(column, self.acted - back, self.number)
+        column, offset = _source(name)
+        return self.lane.table.entry(column, self.acted + offset, self.number)
 
     def latest_obs(self) -> Array | None:
         """Return the latest filtered observation."""
@@ -423,30 +413,17 @@ class Lane:
             owner = np.repeat(np.arange(len(segments)), lengths)[is_row]
             lengths = np.bincount(owner, minlength=len(segments))
             places = places[is_row]
-        wanted = {
-            **{name: (name, 0) for name in (c.T, c.OBS, c.ACTIONS, c.REWARDS, _END)},
-            c.PREV_ACTIONS: (c.ACTIONS, -1),
-            c.PREV_REWARDS: (c.REWARDS, -1),
-            c.NEW_OBS: (c.OBS, 1),
-            **{c.state_in(index): (name, -1) for index, name in enumerate(self.state_columns)},
-            **{name: (name, 0) for name in (*self.state_columns, *self.own_columns)},
-        }
-        found = table.gather(wanted, places)
-        columns = {
-            c.T: found[c.T],
+        columns = table.gather({name: _source(name) for name in (*_ROW_COLUMNS, *self.extra_columns, _END)}, places)
+        end = columns.pop(_END)
+        columns |= {
             c.EPS_ID: np.repeat(ids, lengths),
             c.AGENT_INDEX: np.repeat(indices.astype(np.int32), lengths),
-            c.OBS: found[c.OBS],
-            c.ACTIONS: found[c.ACTIONS],
-            c.REWARDS: self.clipped(found[c.REWARDS]),
-            c.PREV_ACTIONS: found[c.PREV_ACTIONS],
-            c.PREV_REWARDS: self.clipped(found[c.PREV_REWARDS]),
-            c.TERMINATEDS: found[_END] & _TERMINATED != 0,
-            c.TRUNCATEDS: found[_END] & _TRUNCATED != 0,
-            c.DONES: found[_END] != 0,
+            c.REWARDS: self.clipped(columns[c.REWARDS]),
+            c.PREV_REWARDS: self.clipped(columns[c.PREV_REWARDS]),
+            c.TERMINATEDS: end & _TERMINATED != 0,
+            c.TRUNCATEDS: end & _TRUNCATED != 0,
+            c.DONES: end != 0,
             c.INFOS: self._infos(places),
-            c.NEW_OBS: found[c.NEW_OBS],
-            **{name: found[name] for name in self.extra_columns},
         }
         counts = np.cumsum(lengths)
         gaps = table.gaps(places)
@@ -459,10 +436,10 @@ class Lane:
         return np.fromiter([info or {} for info in noted], np.object_, len(places))
 
 
-def _before(name: str) -> tuple[str, int]:
-    """Return the table's column for a column of rows, and how many rows before."""
-    if name == c.PREV_ACTIONS:
-        return c.ACTIONS, 1
+def _source(name: str) -> tuple[str, int]:
+    """Return the table's column for a column of rows, and in which row it is: 0 the same one, -1 the one before."""
+    if name in _NEAR:
+        return _NEAR[name]
     if name.startswith("state_in_"):
-        return "state_out_" + name.removeprefix("state_in_"), 1
+        return "state_out_" + name.removeprefix("state_in_"), -1
     return name, 0

@@ -14,8 +14,7 @@ from aiorl.acting.policy_map import PolicyMap, PolicyMappingFn
 from aiorl.acting.preprocessors import Preprocessor
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.fragment import SamplePlan
-from aiorl.env.env_maker import to_base_env
-from aiorl.env.registry import EnvContext
+from aiorl.env.env_maker import EnvSource, to_base_env
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, SamplerDied
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
@@ -23,8 +22,6 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 
 SIMULATION = "simulation"
 """Input evaluation by playing on in the environment."""
-
-EnvSource = str | type[Any] | Callable[[EnvContext], Any]
 
 ObservationFn = Callable[..., Any]
 """``observation_fn(agent_obs, worker, base_env, policies, episode)`` -> agent id -> raw observation."""

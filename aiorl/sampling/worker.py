@@ -166,11 +166,11 @@ class Worker:
         self.reward_estimators: list[OffPolicyEstimator] = [
             ESTIMATORS[name].create(self.io_context) for name in evaluations
         ]
-        self.sampler = build.make_sampler(self, settings, polled, _weakly(self._between_turns))
+        self.sampler = build.make_sampler(self, settings, polled, _between_turns(self))
         if isinstance(self.sampler, AsyncSampler):
             self.sampler.start()
-        self.input_reader: InputReader = build.make_input_reader(settings, self.io_context)
-        self.output_writer: OutputWriter = build.make_output_writer(settings, self.io_context)
+        self.input_reader: InputReader = build.make_stream(settings, "input_creator", InputReader, self.io_context)
+        self.output_writer: OutputWriter = build.make_stream(settings, "output_creator", OutputWriter, self.io_context)
         if self.worker_index == 0:
             logger.info("Policies: %s", dict(self.policy_map))
             logger.info("Preprocessors: %s", self.preprocessors)
@@ -235,11 +235,19 @@ class Worker:
             len(self._read) < limit and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
         ):
             try:
-                self._read.append(self._read_one())
+                read: object = self.input_reader.next()
             except EndOfData:  # what was read before is the last batch of stored experience
                 if not self._read:
                     raise
                 break
+            if not isinstance(read, SampleBatch | MultiAgentBatch):
+                raise ConfigError(
+                    f"the input reader {type(self.input_reader).__name__} gave a {type(read).__name__}, expected a "
+                    "SampleBatch or a MultiAgentBatch.",
+                    key="input",
+                    value=read,
+                )
+            self._read.append(read)
         batches, self._read = self._read, []
         try:
             batch = concat_batches(batches)
@@ -247,17 +255,6 @@ class Worker:
         except BaseException:
             self._read = batches + self._read
             raise
-        return batch
-
-    def _read_one(self) -> Batch:
-        batch: object = self.input_reader.next()
-        if not isinstance(batch, SampleBatch | MultiAgentBatch):
-            raise ConfigError(
-                f"the input reader {type(self.input_reader).__name__} gave a {type(batch).__name__}, expected a "
-                "SampleBatch or a MultiAgentBatch.",
-                key="input",
-                value=batch,
-            )
         return batch
 
     def get_metrics(self) -> list[RolloutMetrics | OffPolicyEstimate]:
@@ -381,23 +378,19 @@ class Worker:
         if env is not None:
             env.interrupt()  # a thread that waits for clients or processes, and clients that wait for it
 
-    def _between_turns(self) -> None:
-        if self.on_turn is not None:
-            self.on_turn()
-
     def _paused(self) -> contextlib.AbstractContextManager[Any]:
         """Keep other threads from processing observations and evaluating policies."""
         return self.sampler.paused()
 
 
-def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a method that does not keep its object alive, and does nothing once that is gone."""
-    found = weakref.WeakMethod(method)
+def _between_turns(worker: Worker) -> Callable[[], None]:
+    """Return what calls the worker's ``on_turn`` without keeping the worker alive."""
+    found = weakref.ref(worker)
 
     def call() -> None:
-        bound = found()
-        if bound is not None:
-            bound()
+        worker = found()
+        if worker is not None and worker.on_turn is not None:
+            worker.on_turn()
 
     return call
 

@@ -6,12 +6,13 @@ All can be named by import path, for instance ``aiorl.testing.envs:RecallEnv``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 __all__ = ["CountingEnv", "CountingVectorEnv", "FaultyEnv", "RecallEnv", "counting_obs"]
@@ -202,76 +203,19 @@ class CartPoleWithoutVelocities(gymnasium.ObservationWrapper[F32, np.int64, F32]
         return observation[::2]
 
 
-class CountingVectorEnv(VectorEnv[F32, NDArray[np.int64], Any]):
+class CountingVectorEnv(SyncVectorEnv):
     """CountingEnv's trajectories as a vector environment, in any autoreset mode; copy i has length ``lengths[i]``."""
 
     def __init__(
-        self,
-        num_envs: int = 2,
-        lengths: Sequence[int] = (3, 5),
-        end: str = "terminate",
-        mode: str = "NextStep",
+        self, num_envs: int = 2, lengths: Sequence[int] = (3, 5), end: str = "terminate", mode: str = "NextStep"
     ) -> None:
         """Make the copies.
 
         Args:
             num_envs: number of copies N.
             lengths: steps per episode of each copy, repeated as needed.
-            end: ``"terminate"`` or ``"truncate"``.
+            end: see CountingEnv.
             mode: value of gymnasium's AutoresetMode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
         """
-        self.num_envs = num_envs
-        self.metadata = {"autoreset_mode": AutoresetMode(mode)}
-        self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        self.single_action_space = spaces.Discrete(2)
-        self.observation_space = spaces.Box(-np.inf, np.inf, (num_envs, 3), np.float32)
-        self.action_space = spaces.MultiDiscrete([2] * num_envs)
-        self._mode = AutoresetMode(mode)
-        self._lengths = np.array([lengths[i % len(lengths)] for i in range(num_envs)])
-        self._end = end
-        self._episodes = np.full(num_envs, -1)
-        self._steps = np.zeros(num_envs, np.int64)
-        self._ended = np.zeros(num_envs, np.bool_)
-
-    def _begin(self, mask: NDArray[np.bool_]) -> None:
-        self._episodes[mask] += 1
-        self._steps[mask] = 0
-        self._ended[mask] = False
-
-    def _obs(self) -> F32:
-        return np.stack([self._episodes, self._steps, np.arange(self.num_envs)], axis=1).astype(np.float32)
-
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[F32, dict[str, Any]]:
-        """Begin the next episode in all copies, or in those of ``options["reset_mask"]``."""
-        mask = (options or {}).get("reset_mask")
-        self._begin(np.ones(self.num_envs, np.bool_) if mask is None else mask)
-        return self._obs(), {}
-
-    def step(
-        self, actions: NDArray[np.int64]
-    ) -> tuple[F32, NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Count on in all copies."""
-        fresh = self._ended.copy()
-        if self._mode is AutoresetMode.DISABLED and fresh.any():
-            raise RuntimeError("a copy whose episode has ended was stepped")
-        self._steps[~fresh] += 1
-        self._begin(fresh)
-        rewards = self._steps.astype(np.float64)
-        ended = ~fresh & (self._steps >= self._lengths)
-        obs = self._obs()
-        infos: dict[str, Any] = {}
-        if self._mode is AutoresetMode.SAME_STEP:
-            if ended.any():
-                finals = np.full(self.num_envs, None, object)
-                for index in np.flatnonzero(ended):
-                    finals[index] = obs[index]
-                infos = {"final_obs": finals, "_final_obs": ended.copy()}
-                self._begin(ended)
-                obs = self._obs()
-        else:
-            self._ended = ended.copy()
-        none = np.zeros(self.num_envs, np.bool_)
-        terminated = self._end == "terminate"
-        return obs, rewards, ended if terminated else none, none.copy() if terminated else ended, infos
+        copies = [partial(CountingEnv, lengths[i % len(lengths)], end, i) for i in range(num_envs)]
+        super().__init__(copies, autoreset_mode=AutoresetMode(mode))

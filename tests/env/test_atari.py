@@ -10,9 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing
 
-from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.data.obs_layout import layout_of
 from aiorl.env.atari import (
     AtariCopies,
     EpisodicLife,
@@ -21,17 +19,17 @@ from aiorl.env.atari import (
     StackFrames,
     UndrawnFrames,
     is_atari,
-    why_not_atari_vector,
     wrap_deepmind,
 )
 from aiorl.env.base_env import FinishedGame, env_seeds
-from aiorl.env.env_maker import EnvMaker, EnvPlan, make_lockstep_env
+from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.env.gym_like import RealGames, game_counters
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.vector_env import SerialEnv
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv
+from benchmarks.sampler import make_lockstep_env
 
 
 class LivesEnv(gymnasium.Env):
@@ -99,26 +97,6 @@ def test_a_seed_begins_a_new_game_even_with_lives_left():
     assert game.resets == [None, 4]
 
 
-def test_a_game_that_shows_no_lives_for_a_while_goes_on_until_it_ends():
-    class Slow(LivesEnv):
-        def step(self, action):
-            obs, reward, _, _, info = super().step(action)
-            return obs, reward, self._step == 5, False, info
-
-    env = EpisodicLife(Slow(lives=1, per_life=2))
-    env.reset()
-    assert [env.step(2)[2] for _ in range(5)] == [False, False, False, False, True]
-
-
-def test_a_game_that_ends_while_the_next_life_begins_is_begun_anew():
-    game = LivesEnv(lives=2, per_life=1)
-    env = EpisodicLife(game)
-    env.reset()
-    assert env.step(2)[2]
-    assert int(env.reset()[0][0, 0]) == 0
-    assert game.resets == [None, None]
-
-
 def test_r124_games_are_counted_whole_however_many_lives_they_have():
     games = RealGames(LivesEnv(lives=2, per_life=2))
     env = EpisodicLife(games)
@@ -166,23 +144,10 @@ def test_frames_are_stacked_as_channels_oldest_first():
         StackFrames(LivesEnv(shape=(4,)), 4)
 
 
-def test_a_stack_is_known_as_one_by_its_space_and_an_image_of_as_many_channels_is_not():
-    stack, image = StackFrames(LivesEnv(), 4).observation_space, spaces.Box(0, 255, (4, 4, 4), np.uint8)
-    assert [preprocessor_for(space).layout.num_frames for space in (stack, image)] == [4, 1]
-    assert layout_of(preprocessor_for(stack).observation_space).num_frames == 4
-
-
 def test_a_missing_opencv_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "cv2", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[atari\]"):
         wrap_deepmind(LivesEnv(shape=(210, 160, 3)))
-
-
-def test_a_missing_emulator_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ale_py", None)
-    monkeypatch.setattr(gymnasium, "registry", {})
-    with pytest.raises(ConfigError, match=r"pip install .*\[atari\]"):
-        resolve_env("ALE/Pong-v5")
 
 
 def real_game(name, **config):
@@ -195,16 +160,6 @@ def test_a_real_game_is_made_by_its_id_and_recognised(name):
     env = real_game(name)
     assert is_atari(env)
     assert not is_atari(real_game("ALE/Pong-v5", obs_type="ram"))
-    env.close()
-
-
-@pytest.mark.parametrize(("dim", "framestack", "shape"), [(84, True, (84, 84, 4)), (42, False, (42, 42, 1))])
-def test_a_wrapped_game_shows_small_grey_frames(dim, framestack, shape):
-    env = wrap_deepmind(real_game("ALE/Breakout-v5", frameskip=1), dim, framestack)
-    obs, _ = env.reset(seed=1)
-    assert obs.shape == env.observation_space.shape == shape
-    assert obs.dtype == np.uint8
-    assert obs.max() > 0
     env.close()
 
 
@@ -231,15 +186,6 @@ def test_frames_that_are_not_drawn_change_nothing_but_the_time_they_take():
     assert ends > 3
     fast.close()
     slow.close()
-
-
-def test_frames_are_drawn_where_a_wrapper_of_the_users_may_look_at_them():
-    limited = gymnasium.wrappers.TimeLimit(real_game("ALE/Pong-v5", frameskip=1), 50)
-    env = wrap_deepmind(limited, noop_max=0)
-    assert env.env.env.env.env.env is limited
-    assert env.reset(seed=1)
-    assert [env.step(0)[3] for _ in range(12)].index(True) == 11
-    env.close()
 
 
 DEEPMIND = Wrapping(deepmind=True)
@@ -287,17 +233,6 @@ def test_r161_rows_lives_and_games_are_those_of_the_plain_games(name, steps, set
     ours.close(), theirs.close()
 
 
-def test_the_same_seeds_give_the_same_games_and_each_game_has_its_own():
-    first, second = (vector("ALE/Breakout-v5", 2, noop_max=30, repeat_action_probability=0.25) for _ in range(2))
-    np.testing.assert_array_equal(first.reset([3, 1 << 40]), second.reset([3, 1 << 40]))
-    for step in range(40):
-        actions = np.full(2, 2 + step // 2 % 2)
-        obs = first.step(actions).obs
-        np.testing.assert_array_equal(obs, second.step(actions).obs)
-    assert not np.array_equal(obs[0], obs[1])
-    first.close(), second.close()
-
-
 def test_auto_takes_it_for_several_games_with_deepminds_preprocessing():
     env = make_lockstep_env(
         "ALE/Pong-v5", {}, 2, wrapping=Wrapping(deepmind=True, dim=42, framestack=False), horizon=50
@@ -342,8 +277,3 @@ def test_r29_the_general_path_gets_the_same_games_from_the_same_seed():
     np.testing.assert_array_equal(poll.obs[1][AGENT], result.obs[1])
     assert polled.take_finished_games() == []
     polled.stop(), lockstep.close()
-
-
-def test_an_ale_py_without_vector_environments_is_passed_over(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ale_py.vector_env" else object())
-    assert "no vector environment" in why_not_atari_vector({})

@@ -10,15 +10,14 @@ import pytest
 
 from aiorl.acting.policy import Policy
 from aiorl.compat.rollout_worker import RolloutWorker
-from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, SEED_STRIDE
-from aiorl.env.env_maker import EnvMaker, EnvPlan, make_lockstep_env, to_base_env
+from aiorl.env.env_maker import EnvMaker, EnvPlan, to_base_env
 from aiorl.env.envpool import AsyncEnvPoolEnv, EnvPoolEnv
 from aiorl.env.native_vector_env import LockstepBaseEnv
 from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.errors import ConfigError, EnvContractError, UnknownEnvError
-from aiorl.run.look_at_env import look_at_env
+from aiorl.errors import ConfigError, UnknownEnvError
+from benchmarks.sampler import make_lockstep_env
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 
@@ -73,18 +72,6 @@ def test_r161_rows_are_those_of_the_plain_environment_from_the_same_states():
     pool.close()
 
 
-def test_each_copy_has_a_seed_of_its_own_and_none_means_fresh_ones():
-    first, second, third, fourth = (make_lockstep_env("envpool:CartPole-v1", {}, 2) for _ in range(4))
-    seeded = first.reset([1, 2])
-    np.testing.assert_array_equal(seeded, second.reset([1, 2]))
-    np.testing.assert_array_equal(np.flip(seeded, 0), first.reset([2, 1]))
-    assert not np.array_equal(third.reset(), fourth.reset())
-    assert third.unwrapped[0].config["num_envs"] == 2
-    for env in (first, second, third, fourth):
-        env.close()
-        env.close()
-
-
 def test_the_horizon_is_the_pools():
     env = make_lockstep_env("envpool:CartPole-v1", {}, 2, horizon=3)
     env.reset([0, 1])
@@ -94,14 +81,6 @@ def test_the_horizon_is_the_pools():
     env.close()
     with pytest.raises(ConfigError, match="501"):
         make_lockstep_env("envpool:CartPole-v1", {}, 2, horizon=501)
-
-
-def test_pictures_have_their_channels_last():
-    env = make_lockstep_env("envpool:Pong-v5", {"img_height": 20, "img_width": 30}, 2)
-    assert env.observation_space.shape == (20, 30, 4)
-    assert env.reset([0, 1]).shape == (2, 20, 30, 4)
-    assert env.step(np.array([0, 1])).obs.shape == (2, 20, 30, 4)
-    env.close()
 
 
 def test_r161_the_general_path_takes_it_too_and_no_seed_is_lost():
@@ -172,26 +151,6 @@ def test_r164_in_asynchronous_mode_a_poll_takes_those_that_are_ready():
     base.stop()
 
 
-def test_an_episode_may_be_cut_in_asynchronous_mode():
-    base = asynchronous(2, batch_size=1)
-    (index,) = base.poll().obs
-    assert base.try_reset(index) == ASYNC_RESET_RETURN
-    opened = [base.poll() for _ in range(2)]
-    assert sorted(next(iter(poll.obs)) for poll in opened) == [0, 1]
-    assert all(poll.rewards[next(iter(poll.obs))][AGENT] is None for poll in opened)
-    with pytest.raises(EnvContractError, match="too few"):
-        base.poll()
-    base.stop()
-
-
-def test_asynchronous_copies_are_seeded_each():
-    polls = [asynchronous(2, seed, batch_size=2).poll() for seed in (1, 1, 2)]
-    first = [np.stack([poll.obs[index][AGENT] for index in (0, 1)]) for poll in polls]
-    np.testing.assert_array_equal(first[0], first[1])
-    assert not np.array_equal(first[0], first[2])
-    assert not np.array_equal(first[0][0], first[0][1])
-
-
 @pytest.mark.parametrize(
     ("config", "text"),
     [
@@ -209,14 +168,3 @@ def test_settings_that_cannot_be_are_refused(config, text):
 def test_a_task_that_does_not_exist_is_refused_with_the_nearest():
     with pytest.raises(UnknownEnvError, match="CartPole-v1"):
         resolve_env("envpool:CartPol-v1")
-
-
-def test_the_learner_sees_its_spaces_without_making_a_pool():
-    facts = look_at_env(CommonConfig(env="envpool:Pong-v5", num_envs_per_worker=8))
-    assert facts.kind.name == "a LockstepEnv"
-    assert facts.observation_space.shape == (84, 84, 4)
-    assert facts.action_space.n == 6
-    config = {"async": True, "batch_size": 4}
-    assert look_at_env(
-        CommonConfig(env="envpool:CartPole-v1", num_envs_per_worker=8, env_config=config)
-    ).kind.has_agents

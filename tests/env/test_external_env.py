@@ -155,31 +155,11 @@ def test_r157_run_must_be_implemented_and_an_error_in_it_reaches_whoever_polls()
     assert isinstance(caught.value.__cause__, NotImplementedError)
 
 
-def test_r158_several_copies_of_an_external_env_are_refused():
-    with pytest.raises(ConfigError, match="drives itself"):
-        to_base_env(Driven(lambda env: None), num_envs=2)
-
-
 def test_r123_r158_an_external_env_is_never_reset_and_shows_no_environment_objects():
     base = to_base_env(Driven(lambda env: None))
     assert isinstance(base, ExternalBaseEnv)
     assert base.try_reset("e") is None
     assert base.get_unwrapped() == []
-
-
-def test_infos_are_kept_although_the_client_reuses_their_arrays():
-    def drive(env):
-        array = np.zeros(1)
-        env.start_episode("e")
-        for step in range(3):
-            array[:] = step
-            env.log_returns("e", 0.0, {"where": array})
-            array[:] = -1
-            env.get_action("e", 0)
-        env.end_episode("e", 0)
-
-    infos = [poll.infos["e"][AGENT] for poll in drain(ExternalBaseEnv(Driven(drive)))]
-    assert [info["where"].tolist() for info in infos] == [[0], [1], [2], [2]]
 
 
 @pytest.mark.parametrize("method", ["interrupt", "stop"])
@@ -201,69 +181,6 @@ def test_stopping_ends_waiting_clients_and_polls(method):
     getattr(base, method)()
     env.join(10)
     assert len(errors) == 1
-
-
-def play(episode: int, ask, log, end, start) -> list:
-    """A deterministic client: a third of its actions are its own. Returns the actions it took."""
-    rng = np.random.default_rng(episode)
-    start(f"episode {episode}")
-    taken = []
-    for step in range(int(rng.integers(1, 8))):
-        obs = np.array([episode, step], np.float64)
-        if rng.random() < 0.33:
-            taken.append(900 + step)
-            log(f"episode {episode}", obs, taken[-1], True)
-        else:
-            taken.append(ask(f"episode {episode}", obs))
-        for reward in rng.integers(-4, 5, size=int(rng.integers(0, 3))).tolist():
-            log(f"episode {episode}", None, reward, False)
-    end(f"episode {episode}", np.array([episode, -1.0]))
-    return taken
-
-
-def policy(env_id, obs) -> dict:
-    return {AGENT: int(obs[AGENT][0] * 7 + obs[AGENT][1])}
-
-
-def drive_with(num_threads: int, num_episodes: int):
-    """Trajectories and taken actions by episode, from clients in so many threads."""
-    taken = {}
-
-    def drive(env):
-        def log(name, obs, value, is_action):
-            if is_action:
-                env.log_action(name, obs, value)
-            else:
-                env.log_returns(name, value)
-
-        def client(number):
-            # A thread keeps all of its episodes open at the same time, as far as their lengths allow.
-            for episode in range(number, num_episodes, num_threads):
-                taken[episode] = play(episode, env.get_action, log, env.end_episode, env.start_episode)
-
-        clients = [threading.Thread(target=client, args=(number,)) for number in range(num_threads)]
-        for thread in clients:
-            thread.start()
-        for thread in clients:
-            thread.join()
-
-    polls = drain(ExternalBaseEnv(Driven(drive, VECTORS)), policy)
-    trajectories = {
-        f"episode {episode}": [
-            (obs.tolist(), reward, done, off) for obs, reward, done, off in shown(polls, f"episode {episode}")
-        ]
-        for episode in range(num_episodes)
-    }
-    return trajectories, taken, polls
-
-
-def test_r156_100_interleaved_episodes_from_20_threads_give_what_one_thread_gives():
-    one, one_taken, _ = drive_with(1, 100)
-    many, many_taken, polls = drive_with(20, 100)
-    assert many == one
-    assert many_taken == one_taken
-    assert any(len(poll.obs) > 1 for poll in polls)
-    assert all(len(rows) >= 2 and rows[-1][2] for rows in one.values())
 
 
 def test_r160_the_multi_agent_form_adds_rewards_by_agent_and_fills_in_what_is_missing():
@@ -331,30 +248,6 @@ def test_a_clients_bad_observation_is_its_own_error_and_other_episodes_go_on(bad
     assert len(shown(polls, "good")) == 4
     assert [row[2] for row in shown(polls, "bad")] == [False, True]
     assert all("Driven" in text and "'bad'" in text for text in caught)
-
-
-def test_an_agents_bad_observation_is_checked_against_its_own_space_and_publishes_nothing():
-    by_agent = {"a": spaces.Discrete(2), "b": VECTORS[1]}
-    env = MultiDriven(lambda env: None, (dict.fromkeys(by_agent, SPACES[0]), by_agent))
-    env.start_episode("e")
-    for call in (
-        lambda: env.get_action("e", {"a": 1, "b": [1.0]}),
-        lambda: env.log_action("e", {"a": 1, "b": [1.0]}, {"a": 0}),
-        lambda: env.end_episode("e", {"a": 1, "b": [1.0]}),
-    ):
-        with pytest.raises(BadObservationError, match=r"agent 'b'.*shape \(1,\), expected \(2,\)"):
-            call()
-    with pytest.raises(BadObservationError, match=r"agent 'a'.*outside 0 to 1"):
-        env.end_episode("e", {"a": 2})
-    env.end_episode("e", {"a": 1, "b": [1.0, 2.0]})
-    assert len(env._episodes.take(lambda: False, None)) == 1
-    assert not env._episodes.take(lambda: False, None)
-
-
-def test_an_environment_that_names_no_observation_space_is_not_checked():
-    env = MultiDriven(lambda env: None, (None, None))
-    env.start_episode("e")
-    env.end_episode("e", {"a": "anything"})
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much"])

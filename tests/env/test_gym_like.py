@@ -1,20 +1,11 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.env.gym_like import (
-    AsGymnasium,
-    check_seedable,
-    reset_env,
-    seed_env,
-    to_five_values,
-)
-from aiorl.env.vector_env import episode_limit
+from aiorl.env.gym_like import AsGymnasium, check_seedable, reset_env, seed_env, to_five_values
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv
 
@@ -84,10 +75,3 @@ def test_r28_wrappers_do_not_make_an_environment_seedable():
     check_seedable(gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(OldEnv())), "old")
     with pytest.raises(ConfigError, match=r"'odd' \(Unseedable\) cannot be seeded"):
         check_seedable(gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(Unseedable())), "odd")
-
-
-def test_r80_the_limit_of_any_dialect_shows_through_wrappers():
-    old = OldEnv()
-    old.spec = SimpleNamespace(max_episode_steps=9)
-    env = gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(old))
-    assert episode_limit(env) == 9

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import gymnasium
 import numpy as np
 import pytest
@@ -12,33 +10,13 @@ from gymnasium import spaces
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env import kinds, registry
-from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, as_poll, opening_poll
+from aiorl.env.base_env import BaseEnv, as_poll, opening_poll
 from aiorl.env.env_maker import EnvMaker, EnvPlan, to_base_env
 from aiorl.env.kinds import KINDS, EnvKind, kind_of
 from aiorl.errors import ConfigError, EnvContractError, UnsupportedEnvError
 from aiorl.run.look_at_env import look_at_env
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize(
-    ("sample", "files"),
-    [
-        ("envpool", {"envpool.py", "registry.py"}),
-        ("AtariCopies", {"atari.py", "env_maker.py"}),
-        ("MultiAgentBaseEnv", {"multi_agent_env.py", "kinds.py"}),
-        ("ExternalBaseEnv", {"external_env.py", "kinds.py"}),
-        ("NativeVectorEnv", {"native_vector_env.py", "env_maker.py", "kinds.py", "envpool.py"}),
-    ],
-)
-def test_a_kind_is_known_by_its_file_and_by_the_table_that_contributing_names(sample, files):
-    knowing = {path.name for path in (ROOT / "aiorl").rglob("*.py") if sample in path.read_text(encoding="utf-8")}
-    assert knowing == files
-    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    tables = {name for name in files if name in ("registry.py", "env_maker.py", "kinds.py")}
-    assert all(f"aiorl/env/{name}" in contributing for name in tables)
 
 
 class Simulator:
@@ -84,13 +62,6 @@ def test_copies_may_be_stepped_in_lockstep_from_the_same_seeds(make):
     assert cuts == [[False] * 2, [False] * 2, [True] * 2]
 
 
-def test_vector_environments_may_be_stepped_in_lockstep_from_the_same_seeds():
-    native = to_base_env(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"), seed=5)
-    again = to_base_env(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"), seed=5)
-    first = again.poll().obs
-    np.testing.assert_array_equal(native.in_lockstep().reset(), [first[0][AGENT], first[1][AGENT]])
-
-
 @pytest.mark.parametrize("env", [CountingMultiAgentEnv(), SimulatorBaseEnv(None)], ids=lambda env: type(env).__name__)
 def test_kinds_that_cannot_be_arrays_are_not_stepped_in_lockstep(env):
     assert to_base_env(env).in_lockstep() is None
@@ -119,59 +90,7 @@ def test_every_copy_is_closed_also_if_one_raises(kind):
     assert len(closed) == 2
 
 
-def test_dones_are_terminated_or_truncated_and_keep_every_key():
-    poll = Poll({}, {}, {0: {"a": True, ALL_AGENTS: False}}, {0: {"b": True, ALL_AGENTS: True}}, {}, {})
-    assert poll.dones == {0: {"a": True, "b": True, ALL_AGENTS: True}}
-
-
-def test_five_dicts_of_a_users_base_env_become_a_poll_with_terminal_dones():
-    poll = as_poll(({0: {"a": 1}}, {0: {"a": 2.0}}, {0: {"a": True, ALL_AGENTS: True}}, {0: {}}, {0: {"a": 7}}))
-    assert poll.terminateds == {0: {"a": True, ALL_AGENTS: True}}
-    assert poll.truncateds == {0: {"a": False, ALL_AGENTS: False}}
-    assert poll.dones == poll.terminateds
-    assert poll.off_policy_actions == {0: {"a": 7}}
-    assert as_poll(poll) is poll
-    assert as_poll(tuple(poll)[:6]).infos == {0: {}}
-
-
 @pytest.mark.parametrize("result", [None, (1, 2, 3), {}, ({}, {}, None, {}, {}), ({}, {}, {}, [], {}, {})])
 def test_anything_else_is_no_poll(result):
     with pytest.raises(EnvContractError, match="poll returned"):
         as_poll(result)
-
-
-class Closing(BaseEnv):
-    def __init__(self, envs):
-        self.envs = envs
-
-    def poll(self):
-        raise NotImplementedError
-
-    def send_actions(self, action_dict):
-        raise NotImplementedError
-
-    def get_unwrapped(self):
-        return self.envs
-
-
-def test_by_default_nothing_can_be_reset_no_games_are_counted_and_stop_closes_what_is_unwrapped():
-    closed = []
-
-    class Env:
-        def close(self):
-            closed.append(self)
-
-    env = Env()
-    base = Closing([env, object()])
-    assert base.try_reset(0) is None
-    assert base.take_finished_games() is None
-    base.stop()
-    assert closed == [env]
-
-
-def test_an_environment_is_placed_by_its_number_or_its_own_id():
-    base = Closing([])
-    assert base.place_of(3) == ("Closing", 3)
-    assert base.place_of("left") == ("left", 0)
-    base._env_id = "maze"
-    assert base.place_of(3) == ("maze", 3)

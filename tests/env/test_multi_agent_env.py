@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from aiorl.env.base_env import ALL_AGENTS
@@ -59,15 +58,6 @@ def test_r126_agents_leave_when_they_are_done_and_the_last_one_ends_the_episode(
     assert lists(subject.try_reset(0)) == {"a0": [1, 0, 0], "a1": [1, 0, 1]}
 
 
-def test_only_environments_that_were_acted_on_are_polled():
-    subject = base(CountingMultiAgentEnv(), CountingMultiAgentEnv())
-    subject.poll()
-    subject.send_actions({1: {"a0": 0, "a1": 0}})
-    assert list(subject.poll().obs) == [1]
-    with pytest.raises(EnvContractError, match="polled twice"):
-        subject.poll()
-
-
 @pytest.mark.parametrize(
     ("fault", "error", "text"),
     [
@@ -96,21 +86,6 @@ def test_a_reward_of_none_counts_as_nothing():
             return obs, {"a0": None, "a1": 2}, terminateds, truncateds, infos
 
     assert run(base(Unrewarded()), 1).rewards[0] == {"a0": 0.0, "a1": 2.0}
-
-
-def test_a_new_episode_forgets_who_was_done():
-    subject = base(CountingMultiAgentEnv((1, 1)))
-    run(subject, 1)
-    subject.try_reset(0)
-    subject.send_actions({0: {"a0": 0, "a1": 0}})
-    assert set(subject.poll().obs[0]) == {"a0", "a1"}
-
-
-def test_stepping_an_environment_whose_episode_has_ended_is_an_error():
-    subject = base(CountingMultiAgentEnv((1, 1)))
-    run(subject, 1)
-    with pytest.raises(EnvContractError, match="episode has ended"):
-        subject.send_actions({0: {}})
 
 
 class CutEnv(MultiAgentEnv):
@@ -155,37 +130,6 @@ def test_a_step_that_returns_something_else_is_named(result):
         run(base(Odd()), 1)
 
 
-def test_resets_that_fail_or_give_no_dict_are_told():
-    class Broken(CountingMultiAgentEnv):
-        def reset(self, **_):
-            raise RuntimeError("reset failed on purpose")
-
-    class Odd(CountingMultiAgentEnv):
-        def reset(self, **_):
-            return np.zeros(3)
-
-    with pytest.raises(EnvError, match="reset failed on purpose"):
-        base(Broken()).poll()
-    with pytest.raises(EnvContractError, match="reset returned ndarray"):
-        base(Odd()).poll()
-
-
-def test_copies_are_unwrapped_and_closed_once():
-    class Closing(CountingMultiAgentEnv):
-        closed = 0
-
-        def close(self):
-            self.closed += 1
-
-    env = Closing()
-    subject = base(env)
-    assert subject.get_unwrapped() == [env]
-    assert subject.observation_space == env.observation_space
-    subject.stop()
-    subject.stop()
-    assert env.closed == 1
-
-
 def test_what_is_no_environment_is_refused():
     with pytest.raises(UnsupportedEnvError, match="no copies"):
         base()
@@ -203,12 +147,3 @@ def test_r128_only_flags_speak_for_all_agents(part, name):
 
     with pytest.raises(EnvContractError, match=f"{name} have the key '__all__'"):
         run(base(Odd()), 1)
-
-
-def test_r128_old_dones_without_all_are_called_dones():
-    class Odd(CutEnv):
-        def step(self, action_dict):
-            return {"a": 1}, {}, {"a": True}, {}
-
-    with pytest.raises(EnvContractError, match="dones have no key '__all__'; got 'a'"):
-        run(base(Odd("")), 1)

@@ -163,30 +163,6 @@ def test_a_mask_in_the_infos_of_a_turn_based_environment_comes_into_its_observat
     assert {agent: own["action_mask"].tolist() for agent, own in obs.items()} == {"o": [1] * 3, "x": [1] * 3}
 
 
-class MaskedParallel(FakeParallel):
-    """A mask for "short" alone."""
-
-    def observation_space(self, agent):
-        return spaces.Discrete(9)
-
-    def action_space(self, agent):
-        return spaces.Discrete(2) if agent == "short" else spaces.Box(0, 1)
-
-    def reset(self, seed=None, options=None):
-        obs, _ = super().reset()
-        return obs, {"short": {"action_mask": [0, 1]}, "long": {}}
-
-
-def test_a_mask_in_the_infos_of_a_parallel_environment_comes_into_its_observations():
-    env = ParallelEnv(MaskedParallel())
-    assert is_masked(env.observation_spaces["short"])
-    assert env.observation_spaces["long"] == spaces.Discrete(9)
-    obs, _ = env.reset()
-    assert (obs["short"]["action_mask"].tolist(), obs["long"]) == ([0, 1], 0)
-    obs, *_ = env.step({"short": 1, "long": 0})
-    assert (obs["short"]["action_mask"].tolist(), obs["long"]) == ([1, 1], 1)
-
-
 def play(base, act, steps=400) -> dict:
     """Plays on; agent steps, ended episodes and agents seen."""
     rewards, episodes, agents = 0, 0, set()
@@ -211,16 +187,6 @@ def test_r126_r161_agents_that_come_and_go_in_a_real_parallel_environment():
     assert env.observation_spaces is None
     assert len(played["agents"]) > 10
     assert played["rewards"] > 1000
-
-
-def test_r161_a_real_turn_based_game_is_played_to_its_end():
-    pytest.importorskip("pygame")
-    env = resolve_env("pettingzoo:classic.tictactoe_v3")(EnvContext())
-    assert isinstance(env, AECEnv)
-    rng = np.random.default_rng(0)
-    played = play(to_base_env(env), lambda agent, obs: int(rng.choice(np.flatnonzero(obs["action_mask"]))))
-    assert played["episodes"] >= 30
-    assert played["agents"] == {"player_1", "player_2"}
 
 
 def test_modules_that_are_missing_or_hold_no_environment_are_told(tmp_path, monkeypatch):

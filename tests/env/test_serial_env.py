@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 
 import gymnasium
@@ -9,16 +8,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from aiorl.env.base_env import TrainingDisabled, checked_horizon, env_seeds
+from aiorl.env.base_env import TrainingDisabled
 from aiorl.env.vector_env import SerialEnv, episode_limit
-from aiorl.errors import (
-    BadObservationError,
-    BadRewardError,
-    ConfigError,
-    EnvContractError,
-    EnvError,
-)
-from aiorl.process.log_once import log_once
+from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvContractError, EnvError
 from aiorl.testing.envs import CountingEnv, FaultyEnv, counting_obs
 
 
@@ -27,33 +19,6 @@ def serial(*envs, horizon=None) -> SerialEnv:
 
 
 NO_ACTION = np.zeros(2, np.int64)
-
-
-def test_copies_step_together_and_each_resets_at_its_own_end():
-    env = serial(CountingEnv(2, index=0), CountingEnv(3, "truncate", index=1))
-    assert env.reset().tolist() == [[0, 0, 0], [0, 0, 1]]
-    step = env.step(NO_ACTION)
-    assert (step.final_index, step.final_obs, step.valid) == (None, None, None)
-    step = env.step(NO_ACTION)
-    assert step.obs.tolist() == [[1, 0, 0], [0, 2, 1]]
-    assert step.terminateds.tolist() == [True, False]
-    assert step.truncateds.tolist() == [False, False]
-    assert step.final_index.tolist() == [0]
-    assert step.final_obs.tolist() == [[0, 2, 0]]
-    step = env.step(NO_ACTION)
-    assert step.terminateds.tolist() == [False, False]
-    assert step.truncateds.tolist() == [False, True]
-    assert step.final_obs.tolist() == [[0, 3, 1]]
-    assert step.rewards.tolist() == [1.0, 3.0]
-
-
-def test_seeds_are_given_at_the_first_reset_only_each_copy_its_own():
-    copies = [CountingEnv(2), CountingEnv(2)]
-    env = serial(*copies)
-    env.reset(env_seeds(11, 2))
-    for _ in range(4):
-        env.step(NO_ACTION)
-    assert [copy.seeds for copy in copies] == [[11, None, None], [1_000_011, None, None]]
 
 
 @pytest.mark.parametrize("end", ["terminate", "never"])
@@ -118,18 +83,6 @@ def test_a_step_that_is_not_to_be_trained_on_ends_lockstep(off):
     env.step(NO_ACTION)
     with pytest.raises(TrainingDisabled, match="'counting' is not to be trained on"):
         env.step(NO_ACTION)
-
-
-def test_infos_are_logged_once(caplog):
-    """4.11."""
-    log_once.reset()
-    env = serial(CountingEnv(2))
-    env.reset()
-    with caplog.at_level(logging.INFO):
-        for _ in range(6):
-            env.step(NO_ACTION[:1])
-    assert caplog.text.count("Infos from the environment: {}") == 1
-    log_once.reset()
 
 
 def test_the_episode_limit_is_found_in_specs_and_wrappers():
@@ -198,19 +151,6 @@ def test_text_is_no_flag_of_an_end(at):
     assert (caught.value.vector_index, caught.value.step) == (1, 1)
 
 
-def test_what_the_environment_raised_is_kept_with_its_traceback():
-    env = serial(FaultyEnv("reset"))
-    with pytest.raises(EnvError, match="at reset: reset raised RuntimeError") as caught:
-        env.reset()
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    assert "in reset" in caught.value.traceback_text
-    env = serial(FaultyEnv("step", at_step=1))
-    env.reset()
-    with pytest.raises(EnvError) as caught:
-        env.step(NO_ACTION[:1])
-    assert 'raise RuntimeError("step failed on purpose")' in caught.value.traceback_text
-
-
 class ShowsEnv(gymnasium.Env):
     """Shows what it is given, whatever its space says."""
 
@@ -263,25 +203,3 @@ def test_values_that_convert_safely_are_accepted(space, shown):
 def test_values_outside_the_space_are_refused(space, shown):
     with pytest.raises(BadObservationError):
         serial(ShowsEnv(space, shown)).reset()
-
-
-def test_each_copy_has_a_seed_of_its_own():
-    """SPEC 2.3: env v is seeded with worker_seed + 1000000 * v."""
-    assert env_seeds(42, 3) == [42, 1_000_042, 2_000_042]
-    assert env_seeds(42, 0) == []
-
-
-@pytest.mark.parametrize(
-    ("horizon", "limit", "length"), [(None, None, None), (None, 7, 7), (0, 7, 7), (5, 7, 5), (7, 7, 7), (5, None, 5)]
-)
-def test_the_horizon_or_the_limit_is_the_length(horizon, limit, length):
-    """R80, R81."""
-    assert checked_horizon(horizon, limit) == length
-
-
-@pytest.mark.parametrize(("horizon", "limit"), [(8, 7), (-1, 7), (-1, None)])
-def test_a_horizon_that_cannot_be_is_refused(horizon, limit):
-    """R80."""
-    with pytest.raises(ConfigError) as caught:
-        checked_horizon(horizon, limit)
-    assert (caught.value.key, caught.value.value) == ("horizon", horizon)

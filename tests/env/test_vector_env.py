@@ -5,15 +5,9 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.env.base_env import ALL_AGENTS, SEED_STRIDE, FinishedGame
-from aiorl.env.gym_like import RealGames
+from aiorl.env.base_env import ALL_AGENTS, SEED_STRIDE
 from aiorl.env.vector_env import Copies, SerialEnv, VectorBaseEnv, VectorEnv
-from aiorl.errors import (
-    ConfigError,
-    EnvContractError,
-    EnvError,
-    UnsupportedEnvError,
-)
+from aiorl.errors import EnvContractError, EnvError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv
 
 
@@ -29,14 +23,6 @@ def values(by_env) -> list:
     return [np.asarray(by_agent[AGENT]).tolist() for by_agent in by_env.values()]
 
 
-def test_r163_the_first_poll_shows_first_observations_without_rewards():
-    base = copies(CountingEnv(index=0), CountingEnv(index=1))
-    poll = base.poll()
-    assert values(poll.obs) == [[0, 0, 0], [0, 0, 1]]
-    assert values(poll.rewards) == [None, None]
-    assert poll.dones == {index: {AGENT: False, ALL_AGENTS: False} for index in (0, 1)}
-
-
 def test_r162_all_copies_step_with_one_send_and_each_gets_its_own_action():
     envs = [CountingEnv(9, index=index) for index in range(3)]
     base = copies(*envs)
@@ -47,25 +33,6 @@ def test_r162_all_copies_step_with_one_send_and_each_gets_its_own_action():
     assert values(poll.rewards) == [1.0, 1.0, 1.0]
     assert [env.last_actions for env in envs] == [[0], [1], [0]]
     assert list(base.get_unwrapped()) == envs
-
-
-def test_ends_keep_their_kind_and_the_final_observation_stands_until_the_reset():
-    base = copies(CountingEnv(1, "terminate"), CountingEnv(1, "truncate", index=1), CountingEnv(5, index=2))
-    base.poll()
-    base.send_actions(act(0, 0, 0))
-    poll = base.poll()
-    assert [flags[ALL_AGENTS] for flags in poll.terminateds.values()] == [True, False, False]
-    assert [flags[ALL_AGENTS] for flags in poll.truncateds.values()] == [False, True, False]
-    assert values(poll.obs)[0] == [0, 1, 0]
-    assert base.try_reset(0)[AGENT].tolist() == [1, 0, 0]
-
-
-def test_a_reset_in_the_middle_of_an_episode_begins_a_new_one():
-    base = copies(CountingEnv(9))
-    base.poll()
-    base.send_actions(act(0))
-    base.poll()
-    assert base.try_reset(0)[AGENT].tolist() == [1, 0, 0]
 
 
 def test_observations_are_kept_although_the_environment_reuses_its_array():
@@ -91,35 +58,6 @@ def test_observations_are_kept_although_the_environment_reuses_its_array():
     assert [int(obs[1]) for obs in shown] == [0, 1, 2]
 
 
-class OldEnv:
-    observation_space = spaces.Dict({"n": spaces.Discrete(9)})
-    action_space = spaces.Discrete(2)
-
-    def __init__(self):
-        self.n = 0
-
-    def reset(self):
-        self.n = 0
-        return {"n": 0}
-
-    def step(self, action):
-        self.n += 1
-        return {"n": self.n}, 1, self.n == 2, {"TimeLimit.truncated": self.n == 2}
-
-
-def test_r165_old_environments_with_nested_observations_are_driven_alike():
-    base = copies(OldEnv())
-    assert base.poll().obs == {0: {AGENT: {"n": 0}}}
-    for _ in range(2):
-        base.send_actions(act(0))
-        poll = base.poll()
-    assert poll.obs == {0: {AGENT: {"n": 2}}}
-    assert poll.truncateds[0][ALL_AGENTS]
-    assert not poll.terminateds[0][ALL_AGENTS]
-    with pytest.raises(ConfigError, match="cannot be seeded"):
-        copies(OldEnv(), seed=1)
-
-
 def test_polling_twice_or_leaving_out_an_action_is_an_error():
     base = copies(CountingEnv(), CountingEnv())
     base.poll()
@@ -131,25 +69,6 @@ def test_polling_twice_or_leaving_out_an_action_is_an_error():
     base.poll()
     with pytest.raises(EnvContractError, match="polled twice"):
         base.poll()
-
-
-def test_what_is_no_environment_is_refused():
-    with pytest.raises(UnsupportedEnvError, match="no copies"):
-        Copies([])
-    with pytest.raises(UnsupportedEnvError, match="has no reset"):
-        Copies([object()])
-
-
-def test_r124_finished_games_are_told_only_if_every_copy_counts_them():
-    assert copies(CountingEnv()).take_finished_games() is None
-    assert copies(CountingEnv(), RealGames(CountingEnv())).take_finished_games() is None
-    base = copies(RealGames(CountingEnv(1)), RealGames(CountingEnv(2)))
-    base.poll()
-    assert base.take_finished_games() == []
-    base.send_actions(act(0, 0))
-    base.poll()
-    assert base.take_finished_games() == [FinishedGame(1.0, 1)]
-    assert base.take_finished_games() == []
 
 
 class Unready(CountingEnv):
@@ -177,34 +96,6 @@ def test_r29_after_a_failed_first_reset_the_next_poll_resets_again_with_the_same
     assert values(base.poll().obs) == [[2, 0, 0], [0, 0, 0]]
     base.try_reset(1)
     assert env.tried == [7 + SEED_STRIDE] * 3 + [None]
-
-
-@pytest.mark.parametrize("is_columnar", [False, True])
-@pytest.mark.parametrize("where", ["reset", "step"])
-def test_r71_an_environments_own_env_error_keeps_its_cause(where, is_columnar):
-    class Careful(CountingEnv):
-        def _fail(self):
-            try:
-                {}["missing"]
-            except KeyError as error:
-                raise EnvError("mine", "told so by itself") from error
-
-        def reset(self, **keywords):
-            return self._fail() if where == "reset" else super().reset(**keywords)
-
-        def step(self, action):
-            self._fail()
-
-    base = copies(Careful())
-    columnar = SerialEnv([Careful()], env_id="counting")
-
-    def first_columnar_step():
-        columnar.reset([0])
-        columnar.step(np.zeros(1, np.int64))
-
-    with pytest.raises(EnvError, match="told so by itself") as caught:
-        first_columnar_step() if is_columnar else (base.poll(), base.send_actions(act(0)))
-    assert isinstance(caught.value.__cause__, KeyError)
 
 
 class OldGymnasiumEnv(CountingEnv):

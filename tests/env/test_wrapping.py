@@ -20,14 +20,7 @@ from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.wrapping import STATS_FILE, StatsFile, Wrapping, monitor_env
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
-from aiorl.testing.masked_env import ForbiddingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
-
-
-def test_without_a_wish_nothing_is_wrapped():
-    env = CountingEnv()
-    assert Wrapping().wrap(env, EnvContext()) is env
-    assert Wrapping(deepmind=True).wrap(env, EnvContext()) is env
 
 
 def test_r26_the_monitor_has_a_folder_for_each_environment_and_is_the_outermost_wrapper(tmp_path):
@@ -90,17 +83,6 @@ def test_the_monitor_asks_for_a_render_mode_that_can_be_filmed_where_there_is_on
     assert monitored.env_config(cart_pole, {"render_mode": None}) == {"render_mode": None}
     assert monitored.env_config(resolve_env("aiorl.testing.envs:CountingEnv"), {}) == {}
     assert Wrapping().env_config(cart_pole, {}) == {}
-
-
-def test_a_preprocessed_game_shows_every_frame_so_that_the_last_two_can_be_maximised():
-    pytest.importorskip("ale_py")
-    pong = resolve_env("ALE/Pong-v5")
-    wrapping = Wrapping(deepmind=True)
-    assert wrapping.env_config(pong, {"a": 1}) == {"a": 1, "frameskip": 1}
-    assert wrapping.env_config(pong, {"frameskip": 3}) == {"frameskip": 3}
-    assert Wrapping().env_config(pong, {}) == {}
-    assert wrapping.env_config(resolve_env("CartPole-v1"), {}) == {}
-    assert wrapping.env_config(resolve_env("aiorl.testing.envs:CountingEnv"), {}) == {}
 
 
 @pytest.mark.parametrize("obs_type", ["ram", "grayscale"])
@@ -258,12 +240,3 @@ def test_it_can_be_named_in_a_config_with_the_environments_settings():
     assert env.spec.max_episode_steps == 200
     assert env.spec.kwargs["is_rainy"]
     assert is_masked(env.observation_space)
-
-
-@pytest.mark.parametrize("actions", ["multi_discrete", "tuple"])
-def test_masks_in_parts_are_joined_and_none_allows_everything(actions):
-    env = MaskFromInfo(ForbiddingEnv(actions, in_info=True))
-    obs, info = env.reset(seed=0)
-    parts = [np.ravel(part) for part in info["action_mask"]]
-    np.testing.assert_array_equal(obs["action_mask"], np.concatenate(parts))
-    assert env._mask(0, {})["action_mask"].all()

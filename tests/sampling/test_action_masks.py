@@ -129,9 +129,3 @@ def test_a_plain_policy_finds_the_mask_behind_the_observation(make_worker):
             return masks.argmax(axis=1) + 2, list(state_batches), {}
 
     assert make_worker(lambda context: ForbiddingEnv(), FirstLegal).sample().count == 100
-
-
-def test_without_masks_no_policy_asks_for_any(make_worker):
-    policy = make_worker().get_policy()
-    assert not policy.has_action_mask
-    assert len(policy.rows_without_action(np.zeros((2, 3)))) == 0

@@ -273,6 +273,8 @@ def play(strategy: Any, function: Any, profile: settings = FAST) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_samples_as_the_reference_does(kind: str) -> None:
+    """R84, R85, R86, R87, R88, R89, R90, R91, R92, R95, R96, R97, R98, R99, R100, R101, R103, R104, R105, R107, R110,
+    R111, R112, R114, R117, R118, R119, R120, R121, R122, R126, R127, R129, R130, R131, R132, R133, R134."""
     play(cases(kind), run)
 
 

@@ -82,17 +82,6 @@ def test_an_error_surfaces_after_the_batches_that_were_finished_before(make_asyn
     wait_until(lambda: not sampler.is_alive)
 
 
-@re_raised
-def test_an_error_waits_for_room_like_a_batch(make_async):
-    """R71: nothing that was finished is lost."""
-    sampler = make_async(single(), callbacks=Breaks(at=MAX_BATCHES_AHEAD + 2))
-    sampler.start()
-    threading.Event().wait(0.1)
-    assert [sampler.get_data().count for _ in range(MAX_BATCHES_AHEAD + 1)] == [2] * (MAX_BATCHES_AHEAD + 1)
-    with pytest.raises(ZeroDivisionError):
-        sampler.get_data()
-
-
 def test_waiting_for_data_ends_with_a_timeout(make_async):
     """R73."""
     release = threading.Event()
@@ -218,26 +207,6 @@ def test_what_a_turn_finished_before_its_error_is_given_out_first(make_async, ma
     with pytest.raises(SamplerDied) as caught:
         sampler.get_data()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-def test_metrics_and_extra_batches_are_drained_and_go_with_their_batch(make_async):
-    """R76, R77."""
-    extra = SampleBatch()
-
-    class Add(DefaultCallbacks):
-        def on_episode_end(self, *, episode, **kwargs):
-            episode.add_extra_batch(extra)
-
-    sampler = make_async(single(), callbacks=Add())
-    sampler.start()
-    for _ in range(3):
-        sampler.get_data()
-    assert len(sampler.get_metrics()) >= 3
-    assert len(sampler.get_extra_batches()) >= 3
-    sampler.stop()
-    sampler.get_metrics(), sampler.get_extra_batches()
-    assert sampler.get_metrics() == []
-    assert sampler.get_extra_batches() == []
 
 
 def test_a_pause_begins_between_two_turns_and_holds_them_up(make_async):

@@ -18,16 +18,13 @@ from aiorl.acting.filters import MeanStdFilter
 from aiorl.acting.preprocessors import IdentityPreprocessor
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.env.external_env import ExternalEnv
-from aiorl.env.multi_agent_env import MultiAgentEnv
-from aiorl.env.wrapping import STATS_FILE
-from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
+from aiorl.errors import ConfigError, UnsupportedSpaceError
 from aiorl.offline.io import InputReader, NoopWriter, OutputWriter, SamplerInput
 from aiorl.process.log_once import log_once
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.worker import get_global_worker
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
-from aiorl.testing.scripted_env import ScriptedEnv, scenes
 
 ACTIONS = spaces.Discrete(2)
 
@@ -102,21 +99,6 @@ def test_a_vectorised_environment_gives_the_spaces_of_one_copy(make_worker):
     assert worker.sample().count == 6
 
 
-def test_policies_are_built_in_sorted_order_of_their_ids(make_worker):
-    """R19, R34."""
-    built = []
-
-    class Taped(PlainPolicy):
-        def __init__(self, observation_space, action_space, config):
-            super().__init__(observation_space, action_space, config)
-            built.append(config["name"])
-
-    policies = {name: spec(VECTOR, ACTIONS, Taped, name=name) for name in ("c", "a", "b")}
-    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=lambda agent: "a")
-    assert built == ["a", "b", "c"] == list(worker.policy_map)
-    assert worker.multiagent
-
-
 def test_a_policys_own_config_wins_in_a_deep_merge(make_worker):
     """R18, R55."""
     base = {"model": {"layers": [1], "act": "tanh"}, "lr": 1.0, "gamma": 0.9}
@@ -135,66 +117,7 @@ def test_a_policys_own_config_wins_in_a_deep_merge(make_worker):
     assert own == {"model": {"act": "relu"}, "lr": 2.0}
 
 
-@pytest.mark.parametrize(("whitelist", "expected"), [(None, ["a", "b"]), ([], ["a", "b"]), (["b"], ["b"])])
-def test_no_whitelist_or_an_empty_one_trains_all(make_worker, whitelist, expected):
-    """R15."""
-    policies = {name: spec(VECTOR, ACTIONS) for name in "ab"}
-    worker = make_worker(
-        lambda context: CountingMultiAgentEnv(),
-        policies,
-        policy_mapping_fn=lambda agent: "a",
-        policies_to_train=whitelist,
-    )
-    assert worker.policies_to_train == expected
-
-
-def test_other_policies_on_a_single_agent_environment_are_refused(make_worker):
-    """R34."""
-    with pytest.raises(ValueError, match="one agent"):
-        make_worker(policy={"a": spec(VECTOR, ACTIONS)}, policy_mapping_fn=lambda agent: "a")
-    assert not make_worker(policy={DEFAULT: spec(VECTOR, ACTIONS)}).multiagent
-
-
-def test_the_mapping_function_is_asked_once_per_agent_and_episode(make_worker):
-    """R17: it answers at random, and still rows of an agent in an episode have one policy."""
-    asked = []
-    rng = random.Random(0)
-
-    def mapping(agent):
-        asked.append(agent)
-        return rng.choice("ab")
-
-    worker = make_worker(
-        lambda context: CountingMultiAgentEnv((4, 4)),
-        {name: spec(VECTOR, ACTIONS) for name in "ab"},
-        policy_mapping_fn=mapping,
-        batch_mode="complete_episodes",
-        rollout_fragment_length=40,
-    )
-    batch = worker.sample()
-    assert batch.count == 40
-    owners = {}
-    for policy_id, rows in batch.policy_batches.items():
-        for row in rows.rows():
-            owners.setdefault((row["eps_id"], row["agent_index"]), set()).add(policy_id)
-    assert len(owners) == 20
-    assert all(len(ids) == 1 for ids in owners.values())
-    assert asked == ["a0", "a1"] * 11, "those of the episode that begins after the last row are asked for already"
-
-
 # --- environments ---
-
-
-def test_creators_are_told_where_they_make_an_environment(make_worker):
-    """R20."""
-    seen = []
-
-    def create(context):
-        seen.append((context.worker_index, context.vector_index, context.remote, dict(context)))
-        return CountingEnv()
-
-    make_worker(create, num_envs=3, worker_index=2, env_config={"size": 4})
-    assert seen == [(2, index, False, {"size": 4}) for index in range(3)]
 
 
 def test_creators_may_change_the_settings_they_are_given(make_worker):
@@ -210,47 +133,6 @@ def pop_settings(context):
     context["nested"]["new"] = 1
     assert context.pop("nested")["sizes"] == [1, 2]
     return CountingEnv(context.pop("length"))
-
-
-@pytest.mark.parametrize("made", [None, object(), 3, {"reset": 1}])
-def test_objects_that_are_no_environment_are_refused(make_worker, made):
-    """R21."""
-    with pytest.raises(ValueError, match="which has no reset, step, observation_space, action_space"):
-        make_worker(lambda context: made)
-
-
-class Both(MultiAgentEnv, gymnasium.Env):
-    """A multi-agent environment that looks gym-like as well."""
-
-    observation_space, action_space = VECTOR, ACTIONS
-
-    def reset(self, *, seed=None, options=None):
-        return {"a": np.zeros(3, np.float32)}, {}
-
-    def step(self, action_dict):
-        flags = {"__all__": True}
-        return {"a": np.zeros(3, np.float32)}, {"a": 1.0}, flags, {"__all__": False}, {}
-
-
-@pytest.mark.parametrize("env", [Both(), ScriptedEnv({0: [scenes(2)]})])
-def test_multi_agent_and_base_environments_are_never_wrapped(make_worker, tmp_path, env):
-    """R22."""
-    worker = make_worker(
-        lambda context: env, {DEFAULT: spec(VECTOR, ACTIONS)}, monitor_path=str(tmp_path), rollout_fragment_length=4
-    )
-    assert worker.env is env
-    worker.sample()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_monitor_goes_around_every_gym_like_environment(make_worker, tmp_path):
-    """R26."""
-    worker = make_worker(
-        lambda context: CountingEnv(2), num_envs=2, monitor_path=str(tmp_path), rollout_fragment_length=4
-    )
-    worker.sample()
-    lines = [len((folder / STATS_FILE).read_text().splitlines()) for folder in sorted(tmp_path.iterdir())]
-    assert lines == [2, 2]
 
 
 class Frames(gymnasium.Env):
@@ -289,15 +171,6 @@ def test_without_deepmind_wrapping_none_clips_no_rewards(make_worker, changes):
     assert worker.preprocessing_enabled
     assert not isinstance(worker.preprocessors[DEFAULT], IdentityPreprocessor)
     assert reward_limit(worker) == 0.0
-
-
-def test_a_custom_preprocessor_keeps_deepmind_wrapping_away(make_worker):
-    """R23."""
-    pytest.importorskip("ale_py")
-    path = "aiorl.acting.preprocessors:BoxPreprocessor"
-    worker = make_worker(PONG, model_config={"custom_preprocessor": path})
-    assert worker.preprocessing_enabled
-    assert worker.env.observation_space.shape == (210, 160, 3)
 
 
 def test_under_deepmind_wrapping_no_policy_brings_a_preprocessor_of_its_own(make_worker, caplog):
@@ -358,40 +231,6 @@ def test_several_policies_get_seeds_of_their_own(make_worker):
     seeds = [worker.policy_map[name].config["seed"] for name in "abc"]
     assert (seeds[0], seeds[2]) == (4, 77)
     assert seeds[1] not in (4, 77)
-
-
-def test_every_environment_gets_its_own_reproducible_seed(make_worker):
-    """R29."""
-    worker = make_worker(num_envs=3, seed=11, rollout_fragment_length=7)
-    worker.sample()
-    assert worker.foreach_env(lambda env: env.seeds[:2]) == [[11 + 1_000_000 * index, None] for index in range(3)]
-
-
-class Unseedable:
-    """Old and plain: reset takes nothing, and there is no seed method."""
-
-    observation_space, action_space = VECTOR, ACTIONS
-
-    def reset(self):
-        return np.zeros(3, np.float32)
-
-    def step(self, action):
-        return np.zeros(3, np.float32), 1.0, True, {}
-
-
-def test_a_seed_needs_an_environment_that_can_be_seeded(make_worker):
-    """R28: which shows before any policy is built."""
-    built = []
-
-    class Taped(PlainPolicy):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            built.append(self)
-
-    with pytest.raises(ValueError, match="cannot be seeded"):
-        make_worker(lambda context: Unseedable(), Taped, seed=1)
-    assert built == []
-    assert make_worker(lambda context: Unseedable(), rollout_fragment_length=2).sample().count == 2
 
 
 # --- logs ---
@@ -506,14 +345,6 @@ def test_creators_get_the_io_context(make_worker):
     assert isinstance(worker.input_reader, SamplerInput)
 
 
-def test_sampling_in_the_background_needs_a_concurrent_filter(make_worker):
-    """R70."""
-    with pytest.raises(AssertionError, match="ConcurrentMeanStdFilter"):
-        make_worker(sample_async=True, observation_filter="MeanStdFilter")
-    worker = make_worker(sample_async=True, observation_filter="ConcurrentMeanStdFilter", rollout_fragment_length=5)
-    assert worker.sample().count == 5
-
-
 def test_simulation_of_what_is_sampled_is_refused(make_worker):
     """R36."""
     with pytest.raises(ValueError, match="stored input only"):
@@ -525,45 +356,6 @@ class Idle(ExternalEnv):
 
     def run(self):
         pass
-
-
-def test_several_external_environments_are_refused_and_what_was_built_is_stopped(make_worker):
-    """R56, R158."""
-    closed = []
-
-    class Closing(Idle):
-        def close(self):
-            closed.append(True)
-
-    with pytest.raises(ValueError, match="expected 1"):
-        make_worker(lambda context: Closing(ACTIONS, VECTOR), num_envs=2)
-    assert closed == [True]
-
-
-def test_r158_an_external_environment_with_a_horizon_is_refused_and_stopped(make_worker):
-    closed = []
-
-    class Closing(Idle):
-        def close(self):
-            closed.append(True)
-
-    with pytest.raises(ValueError, match=r"horizon is 9, but .* cannot be reset"):
-        make_worker(lambda context: Closing(ACTIONS, VECTOR), episode_horizon=9)
-    assert closed == [True]
-
-
-@pytest.mark.parametrize("failing", [0, 2])
-def test_an_environments_constructor_that_fails_is_named_with_its_copy(make_worker, failing):
-    def create(context):
-        if context.vector_index == failing:
-            raise KeyError("level")
-        return CountingEnv()
-
-    with pytest.raises(EnvError, match="its constructor raised KeyError: 'level'") as caught:
-        make_worker(env_creator=create, num_envs=3)
-    assert caught.value.vector_index == failing
-    assert "in create" in caught.value.traceback_text
-    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_policies_may_be_chosen_by_the_episode_and_the_worker_that_samples_it(make_worker):
@@ -578,3 +370,18 @@ def test_policies_may_be_chosen_by_the_episode_and_the_worker_that_samples_it(ma
     worker.sample()
     assert asked
     assert all(hasattr(episode, "user_data") and sampler is worker for episode, sampler in asked)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"), [({"num_envs": 2}, "expected 1"), ({"episode_horizon": 9}, "cannot be reset")]
+)
+def test_r56_r158_what_external_environments_cannot_have_is_refused_and_they_are_closed(make_worker, settings, text):
+    closed = []
+
+    class Closing(Idle):
+        def close(self):
+            closed.append(True)
+
+    with pytest.raises(ValueError, match=text):
+        make_worker(lambda context: Closing(ACTIONS, VECTOR), **settings)
+    assert closed == [True]

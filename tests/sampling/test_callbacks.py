@@ -8,12 +8,7 @@ import pytest
 
 from aiorl.config.code import named
 from aiorl.errors import ConfigError
-from aiorl.sampling.callbacks import (
-    DefaultCallbacks,
-    callbacks_class,
-    with_named_failures,
-    worker_hooks,
-)
+from aiorl.sampling.callbacks import DefaultCallbacks, callbacks_class, with_named_failures, worker_hooks
 
 HOOKS = {
     "on_episode_start": {"worker", "base_env", "policies", "episode"},

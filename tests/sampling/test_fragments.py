@@ -23,7 +23,7 @@ from aiorl.sampling.table import LevelTable, level_layout
 )
 def test_every_row_comes_out_once_with_its_episode_and_in_order(seed, num_envs, blocks, odds):
     rng = np.random.default_rng(seed)
-    collector = EpisodeCollector()
+    collector = EpisodeCollector(num_envs)
     sent: list[list[list[int]]] = [[[]] for _ in range(num_envs)]  # env -> episodes -> row numbers
     got: list[list[list[int]]] = [[] for _ in range(num_envs)]
     number = 0
@@ -39,17 +39,15 @@ def test_every_row_comes_out_once_with_its_episode_and_in_order(seed, num_envs, 
                     sent[n][-1].append(int(rows[t, n]))
                 if dones[t, n]:
                     sent[n].append([])
-        index = np.argwhere(dones)
         env = np.broadcast_to(np.arange(num_envs), rows.shape)
-        columns = {"row": rows, "env": env, c.VALID: valid, c.DONES: dones}
-        collector.add(columns, dones, (index, -rows[dones][:, None]))
+        columns = {"row": rows, "env": env, c.VALID: valid, c.TERMINATEDS: dones, c.TRUNCATEDS: dones}
+        collector.add(columns, -rows[dones])
         if take and collector.ready_rows:
-            taken, (final_rows, final_obs) = collector.take()
-            assert collector.ready_rows == 0
+            taken, finals = collector.take()
             flat = {name: column[:, 0] for name, column in taken.items()}
+            assert collector.ready_rows == 0
             ends = np.flatnonzero(flat[c.DONES])
-            np.testing.assert_array_equal(final_rows, ends)
-            np.testing.assert_array_equal(final_obs[:, 0], -flat["row"][ends])
+            np.testing.assert_array_equal(finals, -flat["row"][ends])
             for part in np.split(np.arange(len(flat["row"])), ends + 1)[:-1]:
                 envs = set(flat["env"][part].tolist())
                 assert len(envs) == 1
@@ -65,25 +63,25 @@ def block(steps, *ends, num_envs=2, valid=None):
     dones = np.zeros((steps, num_envs), np.bool_)
     for t, n in ends:
         dones[t, n] = True
-    columns = {"row": np.zeros((steps, num_envs))}
-    return columns if valid is None else columns | {c.VALID: valid}, dones, None
+    columns = {c.TERMINATEDS: dones, c.TRUNCATEDS: np.zeros_like(dones)}
+    return columns if valid is None else columns | {c.VALID: valid}
 
 
 def test_a_warning_comes_once_when_very_many_rows_of_an_environment_wait(caplog):
     """R94: rows of one environment's unfinished episode, as many as in general sampling."""
-    collector = EpisodeCollector()
+    collector = EpisodeCollector(2)
     with caplog.at_level(logging.WARNING):
         for number in range(10):  # 1000 rows of environment 0 wait, ever again
-            collector.add(*block(1000, (999, 0), (number * 50, 1)))
+            collector.add(block(1000, (999, 0), (number * 50, 1)), None)
         collector.take()
         resets = np.ones((3000, 2), np.bool_)
         resets[:, 1] = False
-        collector.add(*block(3000, (2999, 0), valid=resets))
-        collector.add(*block(4450))
+        collector.add(block(3000, (2999, 0), valid=resets), None)
+        collector.add(block(4450), None)
         assert collector.kept_steps > 5000
         assert caplog.text == ""
-        collector.add(*block(100))
-        collector.add(*block(1000))
+        collector.add(block(100), None)
+        collector.add(block(1000), None)
     assert caplog.text.count("More than 5000 rows of environment 1 wait for their episode's end") == 1
     assert "set horizon" in caplog.text
 
@@ -136,12 +134,6 @@ def test_episodes_are_those_of_a_row_by_row_count_however_the_run_is_cut(run):
         lengths += finished.lengths.tolist()
         returns += finished.rewards.tolist()
     assert list(zip(lengths, returns, strict=True)) == slow_tracker(rewards, dones, valid)
-
-
-def test_no_episode_yet_gives_empty_columns():
-    finished = EpisodeTracker(2).take_finished()
-    assert (finished.lengths.dtype, finished.rewards.dtype) == (np.int32, np.float64)
-    assert len(finished.lengths) == len(finished.rewards) == 0
 
 
 def test_returns_are_summed_in_double_precision():

@@ -11,7 +11,6 @@ from sampler_settings import sampler_settings
 
 from aiorl.acting.filters import NoFilter
 from aiorl.acting.preprocessors import preprocessor_for
-from aiorl.data.metrics import RolloutMetrics
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, as_poll
 from aiorl.errors import BadObservationError, BadRewardError, EnvContractError
 from aiorl.process.log_once import log_once
@@ -19,34 +18,6 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.iteration import Iteration
 from aiorl.sampling.settings import SamplerSetup
 from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
-
-
-class Exploring:
-    def __init__(self, tape, name):
-        self._tape, self._name = tape, name
-
-    def on_episode_start(self, *, policy, environment, episode, tf_sess):
-        self._tape.append((f"{self._name} explores", episode.env_id))
-
-    def on_episode_end(self, *, policy, environment, episode, tf_sess):
-        self._tape.append((f"{self._name} explored", episode.env_id))
-
-
-class OnTape(DefaultCallbacks):
-    def __init__(self, tape):
-        self._tape = tape
-
-    def on_episode_start(self, *, worker, base_env, policies, episode, **kwargs):
-        self._tape.append(("start", episode.env_id))
-
-    def on_episode_step(self, *, worker, base_env, episode, **kwargs):
-        self._tape.append(("step", episode.env_id, episode.length, episode.batch_builder.total()))
-
-    def on_episode_end(self, *, worker, base_env, policies, episode, **kwargs):
-        self._tape.append(("end", episode.env_id))
-
-    def on_postprocess_trajectory(self, *, agent_id, policy_id, postprocessed_batch, original_batches, **kwargs):
-        self._tape.append(("postprocess", agent_id, policy_id, postprocessed_batch.count, sorted(original_batches)))
 
 
 def make(env, policies, callbacks, *, mapping=None, length=math.inf, observation_fn=None, **more):
@@ -65,126 +36,37 @@ def make(env, policies, callbacks, *, mapping=None, length=math.inf, observation
     )
 
 
-def test_the_order_of_a_whole_episode():
-    """R87, R88, R89, R121, R122: hooks of exploration before callbacks, reset before start, rows before the step."""
-    for reset in ("inline", "async"):
-        tape = []
-        env = ScriptedEnv({0: [scenes(2)]}, tape=tape, reset=reset)
-        policies = {name: RecordingPolicy(tape=tape, name=name) for name in ("default_policy", "other", "plain")}
-        policies["default_policy"].exploration = Exploring(tape, "default")
-        policies["other"].exploration = Exploring(tape, "other")
-        iteration = make(env, policies, OnTape(tape))
-        for _ in range(4):
-            outputs = iteration.observe(env.poll())
-            tape.append(("outputs", [type(output).__name__ for output in outputs]))
-            env.send_actions(iteration.act())
-        episode_starts = [("default explores", 0), ("other explores", 0), ("start", 0)]
-        assert tape[:17] == [
-            ("poll",),
-            *episode_starts,
-            ("step", 0, 0, 0),
-            ("outputs", []),
-            ("act", "default_policy", 1),
-            ("send", {0: {"agent0": 0}}),
-            ("poll",),
-            ("step", 0, 1, 1),
-            ("outputs", []),
-            ("act", "default_policy", 1),
-            ("send", {0: {"agent0": 1}}),
-            ("poll",),
-            ("step", 0, 2, 2),
-            ("postprocess", "agent0", "default_policy", 2, ["agent0"]),
-            ("default explored", 0),
-        ]
-        assert tape[17:20] == [("other explored", 0), ("end", 0), ("reset", 0)]
-        outputs = ("outputs", ["RolloutMetrics", "MultiAgentBatch"])
-        if reset == "inline":
-            assert tape[20:26] == [
-                *episode_starts,
-                outputs,
-                ("act", "default_policy", 1),
-                ("send", {0: {"agent0": 2}}),
-            ]
-            assert tape[26:28] == [("poll",), ("step", 0, 1, 1)], "no step callback for the reset's observation"
-        else:
-            assert tape[20:22] == [outputs, ("send", {})]
-            assert tape[22:27] == [("poll",), *episode_starts, ("step", 0, 0, 0)]
-
-
-@pytest.mark.parametrize("soft", [True, False])
-def test_metrics_of_a_soft_reset_episode_are_not_changed_by_what_follows(soft):
-    """R84, R90."""
-
-    class Count(DefaultCallbacks):
-        def on_episode_step(self, *, episode, **kwargs):
-            episode.custom_metrics["steps"] = episode.custom_metrics.get("steps", 0) + 1
-
-    env = ScriptedEnv({0: [scenes(9, end="never")]})
-    iteration = make(env, {"default_policy": RecordingPolicy()}, Count(), horizon=2, soft_horizon=soft)
-    found = []
-    for _ in range(5):
-        found += [output for output in iteration.observe(env.poll()) if isinstance(output, RolloutMetrics)]
-        env.send_actions(iteration.act())
-    assert [m.custom_metrics["steps"] for m in found] == [3, 2]
-
-
-def test_callbacks_may_ask_the_episode_at_any_time():
-    """R96, R100, R114: accessors give zeros, initial states and None before there is anything."""
+def test_an_episode_answers_before_it_has_begun_and_long_after_it_has_ended():
+    """R96, R100, R114: zeros, initial states and None before there is anything."""
     told = []
 
     class Ask(DefaultCallbacks):
-        def ask(self, episode):
-            agent = "agent0"
-            told.append(
-                (
-                    episode.policy_for(agent),
-                    None if (obs := episode.last_observation_for(agent)) is None else obs.tolist(),
-                    None if (raw := episode.last_raw_obs_for(agent)) is None else raw.tolist(),
-                    episode.last_info_for(agent),
-                    int(episode.last_action_for(agent)),
-                    int(episode.prev_action_for(agent)),
-                    episode.prev_reward_for(agent),
-                    episode.rnn_state_for(agent)[0].tolist(),
-                    {name: np.asarray(v).tolist() for name, v in episode.last_pi_info_for(agent).items()},
-                )
-            )
-            episode.user_data["last"] = episode
-
         def on_episode_start(self, *, episode, **kwargs):
-            self.ask(episode)
+            episodes.append(episode)
+            told.append(answers(episode))
 
-        def on_episode_step(self, *, episode, **kwargs):
-            self.ask(episode)
+        def on_episode_end(self, *, episode, **kwargs):
+            told.append(answers(episode))
 
+    def answers(episode):
+        names = ("last_raw_obs_for", "last_info_for", "prev_reward_for", "last_observation_for", "last_action_for")
+        found = [getattr(episode, name)() for name in (*names, "prev_action_for", "rnn_state_for", "last_pi_info_for")]
+        return [found[:3], *found[3:]]
+
+    episodes = []
     env = ScriptedEnv({0: [scenes(3)]})
-    policy = RecordingPolicy(recurrent=True)
-    policy._next = 40
-    iteration = make(env, {"default_policy": policy}, Ask())
-    episode = None
-    for turn in range(4):
+    iteration = make(env, {"default_policy": RecordingPolicy(recurrent=True)}, Ask())
+    for _ in range(300):
         iteration.observe(env.poll())
-        episode = episode or iteration._episodes[0]
-        if turn < 3:
-            env.send_actions(iteration.act())
-    name = "default_policy"
-    state = {"state_in_0": [0.0], "state_out_0": [1.0], "score": 1.0}
-    assert told[:5] == [
-        (name, None, None, None, 0, 0, 0.0, [-1.0], {}),
-        (name, [0, 0, 0], [0, 0, 0], {}, 0, 0, 0.0, [-1.0], {}),
-        (name, [0, 1, 0], [0, 1, 0], {}, 40, 0, 0.0, [0.0], {"state_in_0": [-1.0], "state_out_0": [0.0], "score": 0.0}),
-        (name, [0, 2, 0], [0, 2, 0], {}, 41, 40, 1.0, [1.0], state),
-        (name, [0, 3, 0], [0, 3, 0], {}, 42, 41, 2.0, [2.0], {"state_in_0": [1.0], "state_out_0": [2.0], "score": 2.0}),
-    ]
-    for _ in range(600):
-        iteration.act()
-        env.send_actions(iteration._actions)
-        iteration.observe(env.poll())
-    told.clear()
-    Ask().ask(episode)
-    assert told == [
-        (name, [0, 3, 0], [0, 3, 0], {}, 42, 41, 2.0, [2.0], {"state_in_0": [1.0], "state_out_0": [2.0], "score": 2.0})
-    ], "a finished episode keeps its answers"
-    assert episode.get_agents() == ["agent0"]
+        env.send_actions(iteration.act())
+    assert told[0][0] == [None, None, 0.0]
+    np.testing.assert_equal(told[0][1:], [None, 0, 0, [np.float32([-1.0])], {}])
+    extras = {name: [value] for name, value in (("state_in_0", 1.0), ("state_out_0", 2.0))} | {"score": 2.0}
+    np.testing.assert_equal(told[1][0], [[0, 3, 0], {}, 2.0])
+    np.testing.assert_equal(told[1][1:], [[0, 3, 0], 2, 1, [[2.0]], extras])
+    np.testing.assert_equal(answers(episodes[0]), told[1])
+    assert episodes[0].get_agents() == ["agent0"]
+    assert episodes[0].policy_for() == "default_policy"
 
 
 def test_postprocessing_gets_the_raw_batches_of_the_others_whatever_one_does_to_its_own():

@@ -1,28 +1,27 @@
 from __future__ import annotations
 
 import itertools
-import logging
-import time
 
 import numpy as np
 import pytest
+from fake_policy import FakePolicy, linear_value
 from gymnasium import spaces
+from sampler_settings import sampler_settings
 
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
+from aiorl.data.fragment import SamplePlan
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import LockstepEnv
-from aiorl.env.env_maker import make_lockstep_env
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.vector_env import SerialEnv
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.process.log_once import PERIOD_S, log_once
 from aiorl.sampling.fragments import FRAGMENT_COLUMNS
 from aiorl.sampling.lockstep import Lockstep
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv, counting_obs
-from aiorl.testing.fake_policy import FakePolicy, linear_value
+from benchmarks.sampler import make_lockstep_env
 
 ALL = sorted(FRAGMENT_COLUMNS)
 MODES = ("serial", "NextStep", "SameStep", "Disabled")
@@ -35,10 +34,13 @@ def make_env(mode: str, lengths=(3, 5), end="terminate", num_envs=2) -> Lockstep
     return NativeVectorEnv(CountingVectorEnv(num_envs, lengths, end, mode), env_id="counting")
 
 
-def make_sampler(env: LockstepEnv, length=7, *, gamma=0.9, lam=0.8, recurrent=False, **more) -> Lockstep:
-    policy = more.pop("policy", None) or FakePolicy(env.action_space, recurrent=recurrent)
-    settings = {"columns": ALL, "postprocess": "gae", "postprocess_settings": {"gamma": gamma, "lam": lam}}
-    return Lockstep(env, policy, fragment_length=length, **(settings | more))
+def make_sampler(
+    env: LockstepEnv, length=7, *, gamma=0.9, lam=0.8, recurrent=False, policy=None, columns=ALL, postprocess="gae",
+    state_every=0, filter=None, **settings,
+) -> Lockstep:  # fmt: skip
+    plan = SamplePlan(postprocess, {"gamma": gamma, "lam": lam}, tuple(columns), state_every)
+    policy = policy or FakePolicy(env.action_space, recurrent=recurrent)
+    return Lockstep(env, policy, plan, sampler_settings(length, **{"seed": 0, **settings}), filter=filter)
 
 
 def slow_gae(rewards, values, after, gamma, lam):
@@ -95,21 +97,6 @@ def test_rows_values_and_final_observations_are_right_however_the_environment_re
     for index in (0, 1):
         mine = [(episode, step) for i, episode, step in seen if i == index]
         assert mine == [(n // (3, 5)[index], n % (3, 5)[index]) for n in range(len(mine))], "rows lost or doubled"
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_rows_that_only_reset_are_marked_and_carry_nothing(mode):
-    sampler = make_sampler(make_env(mode, end="truncate"), length=20)
-    fragment = sampler.sample()
-    if mode != "NextStep":
-        assert c.VALID not in fragment.columns
-        return
-    invalid = ~fragment.columns[c.VALID]
-    assert invalid.sum() == 5 + 3
-    ended = fragment.columns[c.TERMINATEDS] | fragment.columns[c.TRUNCATEDS]
-    np.testing.assert_array_equal(invalid[1:], ended[:-1])
-    for name in (c.REWARDS, c.ADVANTAGES, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES):
-        assert not fragment.columns[name][invalid].any(), name
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -177,7 +164,7 @@ def test_columns_hold_the_filtered_observation_and_final_observations_are_filter
 @pytest.mark.parametrize("mode", MODES)
 def test_finished_episodes_are_reported_once_with_raw_rewards(mode):
     """R77, R91, R92, R103."""
-    sampler = make_sampler(make_env(mode), length=12, reward_limit=1.0)
+    sampler = make_sampler(make_env(mode), length=12, clip_rewards=1.0)
     fragment = sampler.sample()
     assert fragment.columns[c.REWARDS].max() == 1.0
     episodes = sampler.take_episodes()
@@ -192,7 +179,7 @@ def test_finished_episodes_are_reported_once_with_raw_rewards(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_complete_episodes_gives_whole_episodes_only_and_loses_none(mode):
     """R60, R105."""
-    sampler = make_sampler(make_env(mode, lengths=(3, 11), end="truncate"), length=4, complete_episodes=True)
+    sampler = make_sampler(make_env(mode, lengths=(3, 11), end="truncate"), length=4, batch_mode="complete_episodes")
     counts = [0, 0]
     for _ in range(12):
         fragment = sampler.sample()
@@ -222,7 +209,7 @@ def test_what_followed_whole_episodes_goes_with_them_where_that_alone_is_wanted(
     """As an algorithm with V-trace asks: no column of next observations, but the one behind the last row."""
     wanted = [c.OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.LAST_OBS]
     env = make_env("serial", lengths=(3, 11), end="truncate")
-    sampler = make_sampler(env, length=4, complete_episodes=True, columns=wanted, postprocess="none")
+    sampler = make_sampler(env, length=4, batch_mode="complete_episodes", columns=wanted, postprocess="none")
     for _ in range(3):
         fragment = sampler.sample()
         assert set(fragment.extras) == {c.LAST_OBS}
@@ -244,62 +231,6 @@ def test_same_seeds_give_the_same_rows_and_other_seeds_others(vectorize):
         np.testing.assert_array_equal(first[name], again[name])
         np.testing.assert_array_equal(first[name], other_cut[name], err_msg="the cut changed the rows")
     assert not np.array_equal(first[c.OBS], other[c.OBS])
-
-
-REPORTS = (
-    "Raw observations from the environment: array(float32, [2, 3]",
-    "Infos from the environment",
-    "Preprocessed observations of 'default_policy': array(float32, [2, 3]",
-    "Filtered observations of 'default_policy': array(float32, [2, 3]",
-    "Inputs to policy 'default_policy': [array(float32, [2, 3]",
-    "Outputs of policy 'default_policy': [{'actions': array(int64, [2]",
-)
-
-
-@pytest.mark.parametrize("complete_episodes", [False, True])
-def test_data_flow_is_logged_once_in_order_and_again_in_periodic_mode(caplog, complete_episodes):
-    """4.11: raw, preprocessed and filtered observations, infos, the policy's inputs and outputs."""
-    now = [0.0]
-    log_once._clock = lambda: now[0]
-    sampler = make_sampler(make_env("serial"), filter=MeanStdFilter((3,)), complete_episodes=complete_episodes)
-    try:
-        with caplog.at_level(logging.INFO, "aiorl"):
-            for _ in range(3):
-                sampler.sample()
-            assert sorted(caplog.text.count(text) for text in REPORTS) == [1] * len(REPORTS)
-            order = ("Raw", "Preprocessed", "Filtered", "Inputs", "Outputs", "Infos")
-            assert [record.message.split()[0] for record in caplog.records] == list(order)
-            log_once.repeat_periodically()
-            sampler.sample()
-            assert len(caplog.records) == len(REPORTS)
-            now[0] += PERIOD_S
-            sampler.sample()
-            assert [caplog.text.count(text) for text in REPORTS] == [2] * len(REPORTS)
-    finally:
-        log_once._clock = time.monotonic
-
-
-class ContinuousEnv(CountingEnv):
-    def __init__(self):
-        super().__init__(4)
-        self.action_space = spaces.Box(-0.1, 0.1, (2,), np.float32)
-        self.received = []
-
-    def step(self, action):
-        self.received.append(action.copy())
-        action[:] = 77.0  # a careless environment
-        return super().step(0)
-
-
-@pytest.mark.parametrize("clip", [True, False])
-def test_the_environment_gets_the_clipped_action_the_column_keeps_the_chosen_one(clip):
-    """R118."""
-    env = ContinuousEnv()
-    fragment = make_sampler(SerialEnv([env], env_id="box"), length=20, clip_actions=clip).sample()
-    chosen = fragment.columns[c.ACTIONS][:, 0]
-    assert np.abs(chosen).max() > 0.1
-    assert not (chosen == 77.0).any()
-    np.testing.assert_array_equal(env.received, np.clip(chosen, -0.1, 0.1) if clip else chosen)
 
 
 def test_an_exception_from_the_hook_leaves_the_sampler_between_two_steps():

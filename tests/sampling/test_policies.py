@@ -6,7 +6,6 @@ import random
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,9 +16,8 @@ from aiorl.acting.onnx_policy import learned_policy_class
 from aiorl.data import columns as c
 from aiorl.env.kinds import facts_of
 from aiorl.errors import ConfigError, PolicyError
-from aiorl.offline.estimators import action_log_likelihoods
 from aiorl.sampling import policies
-from aiorl.sampling.policies import ENV_SPACE, policy_classes, policy_specs
+from aiorl.sampling.policies import ENV_SPACE, policy_specs
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 from aiorl.testing.scripted_env import ScriptedEnv
@@ -80,12 +78,6 @@ def test_a_tuple_may_ask_for_the_environments_spaces():
         policy_specs({"a": (PlainPolicy, ENV_SPACE, ENV_SPACE, {})}, None, None)
 
 
-def test_classes_are_found_in_any_argument():
-    assert policy_classes(PlainPolicy) == [PlainPolicy]
-    assert policy_classes({"a": GOOD, 1: (3,), "b": ()}) == [PlainPolicy]
-    assert policy_classes(7) == []
-
-
 def test_other_policies_than_the_default_one_need_several_agents():
     """R34."""
     with pytest.raises(ValueError, match="one agent"):
@@ -121,31 +113,6 @@ def test_a_learners_graph_acts_in_a_worker(make_worker, policy_class):
     assert {c.ACTION_LOGP, c.VF_PREDS, c.ACTION_DIST_INPUTS} <= batches[0].keys()
     for name in (c.OBS, c.ACTIONS, c.REWARDS, c.ACTION_LOGP):
         np.testing.assert_array_equal(batches[0][name], batches[1][name])
-
-
-def test_its_state_is_saved_and_restored(make_worker, policy_class):
-    """R51."""
-    worker, other = (make_worker("CartPole-v1", policy_class, seed=1) for _ in range(2))
-    worker.set_weights({"default_policy": WEIGHTS}, {"timestep": 9})
-    other.restore(worker.save())
-    for name, array in other.get_weights()["default_policy"].items():
-        np.testing.assert_array_equal(array, WEIGHTS[name])
-
-
-def test_a_graph_policy_tells_how_likely_its_actions_were(make_worker, policy_class, monkeypatch):
-    """R191: the recorded log-probabilities, from observations and actions alone."""
-    worker = make_worker("CartPole-v1", policy_class, rollout_fragment_length=30, seed=3)
-    worker.set_weights({"default_policy": WEIGHTS})
-    batch = worker.sample()
-    policy = worker.get_policy()
-    compute_actions = Mock(wraps=policy.compute_actions)
-    monkeypatch.setattr(policy, "compute_actions", compute_actions)
-    found = action_log_likelihoods(policy, batch)
-    np.testing.assert_allclose(found, batch[c.ACTION_LOGP], rtol=1e-5, atol=1e-6)
-    obs, states, prev_actions, prev_rewards = compute_actions.call_args.args
-    assert states == []
-    for given, name in ((obs, c.OBS), (prev_actions, c.PREV_ACTIONS), (prev_rewards, c.PREV_REWARDS)):
-        np.testing.assert_array_equal(given, batch[name])
 
 
 def test_spaces_of_another_environment_are_refused(policy_class):
@@ -262,16 +229,6 @@ def test_generators_of_all_frameworks_in_use_are_seeded(tensorflow, monkeypatch)
         drawn.append((random.random(), np.random.random()))
     assert drawn[0] == drawn[1]
     assert tensorflow.seeds == torch_seeds == [42, 42]
-
-
-def test_a_class_of_any_kind_that_offers_an_eager_variant_is_converted():
-    """R35, SPEC 2.3."""
-    traced = type("Traced", (PlainPolicy,), {})
-    eager = type("Eager", (PlainPolicy,), {"with_tracing": classmethod(lambda cls: traced)})
-    plain = type("Plain", (PlainPolicy,), {"as_eager": classmethod(lambda cls: eager)})
-    assert policies.policy_class_for(plain, {"eager": True}) is eager
-    assert policies.policy_class_for(plain, {"eager": True, "eager_tracing": True}) is traced
-    assert policies.policy_class_for(plain, {"eager": True, "no_eager_on_workers": True}) is plain
 
 
 def test_tensorflow_is_not_imported_for_plain_policies(monkeypatch):

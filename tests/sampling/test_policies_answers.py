@@ -101,27 +101,6 @@ class Giving(RecordingPolicy):
         return np.zeros(rows, np.int64), states, self.columns(call, rows)
 
 
-def test_r96_columns_keep_their_values_whatever_came_first(make_sampler):
-    """R96: whole numbers, then fractions; short names, then long ones."""
-    policy = Giving(lambda call, rows: {"value": [0.75 * call] * rows if call else [0], "name": ["ab" * (call + 1)]})
-    batch = make_sampler(ScriptedEnv({0: [scenes(3)]}), policy).get_data()
-    assert batch["value"].tolist() == [0.0, 0.75, 1.5]
-    assert batch["name"].tolist() == ["ab", "abab", "ababab"]
-
-
-def test_r114_a_state_that_starts_as_whole_numbers_keeps_its_fractions(make_sampler):
-    """R114, R98."""
-
-    class Whole(Giving):
-        def get_initial_state(self):
-            return [np.array([0, 0])]
-
-    policy = Whole(states=lambda given: [given[0] + 0.5])
-    batch = make_sampler(ScriptedEnv({0: [scenes(3)]}), policy).get_data()
-    assert batch["state_out_0"].tolist() == [[0.5, 0.5], [1.0, 1.0], [1.5, 1.5]]
-    assert batch["state_in_0"].tolist() == [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]
-
-
 @pytest.mark.parametrize(
     ("policy", "column"),
     [

@@ -12,13 +12,9 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.acting.policy import Policy
-from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.env_maker import to_base_env
 from aiorl.env.external_env import ExternalEnv
-from aiorl.env.remote_env import RemoteSettings
 from aiorl.errors import SamplerDied
-from aiorl.testing.envs import CountingEnv
-from aiorl.testing.scripted_env import RecordingPolicy
 
 SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
@@ -131,33 +127,3 @@ def test_r96_infos_in_rows_stay_as_they_were_although_the_environment_goes_on_us
     assert [info["where"].tolist() for info in batch["infos"]] == [[1.0], [2.0], [3.0], [4.0]]
     assert [info["deep"]["steps"] for info in batch["infos"]] == [[1], [2], [3], [4]]
     base_env.stop()
-
-
-def test_a_gym_env_in_n_copies_takes_one_call_per_step(make_sampler):
-    """R110, R162, R165."""
-    base_env = to_base_env(CountingEnv(4), lambda index: CountingEnv(4, index=index), 3)
-    policy = RecordingPolicy(spaces.Discrete(2), act=lambda obs: np.ones(len(obs), np.int64))
-    sampler = make_sampler(base_env, policy, length=4)
-    batches = [sampler.get_data() for _ in range(6)]
-    assert [len(call["obs"]) for call in policy.calls] == [3] * 8
-    assert SampleBatch.concat(batches).count == 24
-    assert [batch["obs"][0, 2] for batch in batches] == [0, 1, 2] * 2
-    assert base_env.get_unwrapped()[2].last_actions == [1] * 8
-    base_env.stop()
-
-
-def test_remote_copies_come_when_they_are_ready_and_reset_by_later_polls(make_sampler):
-    """R122, R164."""
-    settings = RemoteSettings("aiorl.testing.envs:CountingEnv", {"length": 3})
-    base_env = to_base_env(CountingEnv(3), None, 2, True, remote_settings=settings)
-    try:
-        sampler = make_sampler(
-            base_env, RecordingPolicy(spaces.Discrete(2), act=lambda obs: np.zeros(len(obs), np.int64))
-        )
-        for _ in range(6):
-            batch = sampler.get_data()
-            assert batch["obs"][:, 1].tolist() == [0, 1, 2]
-            assert batch["dones"].tolist() == [False, False, True]
-        assert {m.episode_reward for m in sampler.get_metrics()} == {6.0}
-    finally:
-        base_env.stop()

@@ -86,43 +86,6 @@ def test_r27_equal_seeds_give_equal_tensorflow_weights_and_batches(make_worker):
     assert one[2] != other[2]
 
 
-def test_r51_r53_a_tensorflow_policy_is_saved_restored_exported_and_imported(make_worker, tmp_path):
-    import h5py
-    from safetensors.numpy import load_file
-
-    worker, other = make_cartpole(make_worker), make_cartpole(make_worker, seed=9)
-    batch = worker.sample()
-    worker.learn_on_batch(batch)
-    saved = worker.save()
-    other.restore(saved)
-    wanted = worker.get_weights()[DEFAULT]
-    for name, weight in wanted.items():
-        np.testing.assert_array_equal(weight, other.get_weights()[DEFAULT][name])
-    # the optimizer's moments came along: the next step is the same
-    worker.learn_on_batch(batch)
-    other.learn_on_batch(batch)
-    wanted = worker.get_weights()[DEFAULT]
-    for name, weight in wanted.items():
-        np.testing.assert_array_equal(weight, other.get_weights()[DEFAULT][name])
-
-    worker.export_policy_checkpoint(str(tmp_path))
-    assert load_file(tmp_path / "model.safetensors").keys() == wanted.keys()
-    worker.export_policy_model(str(tmp_path / "saved"))
-    loaded = tf.saved_model.load(str(tmp_path / "saved"))
-    outputs = loaded.signatures["serving_default"](obs=tf.constant(batch[c.OBS]))
-    expected = worker.get_policy().model.forward(batch[c.OBS])[0].numpy()
-    assert any(
-        output.shape == expected.shape and np.allclose(output, expected, rtol=1e-4, atol=1e-5)
-        for output in outputs.values()
-    )
-    with h5py.File(tmp_path / "weights.h5", "w") as file:
-        for name, weight in wanted.items():
-            file[name] = weight + 1
-    other.import_policy_model_from_h5(str(tmp_path / "weights.h5"))
-    for name, weight in wanted.items():
-        np.testing.assert_array_equal(other.get_weights()[DEFAULT][name], weight + 1)
-
-
 def run_python(code: str) -> str:
     """What a fresh interpreter prints: which packages there are is a thing of a whole process."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
@@ -209,31 +172,6 @@ def test_r161_r165_an_environment_of_the_old_gym_is_sampled_by_name(make_worker)
         assert not part[c.DONES][:-1].any()
     again = make_worker("gym:CartPole-v1", RandomPolicy, num_envs=2, rollout_fragment_length=40, seed=3)
     np.testing.assert_array_equal(batch[c.OBS], again.sample()[c.OBS])
-
-
-def test_r161_a_pettingzoo_environment_whose_agents_act_at_once_is_sampled_by_name(make_worker):
-    pytest.importorskip("pettingzoo")
-    pytest.importorskip("pygame")
-    choices = spaces.Discrete(4), spaces.Discrete(3)
-    worker = make_worker(
-        "pettingzoo:classic.rps_v2",
-        {name: spec(*choices, RandomPolicy) for name in ("player_0", "player_1")},
-        policy_mapping_fn=lambda agent: agent,
-        rollout_fragment_length=30,
-        num_envs=2,
-        seed=1,
-    )
-    batch = worker.sample()
-    assert (batch.count, batch.total()) == (60, 120)
-    one, other = (batch.policy_batches[name] for name in ("player_0", "player_1"))
-    # rock, paper, scissors: whoever is one step ahead wins, and each sees what the other has just done
-    won = (one[c.ACTIONS] - other[c.ACTIONS] + 1) % 3 - 1
-    np.testing.assert_array_equal(one[c.REWARDS], won)
-    np.testing.assert_array_equal(other[c.REWARDS], -won)
-    ended = one[c.DONES]
-    assert one[c.OBS].shape == (60, 4), "choices come one-hot"
-    np.testing.assert_array_equal(one[c.NEW_OBS].argmax(axis=1)[~ended], other[c.ACTIONS][~ended])
-    assert set(other[c.ACTIONS]) == {0, 1, 2}
 
 
 def test_r161_r127_a_turn_based_pettingzoo_game_is_sampled_by_name(make_worker):

@@ -8,6 +8,7 @@ import math
 import gymnasium
 import numpy as np
 import pytest
+from fake_policy import FakePolicy
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from aiorl.acting.policy import Policy
 from aiorl.acting.postprocess import gae
 from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data import columns as c
+from aiorl.data.fragment import SamplePlan
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import TrainingDisabled
 from aiorl.env.env_maker import to_base_env
@@ -29,10 +31,10 @@ from aiorl.sampling.fragments import FRAGMENT_COLUMNS
 from aiorl.sampling.lockstep import Lockstep
 from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.settings import SamplerSetup
-from aiorl.testing.fake_policy import FakePolicy
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
 
 GAMMA, LAM = 0.9, 0.7
+PLAN = SamplePlan("gae", {"gamma": GAMMA, "lam": LAM}, tuple(FRAGMENT_COLUMNS))
 
 
 class RandomEnv(gymnasium.Env):
@@ -139,14 +141,11 @@ def both(
     lockstep = Lockstep(
         NativeVectorEnv(native(), env_id="random") if vector else SerialEnv(envs(), env_id="random"),
         FakePolicy(envs()[0].action_space, recurrent=recurrent),
-        fragment_length=steps,
-        columns=sorted(FRAGMENT_COLUMNS),
-        complete_episodes=complete,
+        PLAN,
+        sampler_settings(
+            steps, clip_rewards=clip, seed=seed, batch_mode="complete_episodes" if complete else "truncate_episodes"
+        ),
         filter=filters[0],
-        postprocess="gae",
-        postprocess_settings={"gamma": GAMMA, "lam": LAM},
-        reward_limit=float(clip),
-        seed=seed,
     )
     policy = AsPolicy(envs()[0], seed, recurrent)
     polling = SyncSampler(
@@ -223,10 +222,7 @@ def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_e
     def copies():
         return [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
 
-    lockstep = Lockstep(
-        SerialEnv(copies(), env_id="CartPole"), policy(), fragment_length=40, columns=sorted(FRAGMENT_COLUMNS), seed=5,
-        postprocess="gae", postprocess_settings={"gamma": GAMMA, "lam": LAM},
-    )  # fmt: skip
+    lockstep = Lockstep(SerialEnv(copies(), env_id="CartPole"), policy(), PLAN, sampler_settings(40, seed=5))
     acting = policy()
     polling = SyncSampler(
         SamplerSetup(
@@ -317,8 +313,8 @@ def test_rows_not_to_be_trained_on_are_left_out_and_end_lockstep(mode):
         if mode
         else SerialEnv([make() for make in copies()], env_id="untrained"),
         FakePolicy(spaces.Discrete(3)),
-        fragment_length=30,
-        columns=["obs", "rewards"],
+        SamplePlan(columns=("obs", "rewards")),
+        sampler_settings(30),
     )
     with pytest.raises(TrainingDisabled, match="'untrained' is not to be trained on"):
         lockstep.sample()

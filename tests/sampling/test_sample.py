@@ -6,24 +6,20 @@ import asyncio
 import itertools
 import time
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
+from plain_policies import VECTOR, PlainPolicy
 
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
-from aiorl.env.vector_env import VectorEnv
+from aiorl.env.external_env import ExternalEnv
 from aiorl.env.wrapping import STATS_FILE
 from aiorl.errors import ConfigError
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.offline.io import InputReader, OutputWriter
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.testing.envs import CountingEnv, counting_obs
-from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
-from aiorl.testing.scripted_env import ScriptedEnv, scenes
+from aiorl.testing.envs import CountingEnv
 
 ACTIONS = spaces.Discrete(2)
 
@@ -65,29 +61,6 @@ def test_reading_stops_as_soon_as_there_is_enough(make_worker):
     worker = make_worker(num_envs=3, rollout_fragment_length=10, input_creator=lambda context: reader)
     assert worker.sample().count == 30
     assert len(reader.tape) == 2
-
-
-def test_complete_episodes_are_read_until_there_are_enough_steps(make_worker):
-    """R60, R105."""
-    worker = make_worker(
-        lambda context: CountingEnv(4), batch_mode="complete_episodes", num_envs=2, rollout_fragment_length=5
-    )
-    batch = worker.sample()
-    assert batch.count == 12
-    assert batch["t"].tolist() == [0, 1, 2, 3] * 3
-    assert batch["dones"].tolist() == [False, False, False, True] * 3
-
-
-@pytest.mark.parametrize("mode", ["complete_episodes", "truncate_episodes"])
-def test_agents_that_share_the_default_policy_do_not_shorten_batches(make_worker, mode):
-    """R60, R131: plain batches, but of as many environment steps as were asked for."""
-    worker = make_worker(
-        lambda context: CountingMultiAgentEnv((5, 5, 5)), spec(VECTOR, ACTIONS)[0], batch_mode=mode, num_envs=2,
-        rollout_fragment_length=10,
-    )  # fmt: skip
-    batch = worker.sample()
-    assert isinstance(batch, SampleBatch)
-    assert (batch.env_steps, batch.count) == (20, 60)
 
 
 # --- in which order ---
@@ -159,23 +132,6 @@ def test_a_batch_goes_its_way_in_order(make_worker, mode, kind):
     assert worker.sample() is batch
     assert worker.sample() is batch
     assert tape == before, "no read, callback, write or estimate"
-
-
-def test_observations_of_every_policy_are_compressed(make_worker):
-    """R65."""
-    worker = make_worker(
-        lambda context: CountingMultiAgentEnv((4, 4)),
-        {name: spec(VECTOR, ACTIONS) for name in "01"},
-        policy_mapping_fn=lambda agent: agent[1:],
-        rollout_fragment_length=4,
-        compress_observations="bulk",
-    )
-    batch = worker.sample()
-    for number, rows in enumerate(batch.policy_batches.values()):
-        assert rows.packed == {"obs", "new_obs"}
-        assert rows["obs"].tolist() == [counting_obs(0, step, number).tolist() for step in range(4)]
-    batch.decompress()
-    assert all(rows.packed == frozenset() for rows in batch.policy_batches.values())
 
 
 class ExtraCallbacks(DefaultCallbacks):
@@ -340,102 +296,6 @@ def test_batches_come_as_an_asynchronous_iterator_too(make_worker):
 
 
 # --- kinds of environments ---
-
-
-class TwoCounters(VectorEnv):
-    """Two counters in one, of lengths 3 and 4."""
-
-    num_envs, observation_space, action_space = 2, VECTOR, ACTIONS
-
-    def __init__(self):
-        self.envs = [CountingEnv(3, index=0), CountingEnv(4, index=1)]
-
-    def vector_reset(self):
-        return [env.reset()[0] for env in self.envs]
-
-    def reset_at(self, index):
-        return self.envs[index].reset()[0]
-
-    def vector_step(self, actions):
-        return tuple(zip(*(env.step(a) for env, a in zip(self.envs, actions, strict=True)), strict=True))
-
-
-class Client(ExternalEnv):
-    """Plays episodes of 3 steps."""
-
-    def run(self):
-        for number in itertools.count():
-            episode = self.start_episode()
-            for step in range(3):
-                self.get_action(episode, counting_obs(number, step))
-                self.log_returns(episode, step + 1.0)
-            self.end_episode(episode, counting_obs(number, 3))
-
-
-class MultiClient(ExternalMultiAgentEnv):
-    def run(self):
-        for number in itertools.count():
-            episode = self.start_episode()
-            for step in range(3):
-                self.get_action(episode, {"a0": counting_obs(number, step)})
-                self.log_returns(episode, {"a0": step + 1.0})
-            self.end_episode(episode, {"a0": counting_obs(number, 3)})
-
-
-class OldGym:
-    """One-value reset, four-value step."""
-
-    observation_space, action_space = VECTOR, ACTIONS
-
-    def __init__(self):
-        self.env = CountingEnv(3)
-
-    def reset(self):
-        return self.env.reset()[0]
-
-    def step(self, action):
-        obs, reward, terminated, _, info = self.env.step(action)
-        return obs, reward, terminated, info
-
-
-def external(kind):
-    return lambda context: kind(ACTIONS, VECTOR)
-
-
-KINDS = {
-    "gymnasium": lambda context: CountingEnv(3),
-    "old gym": lambda context: OldGym(),
-    "gymnasium vector": lambda context: gymnasium.vector.SyncVectorEnv(
-        [lambda: CountingEnv(3)], autoreset_mode="SameStep"
-    ),
-    "VectorEnv": lambda context: TwoCounters(),
-    "MultiAgentEnv": lambda context: CountingMultiAgentEnv((3,)),
-    "ExternalEnv": external(Client),
-    "ExternalMultiAgentEnv": external(MultiClient),
-    "BaseEnv": lambda context: ScriptedEnv({0: [scenes(3)]}),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_environment_is_sampled_in_one_process(make_worker, kind):
-    """R161."""
-    worker = make_worker(
-        KINDS[kind],
-        {DEFAULT: spec(VECTOR, ACTIONS)},
-        batch_mode="complete_episodes",
-        rollout_fragment_length=3,
-        num_envs=1,
-    )
-    lengths = set()
-    for _ in range(4):
-        batch = worker.sample()
-        length = batch.count
-        lengths.add(length)
-        assert batch["obs"][:, 1].tolist() == list(range(length))
-        assert batch["rewards"].tolist() == list(range(1, length + 1))
-        assert batch["dones"].tolist() == [False] * (length - 1) + [True]
-    assert lengths == ({3, 4} if kind == "VectorEnv" else {3})
-    assert len(worker.get_metrics()) >= 4
 
 
 def test_environments_in_processes_of_their_own_are_sampled(make_worker, tmp_path):

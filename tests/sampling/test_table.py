@@ -101,28 +101,6 @@ def test_it_is_as_long_as_rows_wait_and_no_longer():
     assert table.length == 128
 
 
-@pytest.mark.parametrize("again", [None, "x"])
-def test_an_episode_that_starts_anew_in_its_seat_keeps_its_state_and_forgets_its_action(again):
-    """R84."""
-    table = Table()
-    for name, start in (("x", None), ("actions", 0), ("state_out_0", -1)):
-        table.define(name, (), np.int64, start)
-    seat = table.take_seat()
-    index = np.array([seat])
-    for number in (1, 2) if again else (1,):
-        _, index = table.add(np.array([seat]))
-        table.write("x", index, np.array([number]))
-        if number == 1:
-            table.write("actions", index, np.array([5]))
-            table.write("state_out_0", index, np.array([9]))
-    table.start_anew(seat, again=again)
-    row = table.row_of(seat)
-    if again:
-        assert table.entry("x", row, seat) == 2
-        row -= 1
-    assert (int(table.entry("actions", row, seat)), int(table.entry("state_out_0", row, seat))) == (0, 9)
-
-
 def written(*parts):
     """All that is in a column that was written in so many parts, in their order."""
     table = Table()

@@ -76,28 +76,6 @@ def test_weights_that_one_policy_refuses_change_none(make_worker):
     assert worker.get_global_vars() == {"timestep": 5}
 
 
-def test_weights_and_filters_may_be_changed_while_sampling_goes_on_also_by_callbacks(make_worker):
-    """R6, R41: neither ever in the middle of a turn; a callback, which is inside one, doesn't wait for itself."""
-    by_callback = threading.Event()
-
-    class Callbacks(DefaultCallbacks):
-        def on_episode_end(self, *, worker, **kwargs):
-            worker.set_weights(worker.get_weights())
-            by_callback.set()
-
-    worker = make_worker(
-        sample_async=True,
-        rollout_fragment_length=5,
-        observation_filter="ConcurrentMeanStdFilter",
-        callbacks=Callbacks,
-    )
-    for number in range(20):
-        worker.set_weights({DEFAULT: {"w": [float(number)]}})
-        worker.get_filters(flush_after=True)
-        worker.sample()
-    assert by_callback.wait(10)
-
-
 class Slow(PlainPolicy):
     """Notices weights that are set, and evaluations that begin, while it is evaluated."""
 
@@ -416,26 +394,6 @@ def test_stopping_ends_a_sample_that_another_thread_is_in(make_worker):
 class BadClose(CountingEnv):
     def close(self):
         raise OSError("this one cannot be closed")
-
-
-def test_what_cannot_be_closed_does_not_keep_the_rest_open(make_worker):
-    """R56."""
-    closed = []
-
-    class Note(CountingEnv):
-        def close(self):
-            closed.append(self)
-
-    worker = RolloutWorker(
-        lambda context: BadClose() if context.vector_index == 0 else Note(),
-        PlainPolicy,
-        num_envs=2,
-        input_creator=lambda context: Reader(),
-        output_creator=lambda context: Writer(),
-    )
-    with pytest.raises(OSError, match="cannot be closed"):
-        worker.stop()
-    assert worker.input_reader.closed == worker.output_writer.closed == len(closed) == 1
 
 
 def test_the_error_of_a_construction_is_the_one_seen_although_stopping_fails_as_well(caplog):

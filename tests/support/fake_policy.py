@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from aiorl.acting.distributions import ActionDistribution, make_distribution
 from aiorl.acting.graph_policy import ActRows
 
-__all__ = ["FakePolicy", "linear_value"]
-
 F32 = NDArray[np.float32]
 
 
@@ -34,6 +32,8 @@ class FakePolicy:
         seen: number of observations acted on, per call.
         value_calls: number of rows of each ``values`` call.
     """
+
+    reward_scaler = None
 
     def __init__(
         self,
