@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aiorl.acting.preprocessors import Preprocessor as Preprocessor
     from aiorl.compat.rollout_worker import EvaluatorInterface as EvaluatorInterface
     from aiorl.compat.rollout_worker import RolloutWorker as RolloutWorker
-    from aiorl.config.merge import with_base_config as with_base_config
+    from aiorl.config import with_base_config as with_base_config
     from aiorl.config.schema import CommonConfig
     from aiorl.config.schema import with_common_config as with_common_config
     from aiorl.data.columns import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
@@ -80,52 +80,40 @@ __version__ = "0.1.0"
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow when it is imported: only what ends the process
 
-_HOME = {
-    "ASYNC_RESET_RETURN": "aiorl.env.base_env",
-    "AlgorithmTrainer": "aiorl.run.trainer",
-    "AsyncSampler": "aiorl.sampling.async_sampler",
-    "BaseEnv": "aiorl.env.base_env",
-    "DEFAULT_AGENT_ID": "aiorl.data.columns",
-    "DEFAULT_POLICY_ID": "aiorl.data.columns",
-    "DefaultCallbacks": "aiorl.sampling.callbacks",
-    "EnvContext": "aiorl.env.registry",
-    "Evaluation": "aiorl.run.evaluation",
-    "EvaluatorInterface": "aiorl.compat.rollout_worker",
-    "Exploration": "aiorl.acting.exploration",
-    "ExternalEnv": "aiorl.env.external_env",
-    "ExternalMultiAgentEnv": "aiorl.env.external_env",
-    "Fragment": "aiorl.data.fragment",
-    "IOContext": "aiorl.offline.io",
-    "InputReader": "aiorl.offline.io",
-    "LoadedPolicy": "aiorl.acting.loaded_policy",
-    "MultiAgentBatch": "aiorl.data.sample_batch",
-    "MultiAgentEnv": "aiorl.env.multi_agent_env",
-    "MultiAgentEpisode": "aiorl.sampling.episode",
-    "OffPolicyEstimate": "aiorl.offline.estimators",
-    "OffPolicyEstimator": "aiorl.offline.estimators",
-    "OutputWriter": "aiorl.offline.io",
-    "Policy": "aiorl.acting.policy",
-    "PolicyMap": "aiorl.acting.policy_map",
-    "Poll": "aiorl.env.base_env",
-    "Preprocessor": "aiorl.acting.preprocessors",
-    "RolloutWorker": "aiorl.compat.rollout_worker",
-    "SampleBatch": "aiorl.data.sample_batch",
-    "SamplerInput": "aiorl.offline.io",
-    "SyncSampler": "aiorl.sampling.sampler",
-    "TFPolicy": "aiorl.learning.models.tf_policy",
-    "Trainer": "aiorl.run.trainer",
-    "VectorEnv": "aiorl.env.vector_env",
-    "evaluate": "aiorl.run.evaluation",
-    "export_policy": "aiorl.run.export.writing",
-    "get_global_worker": "aiorl.sampling.worker",
-    "load_policy": "aiorl.acting.loaded_policy",
-    "register_env": "aiorl.env.registry",
-    "train": "aiorl.run.trainer.whole_run",
-    "to_base_env": "aiorl.env.env_maker",
-    "with_base_config": "aiorl.config.merge",
-    "with_common_config": "aiorl.config.schema",
+_HOMES = {
+    "aiorl.acting.exploration": "Exploration",
+    "aiorl.acting.loaded_policy": "LoadedPolicy load_policy",
+    "aiorl.acting.policy": "Policy",
+    "aiorl.acting.policy_map": "PolicyMap",
+    "aiorl.acting.preprocessors": "Preprocessor",
+    "aiorl.compat.rollout_worker": "EvaluatorInterface RolloutWorker",
+    "aiorl.config": "with_base_config",
+    "aiorl.config.schema": "with_common_config",
+    "aiorl.data.columns": "DEFAULT_AGENT_ID DEFAULT_POLICY_ID",
+    "aiorl.data.fragment": "Fragment",
+    "aiorl.data.sample_batch": "MultiAgentBatch SampleBatch",
+    "aiorl.env.base_env": "ASYNC_RESET_RETURN BaseEnv Poll",
+    "aiorl.env.env_maker": "to_base_env",
+    "aiorl.env.external_env": "ExternalEnv ExternalMultiAgentEnv",
+    "aiorl.env.multi_agent_env": "MultiAgentEnv",
+    "aiorl.env.registry": "EnvContext register_env",
+    "aiorl.env.vector_env": "VectorEnv",
+    "aiorl.learning.models.tf_policy": "TFPolicy",
+    "aiorl.offline.estimators": "OffPolicyEstimate OffPolicyEstimator",
+    "aiorl.offline.io": "IOContext InputReader OutputWriter SamplerInput",
+    "aiorl.run.evaluation": "Evaluation evaluate",
+    "aiorl.run.export.writing": "export_policy",
+    "aiorl.run.trainer": "AlgorithmTrainer Trainer",
+    "aiorl.run.trainer.whole_run": "train",
+    "aiorl.sampling.async_sampler": "AsyncSampler",
+    "aiorl.sampling.callbacks": "DefaultCallbacks",
+    "aiorl.sampling.episode": "MultiAgentEpisode",
+    "aiorl.sampling.sampler": "SyncSampler",
+    "aiorl.sampling.worker": "get_global_worker",
 }
+"""Module -> the public names that are imported from it when they are first used."""
 
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 for _algo, _kind in ALGORITHMS.items():
     _HOME |= {f"{_kind}Config": f"aiorl.learning.algorithms.{_algo}", f"{_kind}Trainer": "aiorl.run.trainer"}
 
@@ -159,7 +147,7 @@ def _missing(name: str, caller: FrameType) -> Exception:
     """Return the error for a name that is not here, with a hint where it is one of another library."""
     import dis  # here, so that `import aiorl` stays cheap
 
-    from aiorl.config.check import attribute_hint
+    from aiorl.config.rllib_file import attribute_hint
 
     said, hint = f"module 'aiorl' has no attribute {name!r}", attribute_hint("aiorl", name)
     if hint and dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM":

@@ -1,4 +1,9 @@
-"""`python -m aiorl.learner`: trains here and now, workers included."""
+"""`python -m aiorl.learner`: trains here and now, workers included.
+
+Every key of the config, including those of the algorithm, is an option (`--train-batch-size 4000`, `--model.use-lstm`).
+Its value is read as YAML and checked by the config's own types, so a mistake gets the same plain sentence wherever it
+is made. The help shows the options that people reach for, with the meanings and defaults of their declarations.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,35 @@ from aiorl.process.program import end_at_once_on_stop_signals
 if __name__ == "__main__":
     end_at_once_on_stop_signals("aiorl")  # before what takes a second to load
 
+import argparse
 import contextlib
 import faulthandler
 import logging
 import logging.handlers
 import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from aiorl.config.command_line import usage_error
-from aiorl.config.reference import LEARNER_PROG, configure_learner
+from aiorl.config.command_line import Parser, spelt, usage_error
+from aiorl.config.files import parse_value
+from aiorl.config.key import all_keys, default_text, expected, fact_of, meanings, render_keys
+from aiorl.config.layers import (
+    DEFAULT_ALGO,
+    ConfigClassOf,
+    Layer,
+    algo_of,
+    dump_yaml,
+    load_config,
+    render_effective,
+    render_presets,
+)
+from aiorl.config.rllib_file import CALLED, key_hint
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError
+from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError, nearest
 from aiorl.learning.algorithms.algorithm import want_stored_experience
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.process.imports import prepare_import
@@ -34,6 +53,42 @@ if TYPE_CHECKING:
     from aiorl.run.run import Run
 
 __all__ = ["command", "main"]
+
+_PROG = "python -m aiorl.learner"
+
+_ABOUT = "Trains a policy, with worker processes here and on any host that joins."
+_TEXT = ("text", "text or null")
+_SHOWN = {
+    "run": {
+        "env": "ID", "algo": "NAME", "preset": "NAME", "seed": "N", "stop_return": "R", "stop_timesteps": "N",
+        "stop_time_s": "S", "run_dir": "DIR", "resume": "DIR", "init_from": "DIR",
+    },
+    "workers": {
+        "num_workers": "N", "num_envs_per_worker": "N", "vectorize": "HOW", "max_worker_restarts": "N",
+    },
+    "evaluation and data": {"evaluation_interval": "N", "input": "PATH", "output": "PATH"},
+    "network": {"bind": "ADDRESS", "keys": "DIR", "insecure": ""},
+}  # fmt: skip
+"""Keys that the help shows, and the placeholders of their values."""
+
+_EXAMPLES = """
+Examples:
+  # train here and now, workers included
+  python -m aiorl.learner --env CartPole-v1 --stop-return 475
+  # another algorithm, more workers, any config key
+  python -m aiorl.learner --env CartPole-v1 --algo impala --num-workers 4 --lr 5e-4
+  # settings made for the environment
+  python -m aiorl.learner --env Acrobot-v1 --preset auto
+  # go on with a run that ended or was killed
+  python -m aiorl.learner --resume runs/ppo_CartPole-v1_2026-01-31_12-00-00
+  # keep a config: write it, edit it, use it
+  python -m aiorl.learner --env Pendulum-v1 --print-config > mine.yaml
+  python -m aiorl.learner --config mine.yaml --seed 1
+  # let workers of other hosts join
+  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys keys
+
+Every config key is an option: --train-batch-size 4000, --model.fcnet-hiddens "[256, 256]".
+"""
 
 logger = logging.getLogger("aiorl.learner")
 
@@ -78,6 +133,169 @@ def _main(argv: Sequence[str], early: _EarlyLog) -> int:
         return _train(config, directory, plan)
 
 
+# The command line --------------------------------------------------------------------------------------------
+
+
+class LearnerArgs(NamedTuple):
+    """Command line of the learner.
+
+    Attributes:
+        overrides: config keys that the command line sets, nested as the config is.
+        typed: dotted key -> the option it was typed as, for messages.
+        config_file: YAML file of keys, or None.
+        print_config: print the effective config and end.
+        show_config: print each effective value and its origin, and end.
+        help_config: print the reference of all keys and end.
+        help_presets: print all presets and end.
+    """
+
+    overrides: dict[str, Any]
+    typed: dict[str, str]
+    config_file: Path | None = None
+    print_config: bool = False
+    show_config: bool = False
+    help_config: bool = False
+    help_presets: bool = False
+
+
+def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lambda name: CommonConfig) -> LearnerArgs:
+    """Return what the learner's command line says; its config keys are not checked yet.
+
+    Args:
+        argv: without the program's name.
+        config_class_of: name of an algorithm -> its config class, whose defaults the help shows.
+    Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
+    """
+    found = _parser(_class_to_explain(argv, config_class_of), argv).parse(argv)
+    pairs: list[str] = found.pop("set", [])
+    asked = {name: found.pop(name, False) for name in ("print_config", "show_config", "help_config", "help_presets")}
+    args = LearnerArgs({}, {}, found.pop("config", None), **asked)
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            usage_error(_PROG, f"--set takes KEY=VALUE, such as --set lr=3e-4, not {pair!r}.")
+        _set(args, name.strip(), parse_value(text), f"--set {name.strip()}")
+    texts = {name for name, declared in all_keys(CommonConfig) if expected(declared.annotation) in _TEXT}
+    for name, text in found.items():
+        is_said = text is True or (name in texts and text != "null")
+        _set(args, name, text if is_said else parse_value(text), _flag(name))
+    return args
+
+
+def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> CommonConfig:
+    """Return the effective config of a learner started with `argv`, or print what was asked for instead.
+
+    Args:
+        argv: without the program's name.
+        config_class_of: name of an algorithm -> its config class; raises UnknownAlgorithmError for others.
+    Raises: SystemExit, with status 0 after something was printed, 2 after one sentence about wrong usage.
+    """
+    args, config_class = LearnerArgs({}, {}), CommonConfig
+    try:
+        args = parse_learner_args(argv, config_class_of)
+        if args.help_presets:
+            _print_and_end(render_presets())
+        config_class = config_class_of(algo_of([Layer(args.overrides)]))
+        if args.help_config:
+            _print_and_end(render_keys(config_class))
+        config = load_config(config_class_of, file=args.config_file, overrides=args.overrides, warn=_warn)
+    except ConfigError as error:
+        usage_error(_PROG, _as_typed(error, args, config_class))
+    if args.print_config:
+        _print_and_end(dump_yaml(config))
+    if args.show_config:
+        _print_and_end(render_effective(config))
+    return config
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"aiorl: {text}\n")
+    sys.stderr.flush()
+
+
+def _print_and_end(text: str) -> NoReturn:
+    sys.stdout.write(text)
+    raise SystemExit(0)
+
+
+def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
+    """Make a parser of the options that the help shows and of all others in `argv`: the config knows the keys."""
+    parser = Parser(_PROG, "--env ID [options]", _ABOUT, _EXAMPLES)
+    said = meanings(config_class) if {"-h", "--help"} & set(argv) else {}
+    for title, names in _SHOWN.items():
+        group = parser.add_argument_group(title)
+        for name, metavar in names.items():
+            declared = config_class.model_fields[name]
+            text, default = said.get(name, "").replace("%", "%%"), default_text(declared)
+            if not metavar:
+                group.add_argument(_flag(name), action="store_true", help=text)
+                continue
+            notes = "; ".join(
+                filter(None, [fact_of(declared, "unit"), "" if default == "null" else f"default: {default}"])
+            )
+            group.add_argument(_flag(name), metavar=metavar, help=f"{text} ({notes})" if notes else text)
+    group = parser.add_argument_group("settings")
+    group.add_argument("--config", metavar="FILE", type=Path, help="YAML file of config keys; options win over it.")
+    parser.hints["-f"] = "--config FILE reads settings, also those of an experiment for rllib train."
+    group.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", help="Set any config key, as in model.use_lstm=true; repeatable."
+    )
+    group.add_argument("--print-config", action="store_true", help="Print the effective config as YAML and end.")
+    group.add_argument(
+        "--show-config", action="store_true", help="Print each effective value and where it comes from, and end."
+    )
+    group.add_argument("--help-config", action="store_true", help="Explain every config key of --algo and end.")
+    group.add_argument("--help-presets", action="store_true", help="List the presets with their settings and end.")
+    declared_options = {*parser.options()}
+    for word in dict.fromkeys(word.partition("=")[0] for word in spelt(argv)):
+        if word.startswith("--") and len(word) > 2 and word not in declared_options:
+            parser.add_argument(word, nargs="?", const="true", help=argparse.SUPPRESS)
+    return parser
+
+
+def _class_to_explain(argv: Sequence[str], config_class_of: ConfigClassOf) -> type[CommonConfig]:
+    """Return the config class of the algorithm that is asked for; unknown algorithms are refused later."""
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--algo", nargs="?", default=DEFAULT_ALGO)
+    try:
+        return config_class_of(str(peek.parse_known_args(argv)[0].algo))
+    except ConfigError:
+        return CommonConfig
+
+
+def _set(args: LearnerArgs, dotted: str, value: Any, typed: str) -> None:
+    args.typed[dotted] = typed
+    *groups, last = dotted.split(".")
+    inner = args.overrides
+    for group in groups:
+        below = inner.setdefault(group, {})
+        if not isinstance(below, dict):
+            usage_error(_PROG, f"{typed} and {_flag(group)} can't both be given.")
+        inner = below
+    inner[last] = value
+
+
+def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonConfig]) -> str:
+    """Return the error's sentence, with options in place of keys that were typed as options."""
+    typed = args.typed.get(error.key)
+    if typed is None or typed.startswith("--set "):
+        return str(error)
+    if error.message == f"There is no key {error.key}.":
+        if key_hint(error.key, {}):
+            hint = re.sub(rf"^{CALLED}([\w.]*\w)", lambda found: CALLED + _flag(found[1]), error.hint)
+            return f"There is no option {typed}. {hint}"
+        known = [_flag(name) for name, _ in all_keys(config_class)] + _parser(config_class, []).options()
+        return f"There is no option {typed}.{nearest(typed, dict.fromkeys(known), count=1)}".rstrip()
+    return str(error).replace(error.key, typed, 1) if str(error).startswith(error.key) else str(error)
+
+
+def _flag(key: str) -> str:
+    return f"--{key.rstrip('_').replace('_', '-')}"
+
+
+# Training ----------------------------------------------------------------------------------------------------
+
+
 class _EarlyLog(logging.handlers.MemoryHandler):
     """Keeps what is logged until there is a file for it, and shows warnings of ours until there is a display."""
 
@@ -102,7 +320,7 @@ def _check_names(config: CommonConfig) -> None:
         if config.is_offline:  # known before TensorFlow is loaded
             want_stored_experience(config)
     except ConfigError as error:
-        usage_error(LEARNER_PROG, str(error))
+        usage_error(_PROG, str(error))
 
 
 def _planned(config: CommonConfig) -> LearningPlan | None:

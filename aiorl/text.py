@@ -10,18 +10,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "MAX_LABEL",
-    "MAX_NAME",
-    "indented",
-    "is_label",
-    "is_name",
-    "many_lines",
-    "one_line",
-    "shortened",
-    "without_numbers",
-]
-
 MAX_NAME = 64
 """Characters of a name that only programs read: of a worker, an incarnation, a run."""
 MAX_LABEL = 256

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.config.command_line import parse_worker_args
 from aiorl.config.layers import load_config
-from aiorl.config.reference import parse_learner_args
 from aiorl.keys import parse_key_args
+from aiorl.learner import parse_learner_args
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.messages import Hello
 from aiorl.net.wire.schema import MESSAGE_TYPES
+from aiorl.worker import parse_worker_args
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -67,9 +67,9 @@ def test_every_command_has_a_module() -> None:
 
 
 def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "python -m aiorl.learner --resume a; python -m aiorl.evaluate a; python -m aiorl.config.reference"
+    text = "python -m aiorl.learner --resume a; python -m aiorl.evaluate a; python -m aiorl.config.rllib_file"
     monkeypatch.setattr(sys, "argv", ["/home/me/.venv/bin/aiorl", "train"])
-    assert as_typed(text) == "aiorl train --resume a; aiorl evaluate a; python -m aiorl.config.reference"
+    assert as_typed(text) == "aiorl train --resume a; aiorl evaluate a; python -m aiorl.config.rllib_file"
     monkeypatch.setattr(sys, "argv", [str(ROOT / "aiorl/learner.py")])
     assert as_typed(text) == text
 

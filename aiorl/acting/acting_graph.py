@@ -17,17 +17,19 @@ reads a file only through an entry with the key ``location``. So each graph is l
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from reprlib import repr as show
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
 from gymnasium import spaces
 from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict
 from aiorl.errors import PolicyError
@@ -155,11 +157,9 @@ WEIGHTS_LOCATION = "weights"
 MAX_WEIGHT_BYTES = 4 << 30
 """Most bytes all weights of one policy may have."""
 
-_MAX_WEIGHTS = 10_000
-_MAX_STATES = 64
-_MAX_ELEMENTS = 1 << 30
-_OBS_DTYPES = {"float32": "tensor(float)", "uint8": "tensor(uint8)"}
-_PREV_DTYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
+_Size = Annotated[int, Field(strict=True, ge=0, le=1 << 30)]
+_Shape = Annotated[tuple[_Size, ...], Field(max_length=8)]
+_Name = Annotated[str, Field(min_length=1, max_length=300)]
 _MAX_INPUT_BYTES = 1 << 16
 """Weights of small networks together; larger ones are laid out anew for fast runs when a session is built."""
 _MAX_BRIEF_BYTES = 1 << 20
@@ -168,6 +168,7 @@ _BRIEF_RUNS = 64
 to build, and saves 2 us of a run for one row, 19 us of one for eight."""
 _WEIGHT_DTYPES = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11}
 """Their numbers in ONNX."""
+_PREV_DTYPES = {"float32": 1, "int64": 7}
 _ORT_ERRORS = 3  # log severity
 _FORMAT = 1
 
@@ -176,8 +177,8 @@ _FORMAT = 1
 class ArraySpec:
     """Name, shape and dtype of one weight."""
 
-    name: str
-    shape: tuple[int, ...]
+    name: _Name
+    shape: _Shape
     dtype: str
 
     @property
@@ -204,16 +205,16 @@ class ActingSpec:
         noise_size: K, standard normal numbers that noisy layers take for one row; 0 without.
     """
 
-    obs_shape: tuple[int, ...]
-    obs_dtype: str
-    state_shapes: tuple[tuple[int, ...], ...]
-    num_dist_inputs: int
-    distribution: str
-    action_space: Mapping[str, Any]
-    weights: tuple[ArraySpec, ...]
+    obs_shape: _Shape
+    obs_dtype: Annotated[str, Field(pattern="^(float32|uint8)$")]
+    state_shapes: Annotated[tuple[_Shape, ...], Field(max_length=64)]
+    num_dist_inputs: _Size
+    distribution: _Name
+    action_space: dict[str, Any]
+    weights: Annotated[tuple[ArraySpec, ...], Field(max_length=10_000)]
     prev_action: ArraySpec | None = None
-    num_features: int = 0
-    noise_size: int = 0
+    num_features: _Size = 0
+    noise_size: _Size = 0
 
     @property
     def state_inputs(self) -> tuple[str, ...]:
@@ -287,35 +288,29 @@ class ActingSpec:
         try:
             if data["format"] != _FORMAT:
                 raise PolicyError(f"the acting graph's description has format {show(data['format'])}, not {_FORMAT}")
-            weights = tuple(
-                ArraySpec(_text(name), _shape(shape), _one_of(dtype, _WEIGHT_DTYPES))
-                for name, shape, dtype in data["weights"]
-            )
-            spec = cls(
-                obs_shape=_shape(data["obs_shape"]),
-                obs_dtype=_one_of(data["obs_dtype"], _OBS_DTYPES),
-                state_shapes=tuple(_shape(shape) for shape in data["state_shapes"]),
-                num_dist_inputs=_count(data["num_dist_inputs"]),
-                distribution=_text(data["distribution"]),
-                action_space=dict(data["action_space"]),
-                weights=weights,
-                prev_action=_prev_action(data.get("prev_action")),
-                num_features=_count(data.get("num_features", 0)),
-                noise_size=_count(data.get("noise_size", 0)),
-            )
+            given = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
+            given["weights"] = [_described(_WEIGHT_DTYPES, *weight) for weight in data["weights"]]
+            if given.get("prev_action") is not None:
+                given["prev_action"] = _described(_PREV_DTYPES, PREV_ACTIONS_INPUT, *given["prev_action"])
+            spec = cls(**given)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, PolicyError):
                 raise
-            raise PolicyError(f"the acting graph's description is damaged: {error!r:.200}") from error
-        if len(weights) > _MAX_WEIGHTS or len(spec.state_shapes) > _MAX_STATES:
-            raise PolicyError(f"the acting graph has {len(weights)} weights and {len(spec.state_shapes)} states")
-        if len({weight.name for weight in weights}) != len(weights):
+            said = " ".join(str(error).split())
+            raise PolicyError(f"the acting graph's description is damaged: {said:.200}") from error
+        if len({weight.name for weight in spec.weights}) != len(spec.weights):
             raise PolicyError("the acting graph's description names a weight twice")
         if spec.num_weight_bytes > MAX_WEIGHT_BYTES:
             raise PolicyError(f"{spec.num_weight_bytes} bytes of weights; at most {MAX_WEIGHT_BYTES} are accepted")
         if spec.row_elements > MAX_SPACE_ELEMENTS:
             raise PolicyError(f"{spec.row_elements} numbers for a row; at most {MAX_SPACE_ELEMENTS} are accepted")
         return spec
+
+
+def _described(known: Mapping[str, object], name: Any, shape: Any, dtype: Any) -> ArraySpec:
+    if dtype not in known:
+        raise ValueError(f"dtype {show(dtype)} of {show(name)}; known: {sorted(known)}")
+    return ArraySpec(name, shape, dtype)
 
 
 class ActingGraph:
@@ -485,33 +480,10 @@ class ActingGraph:
         options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
             options.add_external_initializers([*values], [*values.values()])
-            session = ort.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
+            return ort.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             # onnxruntime's own exceptions have no common base but this
             raise PolicyError(f"the acting graph cannot be loaded: {error!s:.500}") from error
-        if self._session is None:
-            self._check_signature(session)
-        return session
-
-    def _check_signature(self, session: Any) -> None:
-        spec = self.spec
-        inputs = {OBS_INPUT: (spec.obs_shape, _OBS_DTYPES[spec.obs_dtype])}
-        inputs.update(zip(spec.state_inputs, ((shape, "tensor(float)") for shape in spec.state_shapes), strict=True))
-        if spec.prev_action is not None:
-            inputs[PREV_ACTIONS_INPUT] = (spec.prev_action.shape, _PREV_DTYPES[spec.prev_action.dtype])
-            inputs[PREV_REWARDS_INPUT] = ((), "tensor(float)")
-        for node in session.get_inputs():
-            expected = inputs.pop(node.name, None)
-            if expected != (tuple(node.shape[1:]), node.type) or isinstance(node.shape[0], int):
-                raise PolicyError(
-                    f"the acting graph's input {node.name!r} is {node.type} {node.shape}; its description says "
-                    f"{expected}"
-                )
-        if inputs:
-            raise PolicyError(f"the acting graph lacks the inputs {sorted(inputs)}")
-        lacking = set(spec.output_names) - {node.name for node in session.get_outputs()}
-        if lacking:
-            raise PolicyError(f"the acting graph lacks the outputs {sorted(lacking)}")
 
 
 def without_files(graph: bytes) -> bytes:
@@ -548,37 +520,3 @@ def _number(number: int, value: int) -> bytes:
 
 def _varint(value: int) -> bytes:
     return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ELEMENTS:
-        raise PolicyError(f"the acting graph's description has {show(value)} where a size should stand")
-    return value
-
-
-def _shape(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or len(value) > 8:
-        raise PolicyError(f"the acting graph's description has {show(value)} where a shape should stand")
-    shape = tuple(_count(size) for size in value)
-    _count(math.prod(shape))
-    return shape
-
-
-def _prev_action(value: object) -> ArraySpec | None:
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise PolicyError(f"the acting graph's description has {show(value)} for the previous action")
-    return ArraySpec(PREV_ACTIONS_INPUT, _shape(value[0]), _one_of(value[1], _PREV_DTYPES))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= 300:
-        raise PolicyError(f"the acting graph's description has {show(value)} where a name should stand")
-    return value
-
-
-def _one_of(value: object, known: Mapping[str, Any] | frozenset[str]) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise PolicyError(f"the acting graph's description has dtype {show(value)}; known: {sorted(known)}")
-    return value

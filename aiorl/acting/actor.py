@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import spaces
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy, check_policy_input
+from aiorl.acting.preprocessors import Preprocessor
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.arrays import all_finite
@@ -33,29 +34,6 @@ _ROW_COLUMNS = frozenset(
 
 
 _NO_ROWS = np.zeros(0, np.int64)
-
-
-class _Preprocessor(Protocol):
-    """What an actor asks of a preprocessor."""
-
-    space: spaces.Space[Any]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def transform_rows(self, observations: Sequence[Any]) -> Array:
-        """Model inputs [N, *shape] of N observations."""
-
-
-class _Filter(Protocol):
-    """What an actor asks of an observation filter."""
-
-    is_identity: bool
-
-    def __call__(self, obs: Array, update: bool = True) -> Array:
-        """Filtered observations, which enter its statistics where that is asked for."""
-
-    def output_dtype(self, dtype: DTypeLike) -> np.dtype[Any]:
-        """Dtype of what comes out."""
 
 
 class Question(NamedTuple):
@@ -109,8 +87,8 @@ class Actor:
         self,
         policy_id: str,
         policy: Policy,
-        preprocessor: _Preprocessor,
-        observation_filter: _Filter,
+        preprocessor: Preprocessor,
+        observation_filter: ObservationFilter,
         *,
         clip_actions: bool = True,
     ) -> None:

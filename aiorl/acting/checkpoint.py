@@ -12,7 +12,6 @@ whole unless the disk damaged it later; the digest tells. Loading one runs no co
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
@@ -22,10 +21,11 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
@@ -41,29 +41,24 @@ FORMAT_VERSION = 2
 _TENSORS = "tensors.safetensors"
 _META = "meta.json"
 _PIECES = "pieces"
-_PIECE = re.compile(r"[0-9]{6,}\.safetensors")
 _NAME = re.compile(r"checkpoint-([0-9]{6,})")
 _TEMPORARY = ".partial-"
 _ASIDE = f"{_TEMPORARY}old-"
 _SUPERSEDED = "superseded"
-_KEYS = {"format_version": int, "number": int, "tensors_sha256": str, "meta": dict, "meta_sha256": str}
 _MAX_META_BYTES = 64 << 20
-_MAX_TENSORS_BYTES = 4 << 30
-"""Of a checkpoint that does not say how large its tensors are, as older ones don't."""
 _LARGE_BYTES = 4 << 30
 """Of stored experience that takes some seconds to check."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PieceFile:
+class _PieceFile(NamedTuple):
     """Where a piece is, and how large; the digest is that of the file."""
 
-    owner: str
-    name: str
-    first: int
-    file: str
-    num_bytes: int
-    sha256: str
+    owner: StrictStr
+    name: StrictStr
+    first: StrictInt
+    file: Annotated[StrictStr, Field(pattern=r"^[0-9]{6,}\.safetensors$")]
+    num_bytes: StrictInt
+    sha256: StrictStr
 
     @classmethod
     def write(cls, directory: Path, number: int, owner: str, piece: Piece) -> _PieceFile:
@@ -72,18 +67,6 @@ class _PieceFile:
         file = f"{number:06d}.safetensors"
         _write(directory / file, payload)
         return cls(owner, name, first, file, len(payload), hashlib.sha256(payload).hexdigest())
-
-    @classmethod
-    def of(cls, described: Any) -> _PieceFile:
-        """As meta.json has it; raises ValueError or TypeError for anything else."""
-        piece = cls(*described)
-        texts = (piece.owner, piece.name, piece.file, piece.sha256)
-        numbers = (piece.first, piece.num_bytes)
-        if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
-            raise ValueError(f"{described!r:.200} describes no piece")
-        if not _PIECE.fullmatch(piece.file):
-            raise ValueError(f"{piece.file!r:.100} is no name of a piece")
-        return piece
 
     def check(self, checkpoint: Path) -> None:
         """Raise CheckpointError unless the file holds what was written."""
@@ -108,6 +91,19 @@ class _PieceFile:
 
     def _damaged(self, checkpoint: Path) -> CheckpointError:
         return CheckpointError(checkpoint, f"{self.file} is damaged: its digest is not the one in {_META}")
+
+
+class _Header(BaseModel):
+    """What is in meta.json."""
+
+    format_version: StrictInt
+    number: StrictInt
+    tensors_bytes: StrictInt = 4 << 30  # older checkpoints don't say how large their tensors are
+    tensors_sha256: StrictStr
+    meta: dict[str, Any]
+    meta_sha256: StrictStr
+    pieces: list[_PieceFile] = []
+    pieces_sha256: StrictStr | None = None  # older ones lack it
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +200,7 @@ def save_checkpoint(
         temporary.mkdir()
         _write(temporary / _TENSORS, payload)
         if written := _write_pieces(temporary / _PIECES, pieces or {}):
-            header["pieces"] = [dataclasses.astuple(piece) for piece in written]
-            header["pieces_sha256"] = _digest_of(header["pieces"])
+            header |= {"pieces": written, "pieces_sha256": _digest_of(written)}
         text = json.dumps(header, indent=1, allow_nan=False).encode()
         if len(text) > _MAX_META_BYTES:
             raise CheckpointError(path, f"{_META} would have {len(text):,} bytes, more than would be read back")
@@ -230,26 +225,25 @@ def load_checkpoint(path: Path) -> Checkpoint:
         a policy or critic is not finite.
     """
     try:
-        header = parse_json(_read(path, _META, _MAX_META_BYTES))
+        header = _Header.model_validate(parse_json(_read(path, _META, _MAX_META_BYTES)))
     except ValueError as error:
-        raise CheckpointError(path, f"{_META} is damaged: {error}") from error
-    if not isinstance(header, dict) or any(type(header.get(name)) is not kind for name, kind in _KEYS.items()):
-        raise CheckpointError(path, f"{_META} is damaged: it lacks what every checkpoint has")
-    if header["format_version"] != FORMAT_VERSION:
+        said: object = error
+        if isinstance(error, ValidationError):
+            place = ".".join(map(str, error.errors()[0]["loc"]))
+            said = f"{place} is missing, or of a wrong kind"
+        raise CheckpointError(path, f"{_META} is damaged: {said!s:.200}") from error
+    if header.format_version != FORMAT_VERSION:
         raise CheckpointError(
             path,
-            f"format version {header['format_version']!r}, but this aiorl reads {FORMAT_VERSION}; "
+            f"format version {header.format_version!r}, but this aiorl reads {FORMAT_VERSION}; "
             "load it with the aiorl that wrote it",
         )
-    if path.name != _name(header["number"]):
-        raise CheckpointError(path, f"{_META} is damaged: it says that it is number {header['number']}")
-    if _digest_of(header["meta"]) != header["meta_sha256"]:
+    if path.name != _name(header.number):
+        raise CheckpointError(path, f"{_META} is damaged: it says that it is number {header.number}")
+    if _digest_of(header.meta) != header.meta_sha256:
         raise CheckpointError(path, f"{_META} is damaged: its digest is not the one it says")
-    size = header.get("tensors_bytes", _MAX_TENSORS_BYTES)
-    if type(size) is not int:
-        raise CheckpointError(path, f"{_META} is damaged: tensors_bytes is {size!r:.50}")
-    payload = _read(path, _TENSORS, size)
-    if hashlib.sha256(payload).hexdigest() != header["tensors_sha256"]:
+    payload = _read(path, _TENSORS, header.tensors_bytes)
+    if hashlib.sha256(payload).hexdigest() != header.tensors_sha256:
         raise CheckpointError(path, f"{_TENSORS} is damaged: its digest is not the one in {_META}")
     try:
         tensors = load_tensors(payload)
@@ -258,28 +252,23 @@ def load_checkpoint(path: Path) -> Checkpoint:
     for name, array in tensors.items():
         if ("/weights/" in name or "/critics/" in name) and not np.isfinite(array).all():
             raise CheckpointError(path, f"{name!r:.200} holds numbers that are not finite")
-    return Checkpoint(path, header["number"], tensors, header["meta"], _described_pieces(path, header))
+    _check_sizes(path, header)
+    return Checkpoint(path, header.number, tensors, header.meta, tuple(header.pieces))
 
 
-def _described_pieces(path: Path, header: Mapping[str, Any]) -> tuple[_PieceFile, ...]:
-    """The pieces that a header names, each there and of its size; of their contents, see `Checkpoint.check_pieces`."""
-    if "pieces_sha256" in header and _digest_of(header.get("pieces")) != header["pieces_sha256"]:  # older ones lack it
+def _check_sizes(path: Path, header: _Header) -> None:
+    """Check that each piece is there and of its size; of their contents, see `Checkpoint.check_pieces`."""
+    if header.pieces_sha256 is not None and _digest_of(header.pieces) != header.pieces_sha256:
         raise CheckpointError(path, f"{_META} is damaged: its pieces are not those of their digest")
-    try:
-        pieces = tuple(_PieceFile.of(described) for described in header.get("pieces", []))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(path, f"{_META} is damaged: {error}") from error
-    if len({piece.file for piece in pieces}) != len(pieces):
+    if len({piece.file for piece in header.pieces}) != len(header.pieces):
         raise CheckpointError(path, f"{_META} is damaged: it names a piece twice")
-    for piece in pieces:
-        file = path / _PIECES / piece.file
+    for piece in header.pieces:
         try:
-            found = file.stat().st_size
+            found = (path / _PIECES / piece.file).stat().st_size
         except OSError as error:
             raise CheckpointError(path, f"{piece.file} can't be read: {error.strerror or error}") from error
         if found != piece.num_bytes:
             raise CheckpointError(path, f"{piece.file} is damaged: it has {found:,} bytes, not {piece.num_bytes:,}")
-    return pieces
 
 
 def load_newest_valid(directory: Path, check: Callable[[Checkpoint], object] = lambda found: None) -> Checkpoint:

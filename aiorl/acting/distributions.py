@@ -44,6 +44,7 @@ class ActionDistribution(ABC):
 
     Attributes:
         name: key in DISTRIBUTIONS.
+        over: kinds of action spaces that it is for.
         action_space: single-environment action space.
         num_inputs: P.
         noise_size: K.
@@ -53,7 +54,8 @@ class ActionDistribution(ABC):
         logp_is_apart: `choose_into` takes less than `sample_into`, and `logp` of what it chose is the same to the bit.
     """
 
-    name: str
+    name: ClassVar[str]
+    over: ClassVar[tuple[type[spaces.Space[Any]], ...]]
     logp_is_apart: ClassVar[bool] = False
     num_features: int = 0
 
@@ -94,14 +96,6 @@ class ActionDistribution(ABC):
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """Log-probability (or log-density) of actions [N, *action_shape]: float32 [N]."""
 
-    @abstractmethod
-    def entropy(self, inputs: F32) -> F32:
-        """Entropy in nats: float32 [N]."""
-
-    @abstractmethod
-    def kl(self, inputs: F32, other: F32) -> F32:
-        """Kullback-Leibler divergence KL(inputs || other) in nats: float32 [N]."""
-
     def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """Values of actions, where the inputs are values of actions.
 
@@ -132,15 +126,6 @@ EDGE = 2.0**-24
 """Least distance of a squashed action from its bounds, as a share of their range, at which logp is taken."""
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-_erf = np.frompyfunc(math.erf, 1, 1)
-LOGISTIC_WEIGHTS: F32 = np.array([0.1494167, 0.50135265, 0.31260429, 0.03662636], np.float32)
-"""[4]: weights of a mixture of four normal variables, close to the logistic variable Z of density sech(z)^2 / 2."""
-LOGISTIC_DEVIATIONS: F32 = np.array([0.51077307, 0.75951436, 1.12349673, 1.64972240], np.float32)
-"""[4]: the standard deviations of the four.
-
-log(2 cosh(u)) is the mean of |u + Z|. So the mean of it over a normal u is a sum of means of folded normals, with an
-error below 5e-6 whatever the deviation of u. Source of such mixtures: Monahan, Stefanski 1992.
-"""
 
 
 def _has_bounds(space: spaces.Box) -> bool:
@@ -159,11 +144,12 @@ class DiagGaussian(ActionDistribution):
     """
 
     name = "diag_gaussian"
+    over = (spaces.Box,)
 
-    def __init__(self, action_space: spaces.Space[Any], num_features: int = 0) -> None:
-        if not isinstance(action_space, spaces.Box) or action_space.dtype.kind != "f":
+    def __init__(self, action_space: Any, num_features: int = 0) -> None:
+        if action_space.dtype.kind != "f":
             raise UnsupportedSpaceError("a Gaussian distribution over", action_space, ["Box of floats"])
-        self.size = math.prod(action_space.shape)
+        self.size: int = math.prod(action_space.shape)
         self.num_features = num_features
         super().__init__(action_space, num_inputs=2 * self.size, noise_size=self.size)
 
@@ -215,20 +201,6 @@ class DiagGaussian(ActionDistribution):
         """See the base class."""
         return self._normal_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
 
-    def entropy(self, inputs: F32) -> F32:
-        """See the base class."""
-        total: F32 = (self._parameters(inputs)[1] + np.float32(_HALF_LOG_2PI + 0.5)).sum(axis=1)
-        return total
-
-    def kl(self, inputs: F32, other: F32) -> F32:
-        """See the base class."""
-        mean, log_std = self._parameters(inputs)
-        other_mean, other_log_std = self._parameters(other)
-        shift = (mean - other_mean) * np.exp(-other_log_std)
-        spread = np.exp(2.0 * (log_std - other_log_std))
-        total: F32 = (other_log_std - log_std + 0.5 * (spread + shift * shift - 1.0)).sum(axis=1)
-        return total
-
     def _parameters(self, inputs: F32) -> tuple[F32, F32]:
         log_std: F32 = np.maximum(inputs[:, self.size : 2 * self.size], np.float32(LOG_STD_MIN))
         np.minimum(log_std, np.float32(LOG_STD_MAX), out=log_std)
@@ -252,9 +224,9 @@ class SquashedGaussian(DiagGaussian):
 
     name = "squashed_gaussian"
 
-    def __init__(self, action_space: spaces.Space[Any], num_features: int = 0) -> None:
+    def __init__(self, action_space: Any, num_features: int = 0) -> None:
         super().__init__(action_space, num_features)
-        if not isinstance(action_space, spaces.Box) or not _has_bounds(action_space):
+        if not _has_bounds(action_space):
             raise UnsupportedSpaceError(
                 "a squashed Gaussian over",
                 action_space,
@@ -284,17 +256,6 @@ class SquashedGaussian(DiagGaussian):
         """See the base class; actions beyond the bounds count as on them."""
         return self._squashed_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
 
-    def entropy(self, inputs: F32) -> F32:
-        """Entropy of the normal variable plus the mean of log |da/du|, see LOGISTIC_DEVIATIONS."""
-        mean, log_std = self._parameters(inputs)
-        mean, spread = mean[:, :, None], np.sqrt(np.exp(2.0 * log_std)[:, :, None] + LOGISTIC_DEVIATIONS**2)
-        ratio = mean / (math.sqrt(2.0) * spread)
-        folded = spread * math.sqrt(2.0 / math.pi) * np.exp(-ratio * ratio) + mean * _erf(ratio).astype(np.float32)
-        # log(1 - tanh(u)^2) = 2 log 2 - 2 log(2 cosh(u))
-        slope = 2.0 * np.float32(math.log(2.0)) - 2.0 * (folded @ LOGISTIC_WEIGHTS)
-        total: F32 = super().entropy(inputs) + (slope + np.log(0.5 * self.span)).sum(axis=1)
-        return total
-
     def _squash(self, values: NDArray[Any]) -> F32:
         squashed = self.low + self.span * (0.5 * (np.tanh(values) + 1.0))
         bounded: F32 = np.minimum(squashed, self.high)
@@ -319,10 +280,9 @@ class Categorical(ActionDistribution):
     """
 
     name = "categorical"
+    over = (spaces.Discrete,)
 
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
-        if not isinstance(action_space, spaces.Discrete):
-            raise UnsupportedSpaceError("a categorical distribution over", action_space, ["Discrete"])
+    def __init__(self, action_space: Any) -> None:
         super().__init__(action_space, num_inputs=int(action_space.n), noise_size=1)
         self.start = int(action_space.start)
 
@@ -345,14 +305,6 @@ class Categorical(ActionDistribution):
         chosen: F32 = np.take_along_axis(_log_softmax(inputs), index[:, None], axis=1)[:, 0]
         return chosen
 
-    def entropy(self, inputs: F32) -> F32:
-        """See the base class."""
-        return _categorical_entropy(inputs)
-
-    def kl(self, inputs: F32, other: F32) -> F32:
-        """See the base class."""
-        return _categorical_kl(inputs, other)
-
     def probabilities(self, inputs: F32) -> NDArray[np.float64]:
         """[N, A]: of each action."""
         shifted = inputs.astype(np.float64)
@@ -366,11 +318,6 @@ class TwoClassCategorical(Categorical):
     """Categorical with A = 2, in fewer steps: only the difference of the logits counts."""
 
     logp_is_apart = True
-
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
-        super().__init__(action_space)
-        if self.num_inputs != 2:
-            raise UnsupportedSpaceError("a two-class distribution over", action_space, ["Discrete(2)"])
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
         """Standard logistic numbers: log(u / (1 - u)) of a uniform u."""
@@ -406,7 +353,7 @@ class Greedy(Categorical):
 
     name = "greedy"
 
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
+    def __init__(self, action_space: Any) -> None:
         super().__init__(action_space)
         self.noise_size = 0
 
@@ -431,16 +378,6 @@ class Greedy(Categorical):
         chosen: NDArray[np.float64] = np.eye(self.num_inputs)[inputs.argmax(axis=1)]
         return chosen
 
-    def entropy(self, inputs: F32) -> F32:
-        """0: there is no chance."""
-        return np.zeros(len(inputs), np.float32)
-
-    def kl(self, inputs: F32, other: F32) -> F32:
-        """0 where both take the same action, and beyond all bounds elsewhere."""
-        same = inputs.argmax(axis=1) == other.argmax(axis=1)
-        found: F32 = np.where(same, _ZERO, np.float32(-MASKED_LOGIT))
-        return found
-
 
 class MultiCategorical(ActionDistribution):
     """Independent choices, one per component of a MultiDiscrete space.
@@ -452,10 +389,9 @@ class MultiCategorical(ActionDistribution):
     """
 
     name = "multi_categorical"
+    over = (spaces.MultiDiscrete,)
 
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
-        if not isinstance(action_space, spaces.MultiDiscrete):
-            raise UnsupportedSpaceError("a multi-categorical distribution over", action_space, ["MultiDiscrete"])
+    def __init__(self, action_space: Any) -> None:
         self.sizes: NDArray[np.int64] = action_space.nvec.astype(np.int64).ravel()
         super().__init__(action_space, num_inputs=int(self.sizes.sum()), noise_size=len(self.sizes))
         self.start: NDArray[np.int64] = action_space.start.astype(np.int64).ravel()
@@ -485,16 +421,6 @@ class MultiCategorical(ActionDistribution):
         total: F32 = chosen.sum(axis=(1, 2))
         return total
 
-    def entropy(self, inputs: F32) -> F32:
-        """See the base class."""
-        total: F32 = _categorical_entropy(self._padded(inputs)).sum(axis=1)
-        return total
-
-    def kl(self, inputs: F32, other: F32) -> F32:
-        """See the base class."""
-        total: F32 = _categorical_kl(self._padded(inputs), self._padded(other)).sum(axis=1)
-        return total
-
     def _padded(self, inputs: F32) -> F32:
         """Logits as [N, components, widest]."""
         rows, components = len(inputs), len(self.sizes)
@@ -509,10 +435,9 @@ class Bernoulli(ActionDistribution):
     """Independent bits of a MultiBinary space; inputs are the logits of their being 1."""
 
     name = "bernoulli"
+    over = (spaces.MultiBinary,)
 
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
-        if not isinstance(action_space, spaces.MultiBinary):
-            raise UnsupportedSpaceError("a Bernoulli distribution over", action_space, ["MultiBinary"])
+    def __init__(self, action_space: Any) -> None:
         size = math.prod(action_space.shape)
         super().__init__(action_space, num_inputs=size, noise_size=size)
 
@@ -529,17 +454,6 @@ class Bernoulli(ActionDistribution):
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """See the base class."""
         return _bernoulli_logp(inputs, actions.reshape(len(inputs), -1) != 0)
-
-    def entropy(self, inputs: F32) -> F32:
-        """See the base class."""
-        total: F32 = (np.logaddexp(_ZERO, inputs) - inputs * _sigmoid(inputs)).sum(axis=1)
-        return total
-
-    def kl(self, inputs: F32, other: F32) -> F32:
-        """See the base class."""
-        ones = _sigmoid(inputs) * (inputs - other)
-        total: F32 = (ones + np.logaddexp(_ZERO, other) - np.logaddexp(_ZERO, inputs)).sum(axis=1)
-        return total
 
 
 def _two_class_logp(difference: F32, is_second: NDArray[Any]) -> F32:
@@ -581,18 +495,6 @@ def _log_softmax(logits: F32) -> F32:
     return result
 
 
-def _categorical_entropy(logits: F32) -> F32:
-    log_probabilities = _log_softmax(logits)
-    total: F32 = -(np.exp(log_probabilities) * log_probabilities).sum(axis=-1)
-    return total
-
-
-def _categorical_kl(logits: F32, other: F32) -> F32:
-    log_probabilities, other_log_probabilities = _log_softmax(logits), _log_softmax(other)
-    total: F32 = (np.exp(log_probabilities) * (log_probabilities - other_log_probabilities)).sum(axis=-1)
-    return total
-
-
 class CompositePart(NamedTuple):
     """One component.
 
@@ -620,27 +522,19 @@ class Composite(ActionDistribution):
     """
 
     name = "composite"
+    over = (spaces.Tuple, spaces.Dict)
     is_squashed = False
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:
         self.layout = ActionLayout(action_space)
         self.parts: list[CompositePart] = []
-        num_inputs = noise_size = num_actions = 0
+        ends = (0, 0, 0)
         for leaf in self.layout.leaves:
-            kind = make_distribution(leaf, squash=self.is_squashed and isinstance(leaf, spaces.Box))
-            size = math.prod(kind.action_shape)
-            self.parts.append(
-                CompositePart(
-                    kind,
-                    slice(num_inputs, num_inputs + kind.num_inputs),
-                    slice(noise_size, noise_size + kind.noise_size),
-                    slice(num_actions, num_actions + size),
-                )
-            )
-            num_inputs, noise_size, num_actions = (
-                num_inputs + kind.num_inputs, noise_size + kind.noise_size, num_actions + size
-            )  # fmt: skip
-        super().__init__(action_space, num_inputs, noise_size)
+            kind = make_distribution(leaf, squash=self.is_squashed)
+            sizes = kind.num_inputs, kind.noise_size, math.prod(kind.action_shape)
+            starts, ends = ends, (ends[0] + sizes[0], ends[1] + sizes[1], ends[2] + sizes[2])
+            self.parts.append(CompositePart(kind, *map(slice, starts, ends)))
+        super().__init__(action_space, num_inputs=ends[0], noise_size=ends[1])
         self.action_shape = self.layout.shape
         self.action_dtype = self.layout.dtype
 
@@ -676,21 +570,9 @@ class Composite(ActionDistribution):
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """See the base class."""
-        batches = self.layout.split(actions)
-        return _added(
-            [
-                part.distribution.logp(inputs[:, part.inputs], batch)
-                for part, batch in zip(self.parts, batches, strict=True)
-            ]
-        )
-
-    def entropy(self, inputs: F32) -> F32:
-        """See the base class."""
-        return _added([part.distribution.entropy(inputs[:, part.inputs]) for part in self.parts])
-
-    def kl(self, inputs: F32, other: F32) -> F32:
-        """See the base class."""
-        return _added([part.distribution.kl(inputs[:, part.inputs], other[:, part.inputs]) for part in self.parts])
+        batches = zip(self.parts, self.layout.split(actions), strict=True)
+        total: F32 = np.add.reduce([part.distribution.logp(inputs[:, part.inputs], batch) for part, batch in batches])
+        return total
 
 
 class SquashedComposite(Composite):
@@ -700,20 +582,11 @@ class SquashedComposite(Composite):
     is_squashed = True
 
 
-DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
-    kind.name: kind
-    for kind in (
-        Categorical,
-        Greedy,
-        MultiCategorical,
-        Bernoulli,
-        DiagGaussian,
-        SquashedGaussian,
-        Composite,
-        SquashedComposite,
-    )
-}
-"""Distributions by name."""
+_KINDS: tuple[type[ActionDistribution], ...] = (
+    Categorical, Greedy, MultiCategorical, Bernoulli, DiagGaussian, SquashedGaussian, Composite, SquashedComposite,
+)  # fmt: skip
+DISTRIBUTIONS: dict[str, Any] = {kind.name: kind for kind in _KINDS}  # Any: a space is all that each is made of
+"""Distributions by name; the first one over a kind of space is the one that goes with it."""
 
 
 def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) -> ActionDistribution:
@@ -726,19 +599,11 @@ def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) 
 
     Raises: UnsupportedSpaceError for any other space, or a Box without bounds when `squash` is set.
     """
-    match action_space:
-        case spaces.Discrete():
-            return make_named_distribution(Categorical.name, action_space)
-        case spaces.MultiDiscrete():
-            return MultiCategorical(action_space)
-        case spaces.MultiBinary():
-            return Bernoulli(action_space)
-        case spaces.Box():
-            return SquashedGaussian(action_space) if squash else DiagGaussian(action_space)
-        case spaces.Tuple() | spaces.Dict():
-            return SquashedComposite(action_space) if squash else Composite(action_space)
-        case _:
-            raise UnsupportedSpaceError("action space", action_space, KINDS)
+    kind = next((kind for kind in _KINDS if isinstance(action_space, kind.over)), None)
+    if kind is None:
+        raise UnsupportedSpaceError("action space", action_space, KINDS)
+    squashed: dict[Any, type[ActionDistribution]] = {DiagGaussian: SquashedGaussian, Composite: SquashedComposite}
+    return make_named_distribution((squashed.get(kind, kind) if squash else kind).name, action_space)
 
 
 def make_named_distribution(name: str, action_space: spaces.Space[Any], num_features: int = 0) -> ActionDistribution:
@@ -751,19 +616,14 @@ def make_named_distribution(name: str, action_space: spaces.Space[Any], num_feat
     Raises: PolicyError for an unknown name, or features of another distribution; UnsupportedSpaceError if name and
         space don't go together.
     """
-    try:
-        kind = DISTRIBUTIONS[name]
-    except KeyError:
-        raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(DISTRIBUTIONS))}") from None
-    if num_features:
-        if not issubclass(kind, DiagGaussian):
-            raise PolicyError(f"noise of {num_features} features is for Gaussian actions; these are {name}")
-        return kind(action_space, num_features)
-    if kind is Categorical and isinstance(action_space, spaces.Discrete) and action_space.n == 2:
-        return TwoClassCategorical(action_space)
-    return kind(action_space)  # type: ignore[call-arg]  # every concrete kind takes the space alone
-
-
-def _added(terms: list[F32]) -> F32:
-    total: F32 = np.add.reduce(terms)
-    return total
+    if name not in DISTRIBUTIONS:
+        raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(DISTRIBUTIONS))}")
+    kind = DISTRIBUTIONS[name]
+    if not isinstance(action_space, kind.over):
+        raise UnsupportedSpaceError(f"a {name} distribution over", action_space, [own.__name__ for own in kind.over])
+    if num_features and not issubclass(kind, DiagGaussian):
+        raise PolicyError(f"noise of {num_features} features is for Gaussian actions; these are {name}")
+    if kind is Categorical and getattr(action_space, "n", 0) == 2:
+        kind = TwoClassCategorical
+    made: ActionDistribution = kind(action_space, num_features) if num_features else kind(action_space)
+    return made

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -46,16 +46,29 @@ class UniformActions:
         Raises:
             UnsupportedSpaceError: a space, or one inside it, that has no uniform distribution here.
         """
-        layout = ActionLayout(space)
-        lows, ends, wholes = zip(*(_ranges(leaf) for leaf in layout.leaves), strict=True)
-        self._low, self._end = np.concatenate(lows), np.concatenate(ends)
-        self._is_whole = np.concatenate(wholes)
+        lows, ends, wholes = [], [], []
+        self._choices: list[tuple[int, slice, bool]] = []
+        """Of each choice its place in an action, its inputs of the distribution, and whether it is a bit."""
+        position = first = 0
+        for leaf in ActionLayout(space).leaves:
+            low, end = _ranges(leaf)
+            is_bit = isinstance(leaf, spaces.MultiBinary)
+            if isinstance(leaf, spaces.Box):
+                first += 2 * len(low)  # means and deviations
+            else:
+                for number, size in enumerate([1] * len(low) if is_bit else (end - low).astype(int).tolist()):
+                    self._choices.append((position + number, slice(first, first + size), is_bit))
+                    first += size
+            position += len(low)
+            lows.append(low)
+            ends.append(end)
+            wholes.append(np.full(len(low), leaf.dtype is not None and leaf.dtype.kind != "f"))
+        self._low, self._end, self._is_whole = map(np.concatenate, (lows, ends, wholes))
         self._is_bounded = np.isfinite(self._low) & np.isfinite(self._end)
         self.noise_size = len(self._low)
         self._span = np.where(self._is_bounded, self._end - self._low, 1.0)
         self._start = np.where(self._is_bounded, self._low, 0.0)
         self._logp = -float(np.log(self._span[self._is_bounded]).sum())
-        self._choices = list(_choices(layout.leaves))
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
         """Noise for `leading` choices: float32 [*leading, K], in [0, 1) or, for unbounded components, normal."""
@@ -103,29 +116,8 @@ class UniformActions:
             logp += np.log(own.shape[1] / counts).astype(np.float32)
 
 
-def _choices(leaves: Sequence[spaces.Space[Any]]) -> Iterator[tuple[int, slice, bool]]:
-    """For each choice its place among the numbers of an action, its inputs of the distribution, and whether a bit."""
-    position = first = 0
-    for leaf in leaves:
-        is_bit = isinstance(leaf, spaces.MultiBinary)
-        match leaf:
-            case spaces.Discrete():
-                sizes = [int(leaf.n)]
-            case spaces.MultiDiscrete():
-                sizes = [int(size) for size in leaf.nvec.ravel()]
-            case spaces.MultiBinary():
-                sizes = [1] * math.prod(leaf.shape)
-            case _:
-                numbers = math.prod(leaf.shape or ())
-                position, first = position + numbers, first + 2 * numbers  # means and deviations
-                continue
-        for size in sizes:
-            yield position, slice(first, first + size), is_bit
-            position, first = position + 1, first + size
-
-
-def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Lower bound, upper end (exclusive for whole numbers) and whether whole, of each number of an action."""
+def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Lower bound and upper end (exclusive for whole numbers) of each number of an action."""
     match leaf:
         case spaces.Discrete():
             low, end = np.array([leaf.start]), np.array([leaf.start + leaf.n])
@@ -134,12 +126,10 @@ def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.fl
         case spaces.MultiBinary():
             low, end = np.zeros(math.prod(leaf.shape)), np.full(math.prod(leaf.shape), 2)
         case spaces.Box():
-            is_whole = leaf.dtype.kind != "f"
-            low, end = leaf.low.ravel(), leaf.high.ravel().astype(np.float64) + is_whole
+            low, end = leaf.low.ravel(), leaf.high.ravel().astype(np.float64) + (leaf.dtype.kind != "f")
         case _:
             raise UnsupportedSpaceError("uniform exploration over", leaf, SIMPLE_KINDS)
-    whole = np.full(len(low), not (isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"))
-    return low.astype(np.float64), end.astype(np.float64), whole
+    return low.astype(np.float64), end.astype(np.float64)
 
 
 class Schedule:

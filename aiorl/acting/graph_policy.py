@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from aiorl.acting.acting_graph import ActingSpec, Previous
 from aiorl.acting.distributions import make_named_distribution
 from aiorl.acting.exploration import make_exploration
-from aiorl.acting.filters import LearningFilter, ObservationFilter
+from aiorl.acting.filters import LearningFilter, ObservationFilter, RewardScaler
 from aiorl.acting.policy import Policy
-from aiorl.acting.postprocess import ScalesRewards, needs_action_values, needs_values, postprocessed
+from aiorl.acting.postprocess import needs_action_values, needs_values, postprocessed
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.spaces import space_from_dict
@@ -83,22 +83,6 @@ class ActingNetwork(Protocol):
         """The weights in force, by name."""
 
 
-class Learning(Protocol):
-    """Interface of an algorithm at work for one policy, `aiorl.learning.algorithms.policy_learning`."""
-
-    def warm_up(self) -> None:
-        """Compile what gradients of a fragment need; changes nothing."""
-
-    def gradient_columns(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Columns of the gradient (`aiorl.data.columns`) over those of a fragment; none if it has no row."""
-
-    def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """See `Policy.compute_gradients`."""
-
-    def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """See `Policy.apply_gradients`."""
-
-
 class GraphPolicy(Policy):
     """Acts with a network and samples on NumPy.
 
@@ -115,7 +99,7 @@ class GraphPolicy(Policy):
         reward_scaler: scales the rewards of trajectories; whoever samples sets it. None leaves them as they are.
     """
 
-    reward_scaler: ScalesRewards | None = None
+    reward_scaler: RewardScaler | None = None
     acting_spec: ClassVar[ActingSpec | None] = None
 
     def __init__(
@@ -316,8 +300,8 @@ class GraphPolicy(Policy):
         return actions, result.state_out, result.columns
 
     @functools.cached_property
-    def learning(self) -> Learning:
-        """The run's algorithm at work for this policy; made, with TensorFlow, when it is first asked for.
+    def learning(self) -> Any:
+        """The run's algorithm at work for this policy, a `PolicyLearning`; made, with TensorFlow, at its first use.
 
         Which it is, and how fragments are cut, is in the setting "learning": see `PolicyLearning.of`.
 
@@ -334,22 +318,23 @@ class GraphPolicy(Policy):
             load_tensorflow(threads=threads)
             # a worker loads no TensorFlow unless it must, so this name is not in its import graph
             module = importlib.import_module(_LEARNING)
-        found: Learning = module.PolicyLearning.of(self, said)
-        return found
+        return module.PolicyLearning.of(self, said)
 
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
         """See `Policy`; by weight name, at the weights in force.
 
         Raises: as `learning`; BatchError if a column or all rows are missing; PolicyError if a number is not finite.
         """
-        return self.learning.compute_gradients(batch)
+        found: tuple[Any, dict[str, Any]] = self.learning.compute_gradients(batch)
+        return found
 
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
         """See `Policy`.
 
         Raises: as `learning`; PolicyError if they are not those of the weights, or not finite.
         """
-        return self.learning.apply_gradients(gradients)
+        figures: dict[str, Any] = self.learning.apply_gradients(gradients)
+        return figures
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
         """See `Policy`.
@@ -507,7 +492,7 @@ class _Filtering:
         return self._network.run(self._filtered(obs, update=False), *args, **kwargs)
 
 
-def _scaled(scaler: ScalesRewards, batch: Any, ends: NDArray[np.int64]) -> F32:
+def _scaled(scaler: RewardScaler, batch: Any, ends: NDArray[np.int64]) -> F32:
     """Scaled rewards of trajectories that lie one behind the other."""
     last = ends - 1
     keys = list(zip(batch[c.EPS_ID][last].tolist(), batch[c.AGENT_INDEX][last].tolist(), strict=True))

@@ -159,11 +159,6 @@ class AgentBinding:
             policy_id = self._by_agent[agent_id] = self._policies.choose(agent_id, episode, self._get_worker)
         return policy_id
 
-    @property
-    def agents(self) -> tuple[Any, ...]:
-        """Agents bound so far, in order of appearance."""
-        return tuple(self._by_agent)
-
 
 def policy_seed(seed: int, position: int) -> int:
     """Seed of one of several policies, in the order of their ids: the one given for the first, else another each."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,18 +131,9 @@ def returns(
     return {c.ADVANTAGES: sums}
 
 
-def n_step_columns(
-    rewards: F32,
-    terminateds: NDArray[np.bool_],
-    truncateds: NDArray[np.bool_],
-    *,
-    gamma: float,
-    n: float,
-    valid: NDArray[np.bool_] | None = None,
-) -> dict[str, Array]:
-    """N_STEP_RETURNS, DISCOUNTS and N_STEPS [T, N] of up to n steps; see `aiorl.acting.postprocess`."""
-    made = n_step(rewards, terminateds, truncateds, gamma=gamma, n=int(n), valid=valid)
-    return {c.N_STEP_RETURNS: made.returns, c.DISCOUNTS: made.discounts, c.N_STEPS: made.steps}
+def n_step_columns(**given: Any) -> dict[str, Array]:
+    """N_STEP_RETURNS, DISCOUNTS and N_STEPS [T, N] of up to n steps; see `n_step`."""
+    return dict(zip((c.N_STEP_RETURNS, c.DISCOUNTS, c.N_STEPS), n_step(**given), strict=True))
 
 
 def n_step_priorities(
@@ -176,7 +167,9 @@ def n_step_priorities(
         valid: [T, N] bool, False where a row is no transition; None = all are.
     Source: Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 3 and algorithm 1.
     """
-    made = n_step_columns(rewards, terminateds, truncateds, gamma=gamma, n=n, valid=valid)
+    made = n_step_columns(
+        rewards=rewards, terminateds=terminateds, truncateds=truncateds, gamma=gamma, n=n, valid=valid
+    )
     following = _following_values(vf_preds.astype(np.float64), bootstrap, terminateds, truncateds, truncation_values)
     following[following <= MASKED_LOGIT] = 0.0  # behind a truncation there may be no legal action
     behind = np.take_along_axis(following, last_rows(made[c.N_STEPS]), axis=0)
@@ -190,23 +183,6 @@ def n_step_priorities(
 def gae_columns(**given: Any) -> dict[str, Array]:
     """ADVANTAGES and VALUE_TARGETS [T, N]; see `gae`."""
     return dict(zip((c.ADVANTAGES, c.VALUE_TARGETS), gae(**given), strict=True))
-
-
-def no_postprocessing(**given: Any) -> dict[str, Array]:
-    """For algorithms whose targets are made by the learner, such as V-trace: adds no column."""
-    return {}
-
-
-class ScalesRewards(Protocol):
-    """Interface of what scales the rewards that are learned from: `aiorl.acting.filters.RewardScaler`."""
-
-    def of_envs(self, rewards: F32, dones: NDArray[np.bool_], valid: NDArray[np.bool_] | None = None) -> F32:
-        """Scaled rewards [T, N] of the next steps of all environments."""
-
-    def of_trajectories(
-        self, rewards: F32, ends: NDArray[np.int64], is_over: NDArray[np.bool_], keys: Sequence[Hashable]
-    ) -> F32:
-        """Scaled rewards [B] of trajectories that lie one behind the other."""
 
 
 class Postprocessor(NamedTuple):
@@ -228,7 +204,7 @@ POSTPROCESSORS = {
     "gae": Postprocessor(gae_columns, needs_values=True),
     "n_step": Postprocessor(n_step_columns),
     "n_step_priorities": Postprocessor(n_step_priorities, needs_values=True, needs_action_values=True),
-    "none": Postprocessor(no_postprocessing),
+    "none": Postprocessor(lambda **given: {}),  # the learner makes the targets, as of V-trace
     "returns": Postprocessor(returns),
 }
 """Postprocessors by the name an algorithm asks for."""
@@ -289,7 +265,7 @@ class NStep(NamedTuple):
 
 
 def n_step(
-    rewards: F32, terminateds: Bools, truncateds: Bools, *, gamma: float, n: int, valid: Bools | None = None
+    rewards: F32, terminateds: Bools, truncateds: Bools, *, gamma: float, n: float, valid: Bools | None = None
 ) -> NStep:
     """Rewards of up to n steps, and what they bootstrap with.
 
@@ -320,7 +296,7 @@ def n_step(
     returns = rewards.astype(np.float64)
     steps = np.ones(shape, np.int32)
     is_taking = goes_on.copy()  # whether the row takes a step more, the one that `ahead` rows on begins
-    for ahead in range(1, min(n, len(rewards))):
+    for ahead in range(1, min(int(n), len(rewards))):
         is_taking = is_taking[:-1]
         if not is_taking.any():
             break

@@ -107,9 +107,9 @@ class Preprocessor(ABC):
 
 
 class BoxPreprocessor(Preprocessor):
-    """Boxes of any shape as they are: bytes stay bytes, every other number becomes float32."""
+    """Boxes of any shape, and bits, as they are: bytes stay bytes, every other number becomes float32."""
 
-    def __init__(self, space: spaces.Box) -> None:
+    def __init__(self, space: spaces.Box | spaces.MultiBinary) -> None:
         """Keep the shape; a box without dimensions becomes a vector of one."""
         dtype = np.uint8 if space.dtype == np.uint8 else np.float32
         super().__init__(space, tuple(space.shape) or (1,), dtype)
@@ -120,64 +120,40 @@ class BoxPreprocessor(Preprocessor):
         return obs.astype(self.dtype, copy=False).reshape(len(obs), *self.shape)
 
 
-class DiscretePreprocessor(Preprocessor):
-    """Discrete numbers as one-hot vectors of float32."""
+class OneHotPreprocessor(Preprocessor):
+    """Discrete numbers as their one-hot vectors, one after the other, float32."""
 
-    def __init__(self, space: spaces.Discrete) -> None:
-        """One entry per value.
-
-        Raises:
-            UnsupportedSpaceError: more values than a row can have numbers.
-        """
-        super().__init__(space, _one_hot_shape(space, int(space.n)), np.float32)
-        self._start = int(space.start)
-
-    def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """See Preprocessor."""
-        out = np.zeros((len(obs), *self.shape), np.float32)
-        out[np.arange(len(obs)), obs.astype(np.int64, copy=False) - self._start] = 1.0
-        return out
-
-    def _check_range(self, obs: NDArray[Any]) -> None:
-        _check_range(obs, self._start, self._start + self.shape[0], self.space)
-
-
-class MultiDiscretePreprocessor(Preprocessor):
-    """Several discrete numbers as their one-hot vectors, one after the other, float32."""
-
-    def __init__(self, space: spaces.MultiDiscrete) -> None:
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
         """One entry per value of each number.
 
         Raises:
             UnsupportedSpaceError: more values than a row can have numbers.
         """
-        sizes = np.asarray(space.nvec, np.int64).reshape(-1)
-        super().__init__(space, _one_hot_shape(space, int(sizes.sum())), np.float32)
-        offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        self._low = np.asarray(space.start, np.int64)
-        self._end = self._low + space.nvec
-        self._shift = offsets - self._low.reshape(-1)
+        sizes = np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n, np.int64)
+        size = int(sizes.sum())
+        if size > MAX_ONE_HOT:
+            raise UnsupportedSpaceError(
+                "the observation space", space, [f"up to {MAX_ONE_HOT} values one-hot"],
+                f"Each row would hold {size} numbers. Have the environment show what its number is made of, such as "
+                "coordinates (a Box, or MultiDiscrete of few values each), or set model.custom_preprocessor.",
+            )  # fmt: skip
+        super().__init__(space, (size,), np.float32)
+        self._low = space.start
+        self._end = space.start + sizes
+        self._offsets = np.cumsum(sizes.ravel()) - sizes.ravel()
 
     def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
         """See Preprocessor."""
         out = np.zeros((len(obs), *self.shape), np.float32)
-        np.put_along_axis(out, obs.reshape(len(obs), -1).astype(np.int64) + self._shift, 1.0, axis=1)
+        rows, index = np.arange(len(obs)), obs.astype(np.int64, copy=False) - self._low
+        if index.ndim > 1:
+            rows, index = rows[:, None], index.reshape(len(obs), -1) + self._offsets
+        out[rows, index] = 1.0
         return out
 
     def _check_range(self, obs: NDArray[Any]) -> None:
-        _check_range(obs, self._low, self._end, self.space)
-
-
-class MultiBinaryPreprocessor(Preprocessor):
-    """Bits as float32 zeros and ones."""
-
-    def __init__(self, space: spaces.MultiBinary) -> None:
-        """Keep the shape."""
-        super().__init__(space, tuple(space.shape), np.float32)
-
-    def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """See Preprocessor."""
-        return obs.astype(np.float32)
+        if ((obs < self._low) | (obs >= self._end)).any():
+            raise BatchError("obs", f"observations of {self.space}", f"values from {obs.min()} to {obs.max()}")
 
 
 class NestedPreprocessor(Preprocessor):
@@ -356,14 +332,10 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
     Raises:
         UnsupportedSpaceError: no preprocessor exists for that kind of space.
     """
-    if isinstance(space, spaces.Box):
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
         return BoxPreprocessor(space)
-    if isinstance(space, spaces.Discrete):
-        return DiscretePreprocessor(space)
-    if isinstance(space, spaces.MultiDiscrete):
-        return MultiDiscretePreprocessor(space)
-    if isinstance(space, spaces.MultiBinary):
-        return MultiBinaryPreprocessor(space)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return OneHotPreprocessor(space)
     if isinstance(space, spaces.Tuple | spaces.Dict):
         return NestedPreprocessor(space)
     hint = "model.custom_preprocessor names a preprocessor of your own."
@@ -432,18 +404,6 @@ def _made_of_users(custom_preprocessor: str | type[Preprocessor], space: spaces.
     return made
 
 
-def _one_hot_shape(space: spaces.Space[Any], size: int) -> tuple[int, ...]:
-    if size > MAX_ONE_HOT:
-        raise UnsupportedSpaceError(
-            "the observation space",
-            space,
-            [f"up to {MAX_ONE_HOT} values one-hot"],
-            f"Each row would hold {size} numbers. Have the environment show what its number is made of, such as "
-            "coordinates (a Box, or MultiDiscrete of few values each), or set model.custom_preprocessor.",
-        )
-    return (size,)
-
-
 def _unbounded(layout: ObsLayout, dtype: np.dtype[Any]) -> LaidOutBox:
     """The space of model inputs of which nothing else is known."""
     if dtype.kind == "f":
@@ -483,8 +443,3 @@ def _stacked(observations: Sequence[Any], space: spaces.Space[Any]) -> NDArray[A
     if batch.dtype.kind not in "biuf":
         raise BatchError("obs", f"observations of {space}", f"dtype {batch.dtype}")
     return batch.reshape(shape)
-
-
-def _check_range(obs: NDArray[Any], low: Any, end: Any, space: spaces.Space[Any]) -> None:
-    if ((obs < low) | (obs >= end)).any():
-        raise BatchError("obs", f"observations of {space}", f"values from {obs.min()} to {obs.max()}")

@@ -26,6 +26,7 @@ import shutil
 import socket
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +34,7 @@ from typing import Any, Self
 import psutil
 
 from aiorl.acting.checkpoint import clear_partial
-from aiorl.config.address import split_address
+from aiorl.config.command_line import split_address
 from aiorl.config.files import check_regular, parse_json, read_regular
 from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig
@@ -147,17 +148,16 @@ def _owner(path: Path) -> dict[str, Any] | None:
 
 
 def _in_use(directory: Path, owner: dict[str, Any] | None) -> ConfigError:
+    lock = directory / _NAME
     if owner is None:
         who = "another learner"
-        hint = (
-            f"End it first, or give another directory; if none runs, some process locks {directory / _NAME}: remove it."
-        )
-    elif owner["host"] == socket.gethostname():
-        who = f"the learner with pid {owner['pid']} on this host, {owner['host']}, since {owner['since']}"
-        hint = "End it first, or give another directory."
+        hint = f"End it first, or give another directory; if none runs, some process locks {lock}: remove it."
     else:
-        who = f"the learner with pid {owner['pid']} on host {owner['host']}, since {owner['since']}"
-        hint = f"End it first; if it is certain that it no longer runs, remove {directory / _NAME}."
+        is_here = owner["host"] == socket.gethostname()
+        host = f"this host, {owner['host']}" if is_here else f"host {owner['host']}"
+        who = f"the learner with pid {owner['pid']} on {host}, since {owner['since']}"
+        gone = f"if it is certain that it no longer runs, remove {lock}"
+        hint = "End it first, or give another directory." if is_here else f"End it first; {gone}."
     return ConfigError(f"{directory} is in use by {who}.", key="run_dir", value=str(directory), hint=hint)
 
 
@@ -171,27 +171,27 @@ _OWN_FILE = re.compile(
 _OWN_DIRECTORIES = ("logs", "checkpoints", "checkpoints/superseded", "best", "evaluation")
 
 
+@dataclass(eq=False)
 class RunDirectory:
     """Paths of one run, and the right to write there: no two learners have it at a time.
 
     Attributes:
         path: the directory, absolute.
+        lock: on it.
         run_id: random name of the run, kept over a resume.
         last_address: where the learner listened before the resume, "" for a new run.
+        seed: of the run.
+        is_new: it is not resumed.
+        is_made: its directory was made for it.
     """
 
-    def __init__(
-        self, path: Path, lock: RunLock, run_id: str, last_address: str = "", *, seed: int | None = None,
-        is_new: bool = False, is_made: bool = False,
-    ) -> None:  # fmt: skip
-        """Take over a locked directory; `open` makes one."""
-        self._seed = seed
-        self._is_new = is_new
-        self._is_made = is_made
-        self.path = path
-        self.run_id = run_id
-        self.last_address = last_address
-        self._lock = lock
+    path: Path
+    lock: RunLock
+    run_id: str
+    last_address: str = ""
+    seed: int | None = None
+    is_new: bool = False
+    is_made: bool = False
 
     @property
     def checkpoints(self) -> Path:
@@ -251,14 +251,14 @@ class RunDirectory:
 
     def close(self) -> None:
         """Let others write here; may be repeated."""
-        self._lock.release()
+        self.lock.release()
 
     def abandon(self) -> None:
         """Give the place back of a new run that could not begin, so that the mended command may have it."""
-        if self._is_new:
+        if self.is_new:
             for name in (_RUN, CONFIG_FILE):
                 (self.path / name).unlink(missing_ok=True)
-            if self._is_made:
+            if self.is_made:
                 shutil.rmtree(self.path, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -281,7 +281,7 @@ class RunDirectory:
         Raises:
             ConfigError: the file cannot be written.
         """
-        facts = {"run_id": self.run_id, "address": address, "seed": self._seed}
+        facts = {"run_id": self.run_id, "address": address, "seed": self.seed}
         temporary = self.path / f"{_RUN}.tmp"
         try:
             temporary.write_text(json.dumps(facts) + "\n", encoding="utf-8")
@@ -296,7 +296,7 @@ class RunDirectory:
         Raises:
             CheckpointError: it was removed, renamed or replaced.
         """
-        if not self._lock.is_held:
+        if not self.lock.is_held:
             reason = (
                 "the run directory was removed, renamed or replaced while the run went on; nothing more can be saved"
             )

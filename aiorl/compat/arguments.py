@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from aiorl.config.check import plain_error
+from aiorl.config.key import plain_error
 from aiorl.config.worker import WorkerConfig
 from aiorl.errors import ConfigError, nearest
 from aiorl.offline.estimators import ESTIMATORS

@@ -1,6 +1,7 @@
-"""Settings, and how they are put together: defaults < preset < YAML file < command line.
+"""Settings: how they are put on top of each other, and what rooms above this one do with them.
 
-The two functions below come from rooms above this one. The top of the package sets them.
+The order is defaults < preset < YAML file < command line. The two functions at the top come from rooms above this one;
+the top of the package sets them.
 """
 
 from __future__ import annotations
@@ -13,3 +14,88 @@ build_trainer: Callable[[Any], Any]
 
 translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]]
 """Returns settings with old keys renamed or dropped, or raises ConfigError; see `aiorl.compat.old_keys`."""
+
+
+def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a deep copy of `base`, updated by `extra` one level deep."""
+    return {**copied(base), **copied(extra)}
+
+
+def copied(value: Any) -> Any:
+    """Copy settings: the dicts and lists in them; other objects are shared."""
+    if isinstance(value, Mapping):
+        return {name: copied(inner) for name, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(copied, value))
+    return value
+
+
+def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a deep copy of `base` with `changes` in it: dict onto dict merges, anything else replaces."""
+    merged: dict[str, Any] = copied(base)
+    for name, value in changes.items():
+        old = merged.get(name)
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            merged[name] = deep_update(old, value)
+        else:
+            merged[name] = copied(value)
+    return merged
+
+
+def put_on_top(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config's values with `changes` in them, which win over the policies' defaults."""
+    return deep_update(without_defaults_of(base, changes), changes)
+
+
+def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config's values without the policies' defaults that `changes` replace.
+
+    The config of a run holds all settings of a policy with another algorithm as ``defaults`` of its entry in
+    ``multiagent.policies``. A key that is set on top of that config applies to this policy too, so its default is
+    removed. All defaults are removed if the policy gets another class.
+
+    Args:
+        config: nested as the config is, checked or not. Not modified.
+        changes: likewise.
+    """
+    entries = _entries(config)
+    if not any(isinstance(entry, Mapping) and "defaults" in entry for entry in entries.values()):
+        return dict(config)
+    new = _entries(changes)
+    kept = {policy_id: _without_defaults_of(entry, new.get(policy_id), changes) for policy_id, entry in entries.items()}
+    return {**config, "multiagent": {**config["multiagent"], "policies": kept}}
+
+
+def _entries(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    group = config.get("multiagent")
+    entries = group.get("policies") if isinstance(group, Mapping) else None
+    return entries if isinstance(entries, Mapping) else {}
+
+
+def _without_defaults_of(entry: Any, new: Any, changes: Mapping[str, Any]) -> Any:
+    """Return a policy's entry without its defaults of keys that `changes` set; `new` is put on top of the entry."""
+    if not (isinstance(entry, Mapping) and isinstance(entry.get("defaults"), Mapping)):
+        return entry
+    name = new.get("class", entry.get("class")) if isinstance(new, Mapping) else entry.get("class")
+    if str(name).lower() != str(entry.get("class")).lower():
+        return {**entry, "defaults": None}
+    return {**entry, "defaults": _without(entry["defaults"], changes)}
+
+
+def _without(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in named:
+            kept[name] = value
+        elif isinstance(value, Mapping) and isinstance(named[name], Mapping):
+            kept[name] = _without(value, named[name])
+    return kept
+
+
+def to_plain(value: Any) -> Any:
+    """Return `value` with its tuples as lists, so that YAML and msgpack give back the same."""
+    if isinstance(value, dict):
+        return {name: to_plain(inner) for name, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(inner) for inner in value]
+    return value

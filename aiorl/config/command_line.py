@@ -1,21 +1,19 @@
-"""Command lines of aiorl's programs: argparse with errors in one plain sentence, and the worker's options.
+"""Command lines of aiorl's programs: argparse with errors in one plain sentence, and addresses tcp://HOST:PORT.
 
-It loads next to nothing, since workers are started often. The learner's options are in `aiorl.config.reference`.
+It loads next to nothing, since workers are started often.
 """
 
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from aiorl.config.address import split_address
-from aiorl.errors import AiorlError, ConfigError, UnknownPolicyError, nearest
-from aiorl.process.children import DEFAULT_MAX_RESTARTS
+from aiorl.errors import AiorlError, ConfigError, SecurityError, UnknownPolicyError, nearest
 from aiorl.text import one_line
 
 _MAX_SHOWN = 2000
@@ -141,85 +139,96 @@ def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ct
     return status or 0
 
 
-# The worker's options --------------------------------------------------------------------------------------------
+# Addresses ---------------------------------------------------------------------------------------------------
 
-_WORKER_ABOUT = "Samples for a learner; may join at any time, and waits for a learner that is away."
-_WORKER_EXAMPLES = """
-Examples:
-  # one worker for a learner on this host
-  python -m aiorl.worker --connect tcp://127.0.0.1:5557
-  # eight workers on this host for a learner on another one
-  python -m aiorl.worker --connect tcp://learner-host:5557 --num-workers 8 --keys keys
-
-Environment, policy and config come from the learner: the address (and keys) is all a worker needs. Keys of a learner
-of the same user on the same host it finds by itself.
-"""
-_LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
+MAX_PORT = 65_534
+"""A learner uses the next port as well, for what it sends to all."""
 
 
-class WorkerArgs(NamedTuple):
-    """Command line of a worker, or of the supervisor of several.
-
-    Attributes:
-        connect: the learner's address, tcp://HOST:PORT.
-        num_workers: worker processes on this host.
-        keys: directory of this host's CURVE keys, or None.
-        log_level: level of the log on stderr; None takes the learner's.
-        max_worker_restarts: restarts of one worker process before it stays down.
-        slot: index that the learner gave a worker which it started itself; None for all others.
-        exit_with_parent: end as soon as the process that started this one is gone.
-    """
-
-    connect: str
-    num_workers: int = 1
-    keys: Path | None = None
-    log_level: str | None = None
-    max_worker_restarts: int = DEFAULT_MAX_RESTARTS
-    slot: int | None = None
-    exit_with_parent: bool = False
-
-
-def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
-    """Return what the worker's command line says.
+def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
+    """Return host and port of "tcp://HOST:PORT".
 
     Args:
-        argv: without the program's name.
-    Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
+        address: what a user wrote. HOST is a name, an IPv4 address, an IPv6 address in brackets, or *.
+        key: name of the setting it came from, for the error.
+
+    Returns: the host without brackets, and the port, at most MAX_PORT.
+
+    Raises:
+        ConfigError: it has another form (also a ValueError).
     """
-    defaults = WorkerArgs._field_defaults
-    parser = Parser("python -m aiorl.worker", "--connect tcp://HOST:PORT [options]", _WORKER_ABOUT, _WORKER_EXAMPLES)
-    add = parser.add_argument
-    add("--connect", metavar="ADDRESS", type=_address, help="The learner's address, which it shows at its start.")
-    add(
-        "--num-workers", metavar="N", type=at_least(1),
-        help=f"Worker processes on this host. (default: {defaults['num_workers']})",
-    )  # fmt: skip
-    add("--keys", metavar="DIR", type=Path, help="CURVE keys, as python -m aiorl.keys DIR makes them.")
-    add(
-        "--max-worker-restarts", metavar="N", type=at_least(0),
-        help=f"Restarts of one worker process before it stays down. (default: {DEFAULT_MAX_RESTARTS})",
-    )  # fmt: skip
-    add("--log-level", metavar="|".join(_LEVELS), type=_level, help="Level of the log. (default: the learner's)")
-    # those that the learner gives the workers it starts itself
-    add("--slot", type=at_least(0), help=argparse.SUPPRESS)
-    add("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
-    found = parser.parse(argv)
-    if "connect" not in found:
-        parser.error("Where is the learner? Give its address: --connect tcp://HOST:PORT")
-    return WorkerArgs(**found)
+    rest = address.removeprefix("tcp://")
+    host, _, port = rest.rpartition(":")
+    if rest == address or not _is_port(port):
+        raise _malformed(address, key, f"PORT goes up to {MAX_PORT}, since the next one is used as well.")
+    if host[:1] == "[" and host[-1:] == "]":
+        host = host[1:-1]
+        if not _is_ipv6(host):
+            raise _malformed(address, key, "Brackets are for IPv6 addresses, as in tcp://[::1]:5557.")
+    elif _is_ipv6(host):
+        raise _malformed(address, key, "Put an IPv6 address in brackets: tcp://[::1]:5557.")
+    elif not host or not set(host).isdisjoint("[]:/;@?# \t\r\n"):
+        raise _malformed(address, key)
+    return host, int(port)
 
 
-def _address(text: str) -> str:
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a socket bound to `host`.
+
+    Addresses that are not canonical (127.000.0.1, 127.1) don't count: programs differ in how they read them.
+    """
+    if host.lower() == "localhost":
+        return True
     try:
-        _, port = split_address(text, key="--connect")
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--connect ")) from error
-    if port == 0:
-        raise argparse.ArgumentTypeError(f"needs the learner's port, not 0, in {text!r}.")
-    return text
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
-def _level(text: str) -> str:
-    if text.upper() not in _LEVELS:
-        raise argparse.ArgumentTypeError(f"must be {' or '.join(_LEVELS)}, not {text!r}.")
-    return text.upper()
+def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
+    """Return whether anyone on the network could speak to a learner that binds `address`; the user must have said so.
+
+    Args:
+        address: where the learner listens.
+        has_keys: connections are authenticated.
+        insecure: the user has said that everyone may connect.
+
+    Raises:
+        SecurityError: anyone could, and the user has not said so.
+        ConfigError: the address is malformed.
+    """
+    host, _ = split_address(address, key="bind")
+    if has_keys or is_loopback(host):
+        return False
+    if not insecure:
+        raise SecurityError(
+            f"bind {address} can be reached from other hosts, so it needs keys.",
+            key="bind",
+            value=address,
+            hint="Make them with `python -m aiorl.keys DIR` and give --keys DIR, or say --insecure if you trust all "
+            "who can reach that address.",
+        )
+    return True
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= MAX_PORT
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _malformed(address: str, key: str, hint: str = "") -> ConfigError:
+    return ConfigError(
+        f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not {address!r:.200}.",
+        key=key,
+        value=address,
+        hint=hint,
+    )

@@ -1,16 +1,37 @@
-"""One key of a config: its declaration, and its type in plain words."""
+"""One key of a config: its declaration, its meaning and type in plain words, and what is refused, in one sentence.
+
+A key is a field with a docstring below it:
+
+    gamma: float = key(0.99, group="Learning", ge=0, le=1)
+    \"\"\"Discount of future rewards.\"\"\"
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import json
+import logging
+import re
+import textwrap
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
-from typing import Annotated, Any, Literal, cast
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
+
+from aiorl.config import to_plain
+from aiorl.config.rllib_file import key_hint
+from aiorl.errors import ConfigError, nearest
+from aiorl.text import shortened
+
+_log = logging.getLogger(__name__)
 
 Where = Literal["learner", "workers", "both"]
 
@@ -23,7 +44,7 @@ _PLURALS = {int: "whole numbers", float: "numbers", str: "names", dict: "mapping
 
 def key(
     default: Any,
-    meaning: str,
+    meaning: str | None = None,
     *,
     group: str,
     where: Where = "learner",
@@ -36,46 +57,36 @@ def key(
 
     Args:
         default: value of the key if nobody sets it; each config gets its own copy of a dict or list.
-        meaning: one or two sentences for the reference and `--help-config`.
+        meaning: one or two sentences for the reference and `--help-config`; None takes the docstring below the key.
         group: heading of the key in the reference.
         where: processes that read it; keys that workers read belong into `WorkerConfig` and the groups in it.
         unit: unit of the value, such as "s" or "env steps"; empty if it has none.
         constraints: pydantic's `ge`, `gt`, `le`, `lt`.
     """
-    extra: dict[str, Any] = {"group": group, "where": where, "unit": unit} | constraints
+    facts: dict[str, Any] = {"group": group, "where": where, "unit": unit} | constraints
     if isinstance(default, dict | list):
         constraints["default_factory"] = lambda: deepcopy(default)
     else:
         constraints["default"] = default
-    return Field(description=meaning, json_schema_extra=extra, **constraints)
+    return Field(description=meaning, json_schema_extra=facts, **constraints)
 
 
 def changed(config: type[BaseModel], name: str, default: Any) -> Any:
     """Declare a key of `config` again with another default, for a subclass."""
     field = config.model_fields[name]
-    return key(default, str(field.description), **cast(dict[str, Any], field.json_schema_extra))
+    return key(default, field.description, **cast(dict[str, Any], field.json_schema_extra))
 
 
-def group_of(field: FieldInfo) -> str:
-    """Return the heading of the key in the reference."""
-    return _extra(field, "group")
-
-
-def where_of(field: FieldInfo) -> str:
-    """Return the processes that read the key: learner, workers or both."""
-    return _extra(field, "where")
-
-
-def unit_of(field: FieldInfo) -> str:
-    """Return the unit of the value, or an empty string."""
-    return _extra(field, "unit")
+def fact_of(field: FieldInfo, name: Literal["group", "where", "unit"]) -> str:
+    """Return the heading of a key in the reference, the processes that read it, or the unit of its values."""
+    return str(cast(dict[str, Any], field.json_schema_extra).get(name, ""))
 
 
 def by_group(keys: Iterable[tuple[str, FieldInfo]]) -> list[tuple[str, FieldInfo]]:
     """Sort keys by their group: the common groups first, then others as they come up."""
     keys = list(keys)
-    order = list(dict.fromkeys((*_GROUPS, *(group_of(field) for _, field in keys))))
-    return sorted(keys, key=lambda named: order.index(group_of(named[1])))
+    order = list(dict.fromkeys((*_GROUPS, *(fact_of(field, "group") for _, field in keys))))
+    return sorted(keys, key=lambda named: order.index(fact_of(named[1], "group")))
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -92,6 +103,59 @@ def sub_model(field: FieldInfo) -> type[BaseModel] | None:
     """Return the config class of a group of keys, or None for a plain value."""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+# Keys in plain words --------------------------------------------------------------------------------------------
+
+
+def meanings(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    """Return dotted name -> meaning of every key, and of groups; "" where the source of a class is not at hand."""
+    below: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        below |= _docstrings(kind)
+    found: dict[str, str] = {}
+    for name, field in model.model_fields.items():
+        found[f"{prefix}{name}"] = field.description or below.get(name, "")
+        if (inner := sub_model(field)) is not None:
+            found |= meanings(inner, f"{prefix}{name}.")
+    return found
+
+
+@functools.cache
+def _docstrings(kind: type) -> dict[str, str]:
+    """Return attribute -> the docstring below it, in the source of a class."""
+    try:
+        (own,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except (OSError, TypeError, ValueError, SyntaxError):  # typed in, or built in
+        return {}
+    return {
+        field.target.id: " ".join(text.split())
+        for field, below in pairwise(getattr(own, "body", ()))
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(text := below.value.value, str)
+    }
+
+
+def render_keys(model: type[BaseModel]) -> str:
+    """Return each key with its default, and its meaning below, for `--help-config`."""
+    said = meanings(model)
+    lines: list[str] = []
+    for group, keys in groupby(by_group(all_keys(model)), key=lambda named: fact_of(named[1], "group")):
+        lines += ["", group.upper()]
+        for name, field in keys:
+            lines += [f"  {name}: {default_text(field)}", f"      {said[name]} ({kind_text(field)})"]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def default_text(field: FieldInfo) -> str:
+    """Return a key's default as a config file would say it."""
+    return as_written(to_plain(field.get_default(call_default_factory=True)))
+
+
+def kind_text(field: FieldInfo) -> str:
+    """Return the type of a key's values in plain words, and their unit."""
+    return "; ".join(filter(None, [expected(field.annotation), fact_of(field, "unit")]))
 
 
 def expected(annotation: Any) -> str:
@@ -133,6 +197,160 @@ def _many(annotation: Any) -> str:
     return _PLURALS.get(origin or annotation, "lists")
 
 
-def _extra(field: FieldInfo, name: str) -> str:
-    extra = field.json_schema_extra
-    return str(extra.get(name, "")) if isinstance(extra, dict) else ""
+# Refusing unknown keys and wrong values -------------------------------------------------------------------------
+
+_OPEN = {
+    "tf_session_args", "env_config", "model", "optimizer", "multiagent", "evaluation_config", "input", "callbacks",
+    "extra_python_environs_for_driver", "extra_python_environs_for_worker", "exploration",
+}  # fmt: skip
+"""Below these, unknown keys are allowed at any depth: only the user can know them."""
+
+_TYPE_FAULTS = ("_type", "_parsing", "_from_float", "literal_error", "missing")
+"""Ends of pydantic's codes for values of a wrong kind; for these we say what kind was wanted."""
+
+_MAX_BITS = 4096
+"""Python refuses to make text of numbers of more than 4,300 digits."""
+
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+_ALL_KEYS = "`python -m aiorl.learner --help-config` lists all keys."
+
+
+class Rule(NamedTuple):
+    """A rule on keys that must go together.
+
+    Attributes:
+        key: the key that should change; dotted.
+        is_broken: returns whether a config breaks the rule.
+        message: says so; a format with the config as 0 and the key's value as 1.
+        hint: what to do instead; likewise.
+    """
+
+    key: str
+    is_broken: Callable[[Any], object]
+    message: str
+    hint: str = ""
+
+
+def check_rules(config: BaseModel, rules: Iterable[Rule], prefix: str = "") -> None:
+    """Refuse values that don't go together; `prefix` leads to the config, such as "model.".
+
+    Raises: ConfigError naming the key that should change.
+    """
+    for rule in rules:
+        if rule.is_broken(config):
+            value = attrgetter(rule.key)(config)
+            message, hint = (text.format(config, value) for text in (rule.message, rule.hint))
+            raise ConfigError(message, key=f"{prefix}{rule.key}", value=value, hint=hint)
+
+
+def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse keys that the config doesn't have, except below the free sub-dicts (R167).
+
+    Raises: ConfigError with a hint that offers the nearest names.
+    """
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            raise _unknown(f"{prefix}{name}", model.model_fields, _other_name(f"{prefix}{name}", model))
+        if (not prefix and name in _OPEN) or not isinstance(value, Mapping):
+            continue
+        if (inner := sub_model(field)) is not None:
+            check_known(inner, value, f"{prefix}{name}.")
+            continue
+        known = field.get_default(call_default_factory=True)
+        if isinstance(known, Mapping) and (others := [sub for sub in value if sub not in known]):
+            raise _unknown(f"{prefix}{name}.{others[0]}", known)
+
+
+def check_values(values: object, name: str = "") -> None:
+    """Refuse RLlib's `{grid_search: [...]}` and whole numbers that Python can't write down, at any depth.
+
+    Raises: ConfigError naming the key.
+    """
+    if isinstance(values, int) and values.bit_length() > _MAX_BITS:
+        raise ConfigError(
+            f"{name} is a whole number of {values.bit_length():,} bits, expected one of at most {_MAX_BITS:,}.",
+            key=name,
+        )
+    if isinstance(values, Mapping) and name and set(values) == {"grid_search"}:
+        raise ConfigError(
+            f"{name} is a grid search, expected one value: a run has one set of settings.", key=name, value=values,
+            hint="examples/optuna_sweep.py searches with Optuna, and a shell loop over --set does for a grid.",
+        )  # fmt: skip
+    if isinstance(values, list | tuple):
+        values = dict(enumerate(values))
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        check_values(value, f"{name}.{key}" if name else str(key))
+
+
+def check_extras(config: Any) -> None:
+    """Refuse keys of `model` that built-in networks don't have, and warn of keys of `multiagent` that nothing reads.
+
+    Raises: ConfigError with a hint that offers the nearest names.
+    """
+    for extra in config.model.model_extra if config.model.custom_model is None else ():
+        hint = _other_name(f"model.{extra}", type(config)) or nearest(extra, type(config.model).model_fields, count=2)
+        raise _unknown(
+            f"model.{extra}", (), hint or "Only a model of your own (model.custom_model) may have keys of its own."
+        )
+    for extra in config.multiagent.model_extra:
+        dotted, known = f"multiagent.{extra}", type(config.multiagent).model_fields
+        hint = _other_name(dotted, type(config)) or nearest(extra, known, count=1).strip()
+        _log.warning("%s", f"aiorl has no key {dotted} and ignores it. {hint}".rstrip())
+
+
+def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = "") -> ConfigError:
+    """Return the first fault that pydantic found, in one sentence; `prefix` leads to the model, such as "model."."""
+    first = error.errors(include_url=False)[0]
+    names, annotation = _locate(model, first["loc"])
+    dotted, value = prefix + ".".join(names), first["input"]
+    shown, hint = shortened(repr(value), 80), ""
+    if str(first["type"]).endswith(_TYPE_FAULTS):
+        wanted = expected(annotation)
+        said = f" must be {wanted}"
+        hint = _as_meant(value, wanted) or nearest(str(value), re.split(" or | of |, ", wanted)).strip()
+    else:
+        said = re.sub("^(Input|Tuple) should", "must", first["msg"].removeprefix("Value error, "))
+        said = f" {said}" if said.startswith("must") else f": {said}"
+    return ConfigError(f"{dotted}{said}, not {shown}.", key=dotted, value=value, hint=hint)
+
+
+def _as_meant(value: object, wanted: str) -> str:
+    """Return how to write a list, or a time in seconds, that was written otherwise; "" for anything else."""
+    if not isinstance(value, str):
+        return ""
+    if "list of" in wanted and "," in value:
+        return f"Write it as [{', '.join(part.strip() for part in value.strip('()').split(',') if part.strip())}]."
+    time = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", value)
+    if time is not None and "number" in wanted:
+        return f"In seconds it is {float(time[1]) * _SECONDS[time[2]]:g}."
+    return ""
+
+
+def _unknown(dotted: str, known: Iterable[str], hint: str = "") -> ConfigError:
+    hint = hint.strip() or nearest(dotted.rpartition(".")[2], known, count=2).strip() or _ALL_KEYS
+    return ConfigError(f"There is no key {dotted}.", key=dotted, hint=hint)
+
+
+def _other_name(dotted: str, config: type[BaseModel]) -> str:
+    """Return the hint for a key of another library, or ""."""
+    fields = {**config.model_fields, **dict(all_keys(config))}
+    return key_hint(dotted, {name: fact_of(field, "unit") for name, field in fields.items()})
+
+
+def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
+    """Return the names of the keys on the way to a fault, and the declared type of the last one.
+
+    The parts of `loc` behind the last key (indices, pydantic's tags for the branches of a union) are left out.
+    """
+    names: list[str] = []
+    annotation: Any = None
+    inner: type[BaseModel] | None = model
+    for part in loc:
+        field = inner.model_fields.get(str(part)) if inner is not None else None
+        if field is None:
+            break
+        names.append(str(part))
+        annotation, inner = field.annotation, sub_model(field)
+    return names or [str(part) for part in loc], annotation

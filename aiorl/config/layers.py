@@ -18,10 +18,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiorl.config import deep_update, put_on_top
 from aiorl.config.code import foreign_code, named
 from aiorl.config.files import MAX_BYTES, dump_mapping, parse_yaml, read_config_file, read_regular
 from aiorl.config.key import all_keys, as_written, by_group
-from aiorl.config.merge import deep_update, put_on_top
 from aiorl.config.rllib_file import convert, is_rllib_file
 from aiorl.errors import ConfigError, nearest
 
@@ -275,6 +275,15 @@ class Preset:
 def preset_names() -> list[str]:
     """Return the names of all presets."""
     return sorted(entry.name.removesuffix(".yaml") for entry in _PRESETS.iterdir() if entry.name.endswith(".yaml"))
+
+
+def render_presets() -> str:
+    """Return each preset with its environments, its result and its settings, for `--help-presets`."""
+    paragraphs = []
+    for preset in map(named_preset, preset_names()):
+        lines = [f"{preset.name}: {', '.join(preset.envs)}", f"  Result: {preset.result}", f"  From: {preset.source}"]
+        paragraphs.append("\n".join(lines + [f"      {line}" for line in preset.lines()]) + "\n")
+    return "\n".join(paragraphs)
 
 
 @functools.cache

@@ -1,4 +1,6 @@
-"""Experiment files of `rllib train -f`, converted to aiorl's keys.
+"""Names that other libraries use, and experiment files of `rllib train -f`, converted to aiorl's keys.
+
+`other_names.yaml` lists the names of other libraries, and the names here.
 
 `python -m aiorl.learner --config FILE` takes one as it is. `python -m aiorl.config.rllib_file FILE` prints it
 converted.
@@ -6,14 +8,15 @@ converted.
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aiorl.config.check import from_rllib
 from aiorl.config.command_line import Parser, exit_status
-from aiorl.config.files import dump_mapping, read_yaml
+from aiorl.config.files import dump_mapping, parse_yaml, read_yaml
 from aiorl.errors import ConfigError
 
 _PROG = "python -m aiorl.config.rllib_file"
@@ -96,6 +99,75 @@ def _settings(experiment: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
                 yield from ((f"{name}.{inner}", f"{prefix}{name}.{inner}", of) for inner, of in value.items())
             elif value != "auto":  # which aiorl calls leaving it out
                 yield name, f"{prefix}{name}", value
+
+
+# Names of other libraries ------------------------------------------------------------------------------------
+
+CALLED = "Here it is called "
+"""Begins a hint that names a key, which follows."""
+
+_FILE = "other_names.yaml"
+NONE = "none"
+"""Stands in the table for the answer of algorithms that have none of the keys."""
+
+
+def key_hint(name: str, units: Mapping[str, str]) -> str:
+    """Return what a key of another library is called here, or "" if no library is known to have it.
+
+    Args:
+        name: dotted name of the key. If the table does not have it, the part behind the last dot is looked up.
+        units: dotted name -> unit of all keys of the algorithm, groups included.
+    """
+    texts: list[str] = []
+    for answers in _answers(name) or _answers(name.rpartition(".")[2]):
+        ours = next((key for key in answers if key in units), None)
+        if ours is not None:
+            unit = f" ({units[ours]})" if units[ours] else ""
+            return f"{CALLED}{ours}{unit}. {answers[ours] or ''}".strip()
+        others = " and ".join(key for key in answers if key != NONE)
+        texts.append(answers.get(NONE) or f"It is {others} in other algorithms.")
+    return next(iter(texts), "")
+
+
+def attribute_hint(of: str, name: str) -> str:
+    """Return what to write instead of an attribute that another library has, or "".
+
+    Args:
+        of: aiorl, config or trainer.
+        name: of the attribute.
+    """
+    if name.startswith("_"):
+        return ""
+    found = (names[of].get(name, "") for names in other_names()["python"].values())
+    return next(filter(None, found), "")
+
+
+def no_attribute(of: str, owner: object, name: str) -> AttributeError:
+    """Return the error for an attribute that an object does not have, with a hint if another library has it."""
+    said, hint = f"{type(owner).__name__!r} object has no attribute {name!r}", attribute_hint(of, name)
+    return AttributeError(f"{said}. {hint}" if hint else said, name=name, obj=owner)
+
+
+def from_rllib(name: str) -> tuple[str | None, str]:
+    """Return aiorl's key for a key of RLlib if both mean exactly the same, else None, and how they differ."""
+    is_ours = name.partition(".")[0] in ("model", "multiagent", name)
+    entry = other_names()["rllib"].get(name, {name: ""} if is_ours else "It has no counterpart.")
+    if isinstance(entry, str):
+        return None, entry.removesuffix(" Leave it out.")
+    ours = next(iter(entry))
+    return (None, f"The key here is {ours}. {entry[ours]}") if entry[ours] else (ours, "")
+
+
+def _answers(name: str) -> list[dict[str, str | None]]:
+    sections = (other_names()[section].get(name) for section in ("rllib", "sb3", "others"))
+    return [{NONE: entry} if isinstance(entry, str) else entry for entry in sections if entry is not None]
+
+
+@functools.cache
+def other_names() -> dict[str, Any]:
+    """Return the table of `other_names.yaml`."""
+    content = importlib.resources.files("aiorl.config").joinpath(_FILE).read_bytes()
+    return parse_yaml(Path(_FILE), content)[0]
 
 
 def _main(argv: list[str]) -> None:

@@ -16,22 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TextIO, cast
 
-from pydantic import ConfigDict, PrivateAttr, ValidationError, field_validator
+from pydantic import ConfigDict, PositiveInt, PrivateAttr, ValidationError, field_validator
 
 import aiorl.config
-from aiorl.config.address import is_open_bind
-from aiorl.config.check import (
-    COMMON_RULES,
-    MODEL_RULES,
-    check_extras,
-    check_known,
-    check_rules,
-    check_values,
-    no_attribute,
-    plain_error,
-)
+from aiorl.config import deep_update, to_plain, with_base_config
 from aiorl.config.code import code_named_in, import_object, is_local, named, not_importable, plain_code
-from aiorl.config.key import all_keys, key
+from aiorl.config.command_line import is_open_bind
+from aiorl.config.key import Rule, all_keys, check_extras, check_known, check_rules, check_values, key, plain_error
 from aiorl.config.layers import (
     AUTO,
     DERIVED,
@@ -45,7 +36,7 @@ from aiorl.config.layers import (
     with_preset,
     without_overruled,
 )
-from aiorl.config.merge import deep_update, to_plain, with_base_config
+from aiorl.config.rllib_file import no_attribute
 from aiorl.config.worker import (
     Code,
     CodeWithSettings,
@@ -61,9 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MAX_LAYERS, _MAX_POLICIES = 1000, 1000
-
-Sizes = int | tuple[int, int]
+Sizes = PositiveInt | tuple[PositiveInt, PositiveInt]
 """Of both sides of an image, or of each."""
 
 Activation = Literal["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"]
@@ -78,54 +67,53 @@ _resources = partial(key, group="Resources")
 _reports = partial(key, group="Reports")
 
 
+_MODEL_RULES = (
+    Rule(
+        "use_gru", lambda model: model.use_lstm and model.use_gru,
+        "model.use_lstm and model.use_gru can't both be true.",
+    ),
+    Rule(
+        "lstm_use_prev_action_reward", lambda model: model.lstm_use_prev_action_reward and not model.is_recurrent,
+        "model.lstm_use_prev_action_reward needs a recurrent cell.", "Set model.use_lstm or model.use_gru.",
+    ),
+    Rule(
+        "initial_log_std", lambda model: model.initial_log_std and not model.free_log_std,
+        "model.initial_log_std is for deviations that are free weights.", "Set model.free_log_std.",
+    ),
+)  # fmt: skip
+"""Rules of the settings of a network."""
+
+
 class ModelConfig(WorkerModelConfig):
     """Shape of the networks; keys not listed here are passed on to custom models."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    fcnet_hiddens: tuple[int, ...] = _model((64, 64), "Width of each hidden layer; of images only with conv_filters.")
-    fcnet_activation: Activation = _model("tanh", "Activation of the hidden layers; of images only with conv_filters.")
-    conv_filters: tuple[tuple[int, Sizes, Sizes], ...] | None = _model(
-        None, "Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 "
-        "and similar ones for other sizes, with their hidden layer. Byte images [C, H, W] are transposed.",
-    )  # fmt: skip
-    vf_share_layers: bool = _model(False, "Policy and value function share their hidden layers.")
-    use_lstm: bool = _model(False, "Put an LSTM cell behind the hidden layers.")
-    use_gru: bool = _model(False, "Put a GRU cell behind the hidden layers.")
-    lstm_cell_size: int = _model(64, "Width of the recurrent cell.", ge=1)
-    lstm_use_prev_action_reward: bool = _model(
-        False, "The recurrent cell also sees the previous action and the previous reward."
-    )
-    free_log_std: bool = _model(
-        False, "Standard deviations of continuous actions are free weights, not outputs of the net."
-    )
-    initial_log_std: float = _model(
-        0.0, "Initial logarithm of these; less, for example -2, explores by smaller steps.", ge=-20.0, le=2.0
-    )
-    custom_model: Code | None = _model(
-        None, "Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that makes a Keras "
-        "model. It returns the inputs of the action distribution, alone or with values; for replay algorithms, "
-        "features of any width in place of the hidden layers.",
-    )  # fmt: skip
-
-    @field_validator("fcnet_hiddens")
-    @classmethod
-    def _check_widths(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
-        if len(widths) > _MAX_LAYERS:
-            raise ValueError(f"must be at most {_MAX_LAYERS} widths")
-        if any(width < 1 for width in widths):
-            raise ValueError("every width must be at least 1")
-        return widths
-
-    @field_validator("conv_filters", mode="before")
-    @classmethod
-    def _check_filters(cls, filters: object) -> object:
-        if isinstance(filters, list | tuple) and len(filters) > _MAX_LAYERS:
-            raise ValueError(f"must be at most {_MAX_LAYERS} filters")
-        for entry in filters if isinstance(filters, list | tuple) else ():
-            if not (isinstance(entry, list | tuple) and len(entry) == 3 and all(map(_are_sizes, entry))):
-                raise ValueError("a filter is [channels, kernel, stride], in positive whole numbers or pairs of these")
-        return filters
+    fcnet_hiddens: tuple[PositiveInt, ...] = _model((64, 64), max_length=1000)
+    """Width of each hidden layer; of images only with conv_filters."""
+    fcnet_activation: Activation = _model("tanh")
+    """Activation of the hidden layers; of images only with conv_filters."""
+    conv_filters: tuple[tuple[PositiveInt, Sizes, Sizes], ...] | None = _model(None, max_length=1000)
+    """Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 and similar
+    ones for other sizes, with their hidden layer. Byte images [C, H, W] are transposed."""
+    vf_share_layers: bool = _model(False)
+    """Policy and value function share their hidden layers."""
+    use_lstm: bool = _model(False)
+    """Put an LSTM cell behind the hidden layers."""
+    use_gru: bool = _model(False)
+    """Put a GRU cell behind the hidden layers."""
+    lstm_cell_size: int = _model(64, ge=1)
+    """Width of the recurrent cell."""
+    lstm_use_prev_action_reward: bool = _model(False)
+    """The recurrent cell also sees the previous action and the previous reward."""
+    free_log_std: bool = _model(False)
+    """Standard deviations of continuous actions are free weights, not outputs of the net."""
+    initial_log_std: float = _model(0.0, ge=-20.0, le=2.0)
+    """Initial logarithm of these; less, for example -2, explores by smaller steps."""
+    custom_model: Code | None = _model(None)
+    """Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that makes a Keras model. It
+    returns the inputs of the action distribution, alone or with values; for replay algorithms, features of any width in
+    place of the hidden layers."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -150,7 +138,7 @@ class ModelConfig(WorkerModelConfig):
 
         Raises: ConfigError naming the key that should change.
         """
-        check_rules(self, MODEL_RULES, "model.")
+        check_rules(self, _MODEL_RULES, "model.")
 
 
 class SDESettings(NamedTuple):
@@ -170,23 +158,70 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    policies: dict[str, Any] | Literal["per_agent", "per_space"] = _agents(
-        {}, "per_agent: a policy for each agent that the environment names; per_space: one for all agents with the "
-        "same spaces, by the id of the first of them. Or policy id -> null, a mapping of class, observation_space, "
-        "action_space and config (all optional), or a list of the four. Empty means one policy. Without a class it is "
-        "a network that the run's algorithm trains. class: another algorithm with the same kind of leases, by name or "
-        "import path, which shares the run's sampling and the set values of common keys; or the import path of your "
-        "own Policy class, which only acts. config holds learning keys that differ. In the config.yaml of a run, "
-        "defaults are the other settings of a policy with another algorithm; values set on top of the file win.",
-    )  # fmt: skip
-    policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all.")
+    policies: dict[str, Any] | Literal["per_agent", "per_space"] = _agents({})
+    """per_agent: a policy for each agent that the environment names; per_space: one for all agents with the same
+    spaces, by the id of the first of them. Or policy id -> null, a mapping of class, observation_space, action_space
+    and config (all optional), or a list of the four. Empty means one policy. Without a class it is a network that the
+    run's algorithm trains. class: another algorithm with the same kind of leases, by name or import path, which shares
+    the run's sampling and the set values of common keys; or the import path of your own Policy class, which only acts.
+    config holds learning keys that differ. In the config.yaml of a run, defaults are the other settings of a policy
+    with another algorithm; values set on top of the file win."""
+    policies_to_train: list[str] | None = _agents(None)
+    """Policies that learn; null or empty means all."""
 
     @field_validator("policies", mode="before")
     @classmethod
     def _without_objects(cls, policies: object) -> object:
-        if isinstance(policies, Mapping) and len(policies) > _MAX_POLICIES:
-            raise ValueError(f"must be at most {_MAX_POLICIES} policies")
         return plain_code(policies)
+
+
+_RULES = (
+    Rule(
+        "exploration", lambda config: config.exploration is not None and config.state_dependent_noise is not None,
+        "exploration takes the place of use_sde, which is another way to explore.", "Leave out one of the two.",
+    ),
+    Rule(
+        "num_gpus", lambda config: config.num_gpus > 1 and config.num_gpus % 1,
+        "num_gpus is {1:g}, expected a whole number of GPUs, or a fraction of one.",
+    ),
+    Rule(
+        "observation_filter", lambda config: config.sample_async and config.observation_filter == "MeanStdFilter",
+        "sample_async needs a filter that several threads may use, not MeanStdFilter.",
+        "Set observation_filter: ConcurrentMeanStdFilter.",
+    ),
+    Rule(
+        "transport.heartbeat_timeout_s",
+        lambda config: config.transport.heartbeat_timeout_s <= 2 * config.transport.heartbeat_interval_s,
+        "transport.heartbeat_timeout_s is {1:g}, which one late beat would pass.",
+        "Set more than twice heartbeat_interval_s, which is {0.transport.heartbeat_interval_s:g}.",
+    ),
+    Rule(
+        "input_epochs",
+        lambda config: config.input_epochs is not None
+        and (config.input == "sampler" or isinstance(config.input, dict)),
+        "input_epochs is for stored experience alone: samples and mixtures have no end.",
+        "Leave it out, or let input name files.",
+    ),
+    Rule(
+        "num_workers",
+        lambda config: config.input_epochs is not None and not config.num_workers and not config.is_alone,
+        "input_epochs needs a number of workers, who share the stored experience between them.",
+        "Set num_workers, or leave bind out to read it in this process.",
+    ),
+    Rule(
+        "evaluation_config",
+        lambda config: config.evaluation_interval
+        and config.evaluation_config.get("explore") and len(config.evaluation_config) == 1,
+        "An evaluation that draws actions, and has no settings of its own, tells what training tells.",
+        "Leave out explore, or give it settings of its own, such as env_config.",
+    ),
+    Rule(
+        "stop_evaluation_return",
+        lambda config: config.stop_evaluation_return is not None and not config.evaluation_interval,
+        "stop_evaluation_return needs evaluations.", "Set evaluation_interval: 10, say.",
+    ),
+)  # fmt: skip
+"""Rules of every config, whatever its algorithm."""
 
 
 class CommonConfig(WorkerConfig):
@@ -196,144 +231,125 @@ class CommonConfig(WorkerConfig):
     """
 
     # Run
-    preset: str | None = _run(
-        None, "Settings for an algorithm and an environment, by name; auto finds them. Values set elsewhere win."
-    )
-    stop_return: float | None = _run(
-        None, "End once the mean return of the last 100 finished episodes is at least this."
-    )
-    stop_evaluation_return: float | None = _run(
-        None, "End once the mean return of an evaluation is at least this; see evaluation_interval."
-    )
-    stop_timesteps: int | None = _run(None, "End after so many env steps were trained on.", unit="env steps", ge=1)
-    stop_time_s: float | None = _run(None, "End after this time.", unit="s", gt=0)
-    run_dir: str | None = _run(None, "Directory for all files of the run; null makes ./runs/<algo>_<env>_<time>.")
-    resume: str | None = _run(None, "Run directory to go on from, at its newest valid checkpoint.")
-    init_from: str | None = _run(
-        None, "Checkpoint or run directory: a new run begins with its weights, critics (if they fit) and filter "
-        "statistics, but with counters, optimizer and schedules of its own.",
-    )  # fmt: skip
-    checkpoint_interval_s: float = _run(
-        60.0, "Time between two checkpoints; 0 writes one at the end only.", unit="s", ge=0
-    )
-    checkpoint_keep: int = _run(3, "Newest checkpoints that are kept.", unit="checkpoints", ge=1)
-    log_max_bytes: int = _run(
-        64 * 2**20, "Size at which log.txt and each logs/worker-N.txt is begun anew; its earlier part is kept in "
-        "NAME.1.", unit="bytes", ge=2**16,
-    )  # fmt: skip
+    preset: str | None = _run(None)
+    """Settings for an algorithm and an environment, by name; auto finds them. Values set elsewhere win."""
+    stop_return: float | None = _run(None)
+    """End once the mean return of the last 100 finished episodes is at least this."""
+    stop_evaluation_return: float | None = _run(None)
+    """End once the mean return of an evaluation is at least this; see evaluation_interval."""
+    stop_timesteps: int | None = _run(None, unit="env steps", ge=1)
+    """End after so many env steps were trained on."""
+    stop_time_s: float | None = _run(None, unit="s", gt=0)
+    """End after this time."""
+    run_dir: str | None = _run(None)
+    """Directory for all files of the run; null makes ./runs/<algo>_<env>_<time>."""
+    resume: str | None = _run(None)
+    """Run directory to go on from, at its newest valid checkpoint."""
+    init_from: str | None = _run(None)
+    """Checkpoint or run directory: a new run begins with its weights, critics (if they fit) and filter statistics, but
+    with counters, optimizer and schedules of its own."""
+    checkpoint_interval_s: float = _run(60.0, unit="s", ge=0)
+    """Time between two checkpoints; 0 writes one at the end only."""
+    checkpoint_keep: int = _run(3, unit="checkpoints", ge=1)
+    """Newest checkpoints that are kept."""
+    log_max_bytes: int = _run(64 * 2**20, unit="bytes", ge=2**16)
+    """Size at which log.txt and each logs/worker-N.txt is begun anew; its earlier part is kept in NAME.1."""
 
     # Learning
-    gamma: float = _learning(0.99, "Discount of future rewards.", ge=0, le=1)
-    lr: float = _learning(1e-4, "Learning rate.", gt=0, allow_inf_nan=False)
-    train_batch_size: int = _learning(
-        200, "Env steps per train batch. On-policy algorithms round up to whole fragments, or to whole episodes if "
-        "those are sampled.", unit="env steps", ge=1,
-    )  # fmt: skip
-    model: ModelConfig = _learning(ModelConfig(), "Shape of the networks.", where="both")
-    exploration: CodeWithSettings | None = _learning(
-        None, "Exploration in place of the algorithm's own: an Exploration class (package.module:Name) or a name such "
-        "as EpsilonGreedy; with settings, a mapping {type: NAME, ...}.",
-    )  # fmt: skip
-    optimizer: dict[str, Any] = _learning(
-        {}, "More options of the algorithm's Keras optimizer, such as beta_1 or weight_decay."
-    )
-    xla: Literal["auto", "on", "off"] = _learning(
-        "auto", "Compile the update with XLA; auto decides by the kind of network and reports its choice."
-    )
-    min_iter_time_s: float = _learning(
-        0.0, "Least duration of a training iteration; does not affect learning. 0: the command line reports once a "
-        "second, at first more often.", unit="s", ge=0,
-    )  # fmt: skip
-    timesteps_per_iteration: int = _learning(
-        0, "Least env steps in a training iteration, the unit of results and evaluation_interval; does not affect "
-        "learning.", unit="env steps", ge=0,
-    )  # fmt: skip
+    gamma: float = _learning(0.99, ge=0, le=1)
+    """Discount of future rewards."""
+    lr: float = _learning(1e-4, gt=0, allow_inf_nan=False)
+    """Learning rate."""
+    train_batch_size: int = _learning(200, unit="env steps", ge=1)
+    """Env steps per train batch. On-policy algorithms round up to whole fragments, or to whole episodes if those are
+    sampled."""
+    model: ModelConfig = _learning(ModelConfig(), where="both")
+    """Shape of the networks."""
+    exploration: CodeWithSettings | None = _learning(None)
+    """Exploration in place of the algorithm's own: an Exploration class (package.module:Name) or a name such as
+    EpsilonGreedy; with settings, a mapping {type: NAME, ...}."""
+    optimizer: dict[str, Any] = _learning({})
+    """More options of the algorithm's Keras optimizer, such as beta_1 or weight_decay."""
+    xla: Literal["auto", "on", "off"] = _learning("auto")
+    """Compile the update with XLA; auto decides by the kind of network and reports its choice."""
+    min_iter_time_s: float = _learning(0.0, unit="s", ge=0)
+    """Least duration of a training iteration; does not affect learning. 0: the command line reports once a second, at
+    first more often."""
+    timesteps_per_iteration: int = _learning(0, unit="env steps", ge=0)
+    """Least env steps in a training iteration, the unit of results and evaluation_interval; does not affect
+    learning."""
 
     # Sampling
-    num_workers: int = _sampling(
-        2, "Worker processes started with the learner; others may join at any time. 0 without bind: this process "
-        "samples by itself, where a debugger sees it; 0 with bind: only workers that join sample.",
-        unit="processes", ge=0,
-    )  # fmt: skip
-    multiagent: MultiAgentConfig = _sampling(
-        MultiAgentConfig(), "Which policies there are and who acts with which.", where="both"
-    )
+    num_workers: int = _sampling(2, unit="processes", ge=0)
+    """Worker processes started with the learner; others may join at any time. 0 without bind: this process samples by
+    itself, where a debugger sees it; 0 with bind: only workers that join sample."""
+    multiagent: MultiAgentConfig = _sampling(MultiAgentConfig(), where="both")
+    """Which policies there are and who acts with which."""
 
     # Workers and hosts
-    bind: str = _hosts(
-        "tcp://127.0.0.1:0", "Address the learner listens on; port 0 takes a free one. Any address other than "
-        "loopback requires keys, or insecure.",
-    )  # fmt: skip
-    keys: str | None = _hosts(None, "Directory of CURVE keys, as python -m aiorl.keys makes it.")
-    insecure: bool = _hosts(
-        False, "Work without keys: anybody who reaches the port can join; on loopback, any user of this host."
-    )
-    max_worker_restarts: int = _hosts(
-        3, "Restarts of one local worker before it is given up; a healthy period resets the count.", ge=0
-    )
-    ignore_worker_failures: bool = _hosts(
-        False, "Go on with the other workers when one is given up, instead of ending the run."
-    )
-    extra_python_environs_for_driver: dict[str, str] = _hosts({}, "Environment variables set in the learner.")
+    bind: str = _hosts("tcp://127.0.0.1:0")
+    """Address the learner listens on; port 0 takes a free one. Any address other than loopback requires keys, or
+    insecure."""
+    keys: str | None = _hosts(None)
+    """Directory of CURVE keys, as python -m aiorl.keys makes it."""
+    insecure: bool = _hosts(False)
+    """Work without keys: anybody who reaches the port can join; on loopback, any user of this host."""
+    max_worker_restarts: int = _hosts(3, ge=0)
+    """Restarts of one local worker before it is given up; a healthy period resets the count."""
+    ignore_worker_failures: bool = _hosts(False)
+    """Go on with the other workers when one is given up, instead of ending the run."""
+    extra_python_environs_for_driver: dict[str, str] = _hosts({})
+    """Environment variables set in the learner."""
 
     # Resources
-    threads: int = _resources(
-        0, "Threads of the learner's TensorFlow; 0 takes local_tf_session_args, at most the number of cores.",
-        unit="threads", ge=0,
-    )  # fmt: skip
+    threads: int = _resources(0, unit="threads", ge=0)
+    """Threads of the learner's TensorFlow; 0 takes local_tf_session_args, at most the number of cores."""
     tf_session_args: dict[str, Any] = _resources(
         {
-            "intra_op_parallelism_threads": 2, "inter_op_parallelism_threads": 2, "gpu_options": {"allow_growth": True},
-            "log_device_placement": False, "device_count": {"CPU": 1}, "allow_soft_placement": True,
-        },
-        "Options of the TensorFlow runtime, wherever it runs.",
-    )  # fmt: skip
-    local_tf_session_args: dict[str, int] = _resources(
-        {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8}, "The same for the learner, which wins "
-        "there.",
-    )  # fmt: skip
-    compilation_cache: str = _resources(
-        "auto", "Directory for XLA's compiled code, so that later runs of the same networks start seconds sooner. "
-        "auto is aiorl/xla in $XDG_CACHE_HOME or ~/.cache, readable by this user alone; off keeps nothing.",
-    )  # fmt: skip
-    num_gpus: float = _resources(
-        0, "GPUs that the learner may use: 0 hides them; a fraction limits the share of one GPU's memory.",
-        ge=0, allow_inf_nan=False,
-    )  # fmt: skip
-    num_cpus_for_driver: int = _resources(
-        1, "CPU threads that a launcher should grant the learner outside TensorFlow.", unit="threads", ge=1
+            "intra_op_parallelism_threads": 2,
+            "inter_op_parallelism_threads": 2,
+            "gpu_options": {"allow_growth": True},
+            "log_device_placement": False,
+            "device_count": {"CPU": 1},
+            "allow_soft_placement": True,
+        }
     )
-    memory: int = _resources(
-        0, "Heap limit of the learner's process: beyond it the run is saved and ends with an error; 0 is no limit.",
-        unit="bytes", ge=0,
-    )  # fmt: skip
-    object_store_memory: int = _resources(
-        0, "Limit of received batches that wait for training; 0 takes 1 GiB. Workers wait, nothing is dropped.",
-        unit="bytes", ge=0,
-    )  # fmt: skip
+    """Options of the TensorFlow runtime, wherever it runs."""
+    local_tf_session_args: dict[str, int] = _resources(
+        {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8}
+    )
+    """The same for the learner, which wins there."""
+    compilation_cache: str = _resources("auto")
+    """Directory for XLA's compiled code, so that later runs of the same networks start seconds sooner. auto is
+    aiorl/xla in $XDG_CACHE_HOME or ~/.cache, readable by this user alone; off keeps nothing."""
+    num_gpus: float = _resources(0, ge=0, allow_inf_nan=False)
+    """GPUs that the learner may use: 0 hides them; a fraction limits the share of one GPU's memory."""
+    num_cpus_for_driver: int = _resources(1, unit="threads", ge=1)
+    """CPU threads that a launcher should grant the learner outside TensorFlow."""
+    memory: int = _resources(0, unit="bytes", ge=0)
+    """Heap limit of the learner's process: beyond it the run is saved and ends with an error; 0 is no limit."""
+    object_store_memory: int = _resources(0, unit="bytes", ge=0)
+    """Limit of received batches that wait for training; 0 takes 1 GiB. Workers wait, nothing is dropped."""
 
     # Reports
-    metrics_smoothing_episodes: int = _reports(
-        100, "Episodes that reported averages are taken over, as far as so many have ended.", unit="episodes", ge=1
-    )
-    log_sys_usage: bool = _reports(True, "Add CPU and memory use to results.")
-    loggers: list[Code] = _reports(
-        [], "Additional loggers: wandb, mlflow, or import paths (package.module:Name). Each is called with the run "
-        "directory and the config and returns an object with write(result) and close(). None can fail a run.",
-    )  # fmt: skip
-    evaluation_interval: int | None = _reports(
-        None, "Evaluate at the start and every so many iterations, with whole episodes and the most likely actions; "
-        "null or 0 never does. The best checkpoint is kept in best/.", unit="iterations", ge=0,
-    )  # fmt: skip
-    evaluation_num_episodes: int = _reports(10, "Episodes of one evaluation.", unit="episodes", ge=1)
-    evaluation_num_workers: int | None = _reports(
-        None, "Processes that evaluate beside training; with 0, training waits for each evaluation. null takes one if "
-        "a core is free, else 0.", unit="processes", ge=0,
-    )  # fmt: skip
-    evaluation_config: dict[str, Any] = _reports(
-        {}, "Worker keys to override during evaluation, such as env_config, but not seed or how environments are "
-        "stepped. explore: true draws actions.",
-    )  # fmt: skip
+    metrics_smoothing_episodes: int = _reports(100, unit="episodes", ge=1)
+    """Episodes that reported averages are taken over, as far as so many have ended."""
+    log_sys_usage: bool = _reports(True)
+    """Add CPU and memory use to results."""
+    loggers: list[Code] = _reports([])
+    """Additional loggers: wandb, mlflow, or import paths (package.module:Name). Each is called with the run directory
+    and the config and returns an object with write(result) and close(). None can fail a run."""
+    evaluation_interval: int | None = _reports(None, unit="iterations", ge=0)
+    """Evaluate at the start and every so many iterations, with whole episodes and the most likely actions; null or 0
+    never does. The best checkpoint is kept in best/."""
+    evaluation_num_episodes: int = _reports(10, unit="episodes", ge=1)
+    """Episodes of one evaluation."""
+    evaluation_num_workers: int | None = _reports(None, unit="processes", ge=0)
+    """Processes that evaluate beside training; with 0, training waits for each evaluation. null takes one if a core is
+    free, else 0."""
+    evaluation_config: dict[str, Any] = _reports({})
+    """Worker keys to override during evaluation, such as env_config, but not seed or how environments are stepped.
+    explore: true draws actions."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = None
     """Kinds of Gymnasium spaces that the algorithm chooses actions of; None = all that a network can."""
@@ -547,7 +563,7 @@ class CommonConfig(WorkerConfig):
 
         Raises: ConfigError naming the key that should change.
         """
-        check_rules(self, COMMON_RULES)
+        check_rules(self, _RULES)
         self.model.check()
         self.refuse_unless(
             self.is_offline or self.input != "sampler",
@@ -612,11 +628,6 @@ class CommonConfig(WorkerConfig):
         if not isinstance(changes, Mapping):
             return changes
         return {name: value if name == "env_config" else plain_code(value) for name, value in changes.items()}
-
-
-def _are_sizes(given: object) -> bool:
-    sizes = given if isinstance(given, list | tuple) and len(given) == 2 else [given]
-    return all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
 
 
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:

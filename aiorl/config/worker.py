@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from aiorl.config.check import check_known, plain_error
+from aiorl.config import deep_update, to_plain
 from aiorl.config.code import named, plain_code
-from aiorl.config.key import key
+from aiorl.config.key import check_known, key, plain_error
 from aiorl.config.layers import DEFAULT_ALGO
-from aiorl.config.merge import deep_update, to_plain
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import ConfigError
@@ -69,11 +68,12 @@ class WorkerModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    dim: int = _model(84, "Height and width Atari frames are resized to.", ge=1)
-    framestack: bool = _model(True, "Stack the last four Atari frames.")
-    custom_preprocessor: Code | None = _model(
-        None, "Preprocessor subclass (package.module:Name) that makes arrays of observations.", where="both"
-    )
+    dim: int = _model(84, ge=1)
+    """Height and width Atari frames are resized to."""
+    framestack: bool = _model(True)
+    """Stack the last four Atari frames."""
+    custom_preprocessor: Code | None = _model(None, where="both")
+    """Preprocessor subclass (package.module:Name) that makes arrays of observations."""
 
 
 class WorkerMultiAgentConfig(BaseModel):
@@ -81,13 +81,11 @@ class WorkerMultiAgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    policy_mapping_fn: Code | dict[str, str] | None = _agents(
-        None, "Function (package.module:Name) from agent id, and optionally episode and worker, to policy id; or a "
-        "mapping of agent ids to policy ids.",
-    )  # fmt: skip
-    observation_fn: Code | None = _agents(
-        None, "Function (package.module:Name) that rewrites the agents' observations."
-    )
+    policy_mapping_fn: Code | dict[str, str] | None = _agents(None)
+    """Function (package.module:Name) from agent id, and optionally episode and worker, to policy id; or a mapping of
+    agent ids to policy ids."""
+    observation_fn: Code | None = _agents(None)
+    """Function (package.module:Name) that rewrites the agents' observations."""
 
 
 class TransportConfig(BaseModel):
@@ -95,31 +93,27 @@ class TransportConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    heartbeat_interval_s: float = _transport(1.0, "How often each side says that it lives.", unit="s", gt=0)
-    heartbeat_timeout_s: float = _transport(10.0, "Silence after which the other side counts as lost.", unit="s", gt=0)
-    build_timeout_s: float = _transport(
-        120.0, "The same for a worker that builds its environment, which may keep it from answering.",
-        unit="s", gt=0, where="learner",
-    )  # fmt: skip
-    lease_timeout_s: float = _transport(
-        5.0, "A worker that brings no fragment for this long, and for several times as long as others need, is named, "
-        "and its work is leased to others.", unit="s", gt=0, where="learner",
-    )  # fmt: skip
-    max_message_bytes: int = _transport(
-        256 * 2**20, "Largest message, decompressed; larger ones are refused before memory is taken.",
-        unit="bytes", ge=2**16,
-    )  # fmt: skip
-    max_header_bytes: int = _transport(2**20, "Largest message header taken.", unit="bytes", ge=2**17)
-    send_queue_length: int = _transport(64, "Messages that may wait to be sent to one peer.", unit="messages", ge=1)
-    compression: Literal["auto", "off"] = _transport(
-        "auto", "auto compresses a column with LZ4 if that pays; off never does."
-    )
-    resend_after_s: float = _transport(
-        5.0, "A fragment that is not acknowledged for this long is sent again.", where="workers", unit="s", gt=0
-    )
-    reconnect_max_s: float = _transport(
-        5.0, "Longest pause between two tries to reach the learner.", where="workers", unit="s", gt=0
-    )
+    heartbeat_interval_s: float = _transport(1.0, unit="s", gt=0)
+    """How often each side says that it lives."""
+    heartbeat_timeout_s: float = _transport(10.0, unit="s", gt=0)
+    """Silence after which the other side counts as lost."""
+    build_timeout_s: float = _transport(120.0, unit="s", gt=0, where="learner")
+    """The same for a worker that builds its environment, which may keep it from answering."""
+    lease_timeout_s: float = _transport(5.0, unit="s", gt=0, where="learner")
+    """A worker that brings no fragment for this long, and for several times as long as others need, is named, and its
+    work is leased to others."""
+    max_message_bytes: int = _transport(256 * 2**20, unit="bytes", ge=2**16)
+    """Largest message, decompressed; larger ones are refused before memory is taken."""
+    max_header_bytes: int = _transport(2**20, unit="bytes", ge=2**17)
+    """Largest message header taken."""
+    send_queue_length: int = _transport(64, unit="messages", ge=1)
+    """Messages that may wait to be sent to one peer."""
+    compression: Literal["auto", "off"] = _transport("auto")
+    """auto compresses a column with LZ4 if that pays; off never does."""
+    resend_after_s: float = _transport(5.0, where="workers", unit="s", gt=0)
+    """A fragment that is not acknowledged for this long is sent again."""
+    reconnect_max_s: float = _transport(5.0, where="workers", unit="s", gt=0)
+    """Longest pause between two tries to reach the learner."""
 
 
 class WorkerConfig(BaseModel):
@@ -127,142 +121,116 @@ class WorkerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
-    algo: Code = _run(
-        DEFAULT_ALGO,
-        "Algorithm: the name of a module in aiorl/learning/algorithms, or package.module:Name for a class of your own.",
-    )
-    env: Code | None = _run(
-        None, "Environment: a Gymnasium id, package.module:Name for your own class or function, module:name for a "
-        "name that the module registers with register_env, or gym:ID for the old gym package.",
-    )  # fmt: skip
-    env_config: dict[str, Any] = _run({}, "Arguments for the environment's creator.", where="workers")
-    wrappers: list[CodeWithSettings] = _run(
-        [], "Wrappers around each Gymnasium environment, innermost first: classes (package.module:Name); with "
-        "arguments, mappings {class: NAME, kwargs: {...}}.", where="workers",
-    )  # fmt: skip
-    seed: int | None = _run(
-        None, "Seed of everything random, combined with the worker's index; null takes a fresh one.", ge=0, lt=2**32
-    )
-    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO", "Least severe messages that are logged.")
-    num_envs_per_worker: int = _sampling(1, "Environments that one worker steps together.", unit="environments", ge=1)
-    vectorize: Literal["auto", "native", "serial", "remote"] = _sampling(
-        "auto", "How a worker steps its environments: native (their own vectorised form), serial (in turn), remote "
-        "(one process each), auto (native if there is a native form, else serial).",
-    )  # fmt: skip
-    samplers_per_worker: int = _sampling(
-        1, "Samplers in one worker process whose waits overlap, each with its own environments.", ge=1
-    )
-    rollout_fragment_length: int = _sampling(200, "Steps of each environment in one fragment.", unit="steps", ge=1)
-    batch_mode: Literal["truncate_episodes", "complete_episodes"] = _sampling(
-        "truncate_episodes", "Fragments cut episodes anywhere, or end only where episodes end."
-    )
-    horizon: int | None = _sampling(
-        None, "Longest episode; null takes the environment's own limit, if it has one.", unit="steps", ge=1
-    )
-    soft_horizon: bool = _sampling(False, "At the horizon close the episode without a reset.")
-    no_done_at_end: bool = _sampling(
-        False, "Never record done; needed with soft_horizon unless the environment never ends."
-    )
+    algo: Code = _run(DEFAULT_ALGO)
+    """Algorithm: the name of a module in aiorl/learning/algorithms, or package.module:Name for a class of your own."""
+    env: Code | None = _run(None)
+    """Environment: a Gymnasium id, package.module:Name for your own class or function, module:name for a name that the
+    module registers with register_env, or gym:ID for the old gym package."""
+    env_config: dict[str, Any] = _run({}, where="workers")
+    """Arguments for the environment's creator."""
+    wrappers: list[CodeWithSettings] = _run([], where="workers")
+    """Wrappers around each Gymnasium environment, innermost first: classes (package.module:Name); with arguments,
+    mappings {class: NAME, kwargs: {...}}."""
+    seed: int | None = _run(None, ge=0, lt=2**32)
+    """Seed of everything random, combined with the worker's index; null takes a fresh one."""
+    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO")
+    """Least severe messages that are logged."""
+    num_envs_per_worker: int = _sampling(1, unit="environments", ge=1)
+    """Environments that one worker steps together."""
+    vectorize: Literal["auto", "native", "serial", "remote"] = _sampling("auto")
+    """How a worker steps its environments: native (their own vectorised form), serial (in turn), remote (one process
+    each), auto (native if there is a native form, else serial)."""
+    samplers_per_worker: int = _sampling(1, ge=1)
+    """Samplers in one worker process whose waits overlap, each with its own environments."""
+    rollout_fragment_length: int = _sampling(200, unit="steps", ge=1)
+    """Steps of each environment in one fragment."""
+    batch_mode: Literal["truncate_episodes", "complete_episodes"] = _sampling("truncate_episodes")
+    """Fragments cut episodes anywhere, or end only where episodes end."""
+    horizon: int | None = _sampling(None, unit="steps", ge=1)
+    """Longest episode; null takes the environment's own limit, if it has one."""
+    soft_horizon: bool = _sampling(False)
+    """At the horizon close the episode without a reset."""
+    no_done_at_end: bool = _sampling(False)
+    """Never record done; needed with soft_horizon unless the environment never ends."""
     observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = _sampling(
-        "NoFilter", "Running normalisation of observations. Replay algorithms, bc and marwil store raw rows and "
-        "normalise them in training.", where="both",
-    )  # fmt: skip
-    synchronize_filters: bool = _sampling(True, "Send the merged filter statistics to the workers.", where="both")
-    clip_actions: bool = _sampling(
-        True, "Clip actions to the action space before the environment gets them.", where="both"
+        "NoFilter", where="both"
     )
-    clip_rewards: bool | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _sampling(
-        None, "Clip rewards for learning to [-1, 1], or to [-x, x] for a number x; null does so for DeepMind-wrapped "
-        "Atari only.",
-    )  # fmt: skip
-    preprocessor_pref: Literal["deepmind", "rllib"] = _sampling("deepmind", "Which preprocessing Atari frames get.")
-    sample_async: bool = _sampling(False, "Sample continuously in the background.")
-    compress_observations: bool | Literal["bulk"] = _sampling(
-        False, "Compress observations in batches: row by row, or bulk for whole columns. Workers compress what they "
-        "send by column if that pays, even with transport.compression: off.",
-    )  # fmt: skip
-    remote_worker_envs: bool = _sampling(
-        False, "One process per environment, each polled as soon as it is ready; vectorize: remote steps them together."
-    )
-    remote_env_batch_wait_ms: float = _sampling(
-        0.0, "How long a poll of remote environments gathers more ready ones.", unit="ms", ge=0, allow_inf_nan=False
-    )
-    max_env_restarts_per_hour: int = _sampling(
-        0, "Replacements of one remote environment's failed process; 0 makes each failure an error.",
-        unit="restarts", ge=0,
-    )  # fmt: skip
-    fake_sampler: bool = _sampling(False, "Return the first batch for ever, to test the rest.")
-    model: WorkerModelConfig = key(WorkerModelConfig(), "Shape of the networks.", group="Learning", where="both")
-    multiagent: WorkerMultiAgentConfig = _sampling(
-        WorkerMultiAgentConfig(), "Which policies there are and who acts with which.", where="both"
-    )
-    transport: TransportConfig = key(
-        TransportConfig(), "Sockets, queues and time limits.", group="Workers and hosts", where="both"
-    )
-    extra_python_environs_for_worker: dict[str, str] = key(
-        {}, "Environment variables set in the workers.", group="Workers and hosts", where="workers"
-    )
-    eager: bool = key(
-        False, "Run updates, and TensorFlow policies on workers, without tf.function, for debugging.",
-        group="Learning", where="both",
-    )  # fmt: skip
-    no_eager_on_workers: bool = key(
-        False, "Keep workers in graph mode with eager; networks always act as graphs there.",
-        group="Learning", where="workers",
-    )  # fmt: skip
-    eager_tracing: bool = key(
-        False, "With eager: trace updates and policies as plain graphs, without XLA.", group="Learning", where="both"
-    )
-    memory_per_worker: int = _resources(
-        0, "Heap limit of a worker process, which fails beyond it; 0 is no limit.", unit="bytes", ge=0
-    )
-    object_store_memory_per_worker: int = _resources(
-        0, "Limit of a worker's fragments that the learner has not acknowledged; 0 takes 256 MiB.", unit="bytes", ge=0
-    )
-    num_cpus_per_worker: int = _resources(
-        1, "Threads that the libraries of a worker process may use.", unit="threads", ge=1
-    )
-    monitor: bool = key(False, "Write episode statistics and videos.", group="Reports", where="both")
-    callbacks: Code | dict[str, Code] | None = key(
-        None, "DefaultCallbacks subclass (package.module:Name), or a mapping of hooks to functions of one dict.",
-        group="Reports", where="both",
-    )  # fmt: skip
+    """Running normalisation of observations. Replay algorithms, bc and marwil store raw rows and normalise them in
+    training."""
+    synchronize_filters: bool = _sampling(True, where="both")
+    """Send the merged filter statistics to the workers."""
+    clip_actions: bool = _sampling(True, where="both")
+    """Clip actions to the action space before the environment gets them."""
+    clip_rewards: bool | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _sampling(None)
+    """Clip rewards for learning to [-1, 1], or to [-x, x] for a number x; null does so for DeepMind-wrapped Atari
+    only."""
+    preprocessor_pref: Literal["deepmind", "rllib"] = _sampling("deepmind")
+    """Which preprocessing Atari frames get."""
+    sample_async: bool = _sampling(False)
+    """Sample continuously in the background."""
+    compress_observations: bool | Literal["bulk"] = _sampling(False)
+    """Compress observations in batches: row by row, or bulk for whole columns. Workers compress what they send by
+    column if that pays, even with transport.compression: off."""
+    remote_worker_envs: bool = _sampling(False)
+    """One process per environment, each polled as soon as it is ready; vectorize: remote steps them together."""
+    remote_env_batch_wait_ms: float = _sampling(0.0, unit="ms", ge=0, allow_inf_nan=False)
+    """How long a poll of remote environments gathers more ready ones."""
+    max_env_restarts_per_hour: int = _sampling(0, unit="restarts", ge=0)
+    """Replacements of one remote environment's failed process; 0 makes each failure an error."""
+    fake_sampler: bool = _sampling(False)
+    """Return the first batch for ever, to test the rest."""
+    model: WorkerModelConfig = key(WorkerModelConfig(), group="Learning", where="both")
+    """Shape of the networks."""
+    multiagent: WorkerMultiAgentConfig = _sampling(WorkerMultiAgentConfig(), where="both")
+    """Which policies there are and who acts with which."""
+    transport: TransportConfig = key(TransportConfig(), group="Workers and hosts", where="both")
+    """Sockets, queues and time limits."""
+    extra_python_environs_for_worker: dict[str, str] = key({}, group="Workers and hosts", where="workers")
+    """Environment variables set in the workers."""
+    eager: bool = key(False, group="Learning", where="both")
+    """Run updates, and TensorFlow policies on workers, without tf.function, for debugging."""
+    no_eager_on_workers: bool = key(False, group="Learning", where="workers")
+    """Keep workers in graph mode with eager; networks always act as graphs there."""
+    eager_tracing: bool = key(False, group="Learning", where="both")
+    """With eager: trace updates and policies as plain graphs, without XLA."""
+    memory_per_worker: int = _resources(0, unit="bytes", ge=0)
+    """Heap limit of a worker process, which fails beyond it; 0 is no limit."""
+    object_store_memory_per_worker: int = _resources(0, unit="bytes", ge=0)
+    """Limit of a worker's fragments that the learner has not acknowledged; 0 takes 256 MiB."""
+    num_cpus_per_worker: int = _resources(1, unit="threads", ge=1)
+    """Threads that the libraries of a worker process may use."""
+    monitor: bool = key(False, group="Reports", where="both")
+    """Write episode statistics and videos."""
+    callbacks: Code | dict[str, Code] | None = key(None, group="Reports", where="both")
+    """DefaultCallbacks subclass (package.module:Name), or a mapping of hooks to functions of one dict."""
 
     # Offline data
-    input: Code | list[str] | dict[str, float] = _offline(
-        "sampler", "Source of experience: sampler; a file, directory, pattern, URI or minari:NAME, or a list of them; "
-        "a mapping of these and sampler to probabilities; or package.module:Name for a function from an IOContext to "
-        "an InputReader. Workers share files between them.",
-    )  # fmt: skip
-    input_evaluation: list[Literal["is", "wis", "simulation"]] = _offline(
-        ["is", "wis"], "How runs on stored experience are judged: is, wis (off-policy estimates, which need the "
-        "probabilities of stored actions), simulation (the environment is sampled as well).",
-    )  # fmt: skip
-    postprocess_inputs: bool = _offline(False, "Postprocess stored trajectories with the current policy.")
-    actions_in_input_normalized: bool = _offline(
-        False, "Stored actions of a bounded Box are scaled to [-1, 1], as by RLlib since 1.4, and are scaled back "
-        "when read.",
-    )  # fmt: skip
-    shuffle_buffer_size: int = _offline(
-        0, "Batches in the sliding window that shuffles stored experience.", unit="batches", ge=0
-    )
-    input_epochs: int | None = _offline(
-        None, "Passes over stored experience before the run ends; each reads every row once. null reads without end.",
-        unit="passes", ge=1,
-    )  # fmt: skip
-    input_hold_out: float = _offline(
-        0.0, "Share of stored episodes to leave out, the same in every run, for python -m aiorl.estimate --hold-out.",
-        ge=0, lt=1,
-    )  # fmt: skip
-    input_max_corrupt: int = _offline(
-        100, "Unreadable places in files that one sampler may skip; one more ends the run.", unit="places", ge=0
-    )
-    output: Code | None = _offline(
-        None, "Where to write sample batches as JSON lines: logdir (the run's directory), a directory or URI, or "
-        "package.module:Name for a function from an IOContext to an OutputWriter.",
-    )  # fmt: skip
-    output_compress_columns: list[str] = _offline(["obs", "new_obs"], "Columns that are compressed in the output.")
-    output_max_file_size: int = _offline(64 * 2**20, "Size at which a new output file is begun.", unit="bytes", ge=1)
+    input: Code | list[str] | dict[str, float] = _offline("sampler")
+    """Source of experience: sampler; a file, directory, pattern, URI or minari:NAME, or a list of them; a mapping of
+    these and sampler to probabilities; or package.module:Name for a function from an IOContext to an InputReader.
+    Workers share files between them."""
+    input_evaluation: list[Literal["is", "wis", "simulation"]] = _offline(["is", "wis"])
+    """How runs on stored experience are judged: is, wis (off-policy estimates, which need the probabilities of stored
+    actions), simulation (the environment is sampled as well)."""
+    postprocess_inputs: bool = _offline(False)
+    """Postprocess stored trajectories with the current policy."""
+    actions_in_input_normalized: bool = _offline(False)
+    """Stored actions of a bounded Box are scaled to [-1, 1], as by RLlib since 1.4, and are scaled back when read."""
+    shuffle_buffer_size: int = _offline(0, unit="batches", ge=0)
+    """Batches in the sliding window that shuffles stored experience."""
+    input_epochs: int | None = _offline(None, unit="passes", ge=1)
+    """Passes over stored experience before the run ends; each reads every row once. null reads without end."""
+    input_hold_out: float = _offline(0.0, ge=0, lt=1)
+    """Share of stored episodes to leave out, the same in every run, for python -m aiorl.estimate --hold-out."""
+    input_max_corrupt: int = _offline(100, unit="places", ge=0)
+    """Unreadable places in files that one sampler may skip; one more ends the run."""
+    output: Code | None = _offline(None)
+    """Where to write sample batches as JSON lines: logdir (the run's directory), a directory or URI, or
+    package.module:Name for a function from an IOContext to an OutputWriter."""
+    output_compress_columns: list[str] = _offline(["obs", "new_obs"])
+    """Columns that are compressed in the output."""
+    output_max_file_size: int = _offline(64 * 2**20, unit="bytes", ge=1)
+    """Size at which a new output file is begun."""
 
     @property
     def is_truncating(self) -> bool:

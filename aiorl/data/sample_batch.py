@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeGuard, overload
 
 import lz4.block
 import numpy as np
@@ -122,7 +121,7 @@ class SampleBatch(MutableMapping[str, Array]):
         for name in columns:
             column = self._columns.get(name)
             if isinstance(column, np.ndarray) and column.dtype != object:
-                self._columns[name] = (PackedRows if mode == "rows" else PackedBulk).pack(column)
+                self._columns[name] = PackedColumn.pack(column, by_row=mode == "rows")
 
     def decompress(self) -> None:
         """Replace every compressed column by its array."""
@@ -172,9 +171,7 @@ class SampleBatch(MutableMapping[str, Array]):
     def take(self, index: NDArray[Any] | RowSlice) -> SampleBatch:
         """Rows at the integer positions (or boolean mask) given, copied; views for a slice."""
         columns = self._columns.items()
-        return SampleBatch._of(
-            {n: col.take(index) if isinstance(col, PackedRows) else _array(col)[index] for n, col in columns}
-        )
+        return SampleBatch._of({n: col.take(index) if _is_by_row(col) else _array(col)[index] for n, col in columns})
 
     def shuffled(self, rng: np.random.Generator) -> SampleBatch:
         """The same rows in random order."""
@@ -203,13 +200,9 @@ class SampleBatch(MutableMapping[str, Array]):
             return []
         cuts = np.flatnonzero(episode_ids[1:] != episode_ids[:-1]) + 1
         edges = [0, *cuts.tolist(), self.count]
-        whole = self._without_bulk()
+        columns = self._columns.items()  # those compressed as a whole are decompressed once for all cuts
+        whole = SampleBatch._of({n: col if _is_by_row(col) else _array(col) for n, col in columns})
         return [whole.slice(start, end) for start, end in itertools.pairwise(edges)]
-
-    def _without_bulk(self) -> SampleBatch:
-        """The same batch with columns compressed as a whole decompressed, once for all cuts."""
-        columns = self._columns.items()
-        return SampleBatch._of({n: col.unpack() if isinstance(col, PackedBulk) else col for n, col in columns})
 
     def copy(self) -> SampleBatch:
         """A batch with its own copy of every column."""
@@ -222,36 +215,54 @@ class SampleBatch(MutableMapping[str, Array]):
         return f"SampleBatch({self.count} rows: {', '.join(self._columns)})"
 
 
+def _is_by_row(column: Array | PackedColumn) -> TypeGuard[PackedColumn]:
+    return isinstance(column, PackedColumn) and column.by_row
+
+
 def _array(column: Array | PackedColumn) -> Array:
     return column.unpack() if isinstance(column, PackedColumn) else column
 
 
 def _joined(columns: Sequence[Array | PackedColumn]) -> Array | PackedColumn:
-    rows = [column for column in columns if isinstance(column, PackedRows)]
-    if len(rows) == len(columns) and all(rows[0].fits(column) for column in rows):
-        return PackedRows.concat(rows)
+    packed = [column for column in columns if isinstance(column, PackedColumn)]
+    kinds = {(column.by_row, column.dtype, column.shape[1:]) for column in packed}
+    if len(packed) == len(columns) and len(kinds) == 1 and packed[0].by_row:
+        shape = sum(map(len, packed)), *packed[0].shape[1:]
+        blobs = itertools.chain.from_iterable(column.blobs for column in packed)
+        return PackedColumn(packed[0].dtype, shape, blobs, by_row=True)
     return np.concatenate([_array(column) for column in columns])
 
 
 _BLOCK_BYTES = 1 << 26  # a block holds at most about 2 GB; smaller ones bound the memory a step takes
 
 
-class PackedColumn(ABC):
+class PackedColumn:
     """A column ``[B, ...]`` in compressed form.
 
     Attributes:
         dtype: of the array.
         shape: of the array.
         blobs: compressed blocks; none for an array without bytes.
+        by_row: each row is a block of its own, so that rows can be picked and joined as they are.
     """
 
-    __slots__ = ("blobs", "dtype", "shape")
+    __slots__ = ("blobs", "by_row", "dtype", "shape")
 
-    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], blobs: Sequence[bytes]) -> None:
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], blobs: Iterable[bytes], *, by_row: bool) -> None:
         """Take the compressed form as it is."""
         self.dtype = dtype
         self.shape = shape
         self.blobs = tuple(blobs)
+        self.by_row = by_row
+
+    @classmethod
+    def pack(cls, column: Array, *, by_row: bool) -> PackedColumn:
+        """Compress ``[B, ...]``."""
+        made = cls(column.dtype, column.shape, (), by_row=by_row)
+        raw = _bytes_of(np.ascontiguousarray(column))
+        blobs = (raw[start:end] for start, end in made._extents(len(raw)))
+        made.blobs = tuple(lz4.block.compress(blob, store_size=False) for blob in blobs)
+        return made
 
     @property
     def nbytes(self) -> int:
@@ -264,67 +275,25 @@ class PackedColumn(ABC):
     def unpack(self) -> Array:
         """The array, newly allocated."""
         out = np.empty(self.shape, self.dtype)
-        raw = out.reshape(-1).view(np.uint8).data if out.size else memoryview(b"")
+        raw = _bytes_of(out)
         for (start, end), blob in zip(self._extents(len(raw)), self.blobs, strict=True):
             raw[start:end] = lz4.block.decompress(blob, uncompressed_size=end - start)
         return out
 
-    @abstractmethod
-    def _extents(self, size: int) -> list[tuple[int, int]]:
-        """First and last byte of what each blob holds."""
-
-
-class PackedRows(PackedColumn):
-    """Each row compressed on its own."""
-
-    __slots__ = ()
-
-    @classmethod
-    def pack(cls, column: Array) -> PackedRows:
-        """Compress ``[B, ...]``."""
-        rows = np.ascontiguousarray(column)
-        blobs = [lz4.block.compress(row.tobytes(), store_size=False) for row in rows] if rows[:1].size else []
-        return cls(rows.dtype, rows.shape, blobs)
-
-    def take(self, index: Any) -> PackedRows:
-        """Rows by slice, mask or integer positions, as they are."""
+    def take(self, index: Any) -> PackedColumn:
+        """Rows by slice, mask or integer positions, as they are, of a column by rows."""
         positions = np.arange(len(self))[index]
-        shape = (len(positions), *self.shape[1:])
-        return PackedRows(self.dtype, shape, [self.blobs[at] for at in positions] if self.blobs else [])
-
-    @staticmethod
-    def concat(columns: Sequence[PackedRows]) -> PackedRows:
-        """Rows of columns with equal dtype and row shape, one after the other."""
-        first = columns[0]
-        blobs = list(itertools.chain.from_iterable(column.blobs for column in columns))
-        return PackedRows(first.dtype, (sum(map(len, columns)), *first.shape[1:]), blobs)
-
-    def fits(self, other: PackedColumn) -> bool:
-        """Whether `concat` can join the two."""
-        return isinstance(other, PackedRows) and self.dtype == other.dtype and self.shape[1:] == other.shape[1:]
+        blobs = [self.blobs[at] for at in positions] if self.blobs else []
+        return PackedColumn(self.dtype, (len(positions), *self.shape[1:]), blobs, by_row=True)
 
     def _extents(self, size: int) -> list[tuple[int, int]]:
-        step = size // len(self.blobs) if self.blobs else 0
-        return [(at * step, (at + 1) * step) for at in range(len(self.blobs))]
+        """First and last byte of each block of an array of so many bytes."""
+        step = size // len(self) if self.by_row and size else _BLOCK_BYTES
+        return [(at, min(at + step, size)) for at in range(0, size, step)]
 
 
-class PackedBulk(PackedColumn):
-    """The whole column as one."""
-
-    __slots__ = ()
-
-    @classmethod
-    def pack(cls, column: Array) -> PackedBulk:
-        """Compress ``[B, ...]``."""
-        array = np.ascontiguousarray(column)
-        raw = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-        blobs = [
-            lz4.block.compress(raw[at : at + _BLOCK_BYTES], store_size=False) for at in range(0, len(raw), _BLOCK_BYTES)
-        ]
-        return cls(array.dtype, array.shape, blobs)
-
-    def _extents(self, size: int) -> list[tuple[int, int]]:
-        return [(at, min(at + _BLOCK_BYTES, size)) for at in range(0, size, _BLOCK_BYTES)]
+def _bytes_of(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 class MultiAgentBatch:
@@ -336,13 +305,7 @@ class MultiAgentBatch:
     """
 
     def __init__(self, policy_batches: Mapping[str, SampleBatch], count: int) -> None:
-        """Keep the batches as they are.
-
-        Raises:
-            ValueError: a negative count.
-        """
-        if count < 0:
-            raise ValueError(f"count is {count}, expected environment steps >= 0")
+        """Keep the batches as they are."""
         self.policy_batches = dict(policy_batches)
         self.count = int(count)
 

@@ -32,6 +32,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from aiorl.config import copied
 from aiorl.config.code import (
     import_for,
     import_object,
@@ -41,7 +42,6 @@ from aiorl.config.code import (
     named,
     not_importable,
 )
-from aiorl.config.merge import copied
 from aiorl.env.checks import raise_env_fault
 from aiorl.errors import AiorlError, ConfigError, UnknownEnvError, nearest
 from aiorl.process.imports import needed_by, python_path

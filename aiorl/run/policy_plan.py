@@ -16,10 +16,10 @@ from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, mapping_by_table, wanted_of_mapping
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
 from aiorl.compat.old_keys import translate_old_keys
+from aiorl.config import deep_update
 from aiorl.config.code import check_takes, import_object, is_import_path
-from aiorl.config.key import group_of
+from aiorl.config.key import fact_of
 from aiorl.config.layers import Layer
-from aiorl.config.merge import deep_update
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
@@ -155,7 +155,7 @@ def _is_of_run(kind: type[CommonConfig], name: str) -> bool:
     """Whether a key of a config class is the same for all policies of a run."""
     if name == "train_batch_size":
         return kind.trains_on_what_comes
-    return name in _RUN_KEYS or group_of(kind.model_fields[name]) in _RUN_GROUPS
+    return name in _RUN_KEYS or fact_of(kind.model_fields[name], "group") in _RUN_GROUPS
 
 
 _FIELDS = ("class", "observation_space", "action_space", "config")

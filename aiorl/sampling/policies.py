@@ -23,8 +23,8 @@ from aiorl.acting.onnx_policy import learned_policy_class
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import mapping_by_table, policy_seed
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
+from aiorl.config import deep_update
 from aiorl.config.code import import_object, named_failures
-from aiorl.config.merge import deep_update
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import PolicyGraph

@@ -14,7 +14,6 @@ from aiorl.acting.exploration import (
     Exploration,
     GaussianNoise,
     OrnsteinUhlenbeckNoise,
-    RandomExploration,
     StochasticSampling,
     exploration_has_memory,
     make_exploration,
@@ -57,13 +56,6 @@ def test_epsilon_of_0_and_1_is_always_greedy_and_always_uniform(epsilon, explore
     actions, logp = choose(exploration, repeated([0.0, 3.0, 1.0]))
     assert (len(set(actions.tolist())) == 3) is explored
     np.testing.assert_allclose(np.exp(logp), 1 / 3 if explored else 1.0, rtol=1e-5)
-
-
-def test_masked_actions_are_never_taken():
-    exploration = EpsilonGreedy(make_distribution(spaces.Discrete(4)), epsilon=1.0)
-    actions, logp = choose(exploration, repeated([MASKED_LOGIT, 0.0, MASKED_LOGIT, 5.0]))
-    assert set(actions.tolist()) == {1, 3}
-    np.testing.assert_allclose(np.exp(logp), 0.5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -119,26 +111,6 @@ def test_workers_have_epsilons_of_their_own():
         "PerWorkerEpsilonGreedy", make_distribution(spaces.Discrete(2)), worker_index=8, num_workers=8
     )
     assert exploration.figures(10**9)["epsilon"] == pytest.approx(0.4**8)
-
-
-def test_random_actions_are_uniform_over_any_space():
-    space = spaces.Tuple([spaces.Discrete(3, start=4), BOX, spaces.MultiDiscrete([2, 2])])
-    exploration = RandomExploration(make_distribution(space))
-    actions, logp = choose(exploration, np.zeros((ROWS, exploration.distribution.num_inputs), np.float32))
-    np.testing.assert_allclose(np.bincount(actions[:, 0].astype(int) - 4) / ROWS, 1 / 3, atol=0.02)
-    for column, low, high in ((1, -2, 2), (2, 0, 10)):
-        assert low <= actions[:, column].min() < low + 0.01 * (high - low)
-        assert high - 0.01 * (high - low) < actions[:, column].max() <= high
-    assert set(actions[:, 3].tolist()) == {0.0, 1.0}
-    np.testing.assert_allclose(logp, -np.log(3 * 4 * 10 * 4), rtol=1e-5)
-    assert all(space.contains(action) for action in exploration.distribution.layout.to_env(actions[:20]))
-
-
-def test_random_actions_of_unbounded_components_are_standard_normal():
-    exploration = RandomExploration(make_distribution(spaces.Box(-np.inf, np.inf, (1,))))
-    actions, logp = choose(exploration, np.zeros((ROWS, 2), np.float32))
-    np.testing.assert_allclose([actions.mean(), actions.std()], [0, 1], atol=0.03)
-    np.testing.assert_allclose(logp, -0.5 * actions[:, 0] ** 2 - 0.5 * np.log(2 * np.pi), rtol=1e-4, atol=1e-5)
 
 
 def test_gaussian_noise_is_scaled_to_the_range_and_clipped_to_it():
@@ -211,17 +183,6 @@ def test_ou_processes_follow_their_rows_however_these_are_batched():
     fresh.choose_into(inputs[:1], noise, wanted, np.empty(1, np.float32), timestep=0)
     np.testing.assert_array_equal(after, wanted)
     assert set(together._processes) == {(1, 0), (2, 0)}
-
-
-def test_ou_noise_is_correlated_in_time():
-    exploration = ou(theta=0.05)
-    rng = np.random.default_rng(0)
-    track = []
-    for _ in range(3000):
-        actions, logp = np.empty((1, 1), np.float32), np.empty(1, np.float32)
-        exploration.choose_into(np.zeros((1, 2), np.float32), exploration.draw_noise(rng, 1), actions, logp, timestep=0)
-        track.append(actions[0, 0])
-    assert np.corrcoef(track[:-1], track[1:])[0, 1] > 0.9
 
 
 @pytest.mark.parametrize("kind", [EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise])

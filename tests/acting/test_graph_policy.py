@@ -16,7 +16,7 @@ from aiorl.acting.postprocess import gae
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_to_dict
-from aiorl.errors import BatchError, ConfigError, PolicyError
+from aiorl.errors import BatchError, PolicyError
 
 TUPLE = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))])
 
@@ -145,15 +145,9 @@ def test_r100_unknown_previous_steps_count_as_zeros():
     assert single[c.VF_PREDS] == pytest.approx(missing[c.VF_PREDS][1] + 30.0, rel=1e-5)
 
 
-def test_a_network_that_does_not_look_back_is_given_nothing():
+def test_r110_one_call_evaluates_all_rows_and_a_network_that_does_not_look_back_is_given_nothing():
     policy = make_policy(spaces.Discrete(4))
-    policy.compute_actions(obs_of(2), (), np.zeros(2, np.int64), np.zeros(2))
-    assert policy.graph.calls == [(2, None)]
-
-
-def test_r110_one_call_evaluates_all_rows():
-    policy = make_policy(spaces.Discrete(4))
-    policy.compute_actions(obs_of(64))
+    policy.compute_actions(obs_of(64), (), np.zeros(64, np.int64), np.zeros(64))
     assert policy.graph.calls == [(64, None)]
 
 
@@ -195,11 +189,6 @@ def test_exploration_with_memory_follows_the_rows_of_each_episode():
     assert set(policy.exploration._processes) == {(2, 0)}
     policy.compute_actions(obs_of(3), episodes=[first, second, first], agent_ids=["a", "a", "b"])
     assert set(policy.exploration._processes) == {(2, 0), (1, "a"), (2, "a"), (1, "b")}
-
-
-def test_settings_of_the_exploration_are_checked_when_the_policy_is_made():
-    with pytest.raises(ConfigError, match="exploration"):
-        make_policy(spaces.Discrete(4), config={"exploration": "Curiosity"})
 
 
 def trajectory(policy, steps, *, terminated=False, truncated=False):

@@ -76,12 +76,6 @@ def test_without_exploration_the_mode_is_taken_and_no_noise_is_read(network):
     )
 
 
-def test_the_policys_own_noise_follows_its_seed(network):
-    first, same, other = (policy_of(network, seed).compute_actions(obs_of(50))[0] for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, same)
-    assert (first != other).any()
-
-
 def test_r114_recurrent_state_chains_from_call_to_call(recurrent_network):
     policy = policy_of(recurrent_network)
     assert policy.is_recurrent
@@ -96,14 +90,6 @@ def test_r114_recurrent_state_chains_from_call_to_call(recurrent_network):
     np.testing.assert_allclose(second[0], wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_compute_single_action_has_no_leading_axis(recurrent_network):
-    policy = policy_of(recurrent_network)
-    action, state_out, columns = policy.compute_single_action(obs_of(1)[0], policy.get_initial_state(), explore=False)
-    assert np.shape(action) == ()
-    assert state_out[0].shape == (2,)
-    assert columns[ACTION_DIST_INPUTS].shape == (4,)
-
-
 def test_state_and_weights_round_trip(network):
     policy = policy_of(network)
     policy.on_global_var_update({"timestep": 123})
@@ -115,14 +101,6 @@ def test_state_and_weights_round_trip(network):
         restored.act(obs_of(9), explore=False).columns[ACTION_DIST_INPUTS],
     )
     assert restored.get_weights().keys() == network.weights().keys()
-
-
-def test_spaces_come_from_the_description_alone(network):
-    policy = policy_of(network)
-    assert policy.action_space == spaces.Discrete(4)
-    assert policy.observation_space == spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    given = spaces.Box(-1.0, 1.0, (3,))
-    assert policy_of(network, observation_space=given, config={"a": 1}).observation_space is given
 
 
 def test_a_distribution_of_another_size_is_refused(network):

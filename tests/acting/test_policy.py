@@ -30,13 +30,6 @@ def test_a_policy_is_abstract_without_compute_actions():
         Policy(spaces.Discrete(2), spaces.Discrete(2), {})
 
 
-def test_a_single_action_is_a_batch_of_one(policy):
-    action, state, columns = policy.compute_single_action(np.array([1.0, 2.0]), [np.zeros(3)])
-    assert action == 7
-    np.testing.assert_array_equal(state[0], [1, 1, 1])
-    assert columns == {"seen": 3.0}
-
-
 def test_a_plain_policy_has_no_weights_and_no_state(policy):
     assert policy.get_weights() == {}
     assert policy.get_initial_state() == []

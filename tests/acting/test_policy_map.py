@@ -43,7 +43,6 @@ def test_r17_the_mapping_function_is_asked_once_per_agent_and_episode_even_when_
         for _ in range(20):
             assert [binding.policy_for(agent) for agent in ("x", "y", 3)] == first
         assert asked == ["x", "y", 3] * (episode + 1)
-        assert binding.agents == ("x", "y", 3)
 
 
 def test_without_a_mapping_function_every_agent_is_bound_to_the_default_policy():

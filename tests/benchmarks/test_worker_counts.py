@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.config.reference import configure_learner
+from aiorl.learner import configure_learner
 from aiorl.learning.algorithms.registry import config_class
 from benchmarks.recordings import RECORDINGS, Recording
 from benchmarks.rows import write_csv

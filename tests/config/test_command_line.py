@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aiorl.config.command_line import WorkerArgs, exit_status, parse_worker_args
+from aiorl.config.command_line import MAX_PORT, exit_status, is_loopback, is_open_bind, split_address
 from aiorl.config.key import changed, key
-from aiorl.config.reference import configure_learner, parse_learner_args
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import CheckpointError, ConfigError, UnknownAlgorithmError, UnknownPolicyError
+from aiorl.errors import CheckpointError, ConfigError, SecurityError, UnknownAlgorithmError, UnknownPolicyError
+from aiorl.learner import configure_learner, parse_learner_args
 from aiorl.learning.algorithms.registry import config_class
+from aiorl.worker import WorkerArgs, parse_worker_args
 
 
 class OtherConfig(CommonConfig):
@@ -66,11 +69,6 @@ def test_every_key_is_an_option_and_can_be_set(argv: list[str]) -> None:
     assert (config.lr, config.model.fcnet_hiddens, config.clip_actions, config.epochs) == (5e-4, (8, 8), False, 9)
 
 
-def test_an_option_without_a_value_means_true_and_names_stay_text_whatever_they_look_like() -> None:
-    config = configure_learner(["--model.use-lstm", "--insecure", "--env", "123", "--run-dir", "2026"], config_class_of)
-    assert (config.model.use_lstm, config.insecure, config.env, config.run_dir) == (True, True, "123", "2026")
-
-
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
@@ -108,13 +106,27 @@ def test_wrong_usage_ends_with_status_2_and_one_sentence(
     assert said.err.splitlines()[1:] == ["(`python -m aiorl.learner --help` shows examples.)"]
 
 
+@pytest.mark.parametrize(
+    ("algo", "option", "here"), [("appo", "--gae-lambda", "--lambda."), ("dqn", "--buffer-size", "--replay-capacity (")]
+)
+def test_options_are_named_for_the_algorithm_that_a_file_asks_for(
+    algo: str, option: str, here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"algo: {algo}\n")
+    with pytest.raises(SystemExit):
+        configure_learner(["--config", str(tmp_path / "mine.yaml"), option, "9"], config_class)
+    assert f"There is no option {option}. Here it is called {here}" in capsys.readouterr().err
+
+
 def test_a_value_may_begin_with_a_minus() -> None:
     assert [learner("--stop-return", text).stop_return for text in ("-200", "-1e3", "-.5")] == [-200, -1000, -0.5]
     with pytest.raises(SystemExit):
         learner("-5")
 
 
-def test_keys_of_type_text_stay_text_and_names_below_free_ones_are_options_too() -> None:
+def test_an_option_without_a_value_means_true_and_text_stays_text_whatever_it_looks_like() -> None:
+    config = configure_learner(["--model.use-lstm", "--insecure", "--env", "123", "--run-dir", "2026"], config_class_of)
+    assert (config.model.use_lstm, config.insecure, config.env, config.run_dir) == (True, True, "123", "2026")
     config = learner("--model.custom-model", "1:2", "--env-config.max-steps", "7", "--run-dir", "null")
     assert (config.model.custom_model, config.env_config, config.run_dir) == ("1:2", {"max_steps": 7}, None)
     assert parse_learner_args(["--callbacks", "{on_train_result: a:b}"]).overrides == {
@@ -135,30 +147,6 @@ def test_help_shows_the_defaults_of_the_algorithm_asked_for(capsys: pytest.Captu
     assert all("num_gpus_per_worker" not in text and "for now" not in text for text in texts)
 
 
-def test_options_are_named_for_the_algorithm_that_a_file_asks_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.yaml").write_text("algo: appo\n")
-    with pytest.raises(SystemExit):
-        configure_learner(["--config", str(tmp_path / "mine.yaml"), "--gae-lambda", "0.9"], config_class)
-    assert "There is no option --gae-lambda. Here it is called --lambda.\n" in capsys.readouterr().err
-    (tmp_path / "mine.yaml").write_text("algo: dqn\n")
-    with pytest.raises(SystemExit):
-        configure_learner(["--config", str(tmp_path / "mine.yaml"), "--buffer-size", "9"], config_class)
-    assert "There is no option --buffer-size. Here it is called --replay-capacity (rows).\n" in capsys.readouterr().err
-
-
-def test_print_config_prints_what_can_be_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        learner("--lr", "0.2", "--print-config")
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
-    assert yaml.safe_load(text)["lr"] == 0.2
-    file = tmp_path / "mine.yaml"
-    file.write_text(text)
-    assert configure_learner(["--config", str(file)], config_class_of) == learner("--lr", "0.2")
-
-
 def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     with pytest.raises(SystemExit) as caught:
         configure_learner(argv, config_class)
@@ -166,9 +154,13 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().out
 
 
-def test_show_config_tells_each_value_and_where_it_comes_from(
+def test_a_config_is_printed_to_be_given_back_and_with_where_each_value_comes_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    file = tmp_path / "printed.yaml"
+    file.write_text(printed(capsys, "--env", "CartPole-v1", "--lr", "0.2", "--print-config"))
+    given = configure_learner(["--env", "CartPole-v1", "--lr", "0.2"], config_class)
+    assert configure_learner(["--config", str(file)], config_class) == given
     file = tmp_path / "mine.yaml"
     file.write_text("seed: 5\npreset: ppo-cartpole\ngamma: 0.1\n")
     said = printed(capsys, "--config", str(file), "--gamma", "0.5", "--show-config")
@@ -200,11 +192,8 @@ def test_help_teaches_by_example_and_shows_no_internal_option(
     assert "None" not in text
 
 
-def test_a_worker_needs_an_address_only() -> None:
+def test_a_worker_needs_an_address_only_and_one_started_by_the_learner_gets_more() -> None:
     assert parse_worker_args(["--connect", "tcp://host:5557"]) == WorkerArgs(connect="tcp://host:5557")
-
-
-def test_a_worker_started_by_the_learner_gets_more() -> None:
     line = (
         "--connect tcp://h:1 --num-workers 3 --keys K --log-level debug --max-worker-restarts 0 "
         "--slot 0 --exit-with-parent"
@@ -238,7 +227,7 @@ def test_wrong_usage_of_a_worker_ends_with_status_2(
 
 def test_it_loads_next_to_nothing_as_a_worker_is_waited_for() -> None:
     code = (
-        "import sys, aiorl.config.command_line as it\n"
+        "import sys, aiorl.worker as it\n"
         "it.parse_worker_args(['--connect', 'tcp://h:1'])\n"
         "bad = {'pydantic', 'numpy', 'yaml', 'inspect', 'asyncio', 'rich', 'tyro'} & set(sys.modules)\n"
         "raise SystemExit(f'loaded {bad}' if bad else 0)"
@@ -278,3 +267,56 @@ def test_a_command_may_have_a_status_of_its_own_and_a_fault_of_ours_is_not_taken
     assert [exit_status(lambda given=given: given) for given in (None, 0, 1)] == [0, 0, 1]  # type: ignore[misc]
     with pytest.raises(AssertionError):
         exit_status(do)
+
+
+ADDRESSES = {  # written -> host, port and whether only this machine can reach it
+    "tcp://127.0.0.1:0": ("127.0.0.1", 0, True), "tcp://localhost:5557": ("localhost", 5557, True),
+    "tcp://[::1]:5557": ("::1", 5557, True), "tcp://[::ffff:127.0.0.1]:1": ("::ffff:127.0.0.1", 1, True),
+    "tcp://[::ffff:10.0.0.1]:1": ("::ffff:10.0.0.1", 1, False), "tcp://[fe80::1%eth0]:1": ("fe80::1%eth0", 1, False),
+    "tcp://*:5557": ("*", 5557, False), "tcp://learner-host:65534": ("learner-host", 65534, False),
+    "tcp://128.0.0.1:1": ("128.0.0.1", 1, False),
+    # look like loopback, but are names, or read in other ways by other programs
+    "tcp://127.0.0.1.example.org:1": ("127.0.0.1.example.org", 1, False), "tcp://127.1:1": ("127.1", 1, False),
+    "tcp://127.000.0.1:1": ("127.000.0.1", 1, False), "tcp://2130706433:1": ("2130706433", 1, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_host_port_and_reach_of_an_address(address: str) -> None:
+    host, port = split_address(address)
+    assert (host, port, is_loopback(host)) == ADDRESSES[address]
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("", "65534"), ("host:5557", "65534"), ("tcp://host:", "65534"), ("tcp://host:65535", "65534"),
+        ("tcp://host:" + "9" * 5000, "65534"), ("tcp://h:\N{ARABIC-INDIC DIGIT FIVE}", "65534"),
+        ("tcp://::1:5557", "brackets"), ("tcp://[learner]:5557", "IPv6"), ("tcp://[127.0.0.1]:5557", "IPv6"),
+        ("tcp://:1", ""), ("tcp://a:b:1", ""), ("tcp://[::1:1", ""), ("tcp://a/b:1", ""), ("tcp://host\n:1", ""),
+    ],
+)  # fmt: skip
+def test_any_other_address_is_refused_with_an_example(address: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=r"tcp://127\.0\.0\.1:5557") as caught:
+        split_address(address, key="connect")
+    assert (caught.value.key, caught.value.value) == ("connect", address)
+    assert hint in caught.value.hint
+    assert len(str(caught.value)) < 500
+
+
+@given(host=st.ip_addresses(), port=st.integers(0, MAX_PORT))
+def test_every_ip_address_comes_back(host: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
+    written = f"[{host}]" if host.version == 6 else str(host)
+    assert split_address(f"tcp://{written}:{port}") == (str(host), port)
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.1.2.3:1", "tcp://[::]:1"])
+def test_a_bind_open_to_the_network_needs_keys_or_that_it_is_said_aloud(address: str) -> None:
+    with pytest.raises(SecurityError, match=r"needs keys.*python -m aiorl\.keys DIR.*--insecure") as caught:
+        is_open_bind(address, has_keys=False, insecure=False)
+    assert caught.value.key == "bind"
+    assert is_open_bind(address, has_keys=False, insecure=True)
+    assert not is_open_bind(address, has_keys=True, insecure=False)
+    assert not is_open_bind("tcp://127.0.0.1:5557", has_keys=False, insecure=False)
+    with pytest.raises(ConfigError, match="bind must look like"):
+        is_open_bind("127.0.0.1", has_keys=True, insecure=True)

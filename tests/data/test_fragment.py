@@ -39,18 +39,11 @@ def test_sample_batch_rows_are_env_major_with_new_obs_and_dones() -> None:
 
 def test_rows_that_are_no_transitions_are_left_out_and_not_counted() -> None:
     fragment = make_fragment(valid=np.array([[True, True], [True, True], [True, False]]))
-    assert fragment.env_steps == 5
+    assert (fragment.length, fragment.num_envs, fragment.env_steps) == (3, 2, 5)
     batch = fragment.to_sample_batch()
     assert batch.count == 5
     assert 21 not in batch[c.OBS]
     assert c.VALID not in batch
-
-
-def test_shape_facts() -> None:
-    fragment = make_fragment()
-    assert (fragment.length, fragment.num_envs, fragment.env_steps) == (3, 2, 6)
-    assert fragment.nbytes == 3 * 2 * (4 + 1 + 1) + 8 + 8 + 4
-    assert "T=3, N=2" in repr(fragment)
 
 
 def test_columns_that_disagree_are_named() -> None:

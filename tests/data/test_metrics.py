@@ -23,13 +23,6 @@ def test_r78_perf_stats_are_means_in_ms_and_never_divide_by_zero() -> None:
     assert stats.get() == {"mean_env_wait_ms": 50.0, "mean_processing_ms": 25.0, "mean_inference_ms": 100.0}
 
 
-def test_episode_columns_travel_as_arrays() -> None:
-    assert {name: a.dtype.name for name, a in EpisodeColumns.empty().to_arrays().items()} == {
-        "lengths": "int32",
-        "rewards": "float64",
-    }
-
-
 def test_policies_rewards_custom_metrics_and_histories_become_columns_by_name_and_are_read_back() -> None:
     """SPEC 11: policy rewards are those of agents, not of episodes; the default policy has none."""
     metrics = [
@@ -52,6 +45,10 @@ def test_policies_rewards_custom_metrics_and_histories_become_columns_by_name_an
     assert again.custom["height"].tolist() == [1.0, 2.5]
     assert again.hist["steps"].tolist() == [1.0, 2.0, 4.0]
     assert again.custom.keys() == {"height"}
+    for none in (EpisodeColumns.of([]), EpisodeColumns.empty()):
+        assert {name: (a.dtype.name, len(a)) for name, a in none.to_arrays().items()} == {
+            "lengths": ("int32", 0), "rewards": ("float64", 0),
+        }  # fmt: skip
 
 
 def test_estimates_travel_beside_episodes_by_estimator_and_metric() -> None:
@@ -63,13 +60,6 @@ def test_estimates_travel_beside_episodes_by_estimator_and_metric() -> None:
         "estimate/is/V_prev": [1.0], "estimate/is/V_step_IS": [2.0], "estimate/wis/V_prev": [1.0],
     }  # fmt: skip
     assert EpisodeColumns.from_arrays(arrays).estimates.keys() == {"is/V_prev", "is/V_step_IS", "wis/V_prev"}
-
-
-def test_no_episodes_are_columns_without_rows() -> None:
-    assert {name: len(array) for name, array in EpisodeColumns.of([]).to_arrays().items()} == {
-        "lengths": 0,
-        "rewards": 0,
-    }
 
 
 def test_endless_names_and_too_many_of_them_do_not_travel() -> None:

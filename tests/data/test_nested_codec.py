@@ -50,12 +50,9 @@ def test_numpy_numbers_and_subclasses_of_plain_types_come_back_plain_or_as_they_
     assert same(unpack(pack(np.float32(0.5))), np.float32(0.5))
     assert same(unpack(pack(Move.LEFT)), 3)
     assert same(unpack(pack(EnvContext({"a": 1}))), {"a": 1})
-    assert unpack(pack(np.array([1.5], ">f8"))).tolist() == [1.5]
-
-
-def test_arrays_that_come_back_may_be_written_to():
-    array = unpack(pack(np.zeros(3)))
-    array[0] = 1
+    array = unpack(pack(np.array([1.5], ">f8")))
+    array *= 2  # it may be written to
+    assert array.tolist() == [3.0]
 
 
 @pytest.mark.parametrize("value", [object(), np.array([object()]), np.array(["a"]), {1, 2}, 1j])
@@ -72,18 +69,17 @@ def test_infos_lose_only_the_entries_that_have_no_form_and_these_are_counted():
     assert pack_infos({"a": {"x": 1}})[1] == 0
 
 
+HEADS = [
+    ["|O", [1]], ["<M8[s]", [1]], ["<f8", [3]], ["<f4", [2**63]], ["<f4", [0, 2**62]], [[["a", "<f4"]], [1]],
+    ["O", [1]], 7, ["<f4", 1],
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "data",
-    [
-        b"",
-        b"\xc1",
-        msgpack.packb(msgpack.ExtType(9, b"")),
-        msgpack.packb(msgpack.ExtType(1, msgpack.packb(["|O", [1]]) + b"12345678")),
-        msgpack.packb(msgpack.ExtType(1, msgpack.packb(["<M8[s]", [1]]) + b"12345678")),
-        msgpack.packb(msgpack.ExtType(1, msgpack.packb(["<f8", [3]]) + b"12345678")),
-        msgpack.packb(msgpack.ExtType(1, b"\xc1")),
-    ],
-)
+    [b"", b"\xc1", *(msgpack.packb(msgpack.ExtType(code, b"\xc1")) for code in (1, 9)),
+     *(msgpack.packb(msgpack.ExtType(1, msgpack.packb(head) + b"12345678")) for head in HEADS)],
+)  # fmt: skip
 def test_damaged_bytes_are_refused(data):
     with pytest.raises(BadFrame):
         unpack(data)
@@ -97,11 +93,3 @@ def test_tuples_are_nested_to_a_bounded_depth_both_ways():
         unpack(packed)
     with pytest.raises(ValueError, match="tuples"):
         pack(value)
-
-
-@pytest.mark.parametrize(
-    "head", [["<f4", [2**63]], ["<f4", [0, 2**62]], [[["a", "<f4"]], [1]], ["O", [1]], 7, ["<f4", 1]]
-)
-def test_an_array_that_cannot_be_is_a_bad_frame(head):
-    with pytest.raises(BadFrame):
-        unpack(msgpack.packb(msgpack.ExtType(1, msgpack.packb(head) + bytes(8))))

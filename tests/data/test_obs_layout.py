@@ -1,9 +1,94 @@
+"""Layout of observations, and masks in every form that an environment may give them."""
+
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
-from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
+from aiorl.data.obs_layout import LaidOutBox, MaskLayout, ObsLayout, is_masked, layout_of
+from aiorl.errors import BatchError, UnsupportedSpaceError
+from aiorl.testing.masked_env import ACTION_SPACES, ForbiddingEnv
+
+
+def array(*numbers):
+    return np.array(numbers, np.int8)
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "row"),
+    [
+        (spaces.Discrete(3), array(0, 1, 1), [0, 1, 1]),
+        (spaces.Discrete(3), [False, True, True], [0, 1, 1]),
+        (spaces.MultiDiscrete([2, 3]), array(1, 0, 0, 1, 1), [1, 0, 0, 1, 1]),
+        (spaces.MultiDiscrete([2, 3]), [1, 0, 0, 1, 1], [1, 0, 0, 1, 1]),
+        (spaces.MultiDiscrete([2, 3]), (array(1, 0), array(0, 1, 1)), [1, 0, 0, 1, 1]),
+        (spaces.MultiDiscrete([2, 2]), array([1, 0], [0, 1]), [1, 0, 0, 1]),
+        (spaces.MultiBinary((2, 2)), array([1, 0], [0, 1]), [1, 0, 0, 1]),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1), spaces.Discrete(2)]), (array(0, 1), array(1, 1)),
+         [0, 1, 1, 1]),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]), (array(0, 1), None), [0, 1]),
+        (spaces.Dict({"b": spaces.Discrete(2), "a": spaces.MultiBinary(1)}), {"b": array(0, 1), "a": array(0)},
+         [0, 0, 1]),
+        (spaces.Dict({"b": spaces.Discrete(2), "a": spaces.MultiBinary(1)}), array(0, 0, 1), [0, 0, 1]),
+    ],
+)  # fmt: skip
+def test_a_mask_in_any_form_is_one_row_of_all_choices(space, mask, row):
+    layout = MaskLayout(space)
+    assert layout.size == len(row)
+    assert layout.from_rows([mask, mask]).tolist() == [row, row]
+    assert layout.from_rows([]).shape == (0, len(row))
+
+
+@pytest.mark.parametrize("actions", ACTION_SPACES)
+def test_parts_and_the_joined_form_are_the_same_and_a_batch_as_its_rows(actions):
+    layout = MaskLayout(ACTION_SPACES[actions])
+    rows = {}
+    for joined in (False, True):
+        env = ForbiddingEnv(actions, joined=joined)
+        layout.check_space(env.observation_space["action_mask"])
+        masks = [env.reset(seed=seed)[0]["action_mask"] for seed in range(5)]
+        rows[joined] = layout.from_rows(masks)
+    np.testing.assert_array_equal(rows[False], rows[True])
+    np.testing.assert_array_equal(layout.from_batch(np.array(masks)), rows[True])
+
+
+@pytest.mark.parametrize(
+    ("space", "mask"),
+    [
+        (spaces.Discrete(3), array(0, 1)),
+        (spaces.Discrete(3), array(0, 1, 2)),
+        (spaces.Discrete(3), np.array([0.5, 1, 1])),
+        (spaces.Discrete(3), np.array([np.nan, 1, 1])),
+        (spaces.Discrete(3), "no mask"),
+        (spaces.MultiDiscrete([2, 3]), (array(0, 1, 1), array(0, 1))),
+        (spaces.MultiDiscrete([2, 3]), (array(0, 1),)),
+        (spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Discrete(2)}), {"b": array(0, 1)}),
+        (spaces.Tuple([spaces.Discrete(2)]), (array(0, 1), array(1, 1))),
+    ],
+)
+def test_a_mask_of_another_shape_or_with_other_entries_is_refused(space, mask):
+    with pytest.raises(BatchError, match="action_mask"):
+        MaskLayout(space).from_rows([mask])
+
+
+def test_a_space_that_no_mask_of_the_actions_is_of_is_refused_with_advice():
+    for actions, wrong in ((spaces.Discrete(3), spaces.MultiBinary(2)), (spaces.Box(0, 1), spaces.MultiBinary(1))):
+        with pytest.raises(UnsupportedSpaceError, match=r"action mask's space.*give it another name"):
+            MaskLayout(actions).check_space(wrong)
+
+
+def test_rows_in_which_a_choice_has_nothing_left_are_found_and_bits_always_have():
+    layout = MaskLayout(spaces.Tuple([spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(2), spaces.Discrete(2)]))
+    masks = array([1, 0, 0, 1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0], [1] * 8)
+    assert layout.rows_without_action(masks).tolist() == [1, 2]
+    assert MaskLayout(spaces.MultiBinary(2)).rows_without_action(array([0, 0])).tolist() == []
+
+
+def test_only_a_dict_with_the_key_is_masked():
+    assert is_masked(spaces.Dict({"action_mask": spaces.MultiBinary(2), "x": spaces.Discrete(2)}))
+    assert not is_masked(spaces.Dict({"mask": spaces.MultiBinary(2)}))
+    assert not is_masked(spaces.Discrete(2))
 
 
 def test_an_observation_and_its_mask_lie_in_one_row_and_come_apart_again():
@@ -12,14 +97,10 @@ def test_an_observation_and_its_mask_lie_in_one_row_and_come_apart_again():
     obs, mask = layout.split(np.arange(16).reshape(2, 8))
     assert mask.tolist() == [[0, 1], [8, 9]]
     assert obs.tolist() == [[[2, 3, 4], [5, 6, 7]], [[10, 11, 12], [13, 14, 15]]]
-
-
-def test_without_a_mask_the_array_is_the_observation():
-    layout = ObsLayout((2, 3))
-    array = np.zeros((4, 2, 3))
-    assert layout.array_shape == (2, 3)
-    assert layout.split(array)[0] is array
-    assert layout.split(array)[1] is None
+    plain = np.zeros((4, 2, 3))
+    obs, mask = ObsLayout((2, 3)).split(plain)
+    assert obs is plain
+    assert mask is None
 
 
 def test_parts_lie_one_after_the_other():

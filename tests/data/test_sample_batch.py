@@ -1,11 +1,17 @@
+"""Batches of one policy and of several: mappings of columns with the length of their rows, perhaps compressed."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data import sample_batch
+from aiorl.data.arrays import concat_batches
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.sample_batch import MultiAgentBatch, PackedColumn, SampleBatch
 from aiorl.errors import BatchError
 from aiorl.process.log_once import summarize
 
@@ -15,12 +21,13 @@ def make_batch(rows: int, start: int = 0) -> SampleBatch:
     return SampleBatch({"obs": np.stack([index, -index], axis=1).astype(np.float32), "eps_id": index // 3})
 
 
-def test_columns_of_different_length_are_refused_with_their_name() -> None:
+def rows(*values: float) -> SampleBatch:
+    return SampleBatch(obs=np.array(values))
+
+
+def test_columns_that_disagree_or_have_no_rows_are_refused_with_their_name() -> None:
     with pytest.raises(BatchError, match=r"'rewards'.*3 rows.*2 rows"):
         SampleBatch({"obs": np.zeros((3, 2)), "rewards": np.zeros(2)})
-
-
-def test_a_scalar_column_is_refused() -> None:
     with pytest.raises(BatchError, match="scalar"):
         SampleBatch({"obs": np.float32(1)})
 
@@ -29,85 +36,104 @@ def test_a_scalar_column_is_refused() -> None:
 def test_concat_keeps_every_row_in_order(sizes: list[int]) -> None:
     starts = np.cumsum([0, *sizes])
     batches = [make_batch(size, int(start)) for size, start in zip(sizes, starts, strict=False)]
-    joined = SampleBatch.concat(batches)
-    assert joined.count == sum(sizes)
-    np.testing.assert_array_equal(joined["obs"][:, 0], np.arange(sum(sizes)))
+    for joined in (SampleBatch.concat(batches), SampleBatch.concat_samples(batches), concat_batches(batches)):
+        assert joined.count == sum(sizes)
+        np.testing.assert_array_equal(joined["obs"][:, 0], np.arange(sum(sizes)))
+    assert concat_batches(batches[:1]) is batches[0]
 
 
-def test_concat_refuses_batches_with_other_columns() -> None:
+def test_concat_refuses_batches_with_other_columns_and_none_at_all() -> None:
     with pytest.raises(BatchError, match="eps_id"):
-        SampleBatch.concat([make_batch(2), SampleBatch({"obs": np.zeros((1, 2))})])
+        SampleBatch.concat([make_batch(2), rows(1)])
+    with pytest.raises(ValueError, match="no batches"):
+        concat_batches([])
 
 
 def test_split_by_episode_cuts_where_the_id_changes_and_loses_nothing() -> None:
     batch = make_batch(8)
     parts = batch.split_by_episode()
     assert [part.count for part in parts] == [3, 3, 2]
-    assert all(len(set(part["eps_id"].tolist())) == 1 for part in parts)
     np.testing.assert_array_equal(SampleBatch.concat(parts)["obs"], batch["obs"])
-
-
-def test_split_of_a_returning_id_gives_two_parts_and_of_no_rows_none() -> None:
     assert [p.count for p in SampleBatch(eps_id=np.array([1, 1, 2, 1])).split_by_episode()] == [2, 1, 1]
     assert SampleBatch(eps_id=np.zeros(0)).split_by_episode() == []
 
 
-def test_shuffled_is_a_permutation_and_rows_stay_whole() -> None:
-    batch = make_batch(50)
-    mixed = batch.shuffled(np.random.default_rng(1))
-    assert not np.array_equal(mixed["obs"], batch["obs"])
-    np.testing.assert_array_equal(mixed["obs"][:, 0], -mixed["obs"][:, 1])
-    assert sorted(mixed["obs"][:, 0].tolist()) == list(range(50))
-
-
-def test_slice_is_a_view_and_copy_is_not() -> None:
+def test_a_batch_is_a_mapping_of_columns_though_its_length_is_that_of_its_rows() -> None:
     batch = make_batch(4)
-    batch.slice(1, 3)["obs"][0, 0] = 99
-    assert batch["obs"][1, 0] == 99
-    batch.copy()["obs"][0, 0] = 7
-    assert batch["obs"][0, 0] == 0
-
-
-def test_rows_and_mapping_protocol() -> None:
-    batch = make_batch(2)
-    assert [int(row["obs"][0]) for row in batch.rows()] == [0, 1]
-    assert set(batch) == {"obs", "eps_id"}
-    assert batch.total() == 2
+    assert batch.keys() == dict(batch).keys() == {"obs", "eps_id"}
+    assert (len(batch), batch.count, batch.total(), len(batch.items())) == (4, 4, 4, 2)
+    assert not SampleBatch(obs=np.zeros((0, 2)))
+    assert [int(row["obs"][0]) for row in batch.rows()] == [0, 1, 2, 3]
+    assert "2 entries" in summarize(batch, depth=0)
     del batch["obs"], batch["eps_id"]
     assert batch.count == 0
     batch["x"] = np.zeros(5)
-    assert batch.count == 5
     batch["x"] = np.zeros(2)
     assert (batch.count, batch.nbytes) == (2, 16)
 
 
-def make_images(rows: int, start: int = 0) -> SampleBatch:
-    index = np.arange(start, start + rows)
-    obs = np.repeat(index.astype(np.uint8), 64).reshape(rows, 8, 8)
+def test_what_users_of_rllib_reach_for() -> None:
+    batch = make_batch(5)
+    obs, ids = batch.columns(["obs", "eps_id"])
+    np.testing.assert_array_equal(obs, batch["obs"])
+    np.testing.assert_array_equal(ids, [0, 0, 0, 1, 1])
+    assert batch[-2:]["obs"][:, 0].tolist() == [3, 4]
+    batch.copy()["obs"][0, 0] = 7
+    batch[1:3]["obs"][0, 0] = 99
+    assert batch["obs"][:, 0].tolist() == [0, 99, 2, 3, 4], "a slice is a view, a copy is not"
+    mixed = batch.shuffled(np.random.default_rng(1))
+    batch.shuffle(np.random.default_rng(1))
+    assert mixed["obs"].tolist() == batch["obs"].tolist()
+    assert batch["eps_id"].tolist() != [0, 0, 0, 1, 1]
+    assert dict(zip(batch["obs"][:, 0].tolist(), batch["eps_id"].tolist(), strict=True)) == {
+        0: 0, 99: 0, 2: 0, 3: 1, 4: 1
+    }  # fmt: skip
+
+
+# Compressed columns ---------------------------------------------------------------------------------------------
+
+ARRAYS = hnp.arrays(
+    st.sampled_from([np.uint8, np.float32, np.int64, np.bool_]), hnp.array_shapes(min_dims=1, max_dims=4, min_side=0)
+)
+
+
+@settings(deadline=None)
+@given(array=ARRAYS, by_row=st.booleans(), data=st.data())
+def test_r65_decompression_restores_equal_arrays_and_rows_are_picked_as_they_are(array, by_row, data) -> None:
+    column = PackedColumn.pack(array, by_row=by_row)
+    assert len(column) == len(array)
+    assert column.unpack().dtype == array.dtype
+    np.testing.assert_array_equal(column.unpack(), array)
+    mask = data.draw(hnp.arrays(np.bool_, len(array)))
+    for index in (slice(1, 3), mask, np.flatnonzero(mask)[::-1]) if by_row else ():
+        np.testing.assert_array_equal(column.take(index).unpack(), array[index])
+
+
+def test_large_columns_are_packed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_batch, "_BLOCK_BYTES", 100)
+    array = np.arange(99, dtype=np.int32).reshape(33, 3)
+    column = PackedColumn.pack(array.swapaxes(0, 1), by_row=False)
+    assert len(column.blobs) == 4
+    np.testing.assert_array_equal(column.unpack(), array.T)
+
+
+def make_images(count: int, start: int = 0) -> SampleBatch:
+    index = np.arange(start, start + count)
+    obs = np.repeat(index.astype(np.uint8), 64).reshape(count, 8, 8)
     return SampleBatch(obs=obs, new_obs=obs + 1, actions=index, eps_id=index // 3)
 
 
 @pytest.mark.parametrize("mode", ["rows", "bulk"])
-def test_r65_only_observations_are_compressed_and_access_decompresses_them(mode: str) -> None:
-    batch, plain = make_images(20), make_images(20)
+def test_r65_only_observations_are_compressed_and_every_operation_works_on_them(mode: str) -> None:
+    batch, plain = make_images(9), make_images(9)
+    batch.compress(mode)
     batch.compress(mode)
     assert batch.packed == {"obs", "new_obs"}
     assert batch.nbytes < plain.nbytes / 2
-    assert batch.count == 20
-    for name in plain:
-        np.testing.assert_array_equal(batch[name], plain[name])
-        np.testing.assert_array_equal(dict(batch.items())[name], plain[name])
-    batch.compress(mode)
-    batch.decompress()
-    assert batch.packed == frozenset()
-    np.testing.assert_array_equal(batch["obs"], plain["obs"])
-
-
-@pytest.mark.parametrize("mode", ["rows", "bulk"])
-def test_r65_every_operation_works_on_compressed_columns(mode: str) -> None:
-    batch, plain = make_images(9), make_images(9)
-    batch.compress(mode)
+    shuffled = batch.shuffled(np.random.default_rng(3)), plain.shuffled(np.random.default_rng(3))
     pairs = [
+        (batch, plain),
+        shuffled,
         (batch.slice(2, 7), plain.slice(2, 7)),
         (batch.take(np.array([3, 0])), plain.take(np.array([3, 0]))),
         (batch.copy(), plain),
@@ -119,8 +145,24 @@ def test_r65_every_operation_works_on_compressed_columns(mode: str) -> None:
         assert mine.count == theirs.count
         for name in theirs:
             np.testing.assert_array_equal(mine[name], theirs[name])
-    np.testing.assert_array_equal(list(batch.rows())[4]["obs"], plain["obs"][4])
-    assert batch.slice(0, 2).packed == ({"obs", "new_obs"} if mode == "rows" else set())
+            np.testing.assert_array_equal(dict(mine.items())[name], theirs[name])
+    for kept in (batch.slice(0, 2), SampleBatch.concat([batch, batch])):
+        assert kept.packed == ({"obs", "new_obs"} if mode == "rows" else set())
+    batch.decompress()
+    assert batch.packed == frozenset()
+
+
+@pytest.mark.parametrize("other", [np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32)])
+def test_compressed_rows_of_another_kind_are_joined_as_arrays_are(other: np.ndarray) -> None:
+    batches = SampleBatch(obs=np.zeros((2, 3), np.float32)), SampleBatch(obs=other)
+    for batch in batches:
+        batch.compress()
+    if other.shape == (2, 3):
+        joined = SampleBatch.concat(batches)
+        assert (joined.packed, joined["obs"].tolist()) == (frozenset(), np.zeros((4, 3)).tolist())
+    else:
+        with pytest.raises(ValueError, match="dimension"):
+            SampleBatch.concat(batches)
 
 
 def test_r65_compression_of_what_is_not_there_or_no_array_of_numbers_does_nothing() -> None:
@@ -129,51 +171,48 @@ def test_r65_compression_of_what_is_not_there_or_no_array_of_numbers_does_nothin
     assert not batch.packed
     with pytest.raises(ValueError, match="'rows' or 'bulk'"):
         batch.compress(True)  # type: ignore[arg-type]
-    with pytest.raises(BatchError, match="2 rows"):
-        batch["more"] = np.zeros(3)
 
 
-def test_what_users_of_rllib_reach_for() -> None:
-    batch = SampleBatch.concat_samples([make_batch(3), make_batch(2, 3)])
-    assert len(batch) == batch.count == 5
-    obs, ids = batch.columns(["obs", "eps_id"])
-    np.testing.assert_array_equal(obs, batch["obs"])
-    np.testing.assert_array_equal(ids, [0, 0, 0, 1, 1])
-    assert batch[1:3]["obs"][:, 0].tolist() == [1, 2]
-    assert batch[-2:]["obs"][:, 0].tolist() == [3, 4]
-    assert batch[::2].count == 3
-    batch[1:3]["obs"][0, 0] = 99
-    assert batch["obs"][1, 0] == 99, "a slice is a view"
-    batch.shuffle(np.random.default_rng(1))
-    assert sorted(batch["obs"][:, 0].tolist()) == [0, 2, 3, 4, 99]
-    assert batch["eps_id"].tolist() != [0, 0, 0, 1, 1]
-    batch.shuffle()
-    assert batch.count == 5
+# Several policies -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["rows", "bulk"])
-def test_slices_and_shuffles_of_compressed_columns_are_those_of_plain_ones(mode: str) -> None:
-    batch, plain = make_images(9), make_images(9)
-    batch.compress(mode)
-    np.testing.assert_array_equal(batch[2:7]["obs"], plain["obs"][2:7])
-    batch.shuffle(np.random.default_rng(3))
-    plain.shuffle(np.random.default_rng(3))
-    np.testing.assert_array_equal(batch["obs"], plain["obs"])
+def test_r131_r132_concat_adds_counts_of_env_steps_and_keeps_row_order_per_policy() -> None:
+    parts = [MultiAgentBatch({"a": rows(1, 2)}, 1), MultiAgentBatch({"b": rows(7), "a": rows(3)}, 2)]
+    for joined in (MultiAgentBatch.concat(parts), MultiAgentBatch.concat_samples(parts), concat_batches(parts)):
+        assert (joined.count, joined.total()) == (3, 4)
+        assert joined.policy_batches["a"]["obs"].tolist() == [1, 2, 3]
+        assert joined.policy_batches["b"]["obs"].tolist() == [7]
 
 
-def test_a_batch_is_a_mapping_of_columns_though_its_length_is_that_of_its_rows() -> None:
-    batch = make_batch(4)
-    assert batch.keys() == {"obs", "eps_id"}
-    assert len(batch.keys()) == len(batch.items()) == 2
-    assert dict(batch).keys() == batch.keys()
-    assert "obs" in batch
-    assert not SampleBatch(obs=np.zeros((0, 2)))
-    joined = SampleBatch.concat([SampleBatch(obs=np.zeros((0, 2))), SampleBatch(obs=np.ones((1, 2)))])
-    assert joined["obs"].tolist() == [[1, 1]]
-    assert "2 entries" in summarize(batch, depth=0)
+def test_plain_batches_among_multi_agent_ones_are_the_default_policys() -> None:
+    """R132, R67."""
+    joined = concat_batches([rows(1, 2), MultiAgentBatch({DEFAULT_POLICY_ID: rows(3), "b": rows(4)}, 1)])
+    assert joined.count == 3
+    assert joined.policy_batches[DEFAULT_POLICY_ID]["obs"].tolist() == [1, 2, 3]
+    assert joined.policy_batches["b"]["obs"].tolist() == [4]
 
 
-def test_batches_of_several_policies_are_joined_by_the_same_name() -> None:
-    parts = [MultiAgentBatch({"a": make_batch(2)}, 2), MultiAgentBatch({"a": make_batch(1), "b": make_batch(3)}, 3)]
-    joined = MultiAgentBatch.concat_samples(parts)
-    assert (joined.count, len(joined.policy_batches["a"]), len(joined.policy_batches["b"])) == (5, 3, 3)
+def test_r2_only_the_default_policy_gives_a_plain_batch() -> None:
+    plain = rows(1)
+    assert MultiAgentBatch.wrap_as_needed({DEFAULT_POLICY_ID: plain}, 1) is plain
+    assert isinstance(MultiAgentBatch.wrap_as_needed({"a": plain}, 1), MultiAgentBatch)
+    assert DEFAULT_POLICY_ID == "default_policy"
+
+
+def test_r65_compression_reaches_every_policys_observations() -> None:
+    batch = MultiAgentBatch({name: make_images(4) for name in "ab"}, 4)
+    batch.compress("bulk")
+    assert all(rows.packed == {"obs", "new_obs"} for rows in batch.policy_batches.values())
+    batch.decompress()
+    assert not any(rows.packed for rows in batch.policy_batches.values())
+
+
+def test_r131_a_plain_batch_of_several_agents_knows_its_env_steps() -> None:
+    first = MultiAgentBatch.wrap_as_needed({DEFAULT_POLICY_ID: rows(1, 2, 3, 4)}, 2)
+    empty = MultiAgentBatch.wrap_as_needed({}, 3)  # steps that left no row
+    assert isinstance(first, SampleBatch)
+    assert isinstance(empty, SampleBatch)
+    joined = concat_batches([first, empty, first.copy()])
+    assert (joined.count, joined.env_steps) == (8, 7)
+    assert concat_batches([empty, empty]).env_steps == 6
+    assert first.slice(0, 3).env_steps == 3

@@ -20,7 +20,7 @@ from learner_server import can_fork
 from processes import Started, StartedLearner
 
 from aiorl.config.layers import load_config
-from aiorl.config.reference import parse_learner_args
+from aiorl.learner import parse_learner_args
 from aiorl.learning.algorithms.registry import config_class
 
 ROOT = Path(__file__).parents[2]

@@ -193,10 +193,12 @@ class _AlgorithmPolicy(TFPolicy):
         )
 
     def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        return self.learning.compute_gradients(batch)
+        found: tuple[dict[str, NDArray[Any]], dict[str, Any]] = self.learning.compute_gradients(batch)
+        return found
 
     def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        return self.learning.apply_gradients(gradients)
+        figures: dict[str, Any] = self.learning.apply_gradients(gradients)
+        return figures
 
     def _adam(self) -> Any:
         self._optimizer = self._algorithm.compiled.optimizer

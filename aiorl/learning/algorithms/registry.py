@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from aiorl.config.check import other_names
 from aiorl.config.code import import_object, is_import_path
+from aiorl.config.rllib_file import other_names
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
 from aiorl.learning.algorithms import ALGORITHMS

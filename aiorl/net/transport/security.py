@@ -34,7 +34,7 @@ from pathlib import Path
 import zmq
 import zmq.utils.z85
 
-from aiorl.config.address import is_open_bind, split_address
+from aiorl.config.command_line import is_open_bind, split_address
 from aiorl.errors import SecurityError
 from aiorl.net.transport.sockets import SocketPump
 

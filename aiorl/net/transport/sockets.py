@@ -22,7 +22,7 @@ from functools import partial
 
 import zmq
 
-from aiorl.config.address import is_loopback
+from aiorl.config.command_line import is_loopback
 from aiorl.errors import ConfigError
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits
 

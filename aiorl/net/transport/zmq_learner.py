@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 
-from aiorl.config.address import split_address
+from aiorl.config.command_line import split_address
 from aiorl.errors import EndpointClosed
 from aiorl.net.transport.connections import (
     CAN_TELL_BYTES,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from aiorl.config.address import is_loopback, split_address
+from aiorl.config.command_line import is_loopback, split_address
 from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.net.transport.connections import bytes_received
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind

@@ -247,9 +247,7 @@ def _meaning_of_obs(form: PolicyForm) -> str:
         return "observations as the environment gives them"
     text = {
         "BoxPreprocessor": f"observations as {preprocessor.dtype}",
-        "DiscretePreprocessor": "the observation's number, one-hot",
-        "MultiDiscretePreprocessor": "each number of the observation one-hot, one after the other",
-        "MultiBinaryPreprocessor": "the observation's bits as float32",
+        "OneHotPreprocessor": "each number of the observation one-hot, one after the other",
         "NestedPreprocessor": "the parts of the observation, flattened, one after the other in the order of the space, "
         "Discrete ones one-hot",
     }

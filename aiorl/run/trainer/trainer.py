@@ -24,10 +24,10 @@ from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, check_compatible
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.compat.resources import ResourceRequest, default_resource_request, resource_help
-from aiorl.config.check import no_attribute
+from aiorl.config import with_base_config, without_defaults_of
 from aiorl.config.code import is_import_path, refuse_in_import
 from aiorl.config.layers import load_config, restore_withheld
-from aiorl.config.merge import with_base_config, without_defaults_of
+from aiorl.config.rllib_file import no_attribute
 from aiorl.config.schema import CommonConfig, StopFigures
 from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError

@@ -56,13 +56,11 @@ class FilterExchange(RuleBasedStateMachine):
     merged when they are used, see tests/protocol/test_faulty_network.py.
     """
 
-    filter_name = "MeanStdFilter"
-
     def __init__(self) -> None:
         super().__init__()
         self.rng = np.random.default_rng(0)
         self.num_incarnations = 0
-        self.publisher = Publisher({DEFAULT_POLICY_ID: make_filter(self.filter_name, SHAPE)})
+        self.publisher = Publisher({DEFAULT_POLICY_ID: make_filter("ConcurrentMeanStdFilter", SHAPE)})
         self.accepted: list = []  # samples the learner's statistic holds
         self.accepted_numbers: dict[str, int] = {}  # incarnation -> fragments taken
         self.network: list = []  # (incarnation, number) on the way to the learner
@@ -83,7 +81,7 @@ class FilterExchange(RuleBasedStateMachine):
             return
         self.num_incarnations += 1
         incarnation = f"{self.num_incarnations:032x}"
-        own = make_filter(self.filter_name, SHAPE)
+        own = make_filter("ConcurrentMeanStdFilter", SHAPE)
         slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, incarnation, synchronize_filters=True)
         worker = Worker(incarnation, own, slot)
         self.workers.append(worker)
@@ -168,7 +166,7 @@ class FilterExchange(RuleBasedStateMachine):
         if not happens:
             return
         state, samples = self.checkpoint
-        self.publisher = Publisher({DEFAULT_POLICY_ID: make_filter(self.filter_name, SHAPE)})
+        self.publisher = Publisher({DEFAULT_POLICY_ID: make_filter("ConcurrentMeanStdFilter", SHAPE)})
         self.publisher.filters[DEFAULT_POLICY_ID].restore(state)
         self.accepted = samples
         self.accepted_numbers, self.snapshots, self.network = {}, {}, []
@@ -209,16 +207,8 @@ class FilterExchange(RuleBasedStateMachine):
         self.the_learner_saw_every_accepted_observation_once()
 
 
-class ConcurrentFilterExchange(FilterExchange):
-    """The same with the filter that several threads may use."""
-
-    filter_name = "ConcurrentMeanStdFilter"
-
-
 FilterExchange.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
-ConcurrentFilterExchange.TestCase.settings = settings(max_examples=15, stateful_step_count=50, deadline=None)
 TestFilterExchange = FilterExchange.TestCase
-TestConcurrentFilterExchange = ConcurrentFilterExchange.TestCase
 
 
 def test_r144_without_synchronisation_the_learner_learns_and_the_worker_keeps_its_own():

@@ -25,25 +25,21 @@ def played(num_steps: int) -> tuple[np.ndarray, np.ndarray, gymnasium.wrappers.N
     return np.array(rewards, np.float32), np.array(scaled), env
 
 
-def test_step_by_step_rewards_are_those_of_gymnasiums_wrapper() -> None:
-    rewards, scaled, _ = played(400)
-    scaler = RewardScaler(ReturnFilter(), GAMMA)
-    own = [scaler.of_envs(reward[None, None], np.zeros((1, 1), np.bool_))[0, 0] for reward in rewards]
+def test_the_statistic_is_that_of_gymnasiums_wrapper_and_steps_are_scaled_as_it_scales_them() -> None:
+    rewards, scaled, env = played(400)
+    statistics = ReturnFilter(), ReturnFilter()
+    by_step, by_fragment = (RewardScaler(statistic, GAMMA) for statistic in statistics)
+    own = [by_step.of_envs(reward[None, None], np.zeros((1, 1), np.bool_))[0, 0] for reward in rewards]
     # it begins with a deviation of 1 that weighs as much as a ten-thousandth of a step
-    np.testing.assert_allclose(own[10:], np.clip(scaled, -10, 10)[10:], rtol=1e-3)
     np.testing.assert_allclose(own[100:], scaled[100:], rtol=1e-5)
-
-
-def test_fragment_by_fragment_the_statistic_is_that_of_gymnasiums_wrapper_and_a_fragment_is_scaled_alike() -> None:
-    rewards, _, env = played(400)
-    statistic = ReturnFilter()
-    scaler = RewardScaler(statistic, GAMMA)
-    parts = [scaler.of_envs(part[:, None], np.zeros((len(part), 1), np.bool_)) for part in np.split(rewards, [70, 160])]
-    state = statistic.state()
-    assert state["n"] == 400
-    np.testing.assert_allclose(state["mean"], env.return_rms.mean, rtol=1e-6)
-    np.testing.assert_allclose(state["m2"] / 400, env.return_rms.var, rtol=1e-5)
-    np.testing.assert_allclose(parts[2][:, 0], rewards[160:] / np.sqrt(env.return_rms.var + 1e-8), rtol=1e-5)
+    np.testing.assert_allclose(own[10:], np.clip(scaled, -10, 10)[10:], rtol=1e-3)
+    for part in np.split(rewards, [70, 160]):
+        last = by_fragment.of_envs(part[:, None], np.zeros((len(part), 1), np.bool_))
+    np.testing.assert_allclose(last[:, 0], rewards[160:] / np.sqrt(env.return_rms.var + 1e-8), rtol=1e-5)
+    for state in (statistic.state() for statistic in statistics):
+        assert state["n"] == 400
+        np.testing.assert_allclose(state["mean"], env.return_rms.mean, rtol=1e-6)
+        np.testing.assert_allclose(state["m2"] / 400, env.return_rms.var, rtol=1e-5)
 
 
 def reference(rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray) -> list[float]:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import aiorl
-from aiorl.config.check import other_names
+from aiorl.config import deep_update
 from aiorl.config.files import parse_value
-from aiorl.config.merge import deep_update
+from aiorl.config.rllib_file import other_names
 from aiorl.errors import ConfigError, UnknownAlgorithmError
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.algorithm import Algorithm

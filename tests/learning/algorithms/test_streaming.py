@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import entropies
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -48,10 +49,6 @@ def test_what_cannot_be_is_refused_by_the_name_of_the_key(settings: dict[str, An
     with pytest.raises(ConfigError) as caught:
         IMPALAConfig.from_mapping({"env": "CartPole-v1", **settings})
     assert caught.value.key == key
-
-
-def test_every_key_says_what_it_means() -> None:
-    assert all(field.description for field in IMPALAConfig.model_fields.values())
 
 
 SHAPE: dict[str, Any] = {"env": "x", "rollout_fragment_length": 8, "num_envs_per_worker": 4, "train_batch_size": 64}
@@ -177,7 +174,7 @@ def test_loss_equals_the_formula_in_numpy(
     vs, advantages = returns.vs.numpy()[valid], weighted.numpy()[valid]
     policy_loss = -(logp[valid] * advantages).mean()
     vf_loss = ((values[valid] - vs) ** 2).mean()
-    entropy = model.distribution.entropy(inputs).reshape(LENGTH, NUM)[valid].mean()
+    entropy = entropies.entropy(model.distribution, inputs).reshape(LENGTH, NUM)[valid].mean()
     rhos = np.exp(log_rhos)[valid]
     assert metrics["policy_loss"].numpy() == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
     assert metrics["vf_loss"].numpy() == pytest.approx(vf_loss, rel=1e-4)

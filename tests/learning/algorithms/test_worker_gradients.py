@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import entropies
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -111,7 +112,7 @@ def test_a_gradient_is_what_the_loss_changes_by(
         inputs, values = (output.numpy().astype(np.float64) for output in model.forward(tf.constant(row[c.OBS])))
         policy = -(model.distribution.logp(inputs, row[c.ACTIONS]).astype(np.float64) * row[c.ADVANTAGES]).mean()
         wrong = ((values - row[c.VALUE_TARGETS]) ** 2).mean()
-        entropy = model.distribution.entropy(inputs).astype(np.float64).mean()
+        entropy = entropies.entropy(model.distribution, inputs).astype(np.float64).mean()
         return float(policy + config.vf_loss_coeff * wrong - config.entropy_coeff * entropy)
 
     assert columns[METRICS][-1] == pytest.approx(loss(), rel=1e-4)

@@ -52,11 +52,12 @@ def test_log_probability_entropy_and_divergence_are_those_of_the_variances_that_
     entropy = 0.5 * np.log(2 * np.pi * np.e * variances).sum(axis=1)
     kl = 0.5 * (variances[:3] / variances[3:] + np.square(means[:3] - means[3:]) / variances[3:] - 1).sum(axis=1)
     kl += 0.5 * np.log(variances[3:] / variances[:3]).sum(axis=1)
-    for kind, given in ((to_tf_distribution(model.distribution), inputs), (model.distribution, inputs.numpy())):
-        np.testing.assert_allclose(kind.logp(given, actions), wanted, rtol=1e-4)
-        np.testing.assert_allclose(kind.entropy(given), entropy, rtol=1e-4)
-        np.testing.assert_allclose(kind.kl(given[:3], given[3:]), kl, rtol=1e-3)
-        np.testing.assert_allclose(kind.deterministic(given), means, rtol=1e-5, atol=1e-6)
+    kind = to_tf_distribution(model.distribution)
+    np.testing.assert_allclose(kind.entropy(inputs), entropy, rtol=1e-4)
+    np.testing.assert_allclose(kind.kl(inputs[:3], inputs[3:]), kl, rtol=1e-3)
+    for own, given in ((kind, inputs), (model.distribution, inputs.numpy())):
+        np.testing.assert_allclose(own.logp(given, actions), wanted, rtol=1e-4)
+        np.testing.assert_allclose(own.deterministic(given), means, rtol=1e-5, atol=1e-6)
 
 
 def test_a_draw_of_the_update_has_the_variance_of_the_state() -> None:

@@ -365,7 +365,7 @@ def test_what_an_environment_starts_inherits_no_secrets():
     """`python -m aiorl.worker` takes them out of its environment before anything else can be started."""
     program = (
         "import asyncio, os, sys\n"
-        "from aiorl.config.command_line import parse_worker_args\n"
+        "from aiorl.worker import parse_worker_args\n"
         "import aiorl.worker as main\n"
         "import aiorl.run.worker.service as service\n"
         "class Stop(Exception): pass\n"

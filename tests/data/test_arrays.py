@@ -1,14 +1,16 @@
-"""Arrays in one allocation."""
+"""Arrays in one allocation, and numbers that are not finite."""
 
 from __future__ import annotations
 
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import DTypeLike
 
-from aiorl.data.arrays import ALIGN_BYTES, allocate_together
+from aiorl.data.arrays import ALIGN_BYTES, all_finite, allocate_together
 from aiorl.net.wire.format import ALIGN
 
 specs = st.lists(
@@ -35,7 +37,17 @@ def test_arrays_lie_in_order_each_at_the_next_multiple_of_eight(given_specs) -> 
     for number, array in enumerate(arrays):
         array[...] = number % 2
     assert all((array == number % 2).all() for number, array in enumerate(arrays))
+    assert ALIGN_BYTES == ALIGN, "as frames do"
 
 
-def test_it_aligns_as_frames_do() -> None:
-    assert ALIGN_BYTES == ALIGN
+@pytest.mark.parametrize("size", [1, 16, 17])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])
+def test_what_is_not_finite_is_found_anywhere_and_large_numbers_are_finite(dtype: DTypeLike, size: int) -> None:
+    assert all_finite(np.full(size, np.finfo(dtype).max, dtype)), "though their sum is infinite"
+    assert all_finite(np.zeros((0, 3), dtype))
+    for bad, place in itertools.product((np.nan, np.inf, -np.inf), {0, size - 1}):
+        numbers = np.zeros(size, dtype)
+        numbers[place] = bad
+        assert not all_finite(numbers)
+        assert not all_finite(numbers[::-1].reshape(1, size, 1))
+    assert not all_finite(np.array([np.inf, -np.inf], dtype))
