@@ -45,44 +45,6 @@ import difflib
 import queue
 from collections.abc import Iterable
 
-__all__ = [
-    "AiorlError",
-    "BadFrame",
-    "BadObservationError",
-    "BadRewardError",
-    "BatchError",
-    "CheckpointError",
-    "ClosedEpisodeError",
-    "ConfigError",
-    "DataError",
-    "EndOfData",
-    "EndpointClosed",
-    "EnvContractError",
-    "EnvError",
-    "EpisodeTimeout",
-    "EvaluationError",
-    "ExportError",
-    "InternalError",
-    "LocalProtocolError",
-    "MemoryQuotaError",
-    "MessageTooBig",
-    "PolicyError",
-    "ProtocolError",
-    "RemoteProtocolError",
-    "SampleTimeout",
-    "SamplerDied",
-    "SecurityError",
-    "TrainingDiverged",
-    "UnknownAlgorithmError",
-    "UnknownEnvError",
-    "UnknownPolicyError",
-    "UnsupportedEnvError",
-    "UnsupportedSpaceError",
-    "VersionMismatch",
-    "WorkerError",
-    "nearest",
-]
-
 _LEAST_LIKENESS = 0.75  # names that are less alike mean something else more often than not
 
 

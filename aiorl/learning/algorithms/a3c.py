@@ -26,6 +26,7 @@ class A3CConfig(StreamingConfig):
     train_batch_size: int = changed(StreamingConfig, "train_batch_size", 128)
     entropy_coeff: float = changed(StreamingConfig, "entropy_coeff", 0.01)
     lambda_: float = changed(OnPolicyConfig, "lambda_", 1.0)
+    """Lambda of generalised advantage estimation: 0 trusts the values, 1 the returns."""
     max_policy_lag: int | None = changed(StreamingConfig, "max_policy_lag", 20)
     outstanding_fragments_per_worker: int = changed(StreamingConfig, "outstanding_fragments_per_worker", 2)
 

@@ -29,21 +29,16 @@ class SDEConfig(CommonConfig):
     why_no_exploration: ClassVar[str] = ""
     """Why there is none, as the rest of "ALGO can't have it: ..."; "" if there is."""
 
-    use_sde: bool = _exploration(
-        False, "Explore a Box by noise that is a function of the state and the same function for some steps (gSDE), "
-        "rather than by noise of each step. Deviations are then made of the policy's last features.",
-    )  # fmt: skip
-    sde_sample_freq: int = _exploration(
-        -1, "With use_sde: steps of an environment after which that function is drawn anew; -1: "
-        "rollout_fragment_length, once a fragment. Where environments are polled, an agent's episode begins with a new "
-        "one, too.", unit="steps", ge=-1,
-    )  # fmt: skip
-    sde_initial_log_std: float = _exploration(
-        0.0, "With use_sde: logarithm of the standard deviation that each feature's weights begin with.", ge=-20, le=2
-    )
-    sde_learn_features: bool = _exploration(
-        False, "With use_sde: the policy's features learn from the deviations, too, and not from the means alone."
-    )
+    use_sde: bool = _exploration(False)
+    """Explore a Box by noise that is a function of the state and the same function for some steps (gSDE), rather than
+    by noise of each step. Deviations are then made of the policy's last features."""
+    sde_sample_freq: int = _exploration(-1, unit="steps", ge=-1)
+    """With use_sde: steps of an environment after which that function is drawn anew; -1: rollout_fragment_length, once
+    a fragment. Where environments are polled, an agent's episode begins with a new one, too."""
+    sde_initial_log_std: float = _exploration(0.0, ge=-20, le=2)
+    """With use_sde: logarithm of the standard deviation that each feature's weights begin with."""
+    sde_learn_features: bool = _exploration(False)
+    """With use_sde: the policy's features learn from the deviations, too, and not from the means alone."""
 
     @property
     def state_dependent_noise(self) -> SDESettings | None:
@@ -109,28 +104,30 @@ class ActorCriticConfig(SDEConfig):
     num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 32)
     rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 64)
 
-    lr_schedule: list[tuple[float, float]] | None = _learning(None, "lr over env steps, as [[env step, value], ...].")
-    vf_loss_coeff: float = _learning(0.5, "Weight of the value loss.", ge=0)
-    entropy_coeff: float = _learning(0.0, "Weight of the entropy bonus, per nat.", ge=0)
-    entropy_coeff_schedule: list[tuple[float, float]] | None = _learning(
-        None, "entropy_coeff over env steps, as [[env step, value], ...]."
-    )
-    normalize_advantages: bool = _learning(False, "Scale the advantages of each minibatch to mean 0 and deviation 1.")
-    normalize_rewards: bool = _learning(
-        False, "Learn from rewards over the running standard deviation of the discounted return, clipped to [-10, 10]; "
-        "the returns of episodes that are reported stay as they are.",
-    )  # fmt: skip
-    grad_clip: float | None = _learning(0.5, "Largest global norm of a gradient; null: not clipped.", gt=0)
-    gradients: Literal["learner", "workers"] = _learning(
-        "learner", "Who computes gradients: the learner, of train batches; or the workers, each of its own fragments, "
-        "which they don't send then. The learner takes one step with the mean of a train batch's gradients, which is "
-        "that of its rows, but for normalize_advantages, which is of each fragment then. Such workers need TensorFlow.",
-    )  # fmt: skip
-    num_sgd_iter: int = _learning(1, "Passes over each train batch.", unit="epochs", ge=1)
-    sgd_minibatch_size: int | None = _learning(
-        None, "Env steps in one minibatch, in whole sequences where these are trained on; null takes a sixteenth of "
-        "the train batch, at least 256.", unit="env steps", ge=1,
-    )  # fmt: skip
+    lr_schedule: list[tuple[float, float]] | None = _learning(None)
+    """lr over env steps, as [[env step, value], ...]."""
+    vf_loss_coeff: float = _learning(0.5, ge=0)
+    """Weight of the value loss."""
+    entropy_coeff: float = _learning(0.0, ge=0)
+    """Weight of the entropy bonus, per nat."""
+    entropy_coeff_schedule: list[tuple[float, float]] | None = _learning(None)
+    """entropy_coeff over env steps, as [[env step, value], ...]."""
+    normalize_advantages: bool = _learning(False)
+    """Scale the advantages of each minibatch to mean 0 and deviation 1."""
+    normalize_rewards: bool = _learning(False)
+    """Learn from rewards over the running standard deviation of the discounted return, clipped to [-10, 10]; the
+    returns of episodes that are reported stay as they are."""
+    grad_clip: float | None = _learning(0.5, gt=0)
+    """Largest global norm of a gradient; null: not clipped."""
+    gradients: Literal["learner", "workers"] = _learning("learner")
+    """Who computes gradients: the learner, of train batches; or the workers, each of its own fragments, which they
+    don't send then. The learner takes one step with the mean of a train batch's gradients, which is that of its rows,
+    but for normalize_advantages, which is of each fragment then. Such workers need TensorFlow."""
+    num_sgd_iter: int = _learning(1, unit="epochs", ge=1)
+    """Passes over each train batch."""
+    sgd_minibatch_size: int | None = _learning(None, unit="env steps", ge=1)
+    """Env steps in one minibatch, in whole sequences where these are trained on; null takes a sixteenth of the train
+    batch, at least 256."""
 
     def minibatch_steps(self) -> int:
         """Env steps in one minibatch."""

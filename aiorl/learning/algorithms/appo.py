@@ -47,13 +47,11 @@ class APPOConfig(SurrogateConfig, VTraceConfig):
     num_sgd_iter: int = changed(VTraceConfig, "num_sgd_iter", 4)
     entropy_coeff: float = changed(VTraceConfig, "entropy_coeff", 0.01)
 
-    target_update_freq: int = _appo(
-        1, "The target network becomes the network that learns after so many updates.", unit="updates", ge=1
-    )
-    target_worker_clipping: float = _appo(
-        2.0, "An action counts as at least one in so many times as likely by the target policy as by the one that took "
-        "it, where the ratio to the target policy is clipped.", gt=0,
-    )  # fmt: skip
+    target_update_freq: int = _appo(1, unit="updates", ge=1)
+    """The target network becomes the network that learns after so many updates."""
+    target_worker_clipping: float = _appo(2.0, gt=0)
+    """An action counts as at least one in so many times as likely by the target policy as by the one that took it,
+    where the ratio to the target policy is clipped."""
 
 
 class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):

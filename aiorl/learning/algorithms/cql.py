@@ -38,22 +38,17 @@ class CQLConfig(OfflineReplayConfig, SACConfig):
     algo: str = changed(SACConfig, "algo", "cql")
     entropy_backup: bool = changed(SACConfig, "entropy_backup", False)
 
-    cql_weight: float = _cql(
-        5.0, "How much it counts that Q values of any actions are above those of stored ones, beside half the squared "
-        "TD errors; with target_gap, at first.", gt=0,
-    )  # fmt: skip
-    target_gap: float | None = _cql(
-        None, "How far they are to be above: the weight is learned so that they are; null: the weight stays.",
-        allow_inf_nan=False,
-    )  # fmt: skip
-    cql_weight_lr: float | None = _cql(
-        None, "With target_gap: learning rate of the logarithm of the weight, without a schedule; null: lr with its "
-        "lr_schedule.", gt=0,
-    )  # fmt: skip
-    cql_actions: int = _cql(
-        10, "Over a Box, actions drawn for each row in each of three ways: uniformly, by the policy, and by the policy "
-        "after the step.", unit="actions", ge=1,
-    )  # fmt: skip
+    cql_weight: float = _cql(5.0, gt=0)
+    """How much it counts that Q values of any actions are above those of stored ones, beside half the squared TD
+    errors; with target_gap, at first."""
+    target_gap: float | None = _cql(None, allow_inf_nan=False)
+    """How far they are to be above: the weight is learned so that they are; null: the weight stays."""
+    cql_weight_lr: float | None = _cql(None, gt=0)
+    """With target_gap: learning rate of the logarithm of the weight, without a schedule; null: lr with its
+    lr_schedule."""
+    cql_actions: int = _cql(10, unit="actions", ge=1)
+    """Over a Box, actions drawn for each row in each of three ways: uniformly, by the policy, and by the policy after
+    the step."""
 
     def check(self) -> None:
         """Refuse values that don't go together.

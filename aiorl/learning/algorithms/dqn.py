@@ -68,48 +68,44 @@ class DQNConfig(ReplayConfig):
     train_batch_size: int = changed(ReplayConfig, "train_batch_size", 64)
     training_intensity: float = changed(ReplayConfig, "training_intensity", 16.0)
 
-    double_q: bool = _dqn(True, "The network that learns chooses the action whose value the target network gives.")
-    dueling: bool = _dqn(True, "Streams of the network for the value of a state and for the advantages of actions.")
-    dueling_hiddens: tuple[int, ...] = _dqn((), "Width of each hidden layer of both streams, behind the shared ones.")
-    num_atoms: int = _dqn(
-        1, "Atoms of the distribution of returns (C51); 1 learns expected returns only.", unit="atoms", ge=1
-    )
-    v_min: float = _dqn(-10.0, "Return of the first atom.", allow_inf_nan=False)
-    v_max: float = _dqn(10.0, "Return of the last atom.", allow_inf_nan=False)
-    noisy: bool = _dqn(
-        False, "The layers of the streams have noise that is learned, drawn anew for each action and each minibatch "
-        "(Rainbow); it explores in place of random actions.",
-    )  # fmt: skip
-    sigma0: float = _dqn(0.5, "Deviation of the noise at first, times the root of a layer's number of inputs.", gt=0)
-    huber_delta: float = _dqn(1.0, "Size of a TD error up to which its loss is square, and linear beyond.", gt=0)
-    epsilon_schedule: list[tuple[float, float]] = _dqn(
-        [(0, 1.0), (5_000, 0.05)], "Share of random actions over env steps sampled, as [[env step, value], ...]."
-    )
-    per_worker_epsilon: bool = _dqn(
-        False, "Each worker has a share of random actions of its own, 0.4 down to 0.4^8, and epsilon_schedule none."
-    )
-    worker_priorities: bool = _dqn(
-        False, "Workers send the size of each row's TD error by their own values, of returns also with num_atoms; the "
-        "replay draws it by that until it is trained on. Else it is first drawn by the largest error so far.",
-    )  # fmt: skip
+    double_q: bool = _dqn(True)
+    """The network that learns chooses the action whose value the target network gives."""
+    dueling: bool = _dqn(True)
+    """Streams of the network for the value of a state and for the advantages of actions."""
+    dueling_hiddens: tuple[int, ...] = _dqn(())
+    """Width of each hidden layer of both streams, behind the shared ones."""
+    num_atoms: int = _dqn(1, unit="atoms", ge=1)
+    """Atoms of the distribution of returns (C51); 1 learns expected returns only."""
+    v_min: float = _dqn(-10.0, allow_inf_nan=False)
+    """Return of the first atom."""
+    v_max: float = _dqn(10.0, allow_inf_nan=False)
+    """Return of the last atom."""
+    noisy: bool = _dqn(False)
+    """The layers of the streams have noise that is learned, drawn anew for each action and each minibatch (Rainbow); it
+    explores in place of random actions."""
+    sigma0: float = _dqn(0.5, gt=0)
+    """Deviation of the noise at first, times the root of a layer's number of inputs."""
+    huber_delta: float = _dqn(1.0, gt=0)
+    """Size of a TD error up to which its loss is square, and linear beyond."""
+    epsilon_schedule: list[tuple[float, float]] = _dqn([(0, 1.0), (5_000, 0.05)])
+    """Share of random actions over env steps sampled, as [[env step, value], ...]."""
+    per_worker_epsilon: bool = _dqn(False)
+    """Each worker has a share of random actions of its own, 0.4 down to 0.4^8, and epsilon_schedule none."""
+    worker_priorities: bool = _dqn(False)
+    """Workers send the size of each row's TD error by their own values, of returns also with num_atoms; the replay
+    draws it by that until it is trained on. Else it is first drawn by the largest error so far."""
 
-    replay_sequence_length: int | None = _dqn(
-        None, "Steps of the sequences that a recurrent network is trained on, burn-in included; null takes "
-        "rollout_fragment_length.", unit="steps", ge=1,
-    )  # fmt: skip
-    burn_in: int = _dqn(
-        0, "Steps at the beginning of a sequence that only bring its stored state up to date.", unit="steps", ge=0
-    )
-    sequence_overlap: int | None = _dqn(
-        None, "Steps that a sequence has in common with the one before; null takes burn_in.", unit="steps", ge=0
-    )
-    sequence_priority_eta: float = _dqn(
-        0.9, "Share of the largest TD error of a sequence in its priority; the rest is that of their mean.",
-        ge=0, le=1,
-    )  # fmt: skip
-    value_rescaling: bool = _dqn(
-        False, "Learn returns in a scale that shrinks large ones, in place of clipping rewards, and undo it in targets."
-    )
+    replay_sequence_length: int | None = _dqn(None, unit="steps", ge=1)
+    """Steps of the sequences that a recurrent network is trained on, burn-in included; null takes
+    rollout_fragment_length."""
+    burn_in: int = _dqn(0, unit="steps", ge=0)
+    """Steps at the beginning of a sequence that only bring its stored state up to date."""
+    sequence_overlap: int | None = _dqn(None, unit="steps", ge=0)
+    """Steps that a sequence has in common with the one before; null takes burn_in."""
+    sequence_priority_eta: float = _dqn(0.9, ge=0, le=1)
+    """Share of the largest TD error of a sequence in its priority; the rest is that of their mean."""
+    value_rescaling: bool = _dqn(False)
+    """Learn returns in a scale that shrinks large ones, in place of clipping rewards, and undo it in targets."""
 
     @property
     def sequence_shape(self) -> SequenceShape | None:

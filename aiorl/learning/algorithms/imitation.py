@@ -30,11 +30,10 @@ class ImitationConfig(ActorCriticConfig):
     train_batch_size: int = changed(ActorCriticConfig, "train_batch_size", 2048)
     input_evaluation: list[Literal["is", "wis", "simulation"]] = changed(ActorCriticConfig, "input_evaluation", [])
 
-    adam_epsilon: float = _learning(1e-7, "Adam's epsilon.", gt=0)
-    outstanding_fragments_per_worker: int = _learning(
-        8, "Fragments that a worker may owe or have under way at a time, within the budget of the whole run.",
-        unit="fragments", ge=1,
-    )  # fmt: skip
+    adam_epsilon: float = _learning(1e-7, gt=0)
+    """Adam's epsilon."""
+    outstanding_fragments_per_worker: int = _learning(8, unit="fragments", ge=1)
+    """Fragments that a worker may owe or have under way at a time, within the budget of the whole run."""
 
     def check(self) -> None:
         """Refuse values that don't go together.

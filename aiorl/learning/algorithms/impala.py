@@ -30,10 +30,8 @@ class IMPALAConfig(VTraceConfig):
     entropy_coeff: float = changed(VTraceConfig, "entropy_coeff", 0.01)
     grad_clip: float | None = changed(VTraceConfig, "grad_clip", 1.0)
 
-    kl_stop: float | None = key(
-        None, "An update ends after a minibatch whose divergence from the policies that sampled is above this; null: "
-        "never.", group="V-trace", unit="nats", gt=0,
-    )  # fmt: skip
+    kl_stop: float | None = key(None, group="V-trace", unit="nats", gt=0)
+    """An update ends after a minibatch whose divergence from the policies that sampled is above this; null: never."""
 
     @property
     def has_whole_sequences(self) -> bool:

@@ -35,16 +35,14 @@ class MARWILConfig(ImitationConfig):
     vf_loss_coeff: float = changed(ImitationConfig, "vf_loss_coeff", 1.0)
     postprocess_inputs: bool = changed(ImitationConfig, "postprocess_inputs", True)
 
-    beta: float = _marwil(
-        1.0, "How much more an action counts the better it turned out; 0: all alike, as in behaviour cloning.", ge=0,
-    )  # fmt: skip
-    max_weight: float = _marwil(20.0, "Most that an action can count.", gt=0)
-    moving_average_sqd_adv_norm_start: float = _marwil(
-        100.0, "Mean square of the advantages to begin with, by whose root they are divided.", gt=0
-    )
-    moving_average_sqd_adv_norm_update_rate: float = _marwil(
-        0.01, "Share of a new train batch in that mean.", gt=0, le=1
-    )
+    beta: float = _marwil(1.0, ge=0)
+    """How much more an action counts the better it turned out; 0: all alike, as in behaviour cloning."""
+    max_weight: float = _marwil(20.0, gt=0)
+    """Most that an action can count."""
+    moving_average_sqd_adv_norm_start: float = _marwil(100.0, gt=0)
+    """Mean square of the advantages to begin with, by whose root they are divided."""
+    moving_average_sqd_adv_norm_update_rate: float = _marwil(0.01, gt=0, le=1)
+    """Share of a new train batch in that mean."""
 
     def check(self) -> None:
         """Refuse values that don't go together.

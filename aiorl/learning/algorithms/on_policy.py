@@ -29,10 +29,10 @@ class OnPolicyConfig(ActorCriticConfig):
 
     samples_in_turns = True
 
-    lambda_: float = _learning(
-        0.95, "Lambda of generalised advantage estimation: 0 trusts the values, 1 the returns.", ge=0, le=1
-    )
-    adam_epsilon: float = _learning(1e-5, "Adam's epsilon.", gt=0)
+    lambda_: float = _learning(0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation: 0 trusts the values, 1 the returns."""
+    adam_epsilon: float = _learning(1e-5, gt=0)
+    """Adam's epsilon."""
 
 
 OnPolicyT = TypeVar("OnPolicyT", bound=OnPolicyConfig)
@@ -77,19 +77,16 @@ class SurrogateConfig(ActorCriticConfig):
 
     why_on_learner = "it takes several steps on each batch, and a single one would be A2C's"
 
-    clip_param: float = _ppo(0.2, "The ratio of new to old action probability counts up to 1 +- this.", gt=0)
-    clip_param_schedule: list[tuple[float, float]] | None = _ppo(
-        None, "clip_param over env steps, as [[env step, value], ...]."
-    )
-    kl_coeff: float = _ppo(
-        0.0, "First weight of the divergence from the old policy; it adapts towards kl_target. 0: no penalty.", ge=0
-    )
-    kl_target: float = _ppo(
-        0.01, "Divergence that kl_coeff aims at, in the last epoch of an update.", unit="nats", gt=0
-    )
-    kl_stop: float | None = _ppo(
-        None, "An update ends after a minibatch whose divergence is above this; null: never.", unit="nats", gt=0
-    )
+    clip_param: float = _ppo(0.2, gt=0)
+    """The ratio of new to old action probability counts up to 1 +- this."""
+    clip_param_schedule: list[tuple[float, float]] | None = _ppo(None)
+    """clip_param over env steps, as [[env step, value], ...]."""
+    kl_coeff: float = _ppo(0.0, ge=0)
+    """First weight of the divergence from the old policy; it adapts towards kl_target. 0: no penalty."""
+    kl_target: float = _ppo(0.01, unit="nats", gt=0)
+    """Divergence that kl_coeff aims at, in the last epoch of an update."""
+    kl_stop: float | None = _ppo(None, unit="nats", gt=0)
+    """An update ends after a minibatch whose divergence is above this; null: never."""
 
     def clips(self) -> dict[str, tuple[float, list[tuple[float, float]] | None]]:
         """How far what is clipped may move, and the schedule of that, by names of coefficients."""

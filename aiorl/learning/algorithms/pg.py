@@ -31,11 +31,10 @@ class PGConfig(OnPolicyConfig):
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = changed(
         OnPolicyConfig, "batch_mode", "complete_episodes"
     )
-    lambda_: float = key(
-        1.0, "Always 1, as there are no values to trust: each action counts by what followed it.", group="Learning",
-        ge=1, le=1,
-    )  # fmt: skip
-    vf_loss_coeff: float = key(0.0, "Always 0, as there are no values to learn.", group="Learning", ge=0, le=0)
+    lambda_: float = key(1.0, group="Learning", ge=1, le=1)
+    """Always 1, as there are no values to trust: each action counts by what followed it."""
+    vf_loss_coeff: float = key(0.0, group="Learning", ge=0, le=0)
+    """Always 0, as there are no values to learn."""
 
 
 class PG(OnPolicy[PGConfig]):

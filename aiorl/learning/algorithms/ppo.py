@@ -26,20 +26,18 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
     num_envs_per_worker: int = changed(OnPolicyConfig, "num_envs_per_worker", 4)
     lr: float = changed(OnPolicyConfig, "lr", 3e-4)
     num_sgd_iter: int = changed(OnPolicyConfig, "num_sgd_iter", 10)
-    sgd_minibatch_size: int | None = key(
-        None, "Env steps in one minibatch; null takes a 32nd of the train batch, at least 64, and at least four "
-        "fragments of one environment for a recurrent network.", group="Learning", unit="env steps", ge=1,
-    )  # fmt: skip
+    sgd_minibatch_size: int | None = key(None, group="Learning", unit="env steps", ge=1)
+    """Env steps in one minibatch; null takes a 32nd of the train batch, at least 64, and at least four fragments of one
+    environment for a recurrent network."""
     normalize_advantages: bool = changed(OnPolicyConfig, "normalize_advantages", True)
 
-    vf_clip_param: float | None = _ppo(
-        None, "How far a value may profitably move in one update, in units of return (of scaled rewards with "
-        "normalize_rewards); null: any far.", gt=0,
-    )  # fmt: skip
-    vf_clip_param_schedule: list[tuple[float, float]] | None = _ppo(
-        None, "vf_clip_param over env steps, as [[env step, value], ...]."
-    )
-    shuffle_sequences: bool = _ppo(True, "Visit rows in a new random order each epoch.")
+    vf_clip_param: float | None = _ppo(None, gt=0)
+    """How far a value may profitably move in one update, in units of return (of scaled rewards with normalize_rewards);
+    null: any far."""
+    vf_clip_param_schedule: list[tuple[float, float]] | None = _ppo(None)
+    """vf_clip_param over env steps, as [[env step, value], ...]."""
+    shuffle_sequences: bool = _ppo(True)
+    """Visit rows in a new random order each epoch."""
 
     @property
     def clips_values(self) -> bool:

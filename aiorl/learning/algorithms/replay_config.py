@@ -35,69 +35,55 @@ class ReplayConfig(CommonConfig):
     timesteps_per_iteration: int = changed(CommonConfig, "timesteps_per_iteration", 1000)
     num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
     rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 4)
-    train_batch_size: int = _learning(
-        32, "Rows in one minibatch; whole sequences with as many, where these are trained on.", unit="rows", ge=1
-    )
+    train_batch_size: int = _learning(32, unit="rows", ge=1)
+    """Rows in one minibatch; whole sequences with as many, where these are trained on."""
 
-    lr_schedule: list[tuple[float, float]] | None = _learning(None, "lr over env steps, as [[env step, value], ...].")
-    grad_clip: float | None = _learning(10.0, "Largest global norm of a gradient; null: not clipped.", gt=0)
-    adam_epsilon: float = _learning(1e-8, "Adam's epsilon.", gt=0)
-    n_step: int = _learning(
-        1, "Steps whose rewards are summed before the value of what followed; fewer at the end of a fragment.",
-        unit="steps", ge=1,
-    )  # fmt: skip
-    training_intensity: float = _learning(
-        8.0,
-        "Rows trained on per row sampled: minibatches are made as they become due.",
-        gt=0,
-        allow_inf_nan=False,
-    )
-    fragments_per_update: int = _learning(
-        1, "Fragments that are stored before the minibatches that are due by them are made, in one call.",
-        unit="fragments", ge=1,
-    )  # fmt: skip
-    target_update_freq: int = _learning(
-        500, "Minibatches after which the target network follows.", unit="minibatches", ge=1
-    )
-    tau: float = _learning(
-        1.0, "How far the target network follows: 1 = it becomes the network that learns.", gt=0, le=1
-    )
-    max_env_steps_ahead: int = _learning(
-        4096, "Env steps that may be sampled and not yet stored, all workers together, in fragments of their usual "
-        "length: whole episodes may run further ahead; what two updates take in any case.", unit="env steps", ge=1,
-    )  # fmt: skip
-    outstanding_fragments_per_worker: int = _learning(
-        4, "Fragments that a worker may owe or have under way at a time, within that bound.", unit="fragments", ge=1
-    )
-    broadcast_updates: int = _learning(
-        10, "Weights go to workers after so many updates, each of fragments_per_update fragments.", unit="updates", ge=1
-    )
+    lr_schedule: list[tuple[float, float]] | None = _learning(None)
+    """lr over env steps, as [[env step, value], ...]."""
+    grad_clip: float | None = _learning(10.0, gt=0)
+    """Largest global norm of a gradient; null: not clipped."""
+    adam_epsilon: float = _learning(1e-8, gt=0)
+    """Adam's epsilon."""
+    n_step: int = _learning(1, unit="steps", ge=1)
+    """Steps whose rewards are summed before the value of what followed; fewer at the end of a fragment."""
+    training_intensity: float = _learning(8.0, gt=0, allow_inf_nan=False)
+    """Rows trained on per row sampled: minibatches are made as they become due."""
+    fragments_per_update: int = _learning(1, unit="fragments", ge=1)
+    """Fragments that are stored before the minibatches that are due by them are made, in one call."""
+    target_update_freq: int = _learning(500, unit="minibatches", ge=1)
+    """Minibatches after which the target network follows."""
+    tau: float = _learning(1.0, gt=0, le=1)
+    """How far the target network follows: 1 = it becomes the network that learns."""
+    max_env_steps_ahead: int = _learning(4096, unit="env steps", ge=1)
+    """Env steps that may be sampled and not yet stored, all workers together, in fragments of their usual length: whole
+    episodes may run further ahead; what two updates take in any case."""
+    outstanding_fragments_per_worker: int = _learning(4, unit="fragments", ge=1)
+    """Fragments that a worker may owe or have under way at a time, within that bound."""
+    broadcast_updates: int = _learning(10, unit="updates", ge=1)
+    """Weights go to workers after so many updates, each of fragments_per_update fragments."""
     broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
 
-    replay_capacity: int = _replay(
-        50_000, "Rows that are stored; then the oldest ones go. Of a sequence as many count as are trained on when it "
-        "is full.", unit="rows", ge=1,
-    )  # fmt: skip
-    replay_spill_dir: str | None = _replay(
-        None, "Directory of memory-mapped files that hold the rows; null holds them in memory."
-    )
-    learning_starts: int | None = _replay(
-        1000, "Rows that are stored before training begins; null: as many as the replay has room for. Stored "
-        "experience makes minibatches due sooner, as soon as it is read again.", unit="rows", ge=1,
-    )  # fmt: skip
-    prioritized_replay: bool = _replay(False, "Draw rows in proportion to their TD errors.")
-    prioritized_replay_alpha: float = _replay(
-        0.6, "How much priorities count: 0 draws all rows alike, 1 in proportion to their errors.", ge=0, le=1
-    )
-    prioritized_replay_beta: float = _replay(
-        0.4, "How much importance weights make up for priorities at first: 0 not at all, 1 fully.", ge=0, le=1
-    )
-    final_prioritized_replay_beta: float = _replay(1.0, "The same in the end.", ge=0, le=1)
-    prioritized_replay_beta_timesteps: int = _replay(
-        100_000, "Env steps over which the one becomes the other.", unit="env steps", ge=1
-    )
-    prioritized_replay_eps: float = _replay(1e-6, "Added to each error, so that each row is drawn at times.", gt=0)
-    checkpoint_replay: bool = _replay(True, "Checkpoints hold what is stored; else a resumed run stores anew.")
+    replay_capacity: int = _replay(50_000, unit="rows", ge=1)
+    """Rows that are stored; then the oldest ones go. Of a sequence as many count as are trained on when it is full."""
+    replay_spill_dir: str | None = _replay(None)
+    """Directory of memory-mapped files that hold the rows; null holds them in memory."""
+    learning_starts: int | None = _replay(1000, unit="rows", ge=1)
+    """Rows that are stored before training begins; null: as many as the replay has room for. Stored experience makes
+    minibatches due sooner, as soon as it is read again."""
+    prioritized_replay: bool = _replay(False)
+    """Draw rows in proportion to their TD errors."""
+    prioritized_replay_alpha: float = _replay(0.6, ge=0, le=1)
+    """How much priorities count: 0 draws all rows alike, 1 in proportion to their errors."""
+    prioritized_replay_beta: float = _replay(0.4, ge=0, le=1)
+    """How much importance weights make up for priorities at first: 0 not at all, 1 fully."""
+    final_prioritized_replay_beta: float = _replay(1.0, ge=0, le=1)
+    """The same in the end."""
+    prioritized_replay_beta_timesteps: int = _replay(100_000, unit="env steps", ge=1)
+    """Env steps over which the one becomes the other."""
+    prioritized_replay_eps: float = _replay(1e-6, gt=0)
+    """Added to each error, so that each row is drawn at times."""
+    checkpoint_replay: bool = _replay(True)
+    """Checkpoints hold what is stored; else a resumed run stores anew."""
 
     @property
     def first_rows(self) -> int:
@@ -240,14 +226,13 @@ class ActorReplayConfig(ReplayConfig):
     replay_capacity: int = changed(ReplayConfig, "replay_capacity", 1_000_000)
     learning_starts: int | None = changed(ReplayConfig, "learning_starts", 100)
 
-    actor_lr: float | None = _learning(
-        None, "Learning rate of the network that acts, without a schedule; null: that of the critics, lr with its "
-        "lr_schedule.", gt=0, allow_inf_nan=False,
-    )  # fmt: skip
-    twin_q: bool = _learning(True, "Two critics, of whose values the smaller one counts.")
-    random_timesteps: int = _learning(
-        100, "Env steps, of all workers together, of uniformly random actions at first.", unit="env steps", ge=0
-    )
+    actor_lr: float | None = _learning(None, gt=0, allow_inf_nan=False)
+    """Learning rate of the network that acts, without a schedule; null: that of the critics, lr with its
+    lr_schedule."""
+    twin_q: bool = _learning(True)
+    """Two critics, of whose values the smaller one counts."""
+    random_timesteps: int = _learning(100, unit="env steps", ge=0)
+    """Env steps, of all workers together, of uniformly random actions at first."""
 
 
 class OfflineReplayConfig(ActorReplayConfig):

@@ -51,22 +51,18 @@ class SACConfig(ActorReplayConfig, SDEConfig):
     sde_initial_log_std: float = changed(SDEConfig, "sde_initial_log_std", -3.0)
     sde_learn_features: bool = changed(SDEConfig, "sde_learn_features", True)
 
-    initial_alpha: float = _sac(
-        1.0, "Temperature at first: what a nat of entropy is worth, in units of reward.", gt=0, allow_inf_nan=False
-    )
-    alpha_lr: float | None = _sac(
-        None, "Learning rate of the logarithm of the temperature, without a schedule; null: lr with its lr_schedule; "
-        "0: it stays as at first.", ge=0, allow_inf_nan=False,
-    )  # fmt: skip
-    entropy_backup: bool = _sac(True, "Targets of the critics count the entropy of what follows, too.")
-    target_entropy: float | Literal["auto"] = _sac(
-        "auto", "Entropy that the temperature aims at, over a Box of actions scaled to [-1, 1]; auto: minus the number "
-        "of numbers in an action, or target_entropy_scale of the largest there can be.", unit="nats",
-    )  # fmt: skip
-    target_entropy_scale: float = _sac(
-        0.98, "For choices, target_entropy auto: share of the entropy of uniform choices among the legal ones.",
-        ge=0, le=1,
-    )  # fmt: skip
+    initial_alpha: float = _sac(1.0, gt=0, allow_inf_nan=False)
+    """Temperature at first: what a nat of entropy is worth, in units of reward."""
+    alpha_lr: float | None = _sac(None, ge=0, allow_inf_nan=False)
+    """Learning rate of the logarithm of the temperature, without a schedule; null: lr with its lr_schedule; 0: it stays
+    as at first."""
+    entropy_backup: bool = _sac(True)
+    """Targets of the critics count the entropy of what follows, too."""
+    target_entropy: float | Literal["auto"] = _sac("auto", unit="nats")
+    """Entropy that the temperature aims at, over a Box of actions scaled to [-1, 1]; auto: minus the number of numbers
+    in an action, or target_entropy_scale of the largest there can be."""
+    target_entropy_scale: float = _sac(0.98, ge=0, le=1)
+    """For choices, target_entropy auto: share of the entropy of uniform choices among the legal ones."""
 
     def check(self) -> None:
         """Refuse values that don't go together.

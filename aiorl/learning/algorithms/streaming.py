@@ -33,21 +33,21 @@ _learning = partial(key, group="Learning")
 class StreamingConfig(ActorCriticConfig):
     """The settings of such algorithms."""
 
-    opt_type: Literal["adam", "rmsprop"] = _learning("adam", "Optimizer.")
-    epsilon: float = _learning(
-        1e-5, "The optimizer's epsilon. With rmsprop the papers take 0.1, for losses that are sums over rows; here "
-        "they are means over the n rows of a minibatch, for which that is 0.1 / n^2.", gt=0,
-    )  # fmt: skip
-    decay: float = _learning(0.99, "rmsprop: decay of the mean square.", ge=0, lt=1)
-    momentum: float = _learning(0.0, "rmsprop: momentum.", ge=0, lt=1)
-    max_policy_lag: int | None = _learning(
-        10, "A fragment sampled more policy versions ago than this is discarded; null: never.", unit="versions", ge=0
-    )
-    outstanding_fragments_per_worker: int = _learning(
-        3, "Fragments that a worker may owe or have under way at a time, within the budget of the whole run.",
-        unit="fragments", ge=1,
-    )  # fmt: skip
-    broadcast_updates: int = _learning(1, "Weights go to workers after so many updates.", unit="updates", ge=1)
+    opt_type: Literal["adam", "rmsprop"] = _learning("adam")
+    """Optimizer."""
+    epsilon: float = _learning(1e-5, gt=0)
+    """The optimizer's epsilon. With rmsprop the papers take 0.1, for losses that are sums over rows; here they are
+    means over the n rows of a minibatch, for which that is 0.1 / n^2."""
+    decay: float = _learning(0.99, ge=0, lt=1)
+    """rmsprop: decay of the mean square."""
+    momentum: float = _learning(0.0, ge=0, lt=1)
+    """rmsprop: momentum."""
+    max_policy_lag: int | None = _learning(10, unit="versions", ge=0)
+    """A fragment sampled more policy versions ago than this is discarded; null: never."""
+    outstanding_fragments_per_worker: int = _learning(3, unit="fragments", ge=1)
+    """Fragments that a worker may owe or have under way at a time, within the budget of the whole run."""
+    broadcast_updates: int = _learning(1, unit="updates", ge=1)
+    """Weights go to workers after so many updates."""
     broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
 
     def check(self) -> None:
@@ -94,12 +94,14 @@ _vtrace = partial(key, group="V-trace")
 class VTraceConfig(StreamingConfig):
     """The settings of such algorithms."""
 
-    vtrace: bool = _vtrace(True, "Correct for old policies by V-trace; false takes all importance ratios as 1.")
-    vtrace_clip_rho_threshold: float = _vtrace(1.0, "Cut of the importance ratios in the value targets.", gt=0)
-    vtrace_clip_pg_rho_threshold: float = _vtrace(1.0, "Cut of the importance ratios of the policy gradient.", gt=0)
-    lambda_: float = _vtrace(
-        1.0, "Decay of the trace; 1 is V-trace as published, less trusts the values more.", ge=0, le=1
-    )
+    vtrace: bool = _vtrace(True)
+    """Correct for old policies by V-trace; false takes all importance ratios as 1."""
+    vtrace_clip_rho_threshold: float = _vtrace(1.0, gt=0)
+    """Cut of the importance ratios in the value targets."""
+    vtrace_clip_pg_rho_threshold: float = _vtrace(1.0, gt=0)
+    """Cut of the importance ratios of the policy gradient."""
+    lambda_: float = _vtrace(1.0, ge=0, le=1)
+    """Decay of the trace; 1 is V-trace as published, less trusts the values more."""
 
     def check(self) -> None:
         """Refuse values that don't go together.

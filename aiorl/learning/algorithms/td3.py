@@ -32,22 +32,19 @@ class TD3Config(ActorReplayConfig):
     lr: float = changed(ActorReplayConfig, "lr", 1e-3)
     target_update_freq: int = changed(ActorReplayConfig, "target_update_freq", 2)
 
-    policy_delay: int = _td3(
-        2, "Minibatches after which the network that acts learns; the critics learn from each.", unit="minibatches",
-        ge=1,
-    )  # fmt: skip
-    smooth_target_policy: bool = _td3(True, "Noise on the actions that the target critics value.")
-    target_noise: float = _td3(
-        0.2, "Its standard deviation, as a share of half the range of an action.", ge=0, allow_inf_nan=False
-    )
-    target_noise_clip: float = _td3(0.5, "Most that it moves an action, likewise.", ge=0)
-    exploration_noise: float = _td3(
-        0.1, "Standard deviation of the noise that workers add to actions, likewise; of each step's part of it where "
-        "it is correlated.", ge=0,
-    )  # fmt: skip
-    noise_type: Literal["gaussian", "ornstein_uhlenbeck"] = _td3(
-        "gaussian", "Noise that workers add: of each step by itself, or correlated in time."
-    )
+    policy_delay: int = _td3(2, unit="minibatches", ge=1)
+    """Minibatches after which the network that acts learns; the critics learn from each."""
+    smooth_target_policy: bool = _td3(True)
+    """Noise on the actions that the target critics value."""
+    target_noise: float = _td3(0.2, ge=0, allow_inf_nan=False)
+    """Its standard deviation, as a share of half the range of an action."""
+    target_noise_clip: float = _td3(0.5, ge=0)
+    """Most that it moves an action, likewise."""
+    exploration_noise: float = _td3(0.1, ge=0)
+    """Standard deviation of the noise that workers add to actions, likewise; of each step's part of it where it is
+    correlated."""
+    noise_type: Literal["gaussian", "ornstein_uhlenbeck"] = _td3("gaussian")
+    """Noise that workers add: of each step by itself, or correlated in time."""
 
     def check(self) -> None:
         """Refuse values that don't go together.
