@@ -1,20 +1,15 @@
-"""Fragments of level seats: from recorded steps to columns, episodes and whole episodes."""
+"""Episodes of level seats: their figures, and whole episodes out of rows that are cut anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.acting.postprocess import needs_action_values, needs_values, postprocessed
 from aiorl.data import columns as c
-from aiorl.data.fragment import Fragment, SamplePlan
 from aiorl.data.metrics import EpisodeColumns
 from aiorl.process.log_once import warn_of_long_episode
-from aiorl.sampling.table import LevelTable
 
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
@@ -30,151 +25,6 @@ FRAGMENT_COLUMNS = frozenset(
     }
 )  # fmt: skip
 """Names of the columns that can be had in lockstep."""
-
-
-class Assembler:
-    """Makes fragments with the columns asked for.
-
-    Attributes:
-        columns: names of those that can be had in lockstep.
-        needs_values: the policy's values must be recorded at every step.
-        needs_dist_inputs: so must the inputs of its action distribution.
-    """
-
-    def __init__(self, policy: GraphPolicy, plan: SamplePlan, reward_limit: float) -> None:
-        """See Lockstep for the arguments."""
-        self._policy = policy
-        self.columns = columns = {name for name in plan.columns if name in FRAGMENT_COLUMNS}
-        scaled = {c.SCALED_REWARDS} if policy.reward_scaler is not None and c.REWARDS in columns else set()
-        self._wanted = tuple(sorted(columns | scaled))
-        self._postprocess = postprocess = plan.postprocess
-        self._settings = dict(plan.postprocess_params)
-        self._limit = reward_limit
-        self._wants_finals = c.NEW_OBS in columns
-        self._wants_last = self._wants_finals or c.LAST_OBS in columns
-        self._needs_final_values = needs_values(postprocess) or c.BOOTSTRAP_VALUES in columns
-        self.needs_values = self._needs_final_values or c.VF_PREDS in columns
-        self._needs_action_values = needs_action_values(postprocess)
-        self.needs_dist_inputs = self._needs_action_values or c.ACTION_DIST_INPUTS in columns
-
-    def assemble(self, table: LevelTable, tracker: EpisodeTracker, state: Sequence[F32]) -> Fragment:
-        """Return the fragment of one table, cut wherever the table ends.
-
-        Args:
-            table: a full table.
-            tracker: takes in its episodes.
-            state: recurrent state after its last step.
-        """
-        columns, bootstrap = self._columns(table, tracker, state)
-        columns |= postprocessed(self._postprocess, columns, self._settings, bootstrap)
-        for name, place in table.derived.items():
-            made = columns.get(name)
-            if made is not None and made.shape == place.shape and made.dtype == place.dtype:
-                place[...] = made
-                columns[name] = place
-        extras: dict[str, Array] = {}
-        if self._wants_last:
-            extras[c.LAST_OBS] = table.obs[-1]
-        if self._wants_finals and table.finals:
-            index, finals = table.followers()
-            extras[c.FINAL_INDEX] = index.astype(np.int32)
-            extras[c.FINAL_OBS] = finals
-        extras |= table.state_columns()
-        return Fragment(self._selected(columns, table.layout), extras)
-
-    def record(
-        self, table: LevelTable, tracker: EpisodeTracker, state: Sequence[F32]
-    ) -> tuple[dict[str, Array], Array | None]:
-        """Return what an EpisodeCollector takes of a table."""
-        columns, _ = self._columns(table, tracker, state)
-        return columns, table.followers()[1] if self._wants_last else None
-
-    def finish_episodes(self, columns: dict[str, Array], finals: Array | None) -> Fragment:
-        """Return the fragment of whole episodes, as one environment's."""
-        columns |= postprocessed(self._postprocess, columns, self._settings)
-        extras: dict[str, Array] = {}
-        if finals is not None:
-            if self._wants_finals:
-                extras[c.FINAL_INDEX] = np.argwhere(columns[c.DONES]).astype(np.int32)
-                extras[c.FINAL_OBS] = finals
-            extras[c.LAST_OBS] = finals[-1:]
-        for number, component in enumerate(self._policy.initial_state(1)):
-            extras[c.state_in(number)] = component
-        return Fragment(self._selected(columns), extras)
-
-    def _columns(
-        self, table: LevelTable, tracker: EpisodeTracker, state: Sequence[F32]
-    ) -> tuple[dict[str, Array], F32]:
-        """Return all columns but the postprocessed ones, and the value of the observation after the last step."""
-        dones = table.terminateds | table.truncateds
-        tracker.advance(table.rewards, dones, table.valid)
-        if self._limit:
-            np.clip(table.rewards, -self._limit, self._limit, out=table.rewards)
-        columns: dict[str, Array] = {
-            c.OBS: table.obs[:-1],
-            c.ACTIONS: table.actions,
-            c.REWARDS: table.rewards,
-            c.TERMINATEDS: table.terminateds,
-            c.TRUNCATEDS: table.truncateds,
-            c.ACTION_LOGP: table.logp,
-        }
-        if self._policy.reward_scaler is not None:
-            columns[c.SCALED_REWARDS] = self._policy.reward_scaler.of_envs(table.rewards, dones, table.valid)
-        if len(table.dist_inputs) == len(table.rewards):
-            columns[c.ACTION_DIST_INPUTS] = table.dist_inputs
-        if self._needs_action_values:
-            columns[c.ACTION_VALUES] = self._policy.distribution.action_values(table.dist_inputs, table.actions)
-        if self.needs_values:
-            columns[c.VF_PREDS] = table.values
-        if table.valid is not None:
-            columns[c.VALID] = table.valid
-        bootstrap = np.zeros(table.rewards.shape[1], np.float32)
-        if self._needs_final_values:
-            bootstrap, columns[c.BOOTSTRAP_VALUES] = self._final_values(table, state)
-        return columns, bootstrap
-
-    def _final_values(self, table: LevelTable, state: Sequence[F32]) -> tuple[F32, F32]:
-        """Return values after the last step [N], and of true final observations at truncated rows [T, N], else 0.
-
-        All are evaluated in one call. An environment that is reset by its next call shows its final
-        observation as the next row's, whose value the policy has given already.
-        """
-        num_envs = table.rewards.shape[1]
-        truncated = table.truncateds & ~table.terminateds
-        at_truncation = np.zeros(table.rewards.shape, np.float32)
-        any_truncated = bool(truncated.any())
-        if not needs_values(self._postprocess) and not any_truncated:
-            return np.zeros(num_envs, np.float32), at_truncation
-        places: list[tuple[int, NDArray[np.int64]]] = []
-        obs: list[Array] = [table.obs[-1]]
-        states: list[list[F32]] = [[component] for component in state]
-        if any_truncated:
-            for final in table.finals:
-                keep = truncated[final.t, final.envs]
-                if keep.any():
-                    places.append((final.t, final.envs[keep]))
-                    obs.append(final.obs[keep])
-                    for parts, component in zip(states, final.state, strict=True):
-                        parts.append(component[keep])
-        joined = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in states]
-        values = self._policy.values(np.concatenate(obs) if len(obs) > 1 else obs[0], joined)
-        bootstrap = values[:num_envs]
-        if any_truncated:
-            np.copyto(at_truncation[:-1], table.values[1:], where=truncated[:-1])
-            np.copyto(at_truncation[-1], bootstrap, where=truncated[-1])
-            start = num_envs
-            for t, index in places:
-                at_truncation[t, index] = values[start : start + len(index)]
-                start += len(index)
-        return bootstrap, at_truncation
-
-    def _selected(self, columns: Mapping[str, Array], first: Collection[str] = ()) -> dict[str, Array]:
-        """Return the columns asked for; those that ``first`` names come in its order, before the others."""
-        order = (*(name for name in first if name in self._wanted), *self._wanted)
-        selected = {name: columns[name] for name in order if name in columns}
-        if c.VALID in columns:
-            selected[c.VALID] = columns[c.VALID]
-        return selected
 
 
 class EpisodeTracker:

@@ -68,12 +68,12 @@ class Iteration:
             for policy_id in self._policies:
                 if policy_id not in known:
                     raise UnknownPolicyError(policy_id, known)
-        hooks = overridden_hooks(setup.callbacks)
-        callbacks = setup.callbacks
-        self._on_start = callbacks.on_episode_start if "on_episode_start" in hooks else None
-        self._on_step = callbacks.on_episode_step if "on_episode_step" in hooks else None
-        self._on_end = callbacks.on_episode_end if "on_episode_end" in hooks else None
-        self._on_postprocessed = self._tell_postprocessed if "on_postprocess_trajectory" in hooks else None
+        hooks = {name: getattr(setup.callbacks, name) for name in overridden_hooks(setup.callbacks)}
+        self._on_start = hooks.get("on_episode_start")
+        self._on_step = hooks.get("on_episode_step")
+        self._on_end = hooks.get("on_episode_end")
+        shows_trajectories = "on_postprocess_trajectory" in hooks
+        self._on_postprocessed = self._tell_postprocessed if shows_trajectories else None
         actors = [
             Actor(
                 policy_id,
@@ -86,12 +86,11 @@ class Iteration:
         ]
         # whether anybody can get hold of an episode: a user's functions, explorations and policies of their own
         is_shown = (
-            bool(hooks & _EPISODE_HOOKS)
+            bool(hooks.keys() & _EPISODE_HOOKS)
             or setup.observation_fn is not None
             or self._policies.asks_by_episode
             or not all(actor.is_plain for actor in actors)
         )
-        shows_trajectories = "on_postprocess_trajectory" in hooks
         self._lanes = {
             actor.policy_id: Lane(
                 actor, clip_rewards=settings.reward_limit, is_shown=is_shown, shows_trajectories=shows_trajectories

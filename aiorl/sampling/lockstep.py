@@ -1,13 +1,13 @@
 """Lockstep: sampling while all seats are level, whole columns at each step.
 
-The loop writes straight into a `LevelTable`; what can be derived afterwards is computed once per fragment
-(`fragments.py`). The same seeds give the same rows; where fragments are cut does not change them.
+The loop writes straight into a `LevelTable`; what can be derived afterwards is computed once per fragment. The same
+seeds give the same rows; where fragments are cut does not change them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.acting.graph_policy import ActRows, GraphPolicy
+from aiorl.acting.postprocess import needs_action_values, needs_values, postprocessed
 from aiorl.acting.preprocessors import Preprocessor, preprocessor_for
 from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
@@ -26,9 +27,10 @@ from aiorl.env.base_env import LockstepEnv, TrainingDisabled, VectorStep, env_se
 from aiorl.env.native_vector_env import training_disabled
 from aiorl.errors import SamplerDied
 from aiorl.process.log_once import report
-from aiorl.sampling.fragments import Assembler, EpisodeCollector, EpisodeTracker
+from aiorl.sampling.fragments import FRAGMENT_COLUMNS, EpisodeCollector, EpisodeTracker
 from aiorl.sampling.table import FinalRows, LevelTable, level_layout
 
+Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
 
@@ -77,7 +79,17 @@ class Lockstep:
         self._seed = settings.seed
         self._rng = np.random.default_rng(settings.seed)
         self._tracker = EpisodeTracker(env.num_envs)
-        self._assembler = Assembler(policy, plan, settings.reward_limit)
+        self._reward_limit = settings.reward_limit
+        self._postprocess, self._params = plan.postprocess, dict(plan.postprocess_params)
+        columns = {name for name in plan.columns if name in FRAGMENT_COLUMNS}
+        scaled = {c.SCALED_REWARDS} if policy.reward_scaler is not None and c.REWARDS in columns else set()
+        self._wanted = tuple(sorted(columns | scaled))
+        self._wants_finals = c.NEW_OBS in columns
+        self._wants_last = self._wants_finals or c.LAST_OBS in columns
+        self._needs_final_values = needs_values(plan.postprocess) or c.BOOTSTRAP_VALUES in columns
+        self._needs_values = self._needs_final_values or c.VF_PREDS in columns
+        self._needs_action_values = needs_action_values(plan.postprocess)
+        needs_dist_inputs = self._needs_action_values or c.ACTION_DIST_INPUTS in columns
         self._collector = None if settings.is_truncating else EpisodeCollector(env.num_envs)
         self._steps, self._state_every = settings.rollout_fragment_length, plan.state_every
         self._layout = level_layout(
@@ -86,9 +98,9 @@ class Lockstep:
             obs=(self._preprocessor.shape, self.filter.output_dtype(self._preprocessor.dtype)),
             action=(policy.distribution.action_shape, policy.distribution.action_dtype),
             num_dist_inputs=int(policy.distribution.num_inputs),
-            keep_dist_inputs=self._assembler.needs_dist_inputs or policy.logp_is_apart,
-            keep_values=self._assembler.needs_values,
-            sent=self._assembler.columns if settings.is_truncating else (),
+            keep_dist_inputs=needs_dist_inputs or policy.logp_is_apart,
+            keep_values=self._needs_values,
+            sent=columns if settings.is_truncating else (),
         )
         layout = ActionLayout(env.action_space)
         self._clip = layout.clip if settings.clip_actions and layout.is_bounded else None
@@ -112,13 +124,13 @@ class Lockstep:
             Exception: whatever ``on_step`` raised.
         """
         if self._collector is None:
-            table = self._fill_table(on_step)
-            return self._assembler.assemble(table, self._tracker, self._state)
+            return self._cut_anywhere(self._fill_table(on_step))
         wanted = self._steps * self.env.num_envs
         while self._collector.ready_rows < wanted:
             table = self._fill_table(on_step)
-            self._collector.add(*self._assembler.record(table, self._tracker, self._state))
-        return self._assembler.finish_episodes(*self._collector.take())
+            columns, _ = self._columns(table)
+            self._collector.add(columns, table.followers()[1] if self._wants_last else None)
+        return self._whole_episodes(*self._collector.take())
 
     def take_episodes(self) -> EpisodeColumns:
         """Return episodes that ended since the last call; where wrappers cut a game into several, whole games."""
@@ -263,6 +275,112 @@ class Lockstep:
             report("infos", infos)
         report("preprocessed_obs", c.DEFAULT_POLICY_ID, lambda: self._preprocessor.transform(raw_obs))
         report("filtered_obs", c.DEFAULT_POLICY_ID, obs)
+
+    # --- fragments ---
+
+    def _cut_anywhere(self, table: LevelTable) -> Fragment:
+        """Return the fragment of one table, cut wherever the table ends."""
+        columns, bootstrap = self._columns(table)
+        columns |= postprocessed(self._postprocess, columns, self._params, bootstrap)
+        for name, place in table.derived.items():
+            made = columns.get(name)
+            if made is not None and made.shape == place.shape and made.dtype == place.dtype:
+                place[...] = made
+                columns[name] = place
+        extras: dict[str, Array] = {}
+        if self._wants_last:
+            extras[c.LAST_OBS] = table.obs[-1]
+        if self._wants_finals and table.finals:
+            index, finals = table.followers()
+            extras[c.FINAL_INDEX] = index.astype(np.int32)
+            extras[c.FINAL_OBS] = finals
+        extras |= table.state_columns()
+        return Fragment(self._selected(columns, table.layout), extras)
+
+    def _whole_episodes(self, columns: dict[str, Array], finals: Array | None) -> Fragment:
+        """Return the fragment of whole episodes, as one environment's."""
+        columns |= postprocessed(self._postprocess, columns, self._params)
+        extras: dict[str, Array] = {}
+        if finals is not None:
+            if self._wants_finals:
+                extras[c.FINAL_INDEX] = np.argwhere(columns[c.DONES]).astype(np.int32)
+                extras[c.FINAL_OBS] = finals
+            extras[c.LAST_OBS] = finals[-1:]
+        for number, component in enumerate(self.policy.initial_state(1)):
+            extras[c.state_in(number)] = component
+        return Fragment(self._selected(columns), extras)
+
+    def _columns(self, table: LevelTable) -> tuple[dict[str, Array], F32]:
+        """Return all columns but the postprocessed ones, and the value of the observation after the last step."""
+        dones = table.terminateds | table.truncateds
+        self._tracker.advance(table.rewards, dones, table.valid)
+        if self._reward_limit:
+            np.clip(table.rewards, -self._reward_limit, self._reward_limit, out=table.rewards)
+        columns: dict[str, Array] = {
+            c.OBS: table.obs[:-1],
+            c.ACTIONS: table.actions,
+            c.REWARDS: table.rewards,
+            c.TERMINATEDS: table.terminateds,
+            c.TRUNCATEDS: table.truncateds,
+            c.ACTION_LOGP: table.logp,
+        }
+        if self.policy.reward_scaler is not None:
+            columns[c.SCALED_REWARDS] = self.policy.reward_scaler.of_envs(table.rewards, dones, table.valid)
+        if len(table.dist_inputs) == len(table.rewards):
+            columns[c.ACTION_DIST_INPUTS] = table.dist_inputs
+        if self._needs_action_values:
+            columns[c.ACTION_VALUES] = self.policy.distribution.action_values(table.dist_inputs, table.actions)
+        if self._needs_values:
+            columns[c.VF_PREDS] = table.values
+        if table.valid is not None:
+            columns[c.VALID] = table.valid
+        bootstrap = np.zeros(table.rewards.shape[1], np.float32)
+        if self._needs_final_values:
+            bootstrap, columns[c.BOOTSTRAP_VALUES] = self._final_values(table)
+        return columns, bootstrap
+
+    def _final_values(self, table: LevelTable) -> tuple[F32, F32]:
+        """Return values after the last step [N], and of true final observations at truncated rows [T, N], else 0.
+
+        All are evaluated in one call. An environment that is reset by its next call shows its final
+        observation as the next row's, whose value the policy has given already.
+        """
+        num_envs = table.rewards.shape[1]
+        truncated = table.truncateds & ~table.terminateds
+        at_truncation = np.zeros(table.rewards.shape, np.float32)
+        any_truncated = bool(truncated.any())
+        if not needs_values(self._postprocess) and not any_truncated:
+            return np.zeros(num_envs, np.float32), at_truncation
+        places: list[tuple[int, NDArray[np.int64]]] = []
+        obs: list[Array] = [table.obs[-1]]
+        states: list[list[F32]] = [[component] for component in self._state]
+        if any_truncated:
+            for final in table.finals:
+                keep = truncated[final.t, final.envs]
+                if keep.any():
+                    places.append((final.t, final.envs[keep]))
+                    obs.append(final.obs[keep])
+                    for parts, component in zip(states, final.state, strict=True):
+                        parts.append(component[keep])
+        joined = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in states]
+        values = self.policy.values(np.concatenate(obs) if len(obs) > 1 else obs[0], joined)
+        bootstrap = values[:num_envs]
+        if any_truncated:
+            np.copyto(at_truncation[:-1], table.values[1:], where=truncated[:-1])
+            np.copyto(at_truncation[-1], bootstrap, where=truncated[-1])
+            start = num_envs
+            for t, index in places:
+                at_truncation[t, index] = values[start : start + len(index)]
+                start += len(index)
+        return bootstrap, at_truncation
+
+    def _selected(self, columns: Mapping[str, Array], first: Collection[str] = ()) -> dict[str, Array]:
+        """Return the columns asked for; those that ``first`` names come in its order, before the others."""
+        order = (*(name for name in first if name in self._wanted), *self._wanted)
+        selected = {name: columns[name] for name in order if name in columns}
+        if c.VALID in columns:
+            selected[c.VALID] = columns[c.VALID]
+        return selected
 
 
 def _restart(state: list[F32], step: VectorStep) -> None:

@@ -192,7 +192,7 @@ def test_r88_atari_games_get_their_wrappers_and_clipped_rewards_where_the_settin
         UnitPlace(1, "1"),
     )
     assert unit.worker.sampler.lockstep.env.observation_space.shape == shape  # type: ignore[union-attr]
-    assert unit.worker.sampler.lockstep._assembler._limit == limit  # type: ignore[union-attr]
+    assert unit.worker.sampler.lockstep._reward_limit == limit  # type: ignore[union-attr]
     unit.close()
 
 
