@@ -201,7 +201,7 @@ def _look(files: list[str]) -> tuple[list[float], int]:
     """Returns of the whole episodes in files, and the rows of all."""
     reader, episodes = FileReader(files, ReaderOptions(epochs=1, shuffle_files=False)), EpisodeAssembler()
     returns = [float(found[c.REWARDS].sum(dtype=np.float64)) for batch in reader for found in episodes.add(batch)]
-    return returns, reader.counts.rows
+    return returns, reader.num_rows
 
 
 def _trained(recording: Recording, player: Player, cache: Path, folder: Path) -> Path:

@@ -41,14 +41,28 @@ def named_callbacks(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
     return None if kind is None else callbacks.with_named_failures(kind, setting)
 
 
-_LEGACY_NAMES = {
-    "on_episode_start": "on_episode_start",
-    "on_episode_step": "on_episode_step",
-    "on_episode_end": "on_episode_end",
-    "on_sample_end": "on_sample_end",
-    "on_postprocess_traj": "on_postprocess_trajectory",
-    "on_train_result": "on_train_result",
+def _env_and_episode(given: dict[str, Any]) -> dict[str, Any]:
+    return {"env": given["base_env"], "episode": given["episode"]}
+
+
+_HOOKS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "on_episode_start": ("on_episode_start", _env_and_episode),
+    "on_episode_step": ("on_episode_step", _env_and_episode),
+    "on_episode_end": ("on_episode_end", _env_and_episode),
+    "on_sample_end": ("on_sample_end", lambda given: {name: given[name] for name in ("worker", "samples")}),
+    "on_train_result": ("on_train_result", lambda given: {name: given[name] for name in ("trainer", "result")}),
+    "on_postprocess_traj": (
+        "on_postprocess_trajectory",
+        lambda given: {
+            "episode": given["episode"],
+            "agent_id": given["agent_id"],
+            "pre_batch": given["original_batches"][given["agent_id"]],
+            "post_batch": given["postprocessed_batch"],
+            "all_pre_batches": given["original_batches"],
+        },
+    ),
 }
+"""Name of a function -> the hook that calls it, and what makes its dict of the hook's arguments."""
 
 InfoFunction = Callable[[dict[str, Any]], None]
 
@@ -65,45 +79,28 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCa
     Raises:
         ConfigError: an unknown name, or something that cannot be called with one argument.
     """
+    members = {}
     for name, function in functions.items():
-        if name not in _LEGACY_NAMES:
-            raise ConfigError(
-                f"callbacks has no hook {name!r}.",
-                key=f"callbacks.{name}",
-                value=name,
-                hint=nearest(str(name), _LEGACY_NAMES).strip(),
-            )
+        key = f"callbacks.{name}"
+        if name not in _HOOKS:
+            hint = nearest(str(name), _HOOKS).strip()
+            raise ConfigError(f"callbacks has no hook {name!r}.", key=key, value=name, hint=hint)
         if not callable(function):
-            raise ConfigError(
-                f"callbacks.{name} is {function!r}, expected a function.", key=f"callbacks.{name}", value=function
-            )
-        check_takes(function, f"callbacks.{name}", f"callbacks.{name}", {})
+            raise ConfigError(f"{key} is {function!r}, expected a function.", key=key, value=function)
+        check_takes(function, key, key, {})
+        hook, info_of = _HOOKS[name]
+        members[hook] = _as_method(function, info_of)
     warnings.warn(
         "callbacks given as a dict are deprecated; subclass aiorl.DefaultCallbacks instead",
         DeprecationWarning,
         stacklevel=2,
     )
-    members = {_LEGACY_NAMES[name]: _as_method(name, function) for name, function in functions.items()}
     return type("DictCallbacks", (DefaultCallbacks,), members)
 
 
-def _as_method(name: str, function: InfoFunction) -> Callable[..., None]:
-    def call(self: DefaultCallbacks, **kwargs: Any) -> None:
-        if name == "on_postprocess_traj":
-            info = {
-                "episode": kwargs["episode"],
-                "agent_id": kwargs["agent_id"],
-                "pre_batch": kwargs["original_batches"][kwargs["agent_id"]],
-                "post_batch": kwargs["postprocessed_batch"],
-                "all_pre_batches": kwargs["original_batches"],
-            }
-        elif name == "on_sample_end":
-            info = {"worker": kwargs["worker"], "samples": kwargs["samples"]}
-        elif name == "on_train_result":
-            info = {"trainer": kwargs["trainer"], "result": kwargs["result"]}
-        else:
-            info = {"env": kwargs["base_env"], "episode": kwargs["episode"]}
-        function(info)
+def _as_method(function: InfoFunction, info_of: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., None]:
+    def call(self: DefaultCallbacks, **given: Any) -> None:
+        """Call the function with one dict."""
+        function(info_of(given))
 
-    call.__doc__ = f"Call the function given for {name}."
     return call

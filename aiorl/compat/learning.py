@@ -135,11 +135,7 @@ def minibatch_sgd(
         standardize_fields: columns brought to mean 0 and deviation 1 before.
         rng: shuffles rows.
     Returns: policy id -> means of the figures over the last pass's minibatches, nested as these are.
-
-    Raises:
-        ConfigError: a number of passes or rows that is none (also a ValueError).
     """
-    check_sgd(num_sgd_iter, sgd_minibatch_size, standardize_fields)
 
     def learn(policy_id: str, minibatch: SampleBatch) -> Mapping[str, Any]:
         if isinstance(samples, SampleBatch):
@@ -190,16 +186,12 @@ def _means(figures: Collection[Mapping[str, Any]]) -> dict[str, Any]:
     means: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in figures for name in one):
         values = [one[name] for one in figures if name in one]
-        nested = [value for value in values if isinstance(value, Mapping)]
-        numbers = [float(value) for value in values if _is_number(value)]
-        if nested:
+        if nested := [value for value in values if isinstance(value, Mapping)]:
             means[name] = _means(nested)
-        elif numbers:
+        elif numbers := [float(value) for value in values if _is_number(value)]:
             means[name] = float(np.mean(numbers))
     return means
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, str | list | tuple | Mapping):
-        return False
-    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
+    return not isinstance(value, list | tuple) and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"

@@ -1,11 +1,52 @@
-"""Resources that a run asks of its hosts, for people and launchers: aiorl itself schedules no machines."""
+"""Resources of a run and limits of a worker, for people and launchers: aiorl itself schedules no machines."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aiorl.config.layers import dump_yaml
 from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherSpec:
+    """Limits of a worker that is to run in a process of its own.
+
+    Attributes:
+        worker_class: which kind of worker.
+        num_cpus: threads it may use; None = as many as there are.
+        num_gpus: GPUs it may use.
+        memory: heap quota, bytes; None = none.
+        object_store_memory: bound of produced, unsent batches, bytes; None = the default one.
+        resources: always empty or None, since nothing here schedules machines.
+    """
+
+    worker_class: type[Any]
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    object_store_memory: int | None = None
+    resources: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the limits.
+
+        Raises:
+            ConfigError: a negative limit, or custom resources.
+        """
+        for name in ("num_cpus", "num_gpus", "memory", "object_store_memory"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} is {value!r}, expected at least 0.", key=name, value=value)
+        if self.resources:
+            raise ConfigError(
+                f"resources is {dict(self.resources)!r}, but aiorl schedules no machines.",
+                key="resources",
+                hint="Start workers where those resources are.",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,19 +20,22 @@ import numpy as np
 from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMappingFn
-from aiorl.compat import launching, learning
+from aiorl.compat import learning
 from aiorl.compat.arguments import worker_settings
+from aiorl.compat.resources import LauncherSpec
 from aiorl.compat.saved_state import SavedState, check_filter_states, dump_state, load_state
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.arrays import Batch, compressed
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.env_maker import EnvSource
+from aiorl.errors import ConfigError
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.settings import ObservationFn, WorkerSettings
 from aiorl.sampling.worker import Worker, change_all
 
 DEFAULTS = WorkerConfig()
+_ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1 of RFC 5737; nothing is sent there
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -360,33 +363,54 @@ class RolloutWorker(Worker, EvaluatorInterface):
     # --- launching ---
 
     @classmethod
-    def as_remote(
-        cls,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: int | None = None,
-        object_store_memory: int | None = None,
-        resources: Mapping[str, float] | None = None,
-    ) -> launching.LauncherSpec:
-        """Return the limits for a launcher of a worker of this class.
+    def as_remote(cls, *limits: Any, **named: Any) -> LauncherSpec:
+        """Return the limits for a launcher of a worker of this class: those of `LauncherSpec`, in its order.
 
         Raises:
             ConfigError: an impossible limit (also a ValueError).
         """
-        return launching.LauncherSpec(cls, num_cpus, num_gpus, memory, object_store_memory, dict(resources or {}))
+        return LauncherSpec(cls, *limits, **named)
 
     def get_node_ip(self) -> str:
-        """Return the address under which other hosts reach this one."""
-        return launching.node_ip()
+        """Return the address under which other hosts reach this one, as far as its routes tell; else loopback."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(_ELSEWHERE)
+            except OSError:  # no route to anywhere
+                return "127.0.0.1"
+            return str(probe.getsockname()[0])
 
     def find_free_port(self) -> int:
         """Return a TCP port that can be bound now."""
-        return launching.find_free_port()
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
 
     def setup_torch_data_parallel(self, url: str, world_rank: int, world_size: int, backend: str) -> None:
         """Let every policy take part in data-parallel learning; the name is RLlib's.
 
+        A policy that can do so has a method ``join_data_parallel(url, world_rank, world_size, backend)``; it then gets
+        the number of processes as ``distributed_world_size``.
+
+        Args:
+            url: where the processes meet.
+            world_rank: which of them this is, from 0.
+            world_size: number of processes.
+            backend: how they talk to each other.
+
         Raises:
-            ConfigError: a policy that cannot; none has joined then (also a ValueError).
+            ConfigError: a rank beyond the size, or a policy that cannot take part; none has joined then (a ValueError).
         """
-        launching.join_data_parallel(self.policy_map, url, world_rank, world_size, backend)
+        if not 0 <= world_rank < world_size:
+            raise ConfigError(f"world_rank is {world_rank}, expected 0 to {world_size - 1}.", key="world_rank")
+        policies: Mapping[str, Any] = self.policy_map
+        for policy_id, policy in policies.items():
+            if not callable(getattr(policy, "join_data_parallel", None)):
+                raise ConfigError(
+                    f"policy {policy_id!r} is a {type(policy).__name__}, which cannot learn data-parallel: it has no "
+                    "method join_data_parallel.",
+                    key="policy",
+                )
+        for policy in policies.values():
+            policy.join_data_parallel(url, world_rank, world_size, backend)
+            policy.distributed_world_size = world_size

@@ -6,13 +6,16 @@ A new format is one file with a `Format`, and a line in `aiorl.offline.registry`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from aiorl.data.arrays import Batch
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
+from aiorl.text import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,28 @@ class Stored:
 
     place: str
     batch: Batch
+
+
+def placed(error: Exception, path: str, place: str = "") -> DataError:
+    """Return an error of reading as one that names the file and the place in it."""
+    return DataError(
+        error.reason if isinstance(error, DataError) else one_line(str(error), 200), path=path, place=place
+    )
+
+
+def map_policies(batch: Batch, make: Callable[[str, SampleBatch], SampleBatch | None]) -> Batch | None:
+    """Return a batch of the rows that a function makes of each policy's, for as many env steps.
+
+    Args:
+        batch: of one policy, which is the default one, or of several.
+        make: called with the id of a policy and its rows; None leaves them out.
+    Returns: a batch of the same kind; None where nothing is left.
+    """
+    if isinstance(batch, SampleBatch):
+        return make(DEFAULT_POLICY_ID, batch)
+    made = {policy_id: make(policy_id, rows) for policy_id, rows in batch.policy_batches.items()}
+    kept = {policy_id: rows for policy_id, rows in made.items() if rows is not None}
+    return MultiAgentBatch(kept, batch.count) if kept else None
 
 
 @dataclass(frozen=True, slots=True)

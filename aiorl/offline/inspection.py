@@ -1,12 +1,13 @@
-"""What files of experience hold, and which of their rows don't fit."""
+"""Contents of files of experience, and the rows that don't fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
@@ -15,15 +16,17 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.estimators import ACTION_PROB, ROUNDING
-from aiorl.offline.registry import format_of
+from aiorl.offline.registry import format_of, stored_batches
+from aiorl.offline.unit_actions import NORMALIZED, seem_scaled
 
 Array = NDArray[Any]
 
-_KEPT_ERRORS = 20
+_SHOWN_ERRORS = 20
+_LABEL = 16
 
 
 @dataclass(slots=True)
-class ColumnSummary:
+class _Column:
     """A column over a whole file.
 
     Attributes:
@@ -60,9 +63,12 @@ class ColumnSummary:
         seen = "" if self.low is None or self.high is None else f", seen {self.low:.4g} to {self.high:.4g}"
         return f"Box of {shape} {self.dtype}{seen}"
 
+    def __str__(self) -> str:
+        return self.dtype + (" of differing shapes" if self.shape is None else f"{[*self.shape]}" if self.shape else "")
+
 
 @dataclass(slots=True)
-class PolicySummary:
+class _Policy:
     """One policy's rows over a whole file.
 
     Attributes:
@@ -73,7 +79,7 @@ class PolicySummary:
     """
 
     rows: int = 0
-    columns: dict[str, ColumnSummary] = field(default_factory=dict)
+    columns: dict[str, _Column] = field(default_factory=dict)
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     open_episodes: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
@@ -83,22 +89,19 @@ class PolicySummary:
         self.rows += batch.count
         for name, column in batch.items():
             if name not in self.columns:
-                self.columns[name] = ColumnSummary(column.dtype.name, column.shape[1:])
+                self.columns[name] = _Column(column.dtype.name, column.shape[1:])
             self.columns[name].add(column)
         if c.EPS_ID in batch and c.REWARDS in batch:
             self._add_episodes(batch)
 
     def _add_episodes(self, batch: SampleBatch) -> None:
-        episodes, agents = batch[c.EPS_ID], batch.get(c.AGENT_INDEX)
         rewards = batch[c.REWARDS].astype(np.float64)
-        is_last = np.append(episodes[1:] != episodes[:-1], True)
         dones = batch[c.DONES] if c.DONES in batch else np.zeros(batch.count, bool)
-        if agents is not None:
-            is_last[:-1] |= agents[1:] != agents[:-1]
-        ends = np.flatnonzero(is_last | dones) + 1
+        agents = batch.get(c.AGENT_INDEX, np.zeros(batch.count, np.int64))
+        ends = np.flatnonzero(np.append(~_goes_on(batch), True) | dones) + 1
         starts = np.append(0, ends[:-1])
         for start, end, earned in zip(starts, ends, np.add.reduceat(rewards, starts), strict=True):
-            key = (0 if agents is None else int(agents[start]), int(episodes[start]))
+            key = int(agents[start]), int(batch[c.EPS_ID][start])
             before, length = self.open_episodes.pop(key, (0.0, 0))
             total, length = before + float(earned), length + int(end - start)
             if dones[end - 1]:
@@ -107,97 +110,111 @@ class PolicySummary:
             else:
                 self.open_episodes[key] = (total, length)
 
-    @property
-    def probabilities(self) -> tuple[float, float] | None:
-        """Smallest and largest probability of an action taken; None where none are recorded."""
-        if (found := self.columns.get(ACTION_PROB)) is not None and found.low is not None and found.high is not None:
-            return found.low, found.high
-        if (found := self.columns.get(c.ACTION_LOGP)) is not None and found.low is not None and found.high is not None:
-            return float(np.exp(found.low)), float(np.exp(min(found.high, 700.0)))
-        return None
+    def facts(self, space: spaces.Space[Any] | None) -> Iterator[tuple[str, str]]:
+        """Yield what `inspect_file` shows of it, and a label for each."""
+        taken = self.columns.get(c.ACTIONS)
+        for label, column in (("observations", self.columns.get(c.OBS)), ("actions", taken)):
+            if column is not None:
+                yield label, column.space
+        if space is not None:
+            yield "of the env", f"{space}"
+            if taken and taken.low is not None and taken.high is not None and seem_scaled(space, taken.low, taken.high):
+                yield "", f"actions seem to be scaled to [-1, 1], as RLlib stores them: set {NORMALIZED}"
+        ended = f"{len(self.returns):,} ended"
+        if self.open_episodes:
+            ended += f", {len(self.open_episodes):,} cut by the end of the file"
+        yield "episodes", ended if c.EPS_ID in self.columns else "not known: there is no column eps_id"
+        if self.returns:
+            yield "returns", _spread(self.returns)
+            yield "lengths", _spread(self.lengths)
+        yield "probabilities", self._probabilities()
+        yield "columns", ", ".join(f"{name} {column}" for name, column in self.columns.items())
+
+    def _probabilities(self) -> str:
+        for name in (ACTION_PROB, c.ACTION_LOGP):
+            found = self.columns.get(name)
+            if found is not None and found.low is not None and found.high is not None:
+                ends = (
+                    [found.low, found.high] if name == ACTION_PROB else np.exp(np.minimum([found.low, found.high], 700))
+                )
+                return f"of the actions taken {ends[0]:.3g} to {ends[1]:.3g}"
+        return "none recorded; importance sampling needs action_prob or action_logp"
 
 
-@dataclass(slots=True)
-class FileSummary:
-    """What a file holds.
+def _spread(values: Sequence[float]) -> str:
+    return f"{np.mean(values):,.4g} on average, {min(values):,.4g} to {max(values):,.4g}"
 
-    Attributes:
-        path: of the file.
-        format_name: its format.
-        batches: number of stored batches.
-        policies: rows by policy id.
-        num_errors: places that could not be read.
-        errors: the first of them.
-    """
 
-    path: str
-    format_name: str
-    batches: int = 0
-    policies: dict[str, PolicySummary] = field(default_factory=dict)
-    num_errors: int = 0
-    errors: list[str] = field(default_factory=list)
-
-    def note(self, error: str) -> None:
-        """Count what could not be read."""
-        self.num_errors += 1
-        if len(self.errors) < _KEPT_ERRORS:
-            self.errors.append(error)
+def count_of(number: int, one: str, many: str) -> str:
+    """Return a number of things in words."""
+    return f"1 {one}" if number == 1 else f"{number:,} {many}"
 
 
 def policy_batches(batch: Batch) -> Mapping[str, SampleBatch]:
-    """Policy id -> rows, also of a plain batch."""
+    """Return rows by policy id, also of a plain batch."""
     return {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
 
 
-def inspect_file(path: str) -> FileSummary:
-    """Read a whole file once and tell what it holds.
+def inspect_file(path: str, space: spaces.Space[Any] | None = None) -> tuple[list[str], bool]:
+    """Read a whole file once; return lines about it, and whether all of it could be read.
+
+    Args:
+        path: the file.
+        space: the action space of the environment, which is shown along with the actions.
 
     Raises:
         DataError: it is of no known format.
         ConfigError: a package is missing that its format needs.
     """
-    found = format_of(path)
-    summary = FileSummary(path, found.name)
-    try:
-        for stored in found.read(path):
-            if isinstance(stored, DataError):
-                summary.note(str(stored))
-                continue
-            summary.batches += 1
-            for policy_id, rows in policy_batches(stored.batch).items():
-                summary.policies.setdefault(policy_id, PolicySummary()).add(rows)
-    except (DataError, OSError) as error:
-        summary.note(str(error))
-    return summary
+    policies: dict[str, _Policy] = {}
+    errors: list[str] = []
+    num_batches = 0
+    for stored in stored_batches(path):
+        if isinstance(stored, DataError):
+            errors.append(str(stored) if len(errors) < _SHOWN_ERRORS else "")
+            continue
+        num_batches += 1
+        for policy_id, rows in policy_batches(stored.batch).items():
+            policies.setdefault(policy_id, _Policy()).add(rows)
+    total = sum(policy.rows for policy in policies.values())
+    lines = [f"{path}: {format_of(path).name}, {count_of(num_batches, 'batch', 'batches')}, {total:,} rows"]
+    for policy_id, policy in policies.items():
+        if policy_id != DEFAULT_POLICY_ID:
+            lines.append(f"  policy {policy_id}: {policy.rows:,} rows")
+        lines += [f"  {label:{_LABEL}}{fact}" for label, fact in policy.facts(space)]
+    if errors:
+        lines.append(f"  {'unreadable':{_LABEL}}{count_of(len(errors), 'place', 'places')}:")
+        lines += [f"    {error}" for error in errors[:_SHOWN_ERRORS]]
+        if len(errors) > _SHOWN_ERRORS:
+            lines.append(f"    and {len(errors) - _SHOWN_ERRORS:,} more")
+    return lines, not errors
 
 
 def validate_file(path: str) -> Iterator[str]:
-    """Everything in a file that can't be read or doesn't fit, as ``FILE, line 3, row 12: what``; rows count from 1.
+    """Yield everything in a file that can't be read or doesn't fit, as ``FILE, line 3, row 12: what``, rows from 1.
 
     Raises:
         DataError: it is of no known format.
         ConfigError: a package is missing that its format needs.
     """
-    found = format_of(path)
     first: dict[str, tuple[str, dict[str, tuple[np.dtype[Any], tuple[int, ...]]]]] = {}
-    try:
-        for stored in found.read(path):
-            if isinstance(stored, DataError):
-                yield str(stored)
-                continue
-            for policy_id, rows in policy_batches(stored.batch).items():
-                where = f"{path}, {stored.place}"
-                if policy_id != DEFAULT_POLICY_ID:
-                    where += f", policy {policy_id!r}"
-                form = {name: (column.dtype, column.shape[1:]) for name, column in rows.items()}
-                _, expected = first.setdefault(policy_id, (stored.place, form))
-                for fault in _differences(form, expected, first[policy_id][0]):
-                    yield f"{where}: {fault}"
-                for row, others, fault in _misfits(rows):
-                    more = f" (and {others:,} more rows)" if others else ""
-                    yield f"{where}, row {row + 1}: {fault}{more}"
-    except (DataError, OSError) as error:
-        yield str(error)
+    for stored in stored_batches(path):
+        if isinstance(stored, DataError):
+            yield str(stored)
+            continue
+        for policy_id, rows in policy_batches(stored.batch).items():
+            where = f"{path}, {stored.place}"
+            if policy_id != DEFAULT_POLICY_ID:
+                where += f", policy {policy_id!r}"
+            form = {name: (column.dtype, column.shape[1:]) for name, column in rows.items()}
+            place, expected = first.setdefault(policy_id, (stored.place, form))
+            for fault in _differences(form, expected, place):
+                yield f"{where}: {fault}"
+            for is_wrong, fault in _checks(rows):
+                wrong = np.flatnonzero(is_wrong)
+                if len(wrong):
+                    more = f" (and {len(wrong) - 1:,} more rows)" if len(wrong) > 1 else ""
+                    yield f"{where}, row {wrong[0] + 1}: {fault}{more}"
 
 
 def _differences(form: Mapping[str, Any], expected: Mapping[str, Any], first: str) -> Iterator[str]:
@@ -209,14 +226,6 @@ def _differences(form: Mapping[str, Any], expected: Mapping[str, Any], first: st
         if form[name] != expected[name]:
             (dtype, shape), (before, former) = form[name], expected[name]
             yield f"column {name!r} has rows of {shape} {dtype}, in {first} of {former} {before}"
-
-
-def _misfits(rows: SampleBatch) -> Iterator[tuple[int, int, str]]:
-    """Row, how many more there are of the same, and what is wrong."""
-    for is_wrong, fault in _checks(rows):
-        wrong = np.flatnonzero(is_wrong)
-        if len(wrong):
-            yield int(wrong[0]), len(wrong) - 1, fault
 
 
 def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
@@ -242,34 +251,35 @@ def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
 
 
 def _episode_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
-    """What must hold between a row and the next of the same episode and agent."""
-    episodes = rows[c.EPS_ID]
-    goes_on = episodes[1:] == episodes[:-1]
-    if c.AGENT_INDEX in rows:
-        goes_on &= rows[c.AGENT_INDEX][1:] == rows[c.AGENT_INDEX][:-1]
+    """Check the steps from each row to the next of the same episode and agent."""
+    goes_on = _goes_on(rows)
     if c.DONES in rows:
         yield goes_on & rows[c.DONES][:-1], "the episode is done here, but goes on in the next row"
     if c.T in rows:
         steps = rows[c.T].astype(np.int64)
-        yield _next(goes_on & (steps[1:] != steps[:-1] + 1)), "t is not that of the row before plus 1"
-        goes_on = goes_on & (steps[1:] == steps[:-1] + 1)
+        counts_on = steps[1:] == steps[:-1] + 1
+        yield np.append(False, goes_on & ~counts_on), "t is not that of the row before plus 1"
+        goes_on &= counts_on
     if c.OBS in rows and c.NEW_OBS in rows and rows[c.OBS].shape == rows[c.NEW_OBS].shape:
         following, obs = rows[c.NEW_OBS][:-1], rows[c.OBS][1:]
         same = _in_all(following == obs)
         if following.dtype.kind == "f" and not same.all():
             same = _in_all(np.isclose(following, obs, rtol=1e-4, atol=1e-5, equal_nan=True))
-        yield _next(goes_on & ~same), "obs is not new_obs of the row before"
+        yield np.append(False, goes_on & ~same), "obs is not new_obs of the row before"
+
+
+def _goes_on(rows: SampleBatch) -> Array:
+    """Return for each row but the last whether the next one is of the same episode and agent."""
+    goes_on: Array = rows[c.EPS_ID][1:] == rows[c.EPS_ID][:-1]
+    if c.AGENT_INDEX in rows:
+        goes_on &= rows[c.AGENT_INDEX][1:] == rows[c.AGENT_INDEX][:-1]
+    return goes_on
 
 
 def _in_all(flags: Array) -> Array:
-    """Whether a flag is set for every number of a row."""
+    """Return whether a flag is set for every number of a row."""
     return np.asarray(flags.all(axis=tuple(range(1, flags.ndim))))
 
 
 def _is_numbers(column: Array) -> bool:
     return column.ndim == 1 and column.dtype.kind in "iuf"
-
-
-def _next(is_wrong: Array) -> Array:
-    """The same of the second row of each pair."""
-    return np.append(False, is_wrong)

@@ -32,7 +32,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import lz4.frame
@@ -46,7 +46,7 @@ from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.files import create, open_unpacked
-from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
+from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
 from aiorl.offline.pickled_array import MAX_DIMS, read_pickled_array
 from aiorl.offline.stored_columns import (
     MAX_BATCH_BYTES,
@@ -55,43 +55,121 @@ from aiorl.offline.stored_columns import (
     check_policies,
     numbers_of,
     object_column,
-    plain_column,
-    to_batch,
+    read_batch,
 )
 from aiorl.process.log_once import log_once
 from aiorl.text import one_line
 
 logger = logging.getLogger(__name__)
+Array = NDArray[Any]
+VERSION = 1
 MAX_LINE_BYTES = 1 << 28
 _LARGE_LINE = 1 << 24
 _MAX_PARSED_BYTES = 2 * MAX_BATCH_BYTES
+_MAX_ROWS, _MAX_ROWS_BYTES = 1000, 1 << 24
+"""Rows of one line each that make a batch, and the bytes of them, unless the first alone has more."""
+_MAX_FIRST_ROW = 1 << 20
+_MAX_EXPANSION = 255  # an LZ4 block cannot hold more than this many bytes per byte
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _NOT_IN_JSON = (b"NaN", b"Infinity")  # Python's json writes them, and JSON doesn't know them
+_OBJECTS = "json"
+DTYPES = {
+    name: np.dtype(name)
+    for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+        "float64",
+    )
+}  # fmt: skip
 
 
-def read_lines(
-    path: str, share: Share, to_batch: Callable[[Mapping[str, Any]], Batch]
-) -> Generator[Stored | DataError, None, None]:
-    """Yield the batch of each line, or the error that says why there is none; empty lines are passed over.
+class JsonLines(Format):
+    """Our JSON lines; reading, lines of RLlib's are understood too."""
 
-    A last line without an end that is no JSON is what a writer left that was killed; its error says so.
+    name = "json"
+    suffixes: tuple[str, ...] = (".json", ".jsonl", ".ndjson")
+    about = "JSON lines with dtypes (our own; RLlib's are read too)"
+    can_be_wrapped = True
+
+    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
+        """See Format.
+
+        A last line without an end that is no JSON is what a writer left that was killed; its error says so.
+        """
+        for number, (place, lines) in enumerate(_groups(path)):
+            if share.has(number):
+                try:
+                    yield Stored(place, _batch([_parsed(line) if isinstance(line, bytes) else line for line in lines]))
+                except DataError as error:
+                    yield placed(error, path, place)
+
+    def create(self, path: str, options: WriteOptions) -> BatchFile:
+        """See Format."""
+        return _JsonFile(path, self, options.compress_columns)
+
+    def line(self, batch: Batch, compress: frozenset[str]) -> dict[str, Any]:
+        """Return a batch as one JSON object, with some columns compressed."""
+        head = {"aiorl": VERSION, "env_steps": batch.env_steps}
+        if isinstance(batch, SampleBatch):
+            return {**head, "columns": _described(batch, compress)}
+        parts = batch.policy_batches.items()
+        return {**head, "policies": {name: _described(rows, compress) for name, rows in parts if rows.count}}
+
+
+class RllibJson(JsonLines):
+    """JSON lines as RLlib writes them; written without compression, since that would take a pickle."""
+
+    name = "rllib"
+    suffixes = ()
+    about = "JSON lines as RLlib writes and reads them (written with plain columns)"
+
+    def line(self, batch: Batch, compress: frozenset[str]) -> dict[str, Any]:
+        """See JsonLines."""
+        if isinstance(batch, SampleBatch):
+            return {"type": "SampleBatch", **jsonable(batch)}
+        policies = {policy_id: jsonable(rows) for policy_id, rows in batch.policy_batches.items() if rows.count}
+        return {"type": "MultiAgentBatch", "count": batch.count, "policy_batches": policies}
+
+
+# --- lines ---
+
+
+def _groups(path: str) -> Iterator[tuple[str, list[bytes | Mapping[str, Any]]]]:
+    """Yield lines that make a batch, each parsed or as it is, and the place of the first.
+
+    Where the first line is a row, those are rows that follow each other in an episode; else each line by itself.
+    """
+    group: list[bytes | Mapping[str, Any]] = []
+    first, episode, num_bytes = "", object(), 0
+    has_rows = None
+    for place, line in _lines(path):
+        if has_rows is None:
+            has_rows = _is_row(line)
+        if not has_rows:
+            yield place, [line]
+            continue
+        row: bytes | Mapping[str, Any]
+        try:
+            row = _parsed(line)
+            of = row.get(c.EPS_ID)
+        except DataError:
+            row, of = line, object()  # an error on its own
+        num_bytes += len(line)
+        if group and (of != episode or len(group) == _MAX_ROWS or num_bytes > _MAX_ROWS_BYTES):
+            yield first, group
+            group = []
+        if not group:
+            first, episode, num_bytes = place, of, len(line)
+        group.append(row)
+    if group:
+        yield first, group
+
+
+def _lines(path: str) -> Iterator[tuple[str, bytes]]:
+    """Yield each line that is not empty, and its place.
 
     Raises:
         DataError: a line too long, or a compressed file that is damaged.
         OSError: the file cannot be read.
-    """
-    for taken, (place, line) in enumerate(raw_lines(path)):
-        if share.has(taken):
-            try:
-                yield Stored(place, to_batch(parsed(line)))
-            except DataError as error:
-                yield DataError(error.reason, path=path, place=place)
-
-
-def raw_lines(path: str) -> Generator[tuple[str, bytes], None, None]:
-    """Yield each line that is not empty, behind its place.
-
-    Raises: as `read_lines`.
     """
     with open_unpacked(path) as file:
         number = 0
@@ -103,8 +181,17 @@ def raw_lines(path: str) -> Generator[tuple[str, bytes], None, None]:
                 yield f"line {number}", line
 
 
-def parsed(line: bytes) -> Mapping[str, Any]:
-    """The object that a line holds.
+def _is_row(line: bytes) -> bool:
+    if len(line) > _MAX_FIRST_ROW or b'"aiorl"' in line or b'"type"' in line:
+        return False
+    with contextlib.suppress(DataError):
+        row = _parsed(line)
+        return c.OBS in row and c.ACTIONS in row and isinstance(row.get(c.REWARDS), int | float)
+    return False
+
+
+def _parsed(line: bytes) -> Mapping[str, Any]:
+    """Return the object that a line holds.
 
     Raises:
         DataError: it is no JSON object, or one whose values take too much memory.
@@ -112,75 +199,185 @@ def parsed(line: bytes) -> Mapping[str, Any]:
     if len(line) > _LARGE_LINE and parsed_bytes(line) > _MAX_PARSED_BYTES:
         raise DataError("a line whose values take too much memory; write smaller batches")
     try:
-        found = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        if not any(word in line for word in _NOT_IN_JSON):
-            raise _no_json(line, str(error)) from error
         try:
+            found = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            if not any(word in line for word in _NOT_IN_JSON):
+                raise
             found = json.loads(line)
-        except (ValueError, RecursionError) as again:
-            raise _no_json(line, str(again)) from again
+    except (ValueError, RecursionError) as error:
+        if not line.endswith(b"\n"):
+            raise DataError("the last line is cut short, as by a writer that was killed") from error
+        raise DataError(f"no JSON: {one_line(str(error), 120)}") from error
     if not isinstance(found, dict):
         raise DataError("a line must be a JSON object with the columns of a batch")
     return found
 
 
-def _no_json(line: bytes, why: str) -> DataError:
-    if not line.endswith(b"\n"):
-        return DataError("the last line is cut short, as by a writer that was killed")
-    return DataError(f"no JSON: {one_line(why, 120)}")
+# --- batches ---
 
 
-def jsonable(batch: SampleBatch) -> dict[str, Any]:
-    """Columns as orjson writes them; those with objects that are no JSON are left out, which is logged once."""
-    return {name: column for name, value in batch.items() if (column := _writable(name, value)) is not None}
+def _batch(lines: list[Mapping[str, Any]]) -> Batch:
+    """Return the batch of a line, or of rows of one line each."""
+    line = lines[0]
+    if "aiorl" in line:
+        return _own_batch(line)
+    if "type" in line or line.keys() == {"value"}:
+        return _rllib_batch(line)
+    if {c.OBS, c.ACTIONS, c.REWARDS} <= line.keys():
+        return _batch_of_rows(lines)
+    raise DataError("it has neither 'aiorl' nor RLlib's 'type', so it is no stored batch")
 
 
-def _writable(name: str, column: np.ndarray[Any, Any]) -> Any:
-    if column.dtype.kind in NUMBER_KINDS:
-        return np.ascontiguousarray(column, column.dtype.newbyteorder("="))
-    values = column.tolist()
+def _own_batch(line: Mapping[str, Any]) -> Batch:
+    if line["aiorl"] != VERSION:
+        raise DataError("it was written by a newer version of aiorl; this one reads version 1")
+    count, room = _count(line.get("env_steps")), Room()
+    if "columns" not in line:
+        policies = check_policies(line.get("policies"))
+        return MultiAgentBatch({name: read_batch(columns, _column, room) for name, columns in policies.items()}, count)
+    batch = read_batch(line["columns"], _column, room)
+    if count != batch.count:
+        batch.env_steps = count
+    return batch
+
+
+def _rllib_batch(line: Mapping[str, Any]) -> Batch:
+    if line.keys() == {"value"} and isinstance(line["value"], dict):
+        line = line["value"]
+    if line.get("type") == "SampleBatch":
+        return _rllib_rows(line, Room())
+    if line.get("type") != "MultiAgentBatch":
+        raise DataError("its type is neither SampleBatch nor MultiAgentBatch")
+    policies, room = check_policies(line.get("policy_batches")), Room()
+    return MultiAgentBatch(
+        {name: _rllib_rows(rows, room) for name, rows in policies.items()}, _count(line.get("count"))
+    )
+
+
+def _rllib_rows(rows: Any, room: Room) -> SampleBatch:
+    if isinstance(rows, dict):  # these two may be columns as well
+        rows = {name: x for name, x in rows.items() if name not in ("type", "count") or isinstance(x, list)}
+    return read_batch(rows, _rllib_column, room)
+
+
+def _count(steps: object) -> int:
+    if type(steps) is not int or not 0 <= steps < 2**53:
+        raise DataError("a batch needs a number of env steps")
+    return steps
+
+
+def _batch_of_rows(rows: list[Mapping[str, Any]]) -> Batch:
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise DataError("rows of one episode have different columns")
+    columns = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if name == c.EPS_ID and isinstance(values[0], str):
+            values = [_number(str(value)) for value in values]
+        if not isinstance(values[0], str | dict | None):
+            columns[name] = values
+    return read_batch(columns, _rllib_column, Room())
+
+
+def _number(text: str) -> int:
+    """Return a number for an episode's name, the same for the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+
+# --- columns ---
+
+
+def _column(column: object, room: Room) -> Array:
+    """Return a column of one of our lines."""
+    match column:
+        case {"dtype": "json", "rows": list() as rows}:
+            return object_column(rows)
+        case {"dtype": str() as dtype, "rows": rows} if dtype in DTYPES:
+            return numbers_of(rows, DTYPES[dtype])
+        case {"dtype": str() as dtype, "shape": list() as shape, "lz4": str() as text} if dtype in DTYPES:
+            return _from_bytes(_unpacked(text, room.left), DTYPES[dtype], shape)
+        case {"dtype": str() as dtype, "shape": list() as shape, "base64": str() as text} if dtype in DTYPES:
+            return _from_bytes(_base64(text), DTYPES[dtype], shape)
+    raise DataError("it has no known dtype with rows, lz4 or base64")
+
+
+def _rllib_column(column: object, room: Room) -> Array:
+    """Return a column of one of RLlib's lines; null is NaN, lists of mappings are kept as they are."""
+    if isinstance(column, str):
+        return read_pickled_array(_unpacked(column, room.left), max_bytes=room.left)
+    if isinstance(column, list) and column and isinstance(column[0], str):  # each row on its own
+        rows: list[Array] = []
+        left = room.left
+        for text in column:
+            if not isinstance(text, str):
+                raise DataError("compressed rows and others")
+            rows.append(read_pickled_array(_unpacked(text, left), max_bytes=left))
+            left -= rows[-1].nbytes
+        try:
+            return np.stack(rows)
+        except ValueError as error:
+            raise DataError("rows that differ in shape") from error
+    if isinstance(column, list) and column and isinstance(column[0], dict):
+        return object_column(column)
+    return numbers_of(column)
+
+
+def _base64(text: str) -> bytes:
     try:
-        orjson.dumps(values, default=_to_list, option=_OPTIONS)
-    except orjson.JSONEncodeError as error:
-        if log_once(f"unwritten column {name}"):
-            logger.warning("Column %r is not written: %s", name, one_line(str(error), 200))
-        return None
-    return values
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:  # also text that is no ASCII
+        raise DataError(f"text that is no base64 ({error})") from error
 
 
-def encoded(value: object, options: int = 0) -> bytes:
-    """JSON of a value.
+def _unpacked(text: str, max_bytes: int) -> bytes:
+    """Return the bytes in base64 of an LZ4 frame.
 
     Raises:
-        DataError: it holds what JSON cannot.
+        DataError: it is damaged, or holds more than allowed; found before memory is taken.
     """
+    frame = _base64(text)
+    most = min(len(frame) * _MAX_EXPANSION, max_bytes)
     try:
-        return orjson.dumps(value, default=_to_list, option=_OPTIONS | options)
-    except orjson.JSONEncodeError as error:
-        raise DataError(f"a batch can't be written as JSON: {one_line(str(error), 200)}") from error
+        size = int(lz4.frame.get_frame_info(frame)["content_size"])
+        unpacker = lz4.frame.LZ4FrameDecompressor()
+        raw: bytes = b"" if size > most else unpacker.decompress(frame, max_length=(size or most) + 1)
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise DataError(f"damaged compressed data ({error})") from error
+    if size > most:
+        raise DataError(f"compressed data of {size:,} bytes in {len(frame):,}, more than there can or may be")
+    if not unpacker.eof or unpacker.unused_data:
+        raise DataError("compressed data that are cut short, too large or followed by others")
+    return raw
 
 
-def _to_list(value: object) -> object:
-    """What orjson asks of what it doesn't know: arrays that are no block of native numbers, and tuples' kin."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    raise TypeError(f"a {type(value).__name__} is no JSON")
+def _from_bytes(raw: bytes, dtype: np.dtype[Any], shape: list[Any]) -> Array:
+    if not 0 < len(shape) <= MAX_DIMS or not all(type(size) is int and 0 <= size < 2**28 for size in shape):
+        raise DataError("an impossible shape")
+    if math.prod(shape) * dtype.itemsize != len(raw):
+        raise DataError(f"{len(raw):,} bytes, which are not those of its shape")
+    if not raw:
+        return np.empty((shape[0], 0), dtype).reshape(shape) if shape[0] else np.empty(0, dtype)
+    array: Array = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype, copy=False)
+    if dtype.kind == "b" and array.view(np.uint8).max() > 1:
+        raise DataError("booleans other than 0 and 1")
+    return array.reshape(shape)
 
 
-class JsonFile(BatchFile):
+# --- writing ---
+
+
+class _JsonFile(BatchFile):
     """A file of lines, each of them written in one go, so that a crash tears the last one at most."""
 
-    def __init__(self, path: str, to_line: Callable[[Batch], Mapping[str, Any]]) -> None:
+    def __init__(self, path: str, form: JsonLines, compress: frozenset[str]) -> None:
         """Begin a new file."""
-        self._to_line = to_line
+        self._form, self._compress = form, compress
         self._file = create(path)
 
     def write(self, batch: Batch) -> int:
         """See BatchFile."""
-        line = encoded(self._to_line(batch), orjson.OPT_APPEND_NEWLINE)
+        line = encoded(self._form.line(batch, self._compress), orjson.OPT_APPEND_NEWLINE)
         rest = memoryview(line)
         while rest:
             rest = rest[self._file.write(rest) :]
@@ -197,322 +394,43 @@ class JsonFile(BatchFile):
             self._file.close()
 
 
-_NO_COLUMNS = frozenset({"type", "count"})
-_MAX_EXPANSION = 255  # an LZ4 block cannot hold more than this many bytes per byte
+def jsonable(batch: SampleBatch) -> dict[str, Any]:
+    """Return columns as orjson writes them; those with objects that are no JSON are left out, which is logged once."""
+    return {name: column for name, value in batch.items() if (column := _writable(name, value)) is not None}
 
 
-class RllibJson(Format):
-    """JSON lines as RLlib writes them; written without compression, since that would take a pickle."""
-
-    name = "rllib"
-    suffixes = ()
-    about = "JSON lines as RLlib writes and reads them (written with plain columns)"
-    can_be_wrapped = True
-
-    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
-        """See Format."""
-        return read_lines(path, share, rllib_batch)
-
-    def create(self, path: str, options: WriteOptions) -> BatchFile:
-        """See Format."""
-        return JsonFile(path, _to_rllib)
+def _writable(name: str, column: Array) -> Any:
+    if column.dtype.kind in NUMBER_KINDS:
+        return np.ascontiguousarray(column, column.dtype.newbyteorder("="))
+    values = column.tolist()
+    try:
+        encoded(values)
+    except DataError as error:
+        if log_once(f"unwritten column {name}"):
+            logger.warning("Column %r is not written: %s", name, error)
+        return None
+    return values
 
 
-def is_rllib(line: Mapping[str, object]) -> bool:
-    """Whether a line is one of RLlib's."""
-    return "type" in line or line.keys() == {"value"}
-
-
-def rllib_batch(line: Mapping[str, Any]) -> Batch:
-    """The batch of one line.
+def encoded(value: object, options: int = 0) -> bytes:
+    """Return JSON of a value.
 
     Raises:
-        DataError: it holds no batch, or one that cannot be read.
-    """
-    if line.keys() == {"value"} and isinstance(line["value"], dict):
-        line = line["value"]
-    kind = line.get("type")
-    room = Room()
-    if kind == "SampleBatch":
-        return _rllib_sample_batch(line, room)
-    if kind != "MultiAgentBatch":
-        raise DataError("its type is neither SampleBatch nor MultiAgentBatch")
-    count, policies = line.get("count"), check_policies(line.get("policy_batches"))
-    if type(count) is not int or not 0 <= count < 2**53:
-        raise DataError("a MultiAgentBatch needs a count of steps")
-    if not all(isinstance(rows, dict) for rows in policies.values()):
-        raise DataError("policy_batches must be columns by policy id")
-    return MultiAgentBatch({policy_id: _rllib_sample_batch(rows, room) for policy_id, rows in policies.items()}, count)
-
-
-def _rllib_sample_batch(columns: Mapping[str, Any], room: Room) -> SampleBatch:
-    made: dict[str, NDArray[Any]] = {}
-    for name, value in columns.items():
-        if name in _NO_COLUMNS and not isinstance(value, list):
-            continue
-        made[name] = _rllib_column(name, value, room.left)
-        room.take(made[name].nbytes)
-    return to_batch(made)
-
-
-def _rllib_column(name: str, value: object, room: int) -> NDArray[Any]:
-    if isinstance(value, str):
-        return _unpacked(name, value, room)
-    if isinstance(value, list) and value and isinstance(value[0], str):  # each row on its own
-        rows: list[NDArray[Any]] = []
-        for text in value:
-            if not isinstance(text, str):
-                raise DataError(f"column {name!r} has compressed rows and others")
-            rows.append(_unpacked(name, text, room))
-            room -= rows[-1].nbytes
-        try:
-            return np.stack(rows)
-        except ValueError as error:
-            raise DataError(f"column {name!r} has rows that differ in shape") from error
-    return plain_column(name, value)
-
-
-def _unpacked(name: str, text: str, room: int) -> NDArray[Any]:
-    try:
-        frame = binascii.a2b_base64(text, strict_mode=True)
-        return read_pickled_array(unpack_lz4(frame, room), max_bytes=room)
-    except binascii.Error as error:
-        raise DataError(f"column {name!r} is text that is no compressed array ({error})") from error
-    except ValueError as error:
-        if isinstance(error, DataError):
-            raise DataError(f"column {name!r}: {error.reason}") from error
-        raise DataError(f"column {name!r} is text that is no compressed array") from error
-
-
-def unpack_lz4(frame: bytes, max_bytes: int) -> bytes:
-    """What an LZ4 frame holds.
-
-    Raises:
-        DataError: it is damaged, or holds more than allowed; found before memory is taken.
+        DataError: it holds what JSON cannot.
     """
     try:
-        size = int(lz4.frame.get_frame_info(frame)["content_size"])
-        most = size or min(len(frame) * _MAX_EXPANSION, max_bytes)
-        if size > max_bytes or size > len(frame) * _MAX_EXPANSION:
-            raise DataError(f"compressed data of {size:,} bytes in {len(frame):,}, more than there can or may be")
-        unpacker = lz4.frame.LZ4FrameDecompressor()
-        raw: bytes = unpacker.decompress(frame, max_length=most + 1)
-    except (RuntimeError, EOFError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"damaged compressed data ({error})") from error
-    if not unpacker.eof or unpacker.unused_data:
-        raise DataError("compressed data that are cut short, too large or followed by others")
-    return raw
+        return orjson.dumps(value, default=_to_list, option=_OPTIONS | options)
+    except orjson.JSONEncodeError as error:
+        raise DataError(f"a batch can't be written as JSON: {one_line(str(error), 200)}") from error
 
 
-def _to_rllib(batch: Batch) -> dict[str, Any]:
-    if isinstance(batch, SampleBatch):
-        return {"type": "SampleBatch", **jsonable(batch)}
-    policies = {policy_id: jsonable(rows) for policy_id, rows in batch.policy_batches.items() if rows.count}
-    return {"type": "MultiAgentBatch", "count": batch.count, "policy_batches": policies}
-
-
-_MAX_ROWS = 1000
-_MAX_BYTES = 1 << 24
-"""Of the lines of one batch, unless the first alone has more."""
-_MAX_LINE = 1 << 20
-"""Bytes of the first line of a file of rows."""
-
-
-def read_batches_or_rows(
-    path: str, share: Share, to_batch: Callable[[Mapping[str, Any]], Batch]
-) -> Generator[Stored | DataError, None, None]:
-    """Yield the batches of a file as `read_lines` does, also of a file that has a row in each line."""
-    if not _has_rows(path):
-        yield from read_lines(path, share, to_batch)
-        return
-    taken = 0
-    for found in _joined(path):
-        is_wanted = share.has(taken)
-        if isinstance(found, DataError):  # reported by the one reader whose batch it is in
-            if is_wanted:
-                yield found
-            continue
-        if is_wanted:
-            try:
-                yield Stored(found[0], _batch_of_rows(found[1]))
-            except DataError as error:
-                yield DataError(error.reason, path=path, place=found[0])
-        taken += 1
-
-
-def _has_rows(path: str) -> bool:
-    """Return whether the first line of a file is a row."""
-    with open_unpacked(path) as file:
-        line = file.readline(_MAX_LINE)
-        while line.isspace():
-            line = file.readline(_MAX_LINE)
-    if b'"aiorl"' in line or b'"type"' in line or not line.startswith(b"{"):
-        return False
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return False
-    return c.OBS in row and c.ACTIONS in row and isinstance(row.get(c.REWARDS), int | float)
-
-
-def _joined(path: str) -> Generator[tuple[str, list[Mapping[str, Any]]] | DataError, None, None]:
-    """Rows that follow each other in an episode, and the place of the first."""
-    rows: list[Mapping[str, Any]] = []
-    first, num_bytes = "", 0
-    for place, line in raw_lines(path):
-        try:
-            row = parsed(line)
-        except DataError as error:
-            yield DataError(error.reason, path=path, place=place)
-            continue
-        num_bytes += len(line)
-        is_full = len(rows) == _MAX_ROWS or num_bytes > _MAX_BYTES
-        if rows and (is_full or row.get(c.EPS_ID) != rows[-1].get(c.EPS_ID)):
-            yield first, rows
-            rows = []
-        if not rows:
-            first, num_bytes = place, len(line)
-        rows.append(row)
-    if rows:
-        yield first, rows
-
-
-def _batch_of_rows(rows: list[Mapping[str, Any]]) -> Batch:
-    if any(row.keys() != rows[0].keys() for row in rows):
-        raise DataError("rows of one episode have different columns")
-    columns = {}
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        if name == c.EPS_ID and isinstance(values[0], str):
-            values = [_number(str(value)) for value in values]
-        if not isinstance(values[0], str | dict | None):
-            columns[name] = plain_column(name, values)
-    return to_batch(columns)
-
-
-def _number(text: str) -> int:
-    """A number for an episode's name, the same for the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
-
-
-Array = NDArray[Any]
-VERSION = 1
-DTYPES = {
-    name: np.dtype(name)
-    for name in (
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
-        "float64",
-    )
-}  # fmt: skip
-_OBJECTS = "json"
-
-
-class JsonLines(Format):
-    """Our JSON lines; reading, lines of RLlib's are understood too."""
-
-    name = "json"
-    suffixes = (".json", ".jsonl", ".ndjson")
-    about = "JSON lines with dtypes (our own; RLlib's are read too)"
-    can_be_wrapped = True
-
-    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
-        """See Format."""
-        return read_batches_or_rows(path, share, _batch)
-
-    def create(self, path: str, options: WriteOptions) -> BatchFile:
-        """See Format."""
-        return JsonFile(path, lambda batch: _line(batch, options.compress_columns))
-
-
-def _batch(line: Mapping[str, Any]) -> Batch:
-    if "aiorl" not in line:
-        if is_rllib(line):
-            return rllib_batch(line)
-        raise DataError("it has neither 'aiorl' nor RLlib's 'type', so it is no stored batch")
-    if line["aiorl"] != VERSION:
-        raise DataError("it was written by a newer version of aiorl; this one reads version 1")
-    env_steps = line.get("env_steps")
-    if type(env_steps) is not int or not 0 <= env_steps < 2**53:
-        raise DataError("env_steps must be a number of steps")
-    room = Room()
-    if "columns" in line:
-        batch = _sample_batch(line["columns"], room)
-        if env_steps != batch.count:
-            batch.env_steps = env_steps
-        return batch
-    policies = check_policies(line.get("policies"))
-    batches = {policy_id: _sample_batch(columns, room) for policy_id, columns in policies.items()}
-    return MultiAgentBatch(batches, env_steps)
-
-
-def _sample_batch(columns: object, room: Room) -> SampleBatch:
-    if not isinstance(columns, dict):
-        raise DataError("columns must be an object, name to column")
-    made: dict[str, Array] = {}
-    for name, column in columns.items():
-        try:
-            made[name] = _column(column, room.left)
-            room.take(made[name].nbytes)
-        except (DataError, binascii.Error) as error:
-            raise DataError(f"column {name!r}: {error}") from error
-    return to_batch(made)
-
-
-def _column(column: object, room: int) -> Array:
-    match column:
-        case {"dtype": "json", "rows": list() as rows}:
-            return object_column(rows)
-        case {"dtype": str() as dtype, "rows": list() as rows} if dtype in DTYPES:
-            return _from_lists(rows, DTYPES[dtype])
-        case {"dtype": str() as dtype, "shape": list() as shape, "lz4": str() as text} if dtype in DTYPES:
-            return _from_bytes(unpack_lz4(_base64(text), room), DTYPES[dtype], shape)
-        case {"dtype": str() as dtype, "shape": list() as shape, "base64": str() as text} if dtype in DTYPES:
-            return _from_bytes(_base64(text), DTYPES[dtype], shape)
-    raise DataError("it has no known dtype with rows, lz4 or base64")
-
-
-def _base64(text: str) -> bytes:
-    try:
-        return binascii.a2b_base64(text, strict_mode=True)
-    except ValueError as error:  # also text that is no ASCII
-        raise DataError(f"text that is no base64 ({error})") from error
-
-
-def _from_lists(rows: list[Any], dtype: np.dtype[Any]) -> Array:
-    try:
-        found = numbers_of(rows) if rows else np.empty(0, dtype)
-        if found.dtype == dtype:
-            return found
-        with np.errstate(all="ignore"):  # numbers that the dtype can't hold are looked for below
-            made = found.astype(dtype)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise DataError("rows that differ in shape or are no numbers") from error
-    if found.dtype.kind not in "biuf" or (dtype.kind != "f" and not np.array_equal(made, found)):
-        raise DataError(f"numbers that are none of {dtype}")
-    return made
-
-
-def _from_bytes(raw: bytes, dtype: np.dtype[Any], shape: list[Any]) -> Array:
-    if not 0 < len(shape) <= MAX_DIMS or not all(type(size) is int and 0 <= size < 2**28 for size in shape):
-        raise DataError("an impossible shape")
-    if math.prod(shape) * dtype.itemsize != len(raw):
-        raise DataError(f"{len(raw):,} bytes, which are not those of its shape")
-    if not raw:
-        return np.empty((shape[0], 0), dtype).reshape(shape) if shape[0] else np.empty(0, dtype)
-    array: Array = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype, copy=False)
-    if dtype.kind == "b" and array.view(np.uint8).max() > 1:
-        raise DataError("booleans other than 0 and 1")
-    return array.reshape(shape)
-
-
-def _line(batch: Batch, compress: frozenset[str]) -> dict[str, Any]:
-    head = {"aiorl": VERSION, "env_steps": batch.env_steps}
-    if isinstance(batch, SampleBatch):
-        return {**head, "columns": _described(batch, compress)}
-    policies = {policy_id: _described(rows, compress) for policy_id, rows in batch.policy_batches.items() if rows.count}
-    return {**head, "policies": policies}
+def _to_list(value: object) -> object:
+    """Return what orjson doesn't know as lists: arrays that are no block of native numbers, and sets."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"a {type(value).__name__} is no JSON")
 
 
 def _described(batch: SampleBatch, compress: frozenset[str]) -> dict[str, Any]:
@@ -523,15 +441,10 @@ def _described_column(column: Any, is_compressed: bool) -> dict[str, Any]:
     if not isinstance(column, np.ndarray):
         return {"dtype": _OBJECTS, "rows": column}
     dtype = column.dtype.name
-    if is_compressed:
-        packed = lz4.frame.compress(_little_endian(column))
-        return {"dtype": dtype, "shape": list(column.shape), "lz4": binascii.b2a_base64(packed, newline=False).decode()}
     # a column whose rows are empty says its shape only by bytes, JSON knows no NaN, and NumPy reads large numbers badly
-    if column.size and dtype != "uint64" and (column.dtype.kind != "f" or np.isfinite(column).all()):
+    is_json = column.size and dtype != "uint64" and (column.dtype.kind != "f" or np.isfinite(column).all())
+    if is_json and not is_compressed:
         return {"dtype": dtype, "rows": column}
-    raw = binascii.b2a_base64(_little_endian(column), newline=False).decode()
-    return {"dtype": dtype, "shape": list(column.shape), "base64": raw}
-
-
-def _little_endian(column: Array) -> bytes:
-    return column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
+    raw = column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
+    packed = binascii.b2a_base64(lz4.frame.compress(raw) if is_compressed else raw, newline=False).decode()
+    return {"dtype": dtype, "shape": [*column.shape], "lz4" if is_compressed else "base64": packed}

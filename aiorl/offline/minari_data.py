@@ -28,7 +28,7 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, DataError
 from aiorl.offline.files import EXTRA
-from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
+from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
 from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
@@ -40,18 +40,8 @@ _FILE = "main_data.hdf5"
 _FLUSH_BYTES = 1 << 26
 _MAX_METADATA_BYTES = 1 << 26
 _ROW_OF_ANY_LENGTH = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
-_FAULTS = (
-    AiorlError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OSError,
-    RuntimeError,
-    IndexError,
-    OverflowError,
-)
-"""What h5py and Pillow raise for files that are damaged."""
+_FAULTS = AiorlError, ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, OverflowError
+"""Errors of h5py and Pillow over files that are damaged."""
 
 
 class MinariDataset(Format):
@@ -79,23 +69,18 @@ class MinariDataset(Format):
                     f"Minari has no dataset {dataset_id!r} here; `minari download {dataset_id}`"
                 ) from error
             except _FAULTS as error:
-                raise _told(error, path) from error
+                raise placed(error, path) from error
             for number in range(num_episodes):
                 if share.has(number):
                     place = f"episode {number}"
                     try:
-                        yield Stored(place, rows_of(number, _Group(file, Room()).group(f"episode_{number}")))
+                        yield Stored(place, rows_of(number, _Group(file, f"episode_{number}")))
                     except _FAULTS as error:
-                        yield _told(error, path, place)
+                        yield placed(error, path, place)
 
     def create(self, path: str, options: WriteOptions) -> BatchFile:
         """See Format."""
         return _MinariFile(path.removeprefix(PREFIX), options.env)
-
-
-def _told(error: Exception, path: str, place: str = "") -> DataError:
-    reason = error.reason if isinstance(error, DataError) else one_line(str(error), 200)
-    return DataError(reason, path=path, place=place)
 
 
 def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -132,26 +117,20 @@ class _Group:
         room: memory that all of an episode may still take.
     """
 
-    def __init__(self, found: Any, room: Room) -> None:
-        """Take a group of h5py's."""
-        self._found, self.room = found, room
-
-    def group(self, name: str) -> _Group:
-        """A group in it."""
-        return _Group(self._entry(name), self.room)
+    def __init__(self, file: Any, name: str) -> None:
+        """Take a group of an h5py File."""
+        self._file, self._name, self.room = file, name, Room()
 
     def numbers(self, name: str) -> Array:
-        """A dataset in it."""
+        """Return a dataset in it."""
         return self._numbers(self._entry(name))
 
     def values(self, name: str, space: spaces.Space[Any]) -> Any:
-        """Values of a space, one for each row: arrays, in dicts and tuples as the space has them."""
+        """Return values of a space, one for each row: arrays, in dicts and tuples as the space has them."""
         if isinstance(space, spaces.Dict):
-            inner = self.group(name)
-            return {key: inner.values(key, part) for key, part in space.spaces.items()}
+            return {key: self.values(f"{name}/{key}", part) for key, part in space.spaces.items()}
         if isinstance(space, spaces.Tuple):
-            inner = self.group(name)
-            return tuple(inner.values(f"_index_{number}", part) for number, part in enumerate(space.spaces))
+            return tuple(self.values(f"{name}/_index_{number}", part) for number, part in enumerate(space.spaces))
         found = self._entry(name)
         is_picture = space.dtype == np.uint8 and len(space.shape or ()) in (2, 3)
         if is_picture and getattr(found, "shape", ())[1:] != space.shape:
@@ -161,8 +140,8 @@ class _Group:
     def _entry(self, name: str) -> Any:
         import h5py
 
-        found = self._found
-        for part in name.split("/"):
+        found = self._file
+        for part in f"{self._name}/{name}".split("/"):
             if not isinstance(found, h5py.Group) or not isinstance(found.get(part, getlink=True), h5py.HardLink):
                 raise DataError(f"{one_line(name, 80)!r} is missing, or a link to another place")
             found = found[part]
@@ -329,7 +308,7 @@ class _MinariFile(BatchFile):
                     self._id,
                     buffers,
                     env=self._env,
-                    observation_space=_observed_space(episodes),
+                    observation_space=_box(episodes[0][c.OBS]),
                     action_space=_action_space(episodes),
                     jpeg_encoding=False,  # it would lose pixels
                 )
@@ -350,11 +329,6 @@ class _MinariFile(BatchFile):
             truncations=truncateds,
             infos={},
         )
-
-
-def _observed_space(episodes: list[SampleBatch]) -> spaces.Space[Any]:
-    obs = episodes[0][c.OBS]
-    return _box(obs)
 
 
 def _action_space(episodes: list[SampleBatch]) -> spaces.Space[Any]:

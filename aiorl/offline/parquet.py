@@ -16,7 +16,6 @@ import json
 import math
 import os
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -29,10 +28,10 @@ from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.files import EXTRA, create, is_uri, open_plain, readable
-from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
+from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
 from aiorl.offline.json_lines import encoded, jsonable
 from aiorl.offline.pickled_array import MAX_DIMS
-from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS, Room, object_column, to_batch
+from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS, Room, object_column, read_batch
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
@@ -53,20 +52,10 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4, "INT96": 12}
 """Bytes of a decoded value; of texts, which are read as a dictionary, those of an entry's number."""
 
 
-class RowGroup(NamedTuple):
-    """A row group as the footer describes it.
+def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[Mapping[int, Any]]]]:
+    """Return the rows of each row group that a file's footer describes, and what is known of each column in it.
 
-    Attributes:
-        num_rows: its rows.
-        chunks: what is known of each column.
-    """
-
-    num_rows: int
-    chunks: list[Mapping[int, Any]]
-
-
-def read_row_groups(file: IO[bytes]) -> list[RowGroup]:
-    """Return the row groups that a file's footer describes.
+    pyarrow would end the process over some footers that are damaged.
 
     Raises:
         DataError: it has no footer that can be read.
@@ -81,7 +70,7 @@ def read_row_groups(file: IO[bytes]) -> list[RowGroup]:
         groups = _Compact(file.read(length)).struct(_FOOTER).get(4, [])
     except IndexError as error:
         raise DataError("a damaged footer") from error
-    return [RowGroup(_number(group, 3), [chunk.get(3, {}) for chunk in group.get(1, [])]) for group in groups]
+    return [(_number(group, 3), [chunk.get(3, {}) for chunk in group.get(1, [])]) for group in groups]
 
 
 def decoded_bytes(file: IO[bytes], chunk: Mapping[int, Any], column: Any) -> int:
@@ -237,166 +226,148 @@ class Parquet(Format):
         with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
             import pyarrow as pa
             import pyarrow.parquet as pq
-        with contextlib.ExitStack() as stack:
-            plain = stack.enter_context(open_plain(path))
-            stack.enter_context(readable(path))
+        faults = pa.ArrowException, ValueError, OSError
+        with open_plain(path) as plain, readable(path):
             try:
-                file = stack.enter_context(pq.ParquetFile(plain))
-                fields = list(file.schema_arrow)
-                columns = [_Column.of(field) for field in fields]
-                leaves = [file.schema.column(at) for at in range(len(file.schema.names))]
+                plainly = pq.ParquetFile(plain)
+                columns = [_Column.of(field) for field in plainly.schema_arrow]
+                leaves = [plainly.schema.column(at) for at in range(len(plainly.schema.names))]
                 groups = read_row_groups(plain)
-                texts = [field.name for field, column in zip(fields, columns, strict=True) if column.is_objects]
-                if texts:
-                    file = stack.enter_context(pq.ParquetFile(plain, metadata=file.metadata, read_dictionary=texts))
-            except (pa.ArrowException, ValueError, OSError) as error:
-                if isinstance(error, DataError):
-                    raise DataError(error.reason, path=path) from error
-                if isinstance(error, OSError) and error.errno:
-                    raise
-                raise DataError(f"no Parquet file that can be read ({one_line(str(error), 200)})", path=path) from error
-            row_bytes = sum(column.row_bytes for column in columns)
-            for number, group in enumerate(groups):
+                texts = [column.name for column in columns if column.is_objects]
+                file = pq.ParquetFile(plain, metadata=plainly.metadata, read_dictionary=texts) if texts else plainly
+            except faults as error:
+                kind = "" if isinstance(error, DataError) else "no Parquet file that can be read: "
+                raise DataError(kind + placed(error, path).reason, path=path) from error
+            for number, (num_rows, chunks) in enumerate(groups):
                 if share.has(number):
                     place = f"row group {number + 1}"
                     try:
-                        num_bytes = sum(
-                            decoded_bytes(plain, chunk, leaf) for chunk, leaf in zip(group.chunks, leaves, strict=True)
-                        )
-                        if max(group.num_rows * row_bytes, num_bytes) > MAX_BATCH_BYTES:
-                            raise DataError(f"{group.num_rows:,} rows take too much memory; write smaller row groups")
+                        needed = sum(decoded_bytes(plain, *pair) for pair in zip(chunks, leaves, strict=True))
+                        if max(num_rows * sum(column.row_bytes for column in columns), needed) > MAX_BATCH_BYTES:
+                            raise DataError(f"{num_rows:,} rows take too much memory; write smaller row groups")
                         table = file.read_row_group(number, use_threads=False)
-                        room = Room()
-                        yield Stored(
-                            place, to_batch({x.name: x.read(table.column(i), room) for i, x in enumerate(columns)})
-                        )
-                    except DataError as error:
-                        yield DataError(error.reason, path=path, place=place)
-                    except (pa.ArrowException, ValueError, OSError) as error:
-                        yield DataError(one_line(str(error), 200), path=path, place=place)
+                        stored = {x.name: (x, table.column(at)) for at, x in enumerate(columns)}
+                        yield Stored(place, read_batch(stored, _read_column, Room()))
+                    except faults as error:
+                        yield placed(error, path, place)
 
     def create(self, path: str, options: WriteOptions) -> BatchFile:
         """See Format."""
         return _ParquetFile(path)
 
 
-class _Column:
-    """How one column is read."""
+class _Column(NamedTuple):
+    """What the field of a column says of it.
 
-    def __init__(
-        self,
-        name: str,
-        dtype: np.dtype[Any] | None = None,
-        shape: tuple[int, ...] | None = None,
-        *,
-        is_objects: bool = False,
-    ) -> None:
-        """Take what its field says.
+    Attributes:
+        name: of the column.
+        dtype: of its numbers; None = what they are, or objects.
+        shape: of a row; None = what the rows have, all the same.
+        is_objects: whether it holds JSON text.
+    """
 
-        Args:
-            name: of the column.
-            dtype: of its numbers; None = what they are, or objects.
-            shape: of a row; None = what the rows have, all the same.
-            is_objects: whether it holds JSON text.
-        """
-        self.name, self.dtype, self.shape, self.is_objects = name, dtype, shape, is_objects
-        self.row_bytes = (dtype.itemsize if dtype else _UNKNOWN_BYTES) * math.prod(shape or ())
+    name: str
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] | None = None
+    is_objects: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, as far as they are known."""
+        return (self.dtype.itemsize if self.dtype else _UNKNOWN_BYTES) * math.prod(self.shape or ())
 
     @classmethod
     def of(cls, field: Any) -> _Column:
-        """How a field of a file's schema is read.
+        """Return what a field of a file's schema says.
 
         Raises:
             DataError: its metadata is damaged, or it holds what is no column of a batch.
         """
         import pyarrow as pa
 
-        noted = (field.metadata or {}).get(_KEY)
-        name = one_line(field.name, _MAX_NAME)
-        is_numeric = _is_numeric(field.type)
-        if noted is None:
-            return cls(name) if is_numeric else _unreadable(name, field.type)
-        try:
-            found = json.loads(noted)
-            dtype, shape = found["dtype"], found.get("shape", [])
-            made = None if dtype == _OBJECTS else np.dtype(dtype)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise DataError(f"the metadata of column {name!r} are damaged") from error
-        sizes_are_right = isinstance(shape, list) and all(type(size) is int and 0 < size < 2**31 for size in shape)
-        if not sizes_are_right or len(shape) >= MAX_DIMS or (made is not None and made.kind not in NUMBER_KINDS):
-            raise DataError(f"the metadata of column {name!r} tell of no column of numbers")
-        is_bytes = pa.types.is_fixed_size_binary(field.type)
-        if not (pa.types.is_string(field.type) if made is None else is_numeric or is_bytes):
-            _unreadable(name, field.type)
-        return cls(name, made, tuple(shape), is_objects=made is None)
-
-    def read(self, column: Any, room: Room) -> Array:
-        """The column of a table.
-
-        Raises:
-            DataError: it isn't what its field says, or its objects take more than the room there is.
-        """
-        import pyarrow as pa
-
-        array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-        if array.null_count and not pa.types.is_floating(array.type):
-            raise DataError(f"column {self.name!r} has {array.null_count:,} rows without a value")
-        if self.is_objects:
-            if not pa.types.is_dictionary(array.type):
-                raise DataError(f"column {self.name!r} is no text")
-            texts, numbers = array.dictionary.to_pylist(), array.indices.to_numpy()
-            room.take(int(np.asarray([parsed_bytes(text.encode()) for text in texts] or [0])[numbers].sum()))
+        noted, kind = (field.metadata or {}).get(_KEY), field.type
+        made = cls(one_line(field.name, _MAX_NAME))
+        if noted is not None:
             try:
-                return object_column([orjson.loads(texts[number]) for number in numbers])
-            except ValueError as error:
-                if isinstance(error, DataError):
-                    raise
-                raise DataError(f"column {self.name!r} is no JSON") from error
-        flat, rows = _flat(self.name, array), len(array)
-        if self.shape is None:
-            shape = () if flat.size == rows and not pa.types.is_nested(array.type) else (flat.size // max(rows, 1),)
-            return flat.reshape(rows, *shape)
-        if self.dtype is not None and flat.dtype != self.dtype:
-            flat = flat.view(self.dtype) if pa.types.is_fixed_size_binary(array.type) else flat.astype(self.dtype)
-        if self.dtype == np.bool_ and flat.size and flat.view(np.uint8).max() > 1:
-            raise DataError(f"column {self.name!r} has booleans other than 0 and 1")
-        if flat.size != rows * math.prod(self.shape):
-            raise DataError(f"column {self.name!r} has {flat.size:,} numbers, not {rows:,} rows of {self.shape}")
-        return flat.reshape(rows, *self.shape)
+                found = json.loads(noted)
+                dtype, shape = found["dtype"], found.get("shape", [])
+                made = cls(made.name, None if dtype == _OBJECTS else np.dtype(dtype), tuple(shape), dtype == _OBJECTS)
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise DataError(f"the metadata of column {made.name!r} are damaged") from error
+            sizes_are_right = all(type(size) is int and 0 < size < 2**31 for size in shape) and len(shape) < MAX_DIMS
+            if not sizes_are_right or (made.dtype is not None and made.dtype.kind not in NUMBER_KINDS):
+                raise DataError(f"the metadata of column {made.name!r} tell of no column of numbers")
+        if made.is_objects:
+            fits = pa.types.is_string(kind)
+        else:
+            fits = (made.dtype is not None and pa.types.is_fixed_size_binary(kind)) or _is_numeric(kind)
+        if not fits:
+            text = one_line(str(kind), 100)
+            raise DataError(f"column {made.name!r} is of type {text}, which is no column of numbers")
+        return made
 
 
-def _flat(name: str, array: Any) -> Array:
-    """All numbers of an Arrow array, one behind the other."""
+def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
+    """Return the array of a column of a table.
+
+    Raises:
+        DataError: it isn't what its field says, or its objects take more than the room there is.
+    """
     import pyarrow as pa
 
-    kind = array.type
-    if pa.types.is_fixed_size_binary(kind):
-        width, start = kind.byte_width, array.offset * kind.byte_width
-        return np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, start)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        lengths = np.diff(array.offsets.to_numpy())
-        if len(lengths) and (lengths != lengths[0]).any():
-            raise DataError(f"column {name!r} has rows of {lengths.min()} to {lengths.max()} numbers, not all as long")
-        return _flat(name, array.flatten())
-    if pa.types.is_fixed_size_list(kind):
-        return _flat(name, array.flatten())
-    if array.null_count and not pa.types.is_floating(kind):
-        raise DataError(f"column {name!r} has numbers without a value")
-    found: Array = array.to_numpy(zero_copy_only=False)
-    return found
+    (_, dtype, shape, is_objects), column = stored
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    kind, rows = array.type, len(array)
+    if is_objects:
+        if not pa.types.is_dictionary(kind) or array.null_count:
+            raise DataError("no text, or rows without it")
+        texts, numbers = array.dictionary.to_pylist(), array.indices.to_numpy()
+        room.take(int(np.asarray([parsed_bytes(text.encode()) for text in texts] or [0])[numbers].sum()))
+        try:
+            return object_column([orjson.loads(texts[number]) for number in numbers])
+        except orjson.JSONDecodeError as error:
+            raise DataError("no JSON") from error
+    flat = _flat(array)
+    if shape is None:
+        return flat.reshape(rows, -1) if pa.types.is_nested(kind) else flat
+    if dtype is not None and flat.dtype != dtype:
+        flat = flat.view(dtype) if pa.types.is_fixed_size_binary(kind) else flat.astype(dtype)
+    if dtype == np.bool_ and flat.size and flat.view(np.uint8).max() > 1:
+        raise DataError("booleans other than 0 and 1")
+    if flat.size != rows * math.prod(shape):
+        raise DataError(f"{flat.size:,} numbers, not {rows:,} rows of {shape}")
+    return flat.reshape(rows, *shape)
+
+
+def _flat(array: Any) -> Array:
+    """Return all numbers of an Arrow array, one behind the other."""
+    import pyarrow as pa
+
+    while True:
+        kind = array.type
+        if array.null_count and not pa.types.is_floating(kind):
+            raise DataError(f"{array.null_count:,} rows or numbers without a value")
+        if pa.types.is_fixed_size_binary(kind):
+            width = kind.byte_width
+            return np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, array.offset * width)
+        if not pa.types.is_nested(kind):
+            found: Array = array.to_numpy(zero_copy_only=False)
+            return found
+        if not pa.types.is_fixed_size_list(kind):
+            lengths = np.diff(array.offsets.to_numpy())
+            if len(lengths) and (lengths != lengths[0]).any():
+                raise DataError(f"rows of {lengths.min()} to {lengths.max()} numbers, not all as long")
+        array = array.flatten()
 
 
 def _is_numeric(kind: Any) -> bool:
+    """Return whether a type is one of numbers, or of lists of them."""
     import pyarrow as pa
 
     for _ in range(MAX_DIMS):
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             kind = kind.value_type
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _unreadable(name: str, kind: object) -> _Column:
-    raise DataError(f"column {name!r} is of type {one_line(str(kind), 100)}, which is no column of numbers")
 
 
 class _ParquetFile(BatchFile):
@@ -406,16 +377,15 @@ class _ParquetFile(BatchFile):
         """Begin a new file."""
         with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
             import pyarrow.parquet  # noqa: F401
-        self._path = path
-        self._partial: Path | None = None
+        self._path = self._written = path
         if not is_uri(path):
-            target = Path(path)
-            if target.exists():
+            if os.path.exists(path):
                 raise FileExistsError(f"{path} exists already")
-            self._partial = target.with_name(f".{target.name}.part")
+            folder, name = os.path.split(path)
+            self._written = os.path.join(folder, f".{name}.part")
         self._sink: Any = None
         self._writer: Any = None
-        self._form: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] | None = None
+        self._form: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._waiting: list[SampleBatch] = []
         self._num_rows = self._num_bytes = 0
 
@@ -427,33 +397,38 @@ class _ParquetFile(BatchFile):
                 path=self._path,
             )
         form = {name: (column.dtype, column.shape[1:]) for name, column in batch.items()}
-        if self._form is None:
-            self._form = form
-        if form != self._form:
-            odd = sorted(name for name in form.keys() | self._form.keys() if form.get(name) != self._form.get(name))
+        self._form = self._form or form
+        if odd := sorted(name for name in form.keys() | self._form.keys() if form.get(name) != self._form.get(name)):
             raise DataError(
                 f"the batches of a file must have the same columns, shapes and dtypes; {odd[0]!r} differs",
                 path=self._path,
             )
-        size = batch.nbytes
-        self._waiting.append(batch)
-        self._num_rows += batch.count
-        self._num_bytes += size
+        self._wait(batch)
         if self._num_rows >= _GROUP_ROWS or self._num_bytes >= _GROUP_BYTES:
-            self._write_group(is_last=False)
-        return size
+            rows = SampleBatch.concat(self._waiting)
+            end = _last_start(rows)  # the last episode may go on
+            self._write_group(rows.slice(0, end))
+            self._waiting, self._num_rows, self._num_bytes = [], 0, 0
+            if end < rows.count:
+                self._wait(rows.slice(end, rows.count))
+        return batch.nbytes
+
+    def _wait(self, rows: SampleBatch) -> None:
+        self._waiting.append(rows)
+        self._num_rows += rows.count
+        self._num_bytes += rows.nbytes
 
     def close(self) -> None:
         """See BatchFile."""
         if self._waiting:
-            self._write_group(is_last=True)
-        if self._writer is None:
-            return
-        self._writer.close()
-        self._sink.close()
-        self._writer = None
-        if self._partial is not None:
-            os.replace(self._partial, self._path)
+            self._write_group(SampleBatch.concat(self._waiting))
+        self._waiting = []
+        if self._writer is not None:
+            self._writer.close()
+            self._sink.close()
+            self._writer = None
+            if self._written != self._path:
+                os.replace(self._written, self._path)
 
     def abandon(self) -> None:
         """See BatchFile."""
@@ -463,29 +438,20 @@ class _ParquetFile(BatchFile):
                 self._writer.close()
                 self._sink.close()
             self._writer = None
-        if self._partial is not None:
-            self._partial.unlink(missing_ok=True)
+            if self._written != self._path:
+                os.unlink(self._written)
 
-    def _write_group(self, *, is_last: bool) -> None:
-        """Write what waits, but for the last episode, which may go on."""
-        rows = SampleBatch.concat(self._waiting)
-        end = rows.count if is_last else _last_start(rows)
-        rest = rows.slice(end, rows.count)
-        self._waiting = [rest] if rest.count else []
-        self._num_rows, self._num_bytes = rest.count, rest.nbytes if rest.count else 0
-        self._write_table(rows.slice(0, end))
-
-    def _write_table(self, rows: SampleBatch) -> None:
+    def _write_group(self, rows: SampleBatch) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         fields, arrays = zip(*[_to_arrow(name, column) for name, column in jsonable(rows).items()], strict=True)
         schema = pa.schema(fields)
         if self._writer is None:
-            path = str(self._partial) if self._partial is not None else self._path
-            if self._partial is not None:
-                self._partial.unlink(missing_ok=True)
-            self._sink = create(path)
+            if self._written != self._path:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._written)
+            self._sink = create(self._written)
             self._writer = pq.ParquetWriter(
                 self._sink,
                 schema,
@@ -497,10 +463,8 @@ class _ParquetFile(BatchFile):
 
 
 def _last_start(rows: SampleBatch) -> int:
-    """Where the last episode begins; all rows, where there is but one or none is known."""
-    if c.EPS_ID not in rows:
-        return rows.count
-    episodes = rows[c.EPS_ID]
+    """Return where the last episode begins; all rows, where there is but one or none is known."""
+    episodes = rows.get(c.EPS_ID, np.zeros(0))
     starts = np.flatnonzero(episodes[1:] != episodes[:-1])
     return int(starts[-1]) + 1 if len(starts) else rows.count
 

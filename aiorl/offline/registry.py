@@ -1,10 +1,13 @@
-"""Which formats there are, and which of them a file is of."""
+"""The formats there are, the files that a source names, and everything that a file holds."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator, Sequence
+
 from aiorl.errors import ConfigError, DataError, nearest
-from aiorl.offline.files import suffix_of, without_compression
-from aiorl.offline.formats import Format
+from aiorl.offline.files import find_files, suffix_of, without_compression
+from aiorl.offline.formats import WHOLE, Format, Share, Stored
 from aiorl.offline.json_lines import JsonLines, RllibJson
 from aiorl.offline.minari_data import PREFIX, MinariDataset
 from aiorl.offline.parquet import Parquet
@@ -13,11 +16,11 @@ FORMATS: dict[str, Format] = {found.name: found for found in (JsonLines(), Rllib
 """Every format by its name."""
 
 SUFFIXES = frozenset(suffix for found in FORMATS.values() for suffix in found.suffixes)
-"""How files of experience end, without a suffix of compression."""
+"""Endings of files of experience, without a suffix of compression."""
 
 
 def format_of(path: str) -> Format:
-    """The format that a path's name tells.
+    """Return the format that a path's name tells.
 
     Raises:
         DataError: it tells none.
@@ -38,14 +41,50 @@ def format_of(path: str) -> Format:
 
 
 def format_named(name: str) -> Format:
-    """The format of that name.
+    """Return the format of that name.
 
     Raises:
         ConfigError: there is none.
     """
+    if name not in FORMATS:
+        hint = f"There are {', '.join(FORMATS)}."
+        raise ConfigError(f"There is no format {name!r}.{nearest(name, FORMATS)}", value=name, hint=hint)
+    return FORMATS[name]
+
+
+def find_sources(sources: str | Sequence[str]) -> list[str]:
+    """Return the files that paths, directories, patterns, URIs and ``minari:NAME`` name, each once.
+
+    Raises:
+        ConfigError: one of them names no file (also a ValueError).
+        DataError: a file is of no known format (also a ValueError).
+    """
+    found: dict[str, None] = {}
+    for source in [sources] if isinstance(sources, str) else sources:
+        paths = [source] if source.startswith(PREFIX) else find_files(source, SUFFIXES)
+        if not paths:
+            raise ConfigError(
+                f"No file of experience matches {source!r}.",
+                key="input",
+                value=source,
+                hint=f"Name a file, a directory or a pattern of files that end in {', '.join(sorted(SUFFIXES))}.",
+            )
+        for path in paths:
+            format_of(path)
+            found[path] = None
+    return list(found)
+
+
+def stored_batches(path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
+    """Yield the batches of a file, and an error for each place that can't be read; one without a place ends the file.
+
+    Raises:
+        ConfigError: a package is missing that its format needs.
+    """
     try:
-        return FORMATS[name]
-    except KeyError:
-        raise ConfigError(
-            f"There is no format {name!r}.{nearest(name, FORMATS)}", value=name, hint=f"There are {', '.join(FORMATS)}."
-        ) from None
+        with contextlib.closing(format_of(path).read(path, share)) as found:
+            yield from found
+    except DataError as error:
+        yield error
+    except OSError as error:
+        yield DataError(f"can't be read: {error}", path=path)

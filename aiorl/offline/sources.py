@@ -1,10 +1,11 @@
-"""From the settings ``input`` and ``output`` to the reader and writer of a worker."""
+"""The reader and writer of a worker, made of the settings ``input`` and ``output``."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,60 +23,41 @@ from aiorl.offline.io import (
     IOContext,
     OutputCreator,
     OutputWriter,
-    SamplerInput,
     noop_output,
     sampler_input,
 )
-from aiorl.offline.readers import (
-    MAX_CORRUPT,
-    AsStoredReader,
-    FileReader,
-    HoldOut,
-    MixedReader,
-    PostprocessedReader,
-    ReaderOptions,
-    ShuffledReader,
-    StoredRowsReader,
-)
+from aiorl.offline.readers import FileReader, HoldOut, PreparedReader, ReaderOptions
 from aiorl.offline.unit_actions import UnitActions, UnitGuess, seem_scaled
-from aiorl.offline.writers import COMPRESSED, MAX_FILE_BYTES, FileWriter
+from aiorl.offline.writers import FileWriter
 
 SAMPLER = "sampler"
 LOG_DIR = "logdir"
 Input = str | Sequence[str] | Mapping[str, float] | InputCreator
 Output = str | None | OutputCreator
+_SUM_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class InputSettings:
-    """How stored experience is read.
+class InputSettings(ReaderOptions):
+    """Options of reading stored experience.
+
+    Without ``share``, workers share by their indices, and the local one reads all. Without ``batch_rows``, batches have
+    the rows of the worker's fragments.
 
     Attributes:
         shuffle_buffer_size: batches in the buffer that shuffles; 0 keeps the order.
         postprocess_inputs: whether trajectories are postprocessed with the worker's current policies, rewards limited
             as those of its environments.
-        epochs: passes over the files; None = without end.
-        hold_out: which part of the episodes is read; None = all.
-        whole_episodes: whether stored batches are cut between episodes only.
-        max_corrupt: places that may be unreadable; one more ends the run.
-        seed: of everything random; None = differently each time.
         actions_normalized: stored actions are scaled to [-1, 1], and are to be those of the environment.
-        share: which of several readers this is; None: workers share by their indices, and the local one reads all.
     """
 
     shuffle_buffer_size: int = 0
     postprocess_inputs: bool = False
-    epochs: int | None = None
-    hold_out: HoldOut | None = None
-    whole_episodes: bool = False
-    max_corrupt: int = MAX_CORRUPT
-    seed: int | None = None
     actions_normalized: bool = False
-    share: Share | None = None
 
 
 def input_creator(source: Input, settings: InputSettings | None = None) -> InputCreator:
-    """What makes a worker's reader.
+    """Return the function that makes a worker's reader.
 
     Args:
         source: ``"sampler"``; a path, directory, pattern, URI or ``minari:NAME``; a list of such; a mapping of such,
@@ -88,75 +70,72 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
             when the reader is made.
     """
     settings = settings or InputSettings()
-    if isinstance(source, str):
-        if source == SAMPLER:
-            return sampler_input
-        return _files_creator({source: 1.0}, [source], settings)
-    if isinstance(source, Mapping):
-        MixedReader.check(source)
-        if settings.epochs is not None and len(source) > 1:
-            raise ConfigError("A mixture is read without end: its sources end at different times.", key="input")
-        return _files_creator(source, None, settings)
+    weights: list[float] = [1.0]
     if callable(source):
         return source
-    if isinstance(source, Sequence) and source and all(isinstance(item, str) for item in source):
-        return _files_creator({"files": 1.0}, list(source), settings)
-    raise ConfigError(
-        f"input is {source!r}.",
-        key="input",
-        value=source,
-        hint="Give 'sampler', files, a list of files, a mapping from sources to probabilities, or a function.",
-    )
-
-
-def _files_creator(weights: Mapping[str, float], files: Sequence[str] | None, settings: InputSettings) -> InputCreator:
-    """Return what makes the reader of files, or of a mixture, for one worker."""
-    weights = {name: weight for name, weight in weights.items() if weight > 0.0}
-
-    def read(name: str, context: IOContext, options: ReaderOptions) -> InputReader:
-        if files is None and name == SAMPLER:
-            return context.default_sampler_input()
-        found = FileReader(files if files is not None else name, options)
-        reader = _taken_in(found, context, is_normalized=settings.actions_normalized)
-        if not settings.postprocess_inputs:
-            return reader
-        # of a mixture rows come as often as it says, known or not
-        return AsStoredReader(reader, is_numbered=len(weights) == 1)
+    if source == SAMPLER:
+        return sampler_input
+    if isinstance(source, Mapping):
+        _check_weights(source)
+        if settings.epochs is not None and len(source) > 1:
+            raise ConfigError("A mixture is read without end: its sources end at different times.", key="input")
+        weights = [weight for weight in source.values() if weight > 0.0]
+        files: list[Any] = [name for name, weight in source.items() if weight > 0.0]
+    elif isinstance(source, str) or (
+        isinstance(source, Sequence) and source and all(isinstance(item, str) for item in source)
+    ):
+        files = [source]
+    else:
+        raise ConfigError(
+            f"input is {source!r}.",
+            key="input",
+            value=source,
+            hint="Give 'sampler', files, a list of files, a mapping from sources to probabilities, or a function.",
+        )
 
     def create(context: IOContext) -> InputReader:
-        options = _reader_options(context, settings)
-        readers = {name: read(name, context, options) for name in weights}
-        reader = next(iter(readers.values()))
-        if len(readers) > 1:
-            reader = MixedReader(readers, weights, _seed(settings, context, 1))
-        if settings.shuffle_buffer_size:
-            reader = ShuffledReader(reader, settings.shuffle_buffer_size, _seed(settings, context, 2))
-        if settings.postprocess_inputs:
-            reader = PostprocessedReader(reader, _postprocessing(context))
-        return reader
+        options = replace(
+            settings,
+            share=settings.share or share_of(context.worker_index, context.num_workers),
+            batch_rows=settings.batch_rows or getattr(context.worker, "rollout_fragment_length", None),
+        )
+        readers = [context.default_sampler_input() if name == SAMPLER else FileReader(name, options) for name in files]
+        return _prepared(readers, context, settings, weights)
 
     return create
 
 
-def _postprocessed(creator: InputCreator) -> InputCreator:
-    """What makes the reader of a user's own with its batches postprocessed."""
-    return lambda context: PostprocessedReader(AsStoredReader(creator(context)), _postprocessing(context))
+def _check_weights(weights: Mapping[str, float]) -> None:
+    for name, weight in weights.items():
+        if not isinstance(weight, int | float) or not 0.0 <= weight <= 1.0:
+            raise ConfigError(f"The probability of input {name!r} is {weight!r}, not one of 0 to 1.", key="input")
+    total = math.fsum(weights.values())
+    if abs(total - 1.0) > _SUM_TOLERANCE:
+        raise ConfigError(
+            f"The probabilities of input sum to {total:g}; they must sum to 1.", key="input", value=dict(weights)
+        )
 
 
-def _reader_options(context: IOContext, settings: InputSettings) -> ReaderOptions:
-    return ReaderOptions(
-        share=settings.share or share_of(context.worker_index, context.num_workers),
-        epochs=settings.epochs,
-        hold_out=settings.hold_out,
-        seed=settings.seed,
-        batch_rows=getattr(context.worker, "rollout_fragment_length", None),
-        whole_episodes=settings.whole_episodes,
-        max_corrupt=settings.max_corrupt,
+def _prepared(
+    readers: Sequence[InputReader], context: IOContext, settings: InputSettings, weights: Sequence[float] = (1.0,)
+) -> InputReader:
+    """Return one reader of all."""
+    take_in = _taking_in(context, is_normalized=settings.actions_normalized)
+    postprocess = _postprocessing(context) if settings.postprocess_inputs else None
+    if len(readers) == 1 and not (take_in or postprocess or settings.shuffle_buffer_size):
+        return readers[0]
+    return PreparedReader(
+        readers,
+        weights,
+        buffer_size=settings.shuffle_buffer_size,
+        seed=None if settings.seed is None else (settings.seed, context.worker_index, 1),
+        take_in=take_in,
+        postprocess=postprocess,
     )
 
 
 def share_of(slot: int, num_workers: int, sampler: int = 0, num_samplers: int = 1) -> Share:
-    """Which share of the files is a sampler's; the local worker's samplers read everything.
+    """Return which share of the files is a sampler's; the local worker's samplers read everything.
 
     Args:
         slot: index of its worker, from 1; 0 = local.
@@ -170,21 +149,17 @@ def share_of(slot: int, num_workers: int, sampler: int = 0, num_samplers: int = 
     return Share(((slot - 1) * num_samplers + sampler) % of, of)
 
 
-def _seed(settings: InputSettings, context: IOContext, use: int) -> int | None:
-    return None if settings.seed is None else settings.seed * 1_000_003 + context.worker_index * 16 + use
+def _taking_in(context: IOContext, *, is_normalized: bool) -> Callable[[str, SampleBatch], None] | None:
+    """Return the function that makes stored rows what policies take; None where they are so already.
 
-
-def _taken_in(reader: InputReader, context: IOContext, *, is_normalized: bool) -> InputReader:
-    """The reader with stored rows as policies take them.
-
-    Actions are the environment's. Where a policy takes raw observations, its filter learns from those that are read.
+    Actions become the environment's. Where a policy takes raw observations, its filter learns from those that are read.
 
     Raises:
         ConfigError: actions are said to be scaled of a space whose actions can't be (also a ValueError).
     """
     worker: Any = context.worker
     if worker is None:
-        return reader
+        return None
     scales: dict[str, Callable[[SampleBatch], None]] = {}
     for policy_id, policy in worker.policy_map.items():
         if is_normalized:
@@ -192,8 +167,6 @@ def _taken_in(reader: InputReader, context: IOContext, *, is_normalized: bool) -
         elif seem_scaled(policy.action_space, 0.0, 0.0):
             scales[policy_id] = UnitGuess(policy.action_space).look
     raw = {policy_id for policy_id, policy in worker.policy_map.items() if getattr(policy, "takes_raw", False)}
-    if not scales and not raw:
-        return reader
 
     def take_in(policy_id: str, rows: SampleBatch) -> None:
         if policy_id in scales:
@@ -203,11 +176,11 @@ def _taken_in(reader: InputReader, context: IOContext, *, is_normalized: bool) -
         for name in (c.OBS, c.NEW_OBS):
             if name in rows:
                 rows[name] = np.asarray(rows[name], np.float32)
-        own = worker.filters[policy_id]
+        own = context.worker.filters[policy_id]
         if c.OBS in rows and rows[c.OBS].shape[1:] == own.shape:  # else whoever takes the rows says what is wrong
             own.learn(rows[c.OBS])
 
-    return StoredRowsReader(reader, take_in)
+    return take_in if scales or raw else None
 
 
 def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBatch]:
@@ -231,21 +204,13 @@ def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBa
     return postprocess
 
 
-def output_creator(
-    output: Output,
-    *,
-    compress_columns: Collection[str] = COMPRESSED,
-    max_file_bytes: int = MAX_FILE_BYTES,
-    format_name: str = "json",
-) -> OutputCreator:
-    """What makes a worker's writer.
+def output_creator(output: Output, **options: Any) -> OutputCreator:
+    """Return the function that makes a worker's writer.
 
     Args:
         output: None; ``"logdir"``, the run's directory; a directory or URI of one; or a function that makes a writer of
             an IOContext, which is returned as it is.
-        compress_columns: columns to be compressed, no others are.
-        max_file_bytes: size at which another file is begun.
-        format_name: of the files.
+        options: those of `FileWriter`.
 
     Raises:
         ConfigError: an output of another type (also a ValueError).
@@ -263,19 +228,13 @@ def output_creator(
         directory = context.log_dir if output == LOG_DIR else output
         if directory is None:
             raise ConfigError(f"output is {LOG_DIR!r}, and there is no run directory.", key="output", value=output)
-        return FileWriter(
-            directory,
-            worker_index=context.worker_index,
-            compress_columns=compress_columns,
-            max_file_bytes=max_file_bytes,
-            format_name=format_name,
-        )
+        return FileWriter(directory, worker_index=context.worker_index, **options)
 
     return create
 
 
 def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
-    """What makes the reader that a config asks for.
+    """Return the function that makes the reader that a config asks for.
 
     Args:
         settings: the config.
@@ -285,16 +244,6 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
         ConfigError: as `input_creator`; a function that can't be imported.
     """
     source = settings.input
-    if isinstance(source, str) and is_import_path(source):
-        own = _users("input", source, InputReader, "next")
-
-        def found(context: IOContext) -> InputReader:
-            reader = own(context)
-            if isinstance(reader, SamplerInput):  # nothing of it is stored
-                return reader
-            return _taken_in(reader, context, is_normalized=settings.actions_in_input_normalized)
-
-        return _postprocessed(found) if settings.postprocess_inputs else found
     options = InputSettings(
         shuffle_buffer_size=settings.shuffle_buffer_size,
         postprocess_inputs=settings.postprocess_inputs,
@@ -306,19 +255,21 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
         actions_normalized=settings.actions_in_input_normalized,
         share=share,
     )
+    if isinstance(source, str) and is_import_path(source):
+        own = _users("input", source, InputReader, "next")
+        return lambda context: _prepared([own(context)], context, replace(options, shuffle_buffer_size=0))
     return input_creator(source, options)
 
 
 def configured_output(settings: WorkerConfig) -> OutputCreator:
-    """What makes the writer that a config asks for.
+    """Return the function that makes the writer that a config asks for.
 
     Raises:
         ConfigError: as `output_creator`; a function that can't be imported.
     """
-    named = settings.output
-    output: Output = named
-    if named is not None and is_import_path(named):
-        output = _users("output", named, OutputWriter, "write")
+    output: Output = settings.output
+    if isinstance(output, str) and is_import_path(output):
+        output = _users("output", output, OutputWriter, "write")
     return output_creator(
         output, compress_columns=settings.output_compress_columns, max_file_bytes=settings.output_max_file_size
     )

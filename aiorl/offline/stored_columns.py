@@ -1,8 +1,8 @@
-"""From what a file holds to a batch: every column checked, whatever the format."""
+"""Batches of the columns that a file holds, all checked, within one bound of memory, whatever the format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -49,8 +49,31 @@ class Room:
             raise DataError(f"a batch of more than {MAX_BATCH_BYTES:,} bytes; write smaller ones")
 
 
+def read_batch(columns: object, read: Callable[[Any, Room], Array], room: Room) -> SampleBatch:
+    """Return a batch of what a file holds, column by column.
+
+    Args:
+        columns: stored columns by name.
+        read: returns the array of a stored column, which may take as much memory as there is room.
+        room: of all policies of the batch.
+
+    Raises:
+        DataError: naming the column that can't be read or takes too much memory; or as `to_batch`.
+    """
+    if not isinstance(columns, dict):
+        raise DataError("columns must be an object, name to column")
+    made: dict[str, Array] = {}
+    for name, stored in columns.items():
+        try:
+            made[name] = read(stored, room)
+            room.take(made[name].nbytes)
+        except DataError as error:
+            raise DataError(f"column {one_line(name, 200)!r}: {error.reason}") from error
+    return to_batch(made)
+
+
 def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
-    """A batch of columns that a file held, with the flags of an episode's end that follow from those there are.
+    """Return a batch of columns that a file held, with the flags of an episode's end that follow from those there are.
 
     Raises:
         DataError: columns of different lengths, without rows or with impossible names.
@@ -86,33 +109,33 @@ def check_policies(policies: object) -> dict[str, Any]:
     return policies
 
 
-def plain_column(name: str, value: object) -> Array:
-    """A column from nested lists of numbers; null is NaN, lists of mappings are kept as they are.
+def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
+    """Return an array of nested lists of numbers.
+
+    Args:
+        rows: a list with an item for each row.
+        dtype: of the numbers. None = as they are, with null for NaN and float32 for float64.
 
     Raises:
-        DataError: rows of different shapes, or of something else.
+        DataError: the lists differ in length, are nested too deeply, or hold something else, or numbers that the dtype
+            can't hold. Of text, NumPy would make rows that are all as long as the longest.
     """
-    if not isinstance(value, list):
-        raise DataError(f"column {name!r} is a {_kind(value)}, not a list with a value for each row")
-    if value and isinstance(value[0], dict):
-        return object_column(value)
+    if not isinstance(rows, list):
+        raise DataError(f"a {type(rows).__name__}, not a list with a value for each row")
     try:
-        column = numbers_of(value)
-        if column.dtype.kind == "O" or column.dtype == np.float64:
-            with np.errstate(over="ignore"):  # what float32 can't hold is infinite
-                column = column.astype(np.float32)
+        found = _array_of(rows)
+        to = dtype or (np.dtype(np.float32) if found.dtype in (np.float64, object) else found.dtype)
+        with np.errstate(all="ignore"):  # what float32 can't hold is infinite
+            made = found.astype(to, copy=False)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"column {name!r} has rows that differ in shape or are no numbers") from error
-    return column
+        raise DataError(f"rows that differ in shape or are no numbers ({one_line(str(error), 100)})") from error
+    is_whole = made is found or to.kind == "f" or np.array_equal(made, found)
+    if dtype is not None and (found.dtype == object or not is_whole):
+        raise DataError(f"numbers that are none of {dtype}")
+    return made
 
 
-def numbers_of(rows: list[Any]) -> Array:
-    """An array of nested lists of numbers; of objects where null is among them.
-
-    Raises:
-        ValueError: the lists differ in length, are nested too deeply, or hold something else. Of text, NumPy would
-            make rows that are all as long as the longest.
-    """
+def _array_of(rows: list[Any]) -> Array:
     level = [rows]
     for _ in range(MAX_DIMS):
         if _are_numbers(level):
@@ -175,7 +198,3 @@ def _add_flags(batch: SampleBatch) -> None:
     elif c.DONES in batch and c.TERMINATEDS not in batch and c.TRUNCATEDS not in batch:
         batch[c.TERMINATEDS] = batch[c.DONES].copy()
         batch[c.TRUNCATEDS] = np.zeros(batch.count, bool)
-
-
-def _kind(value: object) -> str:
-    return {str: "text", dict: "mapping", list: "list", type(None): "null"}.get(type(value), "number")

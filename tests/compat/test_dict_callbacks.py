@@ -43,15 +43,13 @@ def test_hooks_not_in_the_dict_do_nothing():
     hooks.on_episode_start(worker=None, base_env=None, policies=None, episode=None)
 
 
-@pytest.mark.parametrize("functions", [{"on_episode_stert": print}, {"on_episode_start": 5}])
-def test_unknown_names_and_things_that_cannot_be_called_are_refused(functions):
-    with pytest.raises(ConfigError, match=r"on_episode_st[ae]rt"):
-        callbacks_from_dict(functions)
-
-
-def test_a_function_of_the_older_form_that_takes_no_dict_is_refused():
-    with pytest.raises(ConfigError, match=r"callbacks\.on_episode_end can't be called"):
-        callbacks_from_dict({"on_episode_end": lambda: None})
+@pytest.mark.parametrize(
+    ("name", "function"), [("on_episode_stert", print), ("on_episode_start", 5), ("on_episode_end", lambda: 0)]
+)
+def test_unknown_names_and_things_that_cannot_be_called_with_a_dict_are_refused(name, function):
+    with pytest.raises(ConfigError) as caught:
+        callbacks_from_dict({name: function})
+    assert caught.value.key == f"callbacks.{name}"
 
 
 def test_the_setting_names_functions_or_a_class(monkeypatch):

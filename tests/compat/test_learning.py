@@ -54,15 +54,6 @@ def test_gradients_by_policy_are_told_from_the_default_policys_own(names, gradie
     assert learning.apply_gradients(policies(*names), gradients) == expected
 
 
-def test_a_mistyped_policy_is_no_weight_of_the_default_one():
-    """R43."""
-    known = policies(DEFAULT, "a")
-    for gradients in ({"w": np.ones(1)}, [np.ones(1)]):
-        with pytest.raises(UnknownPolicyError, match="'aa'"):
-            learning.apply_gradients(known, {"aa": gradients})
-    assert known[DEFAULT].weight.tolist() == [0.0]
-
-
 def test_what_goes_into_learning_and_what_comes_out_is_reported_once(caplog):
     """SPEC 4.11."""
     known = policies(DEFAULT, "a")
@@ -83,14 +74,21 @@ def test_what_goes_into_learning_and_what_comes_out_is_reported_once(caplog):
     assert "'rows': 3" in texts[4]
 
 
-def test_gradients_of_unknown_policies_change_nothing():
-    """R43."""
-    known = policies("a")
-    with pytest.raises(UnknownPolicyError, match="'w'"):
-        learning.apply_gradients(known, {"w": np.ones(1)})
-    with pytest.raises(KeyError, match="nobody"):
-        learning.apply_gradients(known, {"a": {"w": np.ones(1)}, "nobody": {}})
-    assert known["a"].weight.tolist() == [0.0]
+@pytest.mark.parametrize(
+    ("names", "gradients", "unknown"),
+    [
+        ((DEFAULT, "a"), {"aa": {"w": np.ones(1)}}, "'aa'"),
+        ((DEFAULT, "a"), {"aa": [np.ones(1)]}, "'aa'"),
+        (("a",), {"w": np.ones(1)}, "'w'"),
+        (("a",), {"a": {"w": np.ones(1)}, "nobody": {}}, "'nobody'"),
+    ],
+)
+def test_gradients_of_unknown_policies_change_nothing(names, gradients, unknown):
+    """R43: a mistyped policy is no weight of the default one."""
+    known = policies(*names)
+    with pytest.raises(UnknownPolicyError, match=unknown):
+        learning.apply_gradients(known, gradients)
+    assert [policy.weight.tolist() for policy in known.values()] == [[0.0]] * len(names)
 
 
 # --- minibatches ---
@@ -111,11 +109,8 @@ def test_minibatches_hold_every_row_once_in_random_order(rng):
     assert [len(numbers) for numbers in found] == [20, 20, 10]
     order = [number for numbers in found for number in numbers]
     assert sorted(order) == list(range(50)) != order
-
-
-def test_a_size_of_zero_takes_all_rows_as_they_are(rng):
     batch = numbered(1, 2)
-    assert list(minibatches(batch, 0, rng)) == [batch]
+    assert list(minibatches(batch, 0, rng)) == [batch], "all rows at once, as they are"
 
 
 def test_rows_of_recurrent_policies_stay_in_order_with_one_warning(rng, caplog):
@@ -140,15 +135,8 @@ def test_every_policy_passes_over_its_rows_as_often_as_asked(rng):
         return {policy_id: {"calls": len(seen), "name": "x", "shape": np.zeros(2)}}
 
     samples = MultiAgentBatch({"a": numbered(1, 1, 5), "b": numbered(7), "still": numbered(1)}, 3)
-    info = minibatch_sgd(
-        samples,
-        ["a", "b", "absent"],
-        learn,
-        num_sgd_iter=2,
-        sgd_minibatch_size=2,
-        standardize_fields=["rewards"],
-        rng=rng,
-    )
+    given = {"num_sgd_iter": 2, "sgd_minibatch_size": 2, "standardize_fields": ["rewards"], "rng": rng}
+    info = minibatch_sgd(samples, ["a", "b", "absent"], learn, **given)
     assert [(name, count) for name, count, _ in seen] == [("a", 2), ("a", 1)] * 2 + [("b", 1)] * 2
     assert sum(total for name, _, total in seen if name == "a") == pytest.approx(0, abs=1e-2)
     assert info == {"a": {"calls": 3.5}, "b": {"calls": 6.0}}
@@ -163,16 +151,9 @@ def test_figures_in_dicts_are_averaged_too(rng):
         number = next(calls)
         return {"loss": number, "stats": {"grad": {"norm": 10.0 * number, "name": "x"}, "lr": np.float32(0.5)}}
 
-    info = minibatch_sgd(
-        numbered(*range(4)),
-        ["default_policy"],
-        learn,
-        num_sgd_iter=1,
-        sgd_minibatch_size=2,
-        standardize_fields=[],
-        rng=rng,
-    )
-    assert info == {"default_policy": {"loss": 1.5, "stats": {"grad": {"norm": 15.0}, "lr": 0.5}}}
+    given = {"num_sgd_iter": 1, "sgd_minibatch_size": 2, "standardize_fields": [], "rng": rng}
+    info = minibatch_sgd(numbered(*range(4)), [DEFAULT], learn, **given)
+    assert info == {DEFAULT: {"loss": 1.5, "stats": {"grad": {"norm": 15.0}, "lr": 0.5}}}
 
 
 @pytest.mark.parametrize(

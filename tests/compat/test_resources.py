@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from aiorl.compat.resources import ResourceRequest, default_resource_request, resource_help
+import pytest
+
+from aiorl.compat.resources import LauncherSpec, ResourceRequest, default_resource_request, resource_help
+from aiorl.compat.rollout_worker import RolloutWorker
+from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 
 MIB = 2**20
@@ -22,3 +26,11 @@ def test_resource_help_names_the_keys_to_adjust_and_shows_the_config() -> None:
     assert "\nnum_workers: 7\n" in text
     assert "8 CPU threads" in text
     assert "x1x" not in text
+
+
+def test_a_launcher_is_told_limits_that_can_be_had() -> None:
+    assert RolloutWorker.as_remote(2, memory=1000) == LauncherSpec(RolloutWorker, 2, None, 1000, None, None)
+    for limits in ({"num_cpus": -1}, {"memory": -5}, {"resources": {"tpu": 1}}):
+        with pytest.raises(ConfigError) as caught:
+            RolloutWorker.as_remote(**limits)
+        assert [caught.value.key] == [*limits]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -9,7 +12,7 @@ from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
 from rollout_workers import make_refusing
 
 from aiorl.acting.filters import NoFilter
-from aiorl.compat.rollout_worker import EvaluatorInterface, RolloutWorker
+from aiorl.compat.rollout_worker import EvaluatorInterface
 from aiorl.errors import CheckpointError, ConfigError, PolicyError
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
@@ -249,9 +252,41 @@ def test_creation_arguments_are_those_given(make_worker):
     assert again.creation_args() == worker.creation_args()
 
 
-def test_a_launcher_is_told_the_limits():
-    limits = RolloutWorker.as_remote(num_cpus=2, memory=1000)
-    assert (limits.worker_class, limits.num_cpus, limits.num_gpus, limits.memory) == (RolloutWorker, 2, None, 1000)
+class Joining(PlainPolicy):
+    def join_data_parallel(self, *arguments):
+        self.notes.append(arguments)
+
+
+def test_policies_that_can_join_do_so_and_learn_how_many_they_are(make_worker):
+    """R54: none joins if one can't, or if the rank is beyond the size."""
+    kinds = {"0": Joining, "1": Joining}
+    for policy_id, kind in (("1", Joining), ("1", PlainPolicy)):
+        policies = {name: spec(VECTOR, ACTIONS, found) for name, found in {**kinds, policy_id: kind}.items()}
+        worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=lambda agent: "0")
+        if kind is PlainPolicy:
+            with pytest.raises(ConfigError, match="'1' is a PlainPolicy"):
+                worker.setup_torch_data_parallel("tcp://host:1", 1, 4, "ring")
+            assert worker.policy_map["0"].notes == []
+            continue
+        for rank in (-1, 4):
+            with pytest.raises(ConfigError) as caught:
+                worker.setup_torch_data_parallel("tcp://host:1", rank, 4, "ring")
+            assert caught.value.key == "world_rank"
+        worker.setup_torch_data_parallel("tcp://host:1", 1, 4, "ring")
+        for policy in worker.policy_map.values():
+            assert policy.notes == [("tcp://host:1", 1, 4, "ring")]
+            assert policy.distributed_world_size == 4
+
+
+def test_a_free_port_and_the_address_can_be_bound(make_worker, monkeypatch):
+    """R57."""
+    worker = make_worker()
+    for address in (("", worker.find_free_port()), (worker.get_node_ip(), 0)):
+        with socket.socket() as listener:
+            listener.bind(address)
+    assert not ipaddress.ip_address(worker.get_node_ip()).is_unspecified
+    monkeypatch.setattr("aiorl.compat.rollout_worker._ELSEWHERE", ("255.255.255.255", 9))
+    assert worker.get_node_ip() == "127.0.0.1", "a broadcast address needs a permission that the probe has not"
 
 
 def test_functions_may_be_applied_to_the_worker(make_worker):

@@ -172,15 +172,11 @@ def test_actions_and_observations_of_other_spaces_are_refused():
 
 def test_what_cannot_be_asked_for_is_refused():
     policy, episodes = table_policy(NEW), play(OLD, 3, np.random.default_rng(2))
-    for arguments, said in (
-        ({"methods": ["magic"]}, "no estimator 'magic'"),
-        ({"methods": []}, "no estimator"),
-        ({"gamma": 1.5}, "gamma"),
-        ({"clip": 0.0}, "clip"),
-        ({"num_resamples": -1}, "resamples"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            judge(policy, episodes, **arguments)
+    given = {"methods": [["magic"], []], "gamma": [1.5], "clip": [0.0], "num_resamples": [-1]}
+    for name, value in ((name, value) for name, values in given.items() for value in values):
+        with pytest.raises(ConfigError) as caught:
+            judge(policy, episodes, **{name: value})
+        assert caught.value.key == {"num_resamples": "bootstrap"}.get(name, name)
     with pytest.raises(ConfigError, match="no whole episode"):
         judge(policy, [])
     with pytest.raises(BatchError, match="MultiAgentBatch"):

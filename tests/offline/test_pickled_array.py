@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import base64
 import pickle
 
-import lz4.frame
 import numpy as np
 import pytest
 
@@ -24,6 +22,7 @@ ARRAYS = {
     "no rows": np.zeros((0, 4), "f4"),
     "many dimensions": np.zeros((1, 2, 1, 2, 1, 2), "f4"),
     "readonly": np.frombuffer(b"\1\2\3\4", "u1"),
+    "scalar": np.float32(1.5),
 }
 
 
@@ -48,22 +47,6 @@ def test_every_spelling_of_a_pickled_array_is_read(name, protocol, of_numpy_1):
     found = read_pickled_array(data, max_bytes=LIMIT)
     np.testing.assert_array_equal(found, ARRAYS[name])
     assert found.dtype == ARRAYS[name].dtype.newbyteorder("=")
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_a_pickled_scalar_is_an_array_without_dimensions(protocol):
-    assert read_pickled_array(pickle.dumps(np.float32(1.5), protocol), max_bytes=LIMIT) == np.float32(1.5)
-
-
-def test_a_column_as_rllib_wrote_it_is_read():
-    """The form of rllib/tests/data/pendulum: protocol 5, NumPy 1, in an LZ4 frame with its size."""
-    head = "BCJNGGhAAbwAAAAAAACtAbwAgIAFlfa7AAAAAAAAjBJudW1weS5jb3JlLm51bWVyaWOUjAtfZnJvbWJ1ZmZlcpSTlCiWgLs"
-    array = np.random.default_rng(0).normal(size=(4000, 3)).astype("f4")
-    packed = lz4.frame.compress(as_numpy_1(pickle.dumps(array, 5)))
-    text = base64.b64encode(packed).decode()
-    assert text[:5] == head[:5]
-    found = read_pickled_array(lz4.frame.decompress(base64.b64decode(text)), max_bytes=LIMIT)
-    np.testing.assert_array_equal(found, array)
 
 
 class Calls:
@@ -103,15 +86,12 @@ def test_what_asks_for_anything_but_an_array_of_numbers_is_refused_by_its_name(v
     assert Calls.called == []
 
 
-@pytest.mark.parametrize("value", [[1, 2], {}, "text", 7, None, (np.zeros(2),), {1}, b"bytes", 2**100, [np.zeros(2)]])
-def test_what_is_no_array_is_refused(value):
-    for protocol in (2, 3, 4, 5):
-        with pytest.raises(DataError):
-            read_pickled_array(pickle.dumps(value, protocol), max_bytes=LIMIT)
+VALUES = [[1, 2], {}, "text", 7, None, (np.zeros(2),), {1}, b"bytes", 2**100, [np.zeros(2)]]
+NO_PICKLES = [b"", b"\x80", b"\x80\x05.", b"\x80\x05(.", b"ARROW1", pickle.dumps(np.zeros(9), 0)]
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", b"\x80\x05.", b"\x80\x05(.", b"ARROW1", pickle.dumps(np.zeros(9), 0)])
-def test_what_is_no_pickle_of_protocol_2_or_later_is_refused(data):
+@pytest.mark.parametrize("data", [pickle.dumps(value, p) for value in VALUES for p in (2, 3, 4, 5)] + NO_PICKLES)
+def test_what_is_no_pickle_of_protocol_2_or_later_of_an_array_is_refused(data):
     with pytest.raises(DataError):
         read_pickled_array(data, max_bytes=LIMIT)
 
@@ -146,6 +126,7 @@ def shaped(shape: bytes, dtype: bytes = b"f4", data: bytes = b"") -> bytes:
     ],
 )
 def test_an_impossible_shape_is_refused_before_memory_is_taken(shape):
+    assert read_pickled_array(shaped(b"K\x01\x85", data=b"\0\0\0\0"), max_bytes=LIMIT).tolist() == [0.0]
     with pytest.raises(DataError):
         read_pickled_array(shaped(shape, data=b"\0\0\0\0"), max_bytes=LIMIT)
 
@@ -159,10 +140,6 @@ def test_a_pickle_cannot_change_what_names_stand_for_nor_take_memory_by_a_place_
         read_pickled_array(b"\x80\x05Nr\xff\xff\xff\xff.", max_bytes=LIMIT)
 
 
-def test_the_shapes_above_would_be_read_if_they_were_possible():
-    assert read_pickled_array(shaped(b"K\x01\x85", data=b"\0\0\0\0"), max_bytes=LIMIT).tolist() == [0.0]
-
-
 def test_an_array_over_the_limit_is_refused():
     data = pickle.dumps(np.zeros(1000), 5)
     assert len(read_pickled_array(data, max_bytes=8000)) == 1000
@@ -173,53 +150,3 @@ def test_an_array_over_the_limit_is_refused():
 def test_booleans_that_are_none_are_refused():
     with pytest.raises(DataError, match="booleans"):
         read_pickled_array(shaped(b"K\x02\x85", b"b1", b"\1\2"), max_bytes=LIMIT)
-
-
-def mutants(number: int):
-    """Pickles of arrays and of hostile objects, with bytes changed, cut out, put in or crossed with another's."""
-    rng = np.random.default_rng(0)
-    bases = [pickle.dumps(array, protocol) for array in ARRAYS.values() for protocol in (2, 3, 4, 5)]
-    bases += [as_numpy_1(data) for data in bases]
-    bases += [pickle.dumps(Calls(note, "x"), protocol) for protocol in (2, 3, 4, 5)]
-    opcodes = bytes(range(0x80, 0x99)) + b"().NKMJXCBtchjqrRb0125}]uesaiodl"
-    for _ in range(number):
-        data = bytearray(bases[rng.integers(len(bases))])
-        for _ in range(rng.integers(1, 5)):
-            at = int(rng.integers(len(data) + 1))
-            match rng.integers(5):
-                case 0 if at < len(data):
-                    data[at] = rng.integers(256)
-                case 1:
-                    data[at:at] = bytes([opcodes[rng.integers(len(opcodes))]])
-                case 2:
-                    del data[at : at + int(rng.integers(1, 9))]
-                case 3:
-                    other = bases[rng.integers(len(bases))]
-                    start = int(rng.integers(len(other)))
-                    data[at:at] = other[start : start + int(rng.integers(1, 40))]
-                case _:
-                    data[at:at] = b"c" + b"tests\nnote\n" + b"X\x01\0\0\0x\x85R"
-        yield bytes(data)
-
-
-def check_mutants(number: int) -> None:
-    read, refused = [], []
-    for data in mutants(number):
-        try:
-            read.append(read_pickled_array(data, max_bytes=LIMIT).dtype.kind)
-        except DataError as error:
-            refused.append(str(error))
-    assert set(read) <= set("biuf")
-    assert read
-    assert all(text.isprintable() and len(text) < 400 for text in refused)
-    assert any("tests.note" in text for text in refused)
-    assert Calls.called == []
-
-
-def test_a_mutated_pickle_is_read_as_an_array_or_refused_and_calls_nothing():
-    check_mutants(3_000)
-
-
-@pytest.mark.nightly
-def test_a_hundred_thousand_mutated_pickles_call_nothing():
-    check_mutants(100_000)

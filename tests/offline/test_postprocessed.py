@@ -19,7 +19,7 @@ from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.io import InputReader
-from aiorl.offline.readers import AsStoredReader, FileReader, PostprocessedReader, ReaderOptions
+from aiorl.offline.readers import FileReader, PreparedReader, ReaderOptions
 from aiorl.offline.writers import FileWriter
 
 LENGTHS = (4, 3, 5)
@@ -63,7 +63,7 @@ def postprocessing(n: int) -> Callable[[str, SampleBatch], SampleBatch]:
 @pytest.mark.parametrize("without", [(), (c.NEW_OBS,), (c.NEW_OBS, c.EPS_ID), (c.EPS_ID,)])
 def test_what_followed_is_right_at_each_end_of_an_episode(n: int, without: tuple[str, ...]) -> None:
     """Where it is not stored, the row behind tells; the last row of an episode that goes on is left out."""
-    batch = PostprocessedReader(AsStoredReader(Given(stored(*without))), postprocessing(n)).next()
+    batch = PreparedReader([Given(stored(*without))], postprocess=postprocessing(n)).next()
     assert isinstance(batch, SampleBatch)
     following = n_step_new_obs({name: column[:, None] for name, column in batch.items()})[:, 0, 0]
     found = {
@@ -97,7 +97,7 @@ def test_rows_of_several_policies_are_postprocessed_each_by_its_own() -> None:
     several = MultiAgentBatch(
         {"a": stored(), "b": stored(c.NEW_OBS).slice(0, 4), "c": stored(c.NEW_OBS).slice(4, 5)}, 12
     )
-    made = PostprocessedReader(AsStoredReader(Given(several)), postprocess).next()
+    made = PreparedReader([Given(several)], postprocess=postprocess).next()
     assert isinstance(made, MultiAgentBatch)
     assert made.count == 12
     assert {name: (rows.count, {*rows["by"]}) for name, rows in made.policy_batches.items()} == {
@@ -108,23 +108,25 @@ def test_rows_of_several_policies_are_postprocessed_each_by_its_own() -> None:
 def test_rows_behind_a_gap_do_not_follow_those_before() -> None:
     keep = np.array([0, 1, 3, 4])
     episode = stored(c.NEW_OBS).slice(7, 12).take(keep)
-    batch = PostprocessedReader(AsStoredReader(Given(episode)), postprocessing(1)).next()
+    batch = PreparedReader([Given(episode)], postprocess=postprocessing(1)).next()
     assert isinstance(batch, SampleBatch)
     assert batch[c.OBS][:, 0].tolist() == [200.0, 203.0]
     assert batch[c.NEW_OBS][:, 0].tolist() == [201.0, 204.0]
 
 
 def test_single_rows_of_which_nothing_is_left_end_the_reading() -> None:
-    reader = PostprocessedReader(AsStoredReader(Given(stored(c.NEW_OBS).slice(4, 5))), postprocessing(1))
+    reader = PreparedReader([Given(stored(c.NEW_OBS).slice(4, 5))], postprocess=postprocessing(1))
     with pytest.raises(DataError, match="new_obs"):
         reader.next()
 
 
 def pieces_of(path: Path, **options: Any) -> list[tuple[int, list[float]]]:
-    reader = AsStoredReader(FileReader(str(path), ReaderOptions(batch_rows=3, **options)), is_numbered=True)
+    reader = PreparedReader(
+        [FileReader(str(path), ReaderOptions(batch_rows=3, **options))], postprocess=lambda policy_id, part: part
+    )
     found = []
     for _ in range(2 * 9):
-        batch = PostprocessedReader(reader, lambda policy_id, part: part).next()
+        batch = reader.next()
         assert isinstance(batch, SampleBatch)
         (number,) = set(batch[c.PIECE].tolist())
         found.append((number, batch[c.OBS][:, 0].tolist()))

@@ -79,7 +79,13 @@ def test_all_forms_of_input_make_their_reader(tmp_path, make_worker):
     assert input_creator(Ours) is Ours
 
 
-@pytest.mark.parametrize("source", [7, None, [], ["a", 1], b"a", {"a": 0.4}, {"a": 0.5, "b": 0.6}])
+@pytest.mark.parametrize(
+    "source",
+    [
+        7, None, [], ["a", 1], b"a", {}, {"a": 0.4}, {"a": 0.5, "b": 0.6}, {"a": -0.5, "b": 1.5}, {"a": "1"},
+        {"a": float("nan")},
+    ],
+)  # fmt: skip
 def test_what_is_no_input_is_refused(source):
     """R187."""
     with pytest.raises(ValueError, match="input"):
@@ -169,7 +175,7 @@ def test_workers_share_the_files_by_their_places(tmp_path, make_worker):
     assert sorted(seen) == list(range(6))
     local = make_worker(worker_index=0, num_workers=3, input_creator=input_creator(str(tmp_path), settings))
     assert len(local.input_reader.files) == 6
-    assert local.input_reader._options.share == Share()
+    assert len(list(local.input_reader)) == 6
 
 
 def test_a_worker_reads_fragments_of_its_length_from_large_stored_batches(tmp_path, make_worker):

@@ -51,23 +51,21 @@ def episodes(rng, lengths=(4, 1, 7, 4)):
 def test_a_look_is_that_of_a_policy_that_steps_through_each_episode_with_its_own_states(kind):
     policy, stored = make_policy(**kind), episodes(np.random.default_rng(1))
     look = Target(policy).look(stored, need_ends=True)
-    rows, ends, states = [], [], []
+    known, expected = [], []
     for episode in stored:
         state = policy.initial_state(1)
         action, reward = np.zeros(1, np.int64), np.zeros(1, np.float32)
         for row in range(episode.count + 1):
             obs = episode["obs"][row : row + 1] if row < episode.count else episode["new_obs"][-1:]
-            (rows if row < episode.count else ends).append((obs[0], state[0][0] if state else []))
-            _, state_out, columns = policy.compute_actions(obs, state, action, reward, explore=False)
-            states.append((row < episode.count, columns["action_dist_inputs"][0]))
-            state = state_out
+            known.append(np.concatenate([obs[0], state[0][0] if state else []]))
+            _, state, columns = policy.compute_actions(obs, state, action, reward, explore=False)
+            expected.append(columns["action_dist_inputs"][0])
             if row < episode.count:
                 action, reward = episode["actions"][row : row + 1], episode["rewards"][row : row + 1]
-    expected = [inputs for is_row, inputs in states if is_row] + [inputs for is_row, inputs in states if not is_row]
     np.testing.assert_allclose(look.dist_inputs, expected, rtol=1e-5)
-    np.testing.assert_allclose(look.known, [np.concatenate(pair) for pair in rows + ends], rtol=1e-5)
+    np.testing.assert_allclose(look.known, known, rtol=1e-5)
     actions = np.concatenate([episode["actions"] for episode in stored])
-    np.testing.assert_allclose(look.logp, policy.distribution.logp(np.array(expected[: len(actions)]), actions))
+    np.testing.assert_allclose(look.logp, policy.distribution.logp(np.array(expected)[look.steps], actions))
     np.testing.assert_allclose(Target(policy).log_likelihoods(stored), look.logp)
 
 
@@ -150,7 +148,7 @@ def test_two_looks_have_the_features_of_one():
     goes_on = np.array([True, False, True, False])
     found = []
     for cuts in ([stored], [stored[:3], stored[3:]]):
-        bank = FeatureBank(target, 3)
+        bank = FeatureBank(3)
         for chunk in cuts:
             bank.add(target.look(chunk, need_ends=True))
         found.append(bank.rows(of, goes_on))
@@ -159,9 +157,8 @@ def test_two_looks_have_the_features_of_one():
     np.testing.assert_allclose(found[0].probabilities, found[1].probabilities)
     half = found[0].of_episodes(np.array([1, 3]))
     assert half.of.lengths.tolist() == [20, 25]
-    np.testing.assert_array_equal(half.expected[-2:], found[0].expected[[86, 88]])
-    following = found[0].following
-    assert following[[0, 29, 30, 84]].tolist() == [1, 85, 31, 88]
+    np.testing.assert_array_equal(half.expected[[20, 46]], found[0].expected[[51, 88]])
+    assert found[0].steps[[0, 29, 30, 84]].tolist() == [0, 29, 31, 87]
     assert found[0].discounts[[0, 29, 49, 59, 84]].tolist() == [0.9, 0.9, 0.0, 0.9, 0.0]
     assert FittedQ(half).values(half)[2][-1] == 0.0
 

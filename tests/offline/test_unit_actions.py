@@ -14,7 +14,7 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
 from aiorl.offline.commands import main
 from aiorl.offline.io import InputReader, IOContext
-from aiorl.offline.readers import StoredRowsReader
+from aiorl.offline.readers import PreparedReader
 from aiorl.offline.sources import InputSettings, input_creator
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
@@ -72,7 +72,7 @@ def test_a_reader_that_gives_the_same_batch_again_finds_it_as_it_was():
     def take_in(policy_id, rows):
         rows["actions"] = rows["actions"] * 2
 
-    reader = StoredRowsReader(Same(), take_in)
+    reader = PreparedReader([Same()], take_in=take_in)
     assert reader.next()["actions"].tolist() == reader.next()["actions"].tolist() == [[1.0, 1.0]]
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -195,7 +194,6 @@ _BLOCK = 1 << 22
 """Numbers of one block of a bootstrap's tables."""
 
 
-@dataclass(frozen=True, slots=True)
 class Trajectories:
     """Rewards of E whole episodes in R rows, one episode behind the other.
 
@@ -208,20 +206,12 @@ class Trajectories:
         discounts: [R], ``gamma ** steps``.
     """
 
-    rewards: F64
-    lengths: NDArray[np.int64]
-    gamma: float
-    starts: NDArray[np.int64] = field(init=False)
-    steps: NDArray[np.int64] = field(init=False)
-    discounts: F64 = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, rewards: F64, lengths: NDArray[np.int64], gamma: float) -> None:
         """Count steps."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        steps = np.arange(len(self.rewards)) - np.repeat(starts, self.lengths)
-        object.__setattr__(self, "starts", starts)
-        object.__setattr__(self, "steps", steps)
-        object.__setattr__(self, "discounts", self.gamma**steps)
+        self.rewards, self.lengths, self.gamma = rewards, lengths, gamma
+        self.starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
+        self.steps: NDArray[np.int64] = np.arange(len(rewards)) - np.repeat(self.starts, lengths)
+        self.discounts: F64 = np.power(gamma, self.steps, dtype=np.float64)
 
     def __len__(self) -> int:
         """E, the number of episodes."""
@@ -335,7 +325,8 @@ class Ratios:
             v_next: [R], its value of what followed; 0 where the episode terminated.
         """
         of = self.of
-        return v[of.starts] + of.totals(self.ratios * (of.rewards + of.gamma * v_next - q))
+        values: F64 = v[of.starts] + of.totals(self.ratios * (of.rewards + of.gamma * v_next - q))
+        return values
 
     def bootstrap_weighted(self, num_resamples: int, seed: int) -> F64:
         """[num_resamples]: the weighted estimate anew for episodes drawn with replacement."""

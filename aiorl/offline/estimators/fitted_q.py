@@ -1,4 +1,4 @@
-"""Fitted Q evaluation: what actions of stored episodes are worth under the policy that is judged.
+"""Fitted Q evaluation: the worth of stored actions under the policy that is judged.
 
 Q is linear in features of what the policy acts upon: the numbers themselves and random Fourier features of several
 widths, with weights of their own for each action of a Discrete space, else over observation and action together. Each
@@ -12,6 +12,10 @@ on as elsewhere, unless a cut is said to be an end.
 
 Sources: Le, Voloshin, Yue 2019, "Batch policy learning under constraints", https://arxiv.org/abs/1903.08738,
 algorithm 3; Rahimi, Recht 2007, "Random features for large-scale kernel machines".
+
+Arrays [R + E, ...] hold the R steps of E episodes one episode behind the other, each with one more row at its end: what
+followed its last step. So the row behind a step is always what followed it. Where an episode terminated, the row at its
+end means nothing.
 """
 
 from __future__ import annotations
@@ -39,201 +43,6 @@ Array = NDArray[Any]
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 _LOOKED_AT_ONCE = 4096
-
-
-class Look(NamedTuple):
-    """What the policy makes of E episodes of R rows together.
-
-    Rows of what followed the last step of each episode, [E, ...], are behind those of the steps. Where an episode
-    terminated they mean nothing.
-
-    Attributes:
-        logp: [R], log-probability of the action taken.
-        actions: [R, ...], the actions, in column form.
-        known: float32 [R + E, D], what the policy acts upon: observations, flat, and recurrent states.
-        dist_inputs: [R + E, P], inputs of its action distribution.
-    """
-
-    logp: F64
-    actions: Array
-    known: F32
-    dist_inputs: F32
-
-
-class Target:
-    """Evaluates a policy along stored episodes; a recurrent one with its own states, from each episode's start.
-
-    It is judged as it acts when it draws from its distribution, without exploration on top of that.
-
-    Attributes:
-        policy: the policy.
-    """
-
-    def __init__(self, policy: Policy, observe: Callable[[Sequence[Any]], Array] | None = None) -> None:
-        """Take a policy.
-
-        Args:
-            policy: it.
-            observe: makes network inputs of stored observations; None where they are network inputs already.
-        """
-        self.policy = policy
-        self._observe = observe
-
-    @property
-    def num_choices(self) -> int | None:
-        """A, the number of actions of a Discrete space; None for any other one."""
-        policy = self.policy
-        is_choice = isinstance(policy, GraphPolicy) and isinstance(policy.distribution, Categorical)
-        return policy.distribution.num_inputs if is_choice else None  # type: ignore[attr-defined]
-
-    def log_likelihoods(self, episodes: Sequence[SampleBatch]) -> F64:
-        """[R]: log-probabilities of the actions taken.
-
-        Raises:
-            PolicyError: the policy cannot tell.
-            BatchError: observations or actions that are not of its spaces.
-        """
-        if isinstance(self.policy, GraphPolicy) and not isinstance(self.policy, ActionLikelihoods):
-            return self.look(episodes, need_ends=False).logp
-        return _finite(np.concatenate([action_log_likelihoods(self.policy, episode) for episode in episodes]))
-
-    def look(self, episodes: Sequence[SampleBatch], *, need_ends: bool) -> Look:
-        """Evaluate the policy at each step, and at what followed the last ones.
-
-        Args:
-            episodes: whole episodes.
-            need_ends: an episode that did not terminate must have the observation that followed.
-
-        Raises:
-            PolicyError: the policy is not one of aiorl's networks.
-            BatchError: a column is missing; observations or actions that are not of its spaces.
-        """
-        policy = self.policy
-        if not isinstance(policy, GraphPolicy):
-            raise PolicyError(
-                f"{type(policy).__name__} cannot tell its action distribution, which dm and dr need; use is, wis, pdis"
-            )
-        obs = np.concatenate(
-            [self._inputs(episode, episode[c.OBS]) for episode in episodes]
-            + [self._end(episode, need_ends) for episode in episodes]
-        )
-        actions = np.concatenate([check_actions(episode, policy.layout) for episode in episodes])
-        lengths = np.array([episode.count for episode in episodes])
-        prev = None if policy.spec.prev_action is None else _previous(policy, episodes, actions)
-        if policy.is_recurrent:
-            dist_inputs, states = _step_by_step(policy, obs, lengths, prev)
-        else:
-            dist_inputs, states = _all_at_once(policy, obs, prev), []
-        logp = policy.distribution.logp(dist_inputs[: len(actions)], actions)
-        known = [obs.reshape(len(obs), -1).astype(np.float32), *(state.reshape(len(obs), -1) for state in states)]
-        return Look(_finite(np.asarray(logp, np.float64)), actions, np.concatenate(known, axis=1), dist_inputs)
-
-    def probabilities(self, dist_inputs: F32) -> F64:
-        """[N, A]: of each action, where there are `num_choices`."""
-        assert isinstance(self.policy, GraphPolicy)  # whose inputs these are
-        assert isinstance(self.policy.distribution, Categorical)
-        return self.policy.distribution.probabilities(dist_inputs)
-
-    def sample(self, dist_inputs: F32, rng: np.random.Generator) -> Array:
-        """[N, ...]: actions drawn anew, in column form."""
-        assert isinstance(self.policy, GraphPolicy)  # whose inputs these are
-        return self.policy.distribution.sample(dist_inputs, rng)
-
-    def _inputs(self, episode: SampleBatch, stored: Array) -> Array:
-        """Observations as the network takes them."""
-        assert isinstance(self.policy, GraphPolicy)
-        spec = self.policy.spec
-        obs = stored if self._observe is None else self._observe(list(stored))
-        if obs.shape[1:] != spec.obs_shape:
-            hint = "" if self._observe else "; stored as its environment gives them, they must be preprocessed first"
-            raise BatchError(
-                c.OBS, f"observations of shape {spec.obs_shape}, as the policy takes them", f"{obs.shape[1:]}{hint}"
-            )
-        cast: Array = obs.astype(spec.obs_dtype, copy=False)
-        is_lost = spec.obs_dtype == "uint8" and obs.dtype != np.uint8 and not np.array_equal(cast, obs)
-        if is_lost or not (cast.dtype.kind != "f" or np.isfinite(cast).all()):
-            episode_id = f" in episode {episode[c.EPS_ID][0]}" if c.EPS_ID in episode else ""
-            expected = "whole numbers from 0 to 255" if is_lost else "finite numbers"
-            raise BatchError(c.OBS, expected, f"others{episode_id}")
-        return cast
-
-    def _end(self, episode: SampleBatch, is_needed: bool) -> Array:
-        """[1, ...]: what followed the last step; zeros where nobody asks."""
-        assert isinstance(self.policy, GraphPolicy)
-        if c.NEW_OBS in episode:
-            return self._inputs(episode, episode[c.NEW_OBS][-1:])
-        if is_needed and not has_terminated(episode):
-            raise BatchError(
-                c.NEW_OBS,
-                "it to be there, since an episode was cut and its end has a value (or say that a cut is an end)",
-                sorted(episode),
-            )
-        return np.zeros((1, *self.policy.spec.obs_shape), self.policy.spec.obs_dtype)
-
-
-def has_terminated(episode: SampleBatch) -> bool:
-    """Whether an episode ended by itself and not by a time limit; ``dones`` say so where nothing better is there."""
-    for name in (c.TERMINATEDS, c.DONES):
-        if name in episode:
-            return bool(episode[name][-1])
-    return False
-
-
-def _all_at_once(policy: GraphPolicy, obs: Array, prev: tuple[Array, Array] | None) -> F32:
-    parts = []
-    for begin in range(0, len(obs), _LOOKED_AT_ONCE):
-        rows = slice(begin, begin + _LOOKED_AT_ONCE)
-        outputs = policy.graph.run(obs[rows], (), None if prev is None else (prev[0][rows], prev[1][rows]))[0]
-        parts.append(outputs[:, : policy.spec.num_dist_inputs])
-    return np.concatenate(parts)
-
-
-def _step_by_step(
-    policy: GraphPolicy, obs: Array, lengths: NDArray[np.int64], prev: tuple[Array, Array] | None
-) -> tuple[F32, list[F32]]:
-    """All episodes side by side, and the states that went into each row."""
-    num_rows = len(obs) - len(lengths)
-    starts = np.cumsum(lengths) - lengths
-    dist_inputs = np.empty((len(obs), policy.spec.num_dist_inputs), np.float32)
-    states = policy.initial_state(len(obs))
-    running = np.arange(len(lengths))
-    state = policy.initial_state(len(lengths))
-    for step in range(int(lengths.max()) + 1):
-        goes_on = lengths[running] >= step
-        running, state = running[goes_on], [component[goes_on] for component in state]
-        rows = np.where(lengths[running] == step, num_rows + running, starts[running] + step)
-        for whole, component in zip(states, state, strict=True):
-            whole[rows] = component
-        before = None if prev is None else (prev[0][rows], prev[1][rows])
-        outputs, _, state = policy.graph.run(obs[rows], state, before)
-        dist_inputs[rows] = outputs[:, : policy.spec.num_dist_inputs]
-    return dist_inputs, states
-
-
-def _previous(policy: GraphPolicy, episodes: Sequence[SampleBatch], actions: Array) -> tuple[Array, Array]:
-    """Actions and rewards of the step before, for each step and behind the last ones; zeros at the starts."""
-    rewards = np.concatenate([np.asarray(episode[c.REWARDS], np.float32) for episode in episodes])
-    lengths = np.array([episode.count for episode in episodes])
-    starts = np.cumsum(lengths) - lengths
-    before = []
-    for column in (actions, rewards):
-        shifted = np.roll(column, 1, axis=0)
-        shifted[starts] = 0
-        before.append(np.concatenate([shifted, column[starts + lengths - 1]]))
-    return before[0], before[1]
-
-
-def _finite(logp: F64) -> F64:
-    """What is impossible now may be -inf, but nothing may be undefined."""
-    rows = np.flatnonzero(np.isnan(logp) | (logp == np.inf))
-    if len(rows):
-        raise PolicyError(
-            f"the policy's log-probability of action {rows[0]} is {logp[rows[0]]}; its weights or observations are not "
-            "what they should be"
-        )
-    return logp
-
-
 _MAX_WAVES = 256
 _ROWS_PER_WAVE = 16
 """Of the first rows that are looked at, fewer than this for each random feature would be too few."""
@@ -254,6 +63,168 @@ _MAX_ITERATIONS = 2000
 _NUM_DRAWS = 8
 """Actions drawn for an expectation over a continuous policy."""
 _ROWS_AT_ONCE = 8192
+
+
+class Look(NamedTuple):
+    """The policy's view of E episodes of R steps together.
+
+    Attributes:
+        policy: the policy.
+        steps: [R], the rows of [R + E] that are steps.
+        logp: [R], log-probability of the action taken.
+        actions: [R, ...], the actions, in column form.
+        known: float32 [R + E, D], what the policy acts upon: observations, flat, and recurrent states.
+        dist_inputs: [R + E, P], inputs of its action distribution.
+    """
+
+    policy: GraphPolicy
+    steps: NDArray[np.int64]
+    logp: F64
+    actions: Array
+    known: F32
+    dist_inputs: F32
+
+
+class Target:
+    """Evaluates a policy along stored episodes; a recurrent one with its own states, from each episode's start.
+
+    It is judged as it acts when it draws from its distribution, without exploration on top of that.
+    """
+
+    def __init__(self, policy: Policy, observe: Callable[[Sequence[Any]], Array] | None = None) -> None:
+        """Take a policy.
+
+        Args:
+            policy: it.
+            observe: makes network inputs of stored observations; None where they are network inputs already.
+        """
+        self._policy, self._observe = policy, observe
+
+    def log_likelihoods(self, episodes: Sequence[SampleBatch]) -> F64:
+        """Return log-probabilities [R] of the actions taken.
+
+        Raises:
+            PolicyError: the policy cannot tell.
+            BatchError: observations or actions that are not of its spaces.
+        """
+        if isinstance(self._policy, GraphPolicy) and not isinstance(self._policy, ActionLikelihoods):
+            return self.look(episodes, need_ends=False).logp
+        return _finite(np.concatenate([action_log_likelihoods(self._policy, episode) for episode in episodes]))
+
+    def look(self, episodes: Sequence[SampleBatch], *, need_ends: bool) -> Look:
+        """Evaluate the policy at each step, and at what followed the last ones.
+
+        Args:
+            episodes: whole episodes.
+            need_ends: an episode that did not terminate must have the observation that followed.
+
+        Raises:
+            PolicyError: the policy is not one of aiorl's networks.
+            BatchError: a column is missing; observations or actions that are not of its spaces.
+        """
+        policy = self._policy
+        if not isinstance(policy, GraphPolicy):
+            raise PolicyError(
+                f"{type(policy).__name__} cannot tell its action distribution, which dm and dr need; use is, wis, pdis"
+            )
+        obs = np.concatenate([part for episode in episodes for part in self._inputs(policy, episode, need_ends)])
+        by_episode = [check_actions(episode, policy.layout) for episode in episodes]
+        actions, lengths = np.concatenate(by_episode), np.array([episode.count for episode in episodes])
+        steps = steps_of(lengths)
+        prev = None
+        if policy.spec.prev_action is not None:
+            rewards = [np.asarray(episode[c.REWARDS], np.float32) for episode in episodes]
+            prev = _behind_zeros(by_episode), _behind_zeros(rewards)
+        dist_inputs, states = _evaluated(policy, obs, lengths, prev)
+        logp = np.asarray(policy.distribution.logp(dist_inputs[steps], actions), np.float64)
+        known = [obs.reshape(len(obs), -1).astype(np.float32), *(state.reshape(len(obs), -1) for state in states)]
+        return Look(policy, steps, _finite(logp), actions, np.concatenate(known, axis=1), dist_inputs)
+
+    def _inputs(self, policy: GraphPolicy, episode: SampleBatch, need_end: bool) -> tuple[Array, Array]:
+        """Return observations of an episode as the network takes them, and the one [1, ...] behind the last step."""
+        obs = self._network_inputs(policy, episode, episode[c.OBS])
+        if c.NEW_OBS in episode:
+            return obs, self._network_inputs(policy, episode, episode[c.NEW_OBS][-1:])
+        if need_end and not has_terminated(episode):
+            raise BatchError(
+                c.NEW_OBS,
+                "it to be there, since an episode was cut and its end has a value (or say that a cut is an end)",
+                sorted(episode),
+            )
+        return obs, np.zeros_like(obs[:1])
+
+    def _network_inputs(self, policy: GraphPolicy, episode: SampleBatch, stored: Array) -> Array:
+        spec = policy.spec
+        obs = stored if self._observe is None else self._observe(list(stored))
+        if obs.shape[1:] != spec.obs_shape:
+            hint = "" if self._observe else "; stored as its environment gives them, they must be preprocessed first"
+            raise BatchError(
+                c.OBS, f"observations of shape {spec.obs_shape}, as the policy takes them", f"{obs.shape[1:]}{hint}"
+            )
+        cast: Array = obs.astype(spec.obs_dtype, copy=False)
+        is_lost = spec.obs_dtype == "uint8" and obs.dtype != np.uint8 and not np.array_equal(cast, obs)
+        if is_lost or not (cast.dtype.kind != "f" or np.isfinite(cast).all()):
+            episode_id = f" in episode {episode[c.EPS_ID][0]}" if c.EPS_ID in episode else ""
+            expected = "whole numbers from 0 to 255" if is_lost else "finite numbers"
+            raise BatchError(c.OBS, expected, f"others{episode_id}")
+        return cast
+
+
+def has_terminated(episode: SampleBatch) -> bool:
+    """Return whether an episode ended by itself and not by a time limit; ``dones`` say so where nothing better does."""
+    for name in (c.TERMINATEDS, c.DONES):
+        if name in episode:
+            return bool(episode[name][-1])
+    return False
+
+
+def steps_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows of [R + E] that are steps of episodes of some lengths [E]."""
+    return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _behind_zeros(by_episode: Sequence[Array]) -> Array:
+    """Return [R + E, ...]: in each row the number of the step before, of its own episode; 0 at the starts."""
+    return np.concatenate([part for column in by_episode for part in (np.zeros_like(column[:1]), column)])
+
+
+def _evaluated(
+    policy: GraphPolicy, obs: Array, lengths: NDArray[np.int64], prev: tuple[Array, Array] | None
+) -> tuple[F32, list[F32]]:
+    """Return what the network gives for each row, and the states that went into each."""
+    dist_inputs = np.empty((len(obs), policy.spec.num_dist_inputs), np.float32)
+    states = policy.initial_state(len(obs))
+
+    def evaluate(rows: Any, state: list[F32]) -> list[F32]:
+        for whole, component in zip(states, state, strict=True):
+            whole[rows] = component
+        before = None if prev is None else (prev[0][rows], prev[1][rows])
+        outputs, _, following = policy.graph.run(obs[rows], state, before)
+        dist_inputs[rows] = outputs[:, : policy.spec.num_dist_inputs]
+        return following
+
+    if not policy.is_recurrent:
+        for begin in range(0, len(obs), _LOOKED_AT_ONCE):
+            evaluate(slice(begin, begin + _LOOKED_AT_ONCE), [])
+        return dist_inputs, []
+    starts = np.cumsum(lengths + 1) - (lengths + 1)
+    running, state = np.arange(len(lengths)), policy.initial_state(len(lengths))
+    for step in range(int(lengths.max()) + 1):  # all episodes side by side
+        goes_on = lengths[running] >= step
+        running, state = running[goes_on], [component[goes_on] for component in state]
+        state = evaluate(starts[running] + step, state)
+    return dist_inputs, states
+
+
+def _finite(logp: F64) -> F64:
+    """Return the same; an action that is impossible now may be at -inf, but nothing may be undefined."""
+    rows = np.flatnonzero(np.isnan(logp) | (logp == np.inf))
+    if len(rows):
+        raise PolicyError(
+            f"the policy's log-probability of action {rows[0]} is {logp[rows[0]]}; its weights or observations are not "
+            "what they should be"
+        )
+    return logp
 
 
 class _Waves:
@@ -280,11 +251,12 @@ class _Waves:
 
 @dataclass(frozen=True, slots=True)
 class QRows:
-    """Features of E episodes of R rows, with what followed the last step of each behind.
+    """Features of E episodes of R steps.
 
     Attributes:
         of: the episodes.
-        taken_together: [R, d], features of observation and action as one; None where actions have weights of their own.
+        taken_together: [R + E, d], features of observation and action as one; None where actions have weights of their
+            own.
         choices: [R], the action's number; 0 where they have not.
         expected: [R + E, d], those averaged over the new policy's actions; else of observations alone.
         probabilities: [R + E, A], the new policy's; ones [R + E, 1] where actions have no weights of their own.
@@ -299,32 +271,28 @@ class QRows:
     goes_on: NDArray[np.bool_]
 
     def of_episodes(self, index: NDArray[np.int64]) -> QRows:
-        """Those of some episodes, in increasing order."""
+        """Return those of some episodes, in increasing order."""
         is_in = np.zeros(len(self.of), bool)
         is_in[index] = True
-        rows = np.repeat(is_in, self.of.lengths)
-        both = np.concatenate([rows, is_in])
+        steps, rows = np.repeat(is_in, self.of.lengths), np.repeat(is_in, self.of.lengths + 1)
         return QRows(
-            Trajectories(self.of.rewards[rows], self.of.lengths[index], self.of.gamma),
+            Trajectories(self.of.rewards[steps], self.of.lengths[index], self.of.gamma),
             None if self.taken_together is None else self.taken_together[rows],
-            self.choices[rows],
-            self.expected[both],
-            self.probabilities[both],
+            self.choices[steps],
+            self.expected[rows],
+            self.probabilities[rows],
             self.goes_on[index],
         )
 
     @property
     def taken(self) -> F64:
-        """[R, d]: features of what was done."""
-        return self.expected[: len(self.choices)] if self.taken_together is None else self.taken_together
+        """[R + E, d]: features of what was done."""
+        return self.expected if self.taken_together is None else self.taken_together
 
     @property
-    def following(self) -> NDArray[np.int64]:
-        """[R]: the row of ``expected`` that is about what followed."""
-        following = np.arange(1, len(self.choices) + 1)
-        last = self.of.starts + self.of.lengths - 1
-        following[last] = len(self.choices) + np.arange(len(self.of))
-        return following
+    def steps(self) -> NDArray[np.int64]:
+        """[R]: the rows that are steps."""
+        return steps_of(self.of.lengths)
 
     @property
     def discounts(self) -> F64:
@@ -337,56 +305,43 @@ class QRows:
 class FeatureBank:
     """Gathers features of episodes, as many at a time as are looked at."""
 
-    def __init__(self, target: Target, seed: int) -> None:
-        """Start empty.
-
-        Args:
-            target: the policy.
-            seed: of features, and of actions that are drawn.
-        """
-        self._target = target
+    def __init__(self, seed: int) -> None:
+        """Start empty, with the seed of features and of actions that are drawn."""
         self._rng = np.random.default_rng(seed)
         self._waves: _Waves | None = None
         self._taken: list[F64] = []
-        self._gathered: list[tuple[Array, ...]] = []
-        self._ends: list[tuple[Array, ...]] = []
+        self._parts: list[tuple[Array, Array, Array]] = []
 
     def add(self, look: Look) -> None:
-        """Take what the policy makes of some episodes; the first ones are what features are made for."""
-        num_rows = len(look.logp)
-        num_choices = self._target.num_choices
-        if num_choices is None:
-            drawn = [self._target.sample(look.dist_inputs, self._rng) for _ in range(_NUM_DRAWS)]
-            taken = [self._features(_joined(look.known[:num_rows], look.actions))]
-            expected = np.mean([self._features(_joined(look.known, actions)) for actions in drawn], axis=0)
-            choices = np.zeros(num_rows, np.int64)
-            probabilities = np.ones((len(expected), 1))
+        """Take in the policy's view of some episodes; the first ones are what features are made for."""
+        distribution, num_rows = look.policy.distribution, len(look.known)
+        if isinstance(distribution, Categorical):
+            choices = look.actions.astype(np.int64) - int(getattr(look.policy.action_space, "start", 0))
+            expected = self._features(look.known, look.steps)
+            probabilities = distribution.probabilities(look.dist_inputs)
         else:
-            expected = self._features(look.known)
-            taken = []
-            start = int(getattr(self._target.policy.action_space, "start", 0))
-            choices = look.actions.astype(np.int64) - start
-            probabilities = self._target.probabilities(look.dist_inputs)
-        self._taken += taken
-        self._gathered.append((choices, expected[:num_rows], probabilities[:num_rows]))
-        self._ends.append((expected[num_rows:], probabilities[num_rows:]))
+            drawn = [distribution.sample(look.dist_inputs, self._rng) for _ in range(_NUM_DRAWS)]
+            actions = np.zeros((num_rows, *look.actions.shape[1:]), look.actions.dtype)
+            actions[look.steps] = look.actions
+            self._taken.append(self._features(_joined(look.known, actions), look.steps))
+            expected = np.mean([self._features(_joined(look.known, found), look.steps) for found in drawn], axis=0)
+            choices, probabilities = np.zeros(len(look.steps), np.int64), np.ones((num_rows, 1))
+        self._parts.append((choices, expected, probabilities))
 
     def rows(self, of: Trajectories, goes_on: NDArray[np.bool_]) -> QRows:
-        """All of them together.
+        """Return all of them together.
 
         Args:
             of: the episodes, as they were added.
             goes_on: [E], what followed the last step has a value.
         """
-        choices, *about = (list(parts) for parts in zip(*self._gathered, strict=True))
-        ends = (list(parts) for parts in zip(*self._ends, strict=True))
-        expected, probabilities = (np.concatenate(rows + end) for rows, end in zip(about, ends, strict=True))
-        taken = np.concatenate(self._taken) if self._taken else None
-        return QRows(of, taken, np.concatenate(choices), expected, probabilities, goes_on)
+        choices, expected, probabilities = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
+        return QRows(
+            of, np.concatenate(self._taken) if self._taken else None, choices, expected, probabilities, goes_on
+        )
 
-    def _features(self, numbers: F32) -> F64:
-        if self._waves is None:
-            self._waves = _Waves(numbers, self._rng)
+    def _features(self, numbers: F32, steps: NDArray[np.int64]) -> F64:
+        self._waves = self._waves or _Waves(numbers[steps], self._rng)
         parts = range(0, len(numbers), _ROWS_AT_ONCE)
         return np.concatenate([self._waves(numbers[begin : begin + _ROWS_AT_ONCE]) for begin in parts])
 
@@ -426,30 +381,27 @@ class FittedQ:
         self._fit(rows, min(_MAX_ITERATIONS, limit))
 
     def values(self, rows: QRows) -> tuple[F64, F64, F64]:
-        """Q of the actions taken [R], V of the observations [R], and V of what followed [R], 0 behind an end."""
-        v = self._expected(rows)
-        q = np.take_along_axis(rows.taken @ self._weights, rows.choices[:, None], axis=1)[:, 0]
-        v_next = np.where(rows.discounts > 0.0, v[rows.following], 0.0)
-        return self._bounded(q), v[: len(q)], v_next
+        """Return Q of the actions taken, V of the observations and V of what followed, 0 behind an end: [R] each."""
+        v, steps = self._expected(rows), rows.steps
+        q = (rows.taken @ self._weights)[steps, rows.choices]
+        return self._bounded(q), v[steps], np.where(rows.discounts > 0.0, v[steps + 1], 0.0)
 
     def _fit(self, rows: QRows, max_iterations: int) -> None:
-        num_actions = rows.probabilities.shape[1]
+        num_actions, steps, discounts = rows.probabilities.shape[1], rows.steps, rows.discounts
         of_action = [np.flatnonzero(rows.choices == action) for action in range(num_actions)]
-        inverses = [_inverse(rows.taken, own) for own in of_action]
-        following, discounts = rows.following, rows.discounts
+        inverses = [_inverse(rows.taken, steps[own]) for own in of_action]
         self._weights = self._fixed_point(rows, of_action, inverses)
-        v_next = self._expected(rows)[following]
-        by_action = np.zeros((len(rows.choices), num_actions))
-        every_row = np.arange(len(rows.choices))
+        v_next = self._expected(rows)[steps + 1]
+        by_action = np.zeros((len(rows.expected), num_actions))
         self.has_converged = False
         self.num_iterations = 0
         while self.num_iterations < max_iterations and not self.has_converged:
             targets = rows.of.rewards + discounts * v_next
-            by_action[every_row, rows.choices] = targets
+            by_action[steps, rows.choices] = targets
             moments = rows.taken.T @ by_action
             for action, inverse in enumerate(inverses):
                 self._weights[:, action] = inverse @ moments[:, action]
-            before, v_next = v_next, self._expected(rows)[following]
+            before, v_next = v_next, self._expected(rows)[steps + 1]
             self.num_iterations += 1
             change = np.abs((v_next - before) * discounts).max()
             self.has_converged = bool(change <= _TOLERANCE * max(1e-8, np.abs(v_next).max()))
@@ -464,16 +416,16 @@ class FittedQ:
         zeros = np.zeros((size, num_actions))
         if size * num_actions > _MAX_SOLVED:
             return zeros
-        following, discounts = rows.following, rows.discounts
+        steps, discounts = rows.steps, rows.discounts
         step = np.eye(size * num_actions)
         first = np.zeros(size * num_actions)
         for action, own in enumerate(of_action):
             block = slice(action * size, (action + 1) * size)
-            taken = rows.taken[own]
+            taken, following = rows.taken[steps[own]], steps[own] + 1
             first[block] = inverses[action] @ (rows.of.rewards[own] @ taken)
-            next_features = rows.expected[following[own]]
+            next_features = rows.expected[following]
             for other in range(num_actions):
-                share = discounts[own] * rows.probabilities[following[own], other]
+                share = discounts[own] * rows.probabilities[following, other]
                 moved = taken.T @ (next_features * share[:, None])
                 step[block, other * size : (other + 1) * size] -= inverses[action] @ moved
         try:

@@ -97,27 +97,20 @@ class Judgement:
     is_cross_fitted: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return it as JSON data."""
         plain = ("gamma", "clip", "seed", "num_episodes", "num_rows", "effective_sample_size")
         found: dict[str, Any] = {name: getattr(self, name) for name in plain}
         found |= {"V_prev": self.v_prev, "V_prev_interval": self.v_prev_interval}
         found |= {"clipped_episodes": self.num_clipped_episodes, "clipped_ratios": self.num_clipped_ratios}
         found["estimates"] = {
-            name: {
-                "V_est": one.value,
-                "interval": one.interval,
-                "V_gain_est": one.gain,
-                "episodes": one.values.tolist(),
-            }
-            for name, one in self.estimates.items()
+            name: {"V_est": x.value, "interval": x.interval, "V_gain_est": x.gain, "episodes": x.values.tolist()}
+            for name, x in self.estimates.items()
         }
-        if self.fitted_q is not None:
+        if (fitted := self.fitted_q) is not None:
             found["fitted_q"] = {
-                "iterations": self.fitted_q.num_iterations,
-                "has_converged": self.fitted_q.has_converged,
-                "error": self.fitted_q.error,
+                "iterations": fitted.num_iterations, "has_converged": fitted.has_converged, "error": fitted.error,
                 "is_cross_fitted": self.is_cross_fitted,
-            }
+            }  # fmt: skip
         return found
 
 
@@ -158,9 +151,8 @@ def judge(
         PolicyError: the policy cannot tell how likely its actions are (a ValueError).
     """
     _check(methods, gamma, clip, num_resamples)
-    target = Target(policy, observe)
+    target, bank = Target(policy, observe), FeatureBank(seed)
     wants_ratios, wants_q = bool(WITH_RATIOS.intersection(methods)), bool(_WITH_Q.intersection(methods))
-    bank = FeatureBank(target, seed)
     rewards, lengths, log_ratios, goes_on = [], [], [np.zeros(0)], []
     for chunk in _chunks(episodes):
         for episode in chunk:
@@ -172,41 +164,16 @@ def judge(
         if wants_q:
             look = target.look(chunk, need_ends=not cut_is_end)
             bank.add(look)
-            new = look.logp
-        elif wants_ratios:
-            new = target.log_likelihoods(chunk)
         if wants_ratios:
-            log_ratios.append(new - np.concatenate(old))
+            log_ratios.append((look.logp if wants_q else target.log_likelihoods(chunk)) - np.concatenate(old))
     if not lengths:
         raise ConfigError("there is no whole episode in the data.", hint="Episodes end with a row that is done.")
     of = Trajectories(np.concatenate(rewards), np.array(lengths), gamma)
     ratios = Ratios(of, np.concatenate(log_ratios), clip=clip) if wants_ratios else None
     rows = bank.rows(of, np.array(goes_on)) if wants_q else None
-    return _judged(of, ratios, rows, methods, clip, num_resamples, seed)
-
-
-def _judged(
-    of: Trajectories,
-    ratios: Ratios | None,
-    rows: QRows | None,
-    methods: Collection[str],
-    clip: float | None,
-    num_resamples: int,
-    seed: int,
-) -> Judgement:
-    returns = of.returns
-    values: dict[str, F64] = {}
-    if ratios is not None:
-        values = {"is": ratios.ordinary(), "wis": ratios.weighted(), "pdis": ratios.per_decision()}
-    fitted, is_cross_fitted = None, False
-    if rows is not None:
-        folds = _folds(len(of), seed) if "dr" in methods else []
-        is_cross_fitted = bool(folds)
-        if "dm" in methods or not folds:
-            fitted = FittedQ(rows)
-            values["dm"] = fitted.values(rows)[1][of.starts]
-        if "dr" in methods and ratios is not None:
-            values["dr"] = ratios.doubly_robust(*_cross_fitted(rows, folds, fitted))
+    folds = _folds(len(of), seed) if rows is not None and "dr" in methods else []
+    fitted = FittedQ(rows) if rows is not None and ("dm" in methods or not folds) else None
+    values = _values(of, ratios, rows, folds, fitted)
 
     def interval(name: str, own: F64) -> tuple[float, float] | None:
         if num_resamples == 0 or len(own) < 2:
@@ -215,28 +182,45 @@ def _judged(
             return interval_of(ratios.bootstrap_weighted(num_resamples, seed))
         return interval_of(bootstrap_means(own, num_resamples, seed))
 
-    v_prev = float(returns.mean())
+    v_prev = float(of.returns.mean())
     estimates = {}
-    for name in METHODS:
-        if name in methods:
-            own = values[name]
-            value = float(own.mean())
-            estimates[name] = Estimate(value, interval(name, own), value / max(SMALLEST_RETURN, v_prev), own)
+    for name in (name for name in METHODS if name in methods):
+        value = float(values[name].mean())
+        gain = value / max(SMALLEST_RETURN, v_prev)
+        estimates[name] = Estimate(value, interval(name, values[name]), gain, values[name])
     return Judgement(
-        gamma=of.gamma,
+        gamma=gamma,
         clip=clip,
         seed=seed,
         num_episodes=len(of),
         num_rows=len(of.rewards),
         v_prev=v_prev,
-        v_prev_interval=interval("V_prev", returns),
+        v_prev_interval=interval("V_prev", of.returns),
         effective_sample_size=None if ratios is None else ratios.effective_sample_size,
         num_clipped_episodes=0 if ratios is None else ratios.num_clipped_episodes,
         num_clipped_ratios=0 if ratios is None else int(ratios.is_clipped.sum()),
         estimates=estimates,
         fitted_q=fitted,
-        is_cross_fitted=is_cross_fitted,
+        is_cross_fitted=bool(folds),
     )
+
+
+def _values(
+    of: Trajectories,
+    ratios: Ratios | None,
+    rows: QRows | None,
+    folds: Sequence[NDArray[np.int64]],
+    fitted: FittedQ | None,
+) -> dict[str, F64]:
+    """Return the values [E] of all estimators that there are ratios and a Q for, also of some that nobody asks for."""
+    values: dict[str, F64] = {}
+    if ratios is not None:
+        values = {"is": ratios.ordinary(), "wis": ratios.weighted(), "pdis": ratios.per_decision()}
+    if rows is not None and fitted is not None:
+        values["dm"] = fitted.values(rows)[1][of.starts]
+    if rows is not None and ratios is not None and (folds or fitted):
+        values["dr"] = ratios.doubly_robust(*_cross_fitted(rows, folds, fitted))
+    return values
 
 
 def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
@@ -252,7 +236,7 @@ def _cross_fitted(rows: QRows, folds: Sequence[NDArray[np.int64]], fitted: Fitte
     if not folds:
         assert fitted is not None  # it is fitted where there are no folds
         return fitted.values(rows)
-    values = np.zeros((3, len(rows.taken)))
+    values = np.zeros((3, len(rows.choices)))
     for own, others in (folds, folds[::-1]):
         is_own = np.zeros(len(rows.of), bool)
         is_own[own] = True
@@ -261,18 +245,17 @@ def _cross_fitted(rows: QRows, folds: Sequence[NDArray[np.int64]], fitted: Fitte
 
 
 def _check(methods: Collection[str], gamma: float, clip: float | None, num_resamples: int) -> None:
-    for name in methods:
-        if name not in METHODS:
-            known = ", ".join(METHODS)
-            raise ConfigError(f"there is no estimator {name!r}; known: {known}.", key="methods", value=name)
-    if not methods:
-        raise ConfigError("no estimator is asked for.", key="methods", value=list(methods))
-    if not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"gamma is {gamma}, expected a number from 0 to 1.", key="gamma", value=gamma)
-    if clip is not None and not clip > 0.0:
-        raise ConfigError(f"clip is {clip}, expected above 0.", key="clip", value=clip)
-    if num_resamples < 0:
-        raise ConfigError(f"{num_resamples} resamples, expected 0 or more.", key="bootstrap", value=num_resamples)
+    known = ", ".join(METHODS)
+    strange = [name for name in methods if name not in METHODS]
+    for is_wrong, text, key, value in (
+        (not methods, f"no estimator is asked for; known: {known}.", "methods", list(methods)),
+        (not 0.0 <= gamma <= 1.0, f"gamma is {gamma}, expected a number from 0 to 1.", "gamma", gamma),
+        (clip is not None and not clip > 0.0, f"clip is {clip}, expected above 0.", "clip", clip),
+        (num_resamples < 0, f"{num_resamples} resamples, expected 0 or more.", "bootstrap", num_resamples),
+        (bool(strange), f"there is no estimator {strange[:1]}; known: {known}.", "methods", strange),
+    ):
+        if is_wrong:
+            raise ConfigError(text, key=key, value=value)
 
 
 def _chunks(episodes: Iterable[Batch]) -> Iterator[list[SampleBatch]]:
