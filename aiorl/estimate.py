@@ -1,8 +1,7 @@
-"""`python -m aiorl.estimate`: what a trained policy would earn, judged on stored episodes, without an environment."""
+"""`python -m aiorl.estimate`: judge a trained policy on stored episodes, without an environment."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,8 +16,6 @@ from aiorl.offline.estimators.judgement import METHODS, WITH_RATIOS, Judgement, 
 from aiorl.offline.readers import MAX_CORRUPT, HoldOut, StoredEpisodes
 from aiorl.offline.unit_actions import NORMALIZED, UnitActions, UnitGuess
 from aiorl.process.replaced_file import write_json
-
-__all__ = ["main"]
 
 _PROG = "python -m aiorl.estimate"
 _EXAMPLES = f"""estimators:
@@ -51,7 +48,18 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
     )
     guess = UnitGuess(policy.action_space, warns=False)
     take_in = UnitActions(policy.action_space).restore if given.get(NORMALIZED) else guess.look
-    judgement = _judge(policy, stored, given, take_in)
+    methods = given.get("methods", tuple(METHODS))
+    judgement = judge(
+        policy.policy,
+        _checked(policy, stored, take_in, has_ratios=not WITH_RATIOS.isdisjoint(methods)),
+        methods=methods,
+        gamma=given.get("gamma", policy.gamma),
+        clip=given.get("clip"),
+        num_resamples=given.get("bootstrap", 1000),
+        seed=given.get("seed", 0),
+        cut_is_end=given.get("cut_is_end", False),
+        observe=policy.observe if given.get("raw_observations") else None,
+    )
     if guess.seem_scaled:
         sys.stderr.write(
             f"aiorl: all stored actions lie within [-1, 1], and the action space is {policy.action_space}: if they are "
@@ -66,27 +74,10 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
         write_json(file, {**about, **judgement.to_dict()})
 
 
-def _judge(
-    policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any], take_in: Callable[[SampleBatch], None]
-) -> Judgement:
-    methods = given.get("methods", tuple(METHODS))
-    return judge(
-        policy.policy,
-        _checked(policy, stored, take_in, has_ratios=not WITH_RATIOS.isdisjoint(methods)),
-        methods=methods,
-        gamma=given.get("gamma", policy.gamma),
-        clip=given.get("clip"),
-        num_resamples=given.get("bootstrap", 1000),
-        seed=given.get("seed", 0),
-        cut_is_end=given.get("cut_is_end", False),
-        observe=policy.observe if given.get("raw_observations") else None,
-    )
-
-
 def _checked(
     policy: LoadedPolicy, stored: StoredEpisodes, take_in: Callable[[SampleBatch], None], *, has_ratios: bool
 ) -> Iterator[SampleBatch]:
-    """Stored episodes; what is wrong with their probabilities is told with the file."""
+    """Yield stored episodes; errors about their probabilities name the file."""
     for path, episode in stored:
         take_in(episode)
         if has_ratios:
@@ -162,8 +153,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--methods", type=_methods, metavar="NAMES", help=f"estimators, by commas ({','.join(METHODS)})"
     )
-    parser.add_argument("--gamma", type=_number(most=1.0, may_be_0=True), metavar="G", help="discount (the run's)")
-    parser.add_argument("--clip", type=_number(), metavar="C", help="bound on ratios of probabilities (none)")
+    parser.add_argument("--gamma", type=float, metavar="G", help="discount (the run's)")
+    parser.add_argument("--clip", type=float, metavar="C", help="bound on ratios of probabilities (none)")
     parser.add_argument(
         "--bootstrap", type=at_least(0), metavar="N", help="resamples that intervals come from; 0: no intervals (1000)"
     )
@@ -181,7 +172,7 @@ def _parser() -> Parser:
         "RLlib stores them",
     )  # fmt: skip
     parser.add_argument(
-        "--hold-out", type=_number(most=1.0), metavar="SHARE", help="only the episodes that training with "
+        "--hold-out", type=float, metavar="SHARE", help="only the episodes that training with "
         "--input-hold-out of that share did not see (all)",
     )  # fmt: skip
     parser.add_argument(
@@ -193,30 +184,7 @@ def _parser() -> Parser:
 
 
 def _methods(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in METHODS:
-            raise argparse.ArgumentTypeError(f"must be of {','.join(METHODS)}, not {name!r}.")
-    if not names:
-        raise argparse.ArgumentTypeError(f"must be of {','.join(METHODS)}, not {text!r}.")
-    return names
-
-
-def _number(most: float = float("inf"), *, may_be_0: bool = False) -> Callable[[str], float]:
-    """Read a number above 0, or from 0 on."""
-
-    def read(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = -1.0
-        if not 0.0 <= number <= most or (number == 0.0 and not may_be_0):
-            bound = "" if most == float("inf") else f" and at most {most:g}"
-            least = "of at least 0" if may_be_0 else "above 0"
-            raise argparse.ArgumentTypeError(f"must be a number {least}{bound}, not {text!r}.")
-        return number
-
-    return read
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 if __name__ == "__main__":

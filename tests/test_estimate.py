@@ -161,18 +161,16 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
         ([str(tmp_path / "none*.json")], 2, "No file of experience matches"),
         ([data, "--json", str(tmp_path / "gone" / "x.json")], 2, "whose directory isn't there"),
         ([data, "--policy", "other", "--methods", "dm"], 2, "other"),
+        ([data, "--methods", "is,magic"], 2, "no estimator ['magic']"),
+        ([data, "--gamma", "1.5"], 2, "gamma is 1.5"),
+        ([data, "--clip", "0"], 2, "clip is 0"),
     ):
         assert main([str(run), *words]) == status
         assert said in capsys.readouterr().err
-    for words, said in (
-        (["--methods", "is,magic"], "--methods must be of is,wis,pdis,dm,dr, not 'magic'"),
-        (["--gamma", "1.5"], "--gamma must be a number of at least 0 and at most 1, not '1.5'"),
-        (["--clip", "0"], "--clip must be a number above 0, not '0'"),
-        (["--bootstrap", "x"], "--bootstrap must be a whole number of at least 0"),
-    ):
+    for words in (["--bootstrap", "x"], ["--gamma", "x"]):
         with pytest.raises(SystemExit, match="2"):
             main([str(run), data, *words])
-        assert said in capsys.readouterr().err
+        assert words[0] in capsys.readouterr().err
 
 
 def test_judging_loads_no_tensorflow() -> None:

@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -96,47 +97,44 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
 
-def _is_function_or_none(value: Any) -> bool:
-    return value is None or callable(value)
-
-
-def _is_path_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str | os.PathLike)
-
-
 def _is_collection(value: Any) -> bool:
     # a string is a collection of its letters
     return isinstance(value, Collection) and not isinstance(value, str | bytes)
 
 
-def _is_dict_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, Mapping)
-
-
 def _is_policy_config(value: Any) -> bool:
-    return value is None or (isinstance(value, Mapping) and _is_dict_or_none(value.get("model")))
+    return isinstance(value, Mapping) and isinstance(value.get("model", {}), Mapping | NoneType)
 
 
-def _is_hooks(value: Any) -> bool:
-    return value is None or (inspect.isclass(value) and issubclass(value, DefaultCallbacks))
+def _none_or(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_right(value)
 
 
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+_COUNT = _is_count, "a whole number of at least 0"
+_PATH = _none_or(_is_path), "a directory's path, or None"
+_FUNCTION = _none_or(callable), "a function, or None"
+_CREATOR = callable, "a function that takes an IOContext"
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "log_level": (lambda value: value is None or value in _LOG_LEVELS, f"one of {', '.join(_LOG_LEVELS)}, or None"),
-    "worker_index": (_is_count, "a whole number of at least 0"),
-    "num_workers": (_is_count, "a whole number of at least 0"),
-    "policy_config": (_is_policy_config, "a dict, its model likewise, or None"),
-    "monitor_path": (_is_path_or_none, "a directory's path, or None"),
-    "log_dir": (_is_path_or_none, "a directory's path, or None"),
-    "policies_to_train": (lambda value: value is None or _is_collection(value), "a list of policy ids, or None"),
+    "worker_index": _COUNT,
+    "num_workers": _COUNT,
+    "policy_config": (_none_or(_is_policy_config), "a dict, its model likewise, or None"),
+    "monitor_path": _PATH,
+    "log_dir": _PATH,
+    "policies_to_train": (_none_or(_is_collection), "a list of policy ids, or None"),
     "input_evaluation": (_is_collection, f"a collection of {', '.join(_EVALUATIONS)}; an empty one for none"),
-    "policy_mapping_fn": (_is_function_or_none, "a function, or None"),
-    "observation_fn": (_is_function_or_none, "a function, or None"),
-    "input_creator": (callable, "a function that takes an IOContext"),
-    "output_creator": (callable, "a function that takes an IOContext"),
-    "callbacks": (_is_hooks, "a subclass of aiorl.DefaultCallbacks, not an object of it"),
-    "tf_session_creator": (
-        lambda value: value is None, "None: TensorFlow 2 has no sessions; see tf_session_args",
+    "policy_mapping_fn": _FUNCTION,
+    "observation_fn": _FUNCTION,
+    "input_creator": _CREATOR,
+    "output_creator": _CREATOR,
+    "callbacks": (
+        lambda value: value is None or (inspect.isclass(value) and issubclass(value, DefaultCallbacks)),
+        "a subclass of aiorl.DefaultCallbacks, not an object of it",
     ),
-}  # fmt: skip
+    "tf_session_creator": (lambda value: value is None, "None: TensorFlow 2 has no sessions; see tf_session_args"),
+}
 """Argument -> test of a value, and what is expected of it."""

@@ -101,15 +101,11 @@ def check_sgd(num_sgd_iter: int, sgd_minibatch_size: int, standardize_fields: Co
     """
     for name, value, smallest in (("num_sgd_iter", num_sgd_iter, 1), ("sgd_minibatch_size", sgd_minibatch_size, 0)):
         if not isinstance(value, int | np.integer) or value < smallest:
-            raise ConfigError(
-                f"{name} is {value!r}, expected a whole number of at least {smallest}.", key=name, value=value
-            )
+            text = f"{name} is {value!r}, expected a whole number of at least {smallest}."
+            raise ConfigError(text, key=name, value=value)
     if isinstance(standardize_fields, str):
-        raise ConfigError(
-            f"standardize_fields is {standardize_fields!r}, expected a list of columns, as [{standardize_fields!r}].",
-            key="standardize_fields",
-            value=standardize_fields,
-        )
+        text = f"standardize_fields is {standardize_fields!r}, expected a list of columns."
+        raise ConfigError(text, key="standardize_fields", value=standardize_fields)
 
 
 def minibatch_sgd(

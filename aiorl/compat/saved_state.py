@@ -55,11 +55,12 @@ def load_state(data: bytes) -> SavedState:
         raise CheckpointError(_WHERE, "these bytes are none that RolloutWorker.save() gave")
     if content.get("version") != _VERSION:
         raise CheckpointError(_WHERE, f"its form is {content.get('version')!r}, and {_VERSION} is known here")
-    for name in SavedState._fields:
-        entries = content.get(name)
+    fields: list[Any] = [content.get(name) for name in SavedState._fields]
+    saved = SavedState(*fields)
+    for name, entries in saved._asdict().items():
         if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
             raise CheckpointError(_WHERE, f"its {name} are damaged")
-    return SavedState(content["filters"], content["policies"])
+    return saved
 
 
 def check_filter_states(filters: Mapping[str, ObservationFilter], states: Mapping[str, Mapping[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,23 +30,8 @@ _Change = Callable[[str, SampleBatch], SampleBatch]
 
 _PROG = "python -m aiorl.data"
 _MAX_SHOWN = 600
-_ABOUT = {
-    "inspect": "Show what files of experience hold: spaces, episodes, returns, action probabilities, columns.",
-    "validate": "Check every row of files of experience; name what can't be read or doesn't fit.",
-    "convert": "Write files of experience again in another format.",
-    "merge": "Write several files of experience as one, with episodes numbered anew.",
-}
 _FORMATS = "\n".join(f"  {name:9} {found.about}" for name, found in FORMATS.items())
-_HELP = f"""usage: {_PROG} COMMAND FILE... [options]
-
-Look at, check, convert and merge files of stored experience.
-
-commands:
-  inspect   {_ABOUT["inspect"]}
-  validate  {_ABOUT["validate"]}
-  convert   {_ABOUT["convert"]}
-  merge     {_ABOUT["merge"]}
-
+_FILES = f"""
 A FILE is a path, a directory, a pattern in quotes, a URI such as s3://bucket/data, or minari:NAME. Its ending says its
 format; JSON lines may also end in .gz or .lz4:
 {_FORMATS}
@@ -60,65 +45,43 @@ examples:
 
 Status: 0 all is well, 1 something could not be read, written or didn't fit, 2 wrong usage.
 """
-_EXAMPLES = {
-    "inspect": f"""examples:
-  {_PROG} inspect runs/mine/output
-  {_PROG} inspect rllib.json --env Pendulum-v1       # also whether its actions seem to be scaled
-  {_PROG} inspect 'data/*.parquet' minari:D4RL/door/human-v2
 
-Spaces are as far as the rows tell: a Discrete action that was never taken is not counted. Without action_prob or
-action_logp, importance sampling can't judge another policy on the data.
-""",
-    "validate": f"""examples:
-  {_PROG} validate data
-  {_PROG} validate data --max-shown 1000 > faults.txt
 
-Each fault is a line: FILE, line or row group, row: what. Checked is that every place can be read, that all batches have
-the same columns, that observations, actions and rewards are finite, that probabilities are some, and that the rows of
-an episode follow each other: t counts on, obs is new_obs of the row before, and no row follows a done.
-""",
-    "convert": f"""examples:
-  {_PROG} convert rllib.json --out mine.parquet
-  {_PROG} convert 'data/*.json' --out data-parquet --to parquet
-  {_PROG} convert data/all.parquet --out minari:cartpole/mine-v0 --env CartPole-v1
-  {_PROG} convert mine.json --out for-rllib.json --to rllib
+class _Command(NamedTuple):
+    """A command of the program.
 
-Places that can't be read are named and left out; the status is 1 then. No file is written over.
-""",
-    "merge": f"""examples:
-  {_PROG} merge 'runs/mine/output/*.json' --out all.parquet
-  {_PROG} merge day1 day2 --out both.json.gz --compress obs,new_obs
+    Attributes:
+        do: does it with files and options; returns the exit status.
+        about: a line of help.
+        examples: the end of its own help.
+    """
 
-Episodes get new numbers, so that those of different files stay apart. Places that can't be read are named and left out;
-the status is 1 then. No file is written over.
-""",
-}
+    do: Callable[[list[str], dict[str, Any]], int]
+    about: str
+    examples: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the commands; the exit status: 0 all is well, 1 not all was, 2 wrong usage, 130 ended by Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(as_typed(_HELP))
+        commands = "".join(f"  {name:9} {command.about}\n" for name, command in _COMMANDS.items())
+        about = "Look at, check, convert and merge files of stored experience."
+        sys.stdout.write(
+            as_typed(f"usage: {_PROG} COMMAND FILE... [options]\n\n{about}\n\ncommands:\n{commands}{_FILES}")
+        )
         return 0 if words else 2
     name = words[0]
-    if name not in _ABOUT:
-        usage_error(_PROG, f"There is no command {name!r}.{nearest(name, _ABOUT)}")
+    if name not in _COMMANDS:
+        usage_error(_PROG, f"There is no command {name!r}.{nearest(name, _COMMANDS)}")
     given = _parser(name).parse(words[1:])
-    return exit_status(
-        lambda: _COMMANDS[name](find_sources(given["files"]), given),
-        interrupted="ended by Ctrl-C",
-    )
+    return exit_status(lambda: _COMMANDS[name].do(find_sources(given["files"]), given), interrupted="ended by Ctrl-C")
 
 
 def _parser(name: str) -> Parser:
-    writes = name in ("convert", "merge")
-    parser = Parser(
-        f"{_PROG} {name}",
-        "FILE... --out PATH [options]" if writes else "FILE... [options]",
-        _ABOUT[name],
-        _EXAMPLES[name],
-    )
+    writes, command = name in ("convert", "merge"), _COMMANDS[name]
+    usage = "FILE... --out PATH [options]" if writes else "FILE... [options]"
+    parser = Parser(f"{_PROG} {name}", usage, command.about, command.examples)
     parser.add_argument("files", nargs="+", metavar="FILE", help="a path, directory, pattern, URI or minari:NAME")
     if name == "validate":
         parser.add_argument(
@@ -245,7 +208,7 @@ def _targets(files: Sequence[str], out: str, format_name: str | None) -> Iterato
 
 @contextlib.contextmanager
 def _created(found: Format, path: str, options: WriteOptions) -> Iterator[BatchFile]:
-    """A new file that does not stay if the block fails."""
+    """Create a file that does not stay if the block fails."""
     try:
         file = found.create(path, options)
     except FileExistsError as error:
@@ -288,9 +251,51 @@ def _write(
     return status
 
 
-_COMMANDS: dict[str, Callable[[list[str], dict[str, Any]], int]] = {
-    "inspect": _inspect,
-    "validate": _validate,
-    "convert": _convert,
-    "merge": _merge,
+_LEFT_OUT = "Places that can't be read are named and left out; the status is 1 then. No file is written over.\n"
+_COMMANDS = {
+    "inspect": _Command(
+        _inspect,
+        "Show what files of experience hold: spaces, episodes, returns, action probabilities, columns.",
+        f"""examples:
+  {_PROG} inspect runs/mine/output
+  {_PROG} inspect rllib.json --env Pendulum-v1       # also whether its actions seem to be scaled
+  {_PROG} inspect 'data/*.parquet' minari:D4RL/door/human-v2
+
+Spaces are as far as the rows tell: a Discrete action that was never taken is not counted. Without action_prob or
+action_logp, importance sampling can't judge another policy on the data.
+""",
+    ),
+    "validate": _Command(
+        _validate,
+        "Check every row of files of experience; name what can't be read or doesn't fit.",
+        f"""examples:
+  {_PROG} validate data
+  {_PROG} validate data --max-shown 1000 > faults.txt
+
+Each fault is a line: FILE, line or row group, row: what. Checked is that every place can be read, that all batches have
+the same columns, that observations, actions and rewards are finite, that probabilities are some, and that the rows of
+an episode follow each other: t counts on, obs is new_obs of the row before, and no row follows a done.
+""",
+    ),
+    "convert": _Command(
+        _convert,
+        "Write files of experience again in another format.",
+        f"""examples:
+  {_PROG} convert rllib.json --out mine.parquet
+  {_PROG} convert 'data/*.json' --out data-parquet --to parquet
+  {_PROG} convert data/all.parquet --out minari:cartpole/mine-v0 --env CartPole-v1
+  {_PROG} convert mine.json --out for-rllib.json --to rllib
+
+{_LEFT_OUT}""",
+    ),
+    "merge": _Command(
+        _merge,
+        "Write several files of experience as one, with episodes numbered anew.",
+        f"""examples:
+  {_PROG} merge 'runs/mine/output/*.json' --out all.parquet
+  {_PROG} merge day1 day2 --out both.json.gz --compress obs,new_obs
+
+Episodes get new numbers, so that those of different files stay apart.
+{_LEFT_OUT}""",
+    ),
 }

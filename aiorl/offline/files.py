@@ -29,32 +29,32 @@ _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, RuntimeError)
 
 
 def is_uri(path: str) -> bool:
-    """Whether a path names its protocol, such as ``s3://``."""
+    """Return whether a path names its protocol, such as ``s3://``."""
     return _URI.match(path) is not None
 
 
 def without_compression(path: str) -> str:
-    """A path without a suffix of compression."""
+    """Return a path without a suffix of compression."""
     return path.removesuffix(".gz").removesuffix(".lz4") if path.lower().endswith(COMPRESSIONS) else path
 
 
 def suffix_of(path: str) -> str:
-    """The suffix that tells the format, lower case: ".json" of "a.json.gz"."""
+    """Return the suffix that tells the format, in lower case: ".json" of "a.json.gz"."""
     return os.path.splitext(without_compression(path.lower()))[1]
 
 
 def file_name(path: str) -> str:
-    """The last part of a path or URI."""
+    """Return the last part of a path or URI."""
     return path.rstrip("/").rpartition("/")[2]
 
 
 def in_directory(directory: str, name: str) -> str:
-    """The path of a name in a directory, which may be a URI."""
+    """Return the path of a name in a directory, which may be a URI."""
     return f"{directory.rstrip('/')}/{name}" if is_uri(directory) else os.path.join(directory, name)
 
 
 def find_files(source: str, suffixes: Collection[str]) -> list[str]:
-    """The files that a path, directory, pattern or URI of one names, in the order of their names.
+    """Return the files that a path, directory, pattern or URI of one names, in the order of their names.
 
     Args:
         source: of a directory, all files that end as expected, hidden ones left out; of anything else, what it names.
@@ -118,7 +118,7 @@ def _its_own_errors(path: str) -> Iterator[None]:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file of that name."""
+    """Return whether there is a file of that name."""
     if is_uri(path):
         fs, name = _filesystem(path)
         return bool(fs.exists(name))
@@ -135,7 +135,7 @@ def make_directory(path: str) -> None:
 
 
 def open_plain(path: str) -> IO[bytes]:
-    """A file as it is, to be read.
+    """Open a file as it is, for reading.
 
     Raises:
         DataError: the package of a URI's protocol can't open it.
@@ -153,7 +153,7 @@ def open_plain(path: str) -> IO[bytes]:
 
 @contextlib.contextmanager
 def open_unpacked(path: str) -> Iterator[IO[bytes]]:
-    """A file to be read, decompressed where its name says that it is compressed.
+    """Open a file for reading, decompressed where its name says that it is compressed.
 
     Raises:
         DataError: the compressed file is damaged.
@@ -181,7 +181,7 @@ def readable(path: str) -> Iterator[None]:
 
 
 def create(path: str) -> IO[bytes]:
-    """A new file to be written, without a buffer where it is local; compressed if its name says so.
+    """Create a file, without a buffer where it is local, compressed if its name says so.
 
     Raises:
         FileExistsError: there is one of that name.

@@ -26,7 +26,7 @@ class Share:
     of: int = 1
 
     def has(self, number: int) -> bool:
-        """Whether the batch of that number, from 0, is among them."""
+        """Return whether the batch of that number, from 0, is among them."""
         return number % self.of == self.index
 
 
@@ -139,7 +139,7 @@ class Format(ABC):
 
     @abstractmethod
     def create(self, path: str, options: WriteOptions) -> BatchFile:
-        """A new file.
+        """Create a file.
 
         Raises:
             FileExistsError: there is one of that name.

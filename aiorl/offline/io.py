@@ -7,23 +7,11 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from aiorl.data.arrays import Batch, concat_batches
 from aiorl.errors import ConfigError
-
-__all__ = [
-    "IOContext",
-    "InputCreator",
-    "InputReader",
-    "NoopWriter",
-    "OutputCreator",
-    "OutputWriter",
-    "SamplerInput",
-    "noop_output",
-    "sampler_input",
-]
 
 
 class InputReader(ABC):
@@ -31,7 +19,7 @@ class InputReader(ABC):
 
     @abstractmethod
     def next(self) -> Batch:
-        """The next batch; blocks until there is one."""
+        """Return the next batch; blocks until there is one."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release everything; may be called more than once."""
@@ -48,21 +36,11 @@ class OutputWriter(ABC):
         """Release everything; may be called more than once."""
 
 
-class BatchSource(Protocol):
-    """What SamplerInput needs of a sampler."""
-
-    def get_data(self) -> Batch:
-        """The next batch."""
-
-    def get_extra_batches(self) -> Sequence[Batch]:
-        """Batches that episodes added on their own since the last call."""
-
-
 class SamplerInput(InputReader):
     """Batches of a sampler, each with the extra batches that came about meanwhile."""
 
-    def __init__(self, sampler: BatchSource) -> None:
-        """Read from a sampler."""
+    def __init__(self, sampler: Any) -> None:
+        """Read from a sampler: what its ``get_data`` and ``get_extra_batches`` return."""
         self._sampler = sampler
 
     def next(self) -> Batch:
@@ -78,11 +56,11 @@ class NoopWriter(OutputWriter):
     """Keeps nothing."""
 
     def write(self, batch: Batch) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class IOContext:
-    """What a reader or writer may want to know when it is made.
+    """The place of a reader or writer, as it may want to know when it is made.
 
     Attributes:
         log_dir: the run's directory, None if there is none.
@@ -117,7 +95,7 @@ class IOContext:
         return int(getattr(self.worker, "num_workers", 0))
 
     def default_sampler_input(self) -> InputReader:
-        """Batches of the worker's own sampler.
+        """Return a reader of the worker's own sampler.
 
         Raises:
             ConfigError: there is no worker with a sampler.
@@ -133,10 +111,10 @@ OutputCreator = Callable[[IOContext], OutputWriter]
 
 
 def sampler_input(context: IOContext) -> InputReader:
-    """The default input: the worker's own sampler."""
+    """Return the default input: the worker's own sampler."""
     return context.default_sampler_input()
 
 
 def noop_output(context: IOContext) -> OutputWriter:
-    """The default output: none."""
+    """Return the default output: none."""
     return NoopWriter()

@@ -73,13 +73,8 @@ _MAX_EXPANSION = 255  # an LZ4 block cannot hold more than this many bytes per b
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _NOT_IN_JSON = (b"NaN", b"Infinity")  # Python's json writes them, and JSON doesn't know them
 _OBJECTS = "json"
-DTYPES = {
-    name: np.dtype(name)
-    for name in (
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
-        "float64",
-    )
-}  # fmt: skip
+DTYPES = {np.dtype(code).name: np.dtype(code) for code in "?bhiqBHIQefd"}
+"""Dtypes of columns by name: bool, int8 to int64, uint8 to uint64, float16 to float64."""
 
 
 class JsonLines(Format):

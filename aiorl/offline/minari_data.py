@@ -84,7 +84,7 @@ class MinariDataset(Format):
 
 
 def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """The spaces of observations and actions that a dataset's metadata describe.
+    """Return the spaces of observations and actions that a dataset's metadata describe.
 
     Raises:
         DataError: they describe none: Minari would run the code of the environment they name; or the dataset's format
@@ -101,7 +101,7 @@ def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 def _described(space: Any) -> dict[str, Any]:
-    """A space in Minari's description as `aiorl.data.spaces` describes it."""
+    """Return a space in Minari's description as `aiorl.data.spaces` describes it."""
     parts = space.get("subspaces")
     if isinstance(parts, dict):
         return {"kind": space["type"], "spaces": [[name, _described(part)] for name, part in parts.items()]}
@@ -156,7 +156,7 @@ class _Group:
         return array
 
     def _pictures(self, found: Any, shape: tuple[int, ...]) -> Array:
-        """Pictures [N, *shape] of JPEG files, each a row of bytes."""
+        """Return pictures [N, *shape] of JPEG files, each a row of bytes."""
         from PIL import Image
 
         self._check(found)
@@ -173,7 +173,7 @@ class _Group:
         return made
 
     def _bytes_of_rows(self, found: Any) -> int:
-        """Bytes that rows of any length say they have; HDF5 would make room for them before it looks for them."""
+        """Return the bytes that rows of any length claim; HDF5 would make room for them before it looks for them."""
         import h5py
 
         if h5py.check_vlen_dtype(found.dtype) is None:

@@ -109,7 +109,7 @@ def _number(fields: Mapping[int, Any], number: int) -> int:
 
 
 def _page_header(file: IO[bytes], at: int) -> tuple[Mapping[int, Any], int]:
-    """The header of the page that begins at a place, and its length."""
+    """Return the header of the page that begins at a place, and its length."""
     for most in _HEADER_BYTES:
         file.seek(at)
         reader = _Compact(file.read(most))
@@ -133,7 +133,7 @@ class _Compact:
         self.at = 0
 
     def struct(self, kept: _Kept, depth: int = 0) -> dict[int, Any]:
-        """Number of a field -> value, of the fields that are kept.
+        """Return the values of the fields that are kept, by number.
 
         Raises:
             IndexError: the bytes end within it.
@@ -470,7 +470,7 @@ def _last_start(rows: SampleBatch) -> int:
 
 
 def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
-    """A field and its values."""
+    """Return a field and its values."""
     import pyarrow as pa
 
     if not isinstance(column, np.ndarray):

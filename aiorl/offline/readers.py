@@ -43,7 +43,7 @@ class EpisodeAssembler:
     """
 
     def __init__(self) -> None:
-        """Nothing has come yet."""
+        """Begin without any part."""
         self._open: dict[int, list[SampleBatch]] = {}
         self.num_left_out = 0
 
@@ -59,7 +59,7 @@ class EpisodeAssembler:
             yield from self._add_part(part)
 
     def finish(self) -> None:
-        """No more will come: episodes that have not ended are left out."""
+        """Leave out the episodes that have not ended."""
         for key in list(self._open):
             self._drop(key)
 
@@ -82,7 +82,7 @@ class EpisodeAssembler:
 
 
 def trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
-    """Runs of rows that follow each other in one episode, as views; none goes on behind an end, or a gap in ``t``."""
+    """Yield runs of rows that follow each other in one episode, as views; an end or a gap in ``t`` ends a run."""
     for part in batch.split_by_episode() if c.EPS_ID in batch else [batch]:
         ends = np.zeros(part.count, bool)
         for name in (c.DONES, c.TERMINATEDS, c.TRUNCATEDS):
@@ -148,7 +148,7 @@ class HoldOut:
 
 
 def _uniform(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1), scattered as if they were random (the finaliser of SplitMix64)."""
+    """Return numbers in [0, 1), scattered as if they were random (the finaliser of SplitMix64)."""
     x = numbers + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -482,7 +482,7 @@ class StoredEpisodes:
         self.num_left_out = 0
 
     def __iter__(self) -> Iterator[tuple[str, SampleBatch]]:
-        """Each episode, with the file that it is in.
+        """Yield each episode, with the file that it is in.
 
         Raises:
             DataError: of a file nothing can be read, or too little, or what it holds are no episodes.

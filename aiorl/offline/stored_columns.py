@@ -96,7 +96,7 @@ def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
 
 
 def check_policies(policies: object) -> dict[str, Any]:
-    """Policy ids and what stands for their rows.
+    """Return policy ids with their stored rows.
 
     Raises:
         DataError: it is no mapping of names, or one of too many.
@@ -155,7 +155,7 @@ def _are_numbers(rows: list[list[Any]]) -> bool:
 
 
 def object_column(values: Sequence[object]) -> Array:
-    """A column of any objects, such as infos.
+    """Return a column of any objects, such as infos.
 
     Raises:
         DataError: they are nested too deeply.

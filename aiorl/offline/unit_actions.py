@@ -101,7 +101,7 @@ def seem_scaled(space: spaces.Space[Any] | None, low: float, high: float) -> boo
 
 
 def action_space_of(env: str) -> spaces.Space[Any] | None:
-    """The action space of an environment by its name; None where it says none.
+    """Return the action space of an environment by its name; None where it says none.
 
     Raises:
         ConfigError: there is no such environment (also a ValueError).

@@ -37,12 +37,6 @@ def test_functions_in_a_dict_get_one_dict_and_a_warning():
     }
 
 
-def test_hooks_not_in_the_dict_do_nothing():
-    with pytest.warns(DeprecationWarning, match="dict"):
-        hooks = callbacks_from_dict({"on_sample_end": lambda info: None})()
-    hooks.on_episode_start(worker=None, base_env=None, policies=None, episode=None)
-
-
 @pytest.mark.parametrize(
     ("name", "function"), [("on_episode_stert", print), ("on_episode_start", 5), ("on_episode_end", lambda: 0)]
 )

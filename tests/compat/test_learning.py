@@ -50,8 +50,8 @@ def test_rows_of_policies_unknown_here_are_passed_over():
     ],
 )
 def test_gradients_by_policy_are_told_from_the_default_policys_own(names, gradients, expected):
-    """R43."""
-    assert learning.apply_gradients(policies(*names), gradients) == expected
+    """R43: whether a policy learns or not."""
+    assert learning.apply_gradients(policies(*names, train=[]), gradients) == expected
 
 
 def test_what_goes_into_learning_and_what_comes_out_is_reported_once(caplog):

@@ -34,19 +34,6 @@ def test_gradients_of_a_multi_agent_batch_cover_the_policies_that_learn(make_pai
     assert list(make_pair().compute_gradients(samples)[0]) == ["0", "1"]
 
 
-def test_gradients_are_applied_by_policy_or_to_the_default_one(make_pair, make_worker):
-    """R43."""
-    pair = make_pair(policies_to_train=["1"])
-    assert pair.apply_gradients({"0": {"w": np.ones(1)}}) == {"0": {"applied": 1.0}}, "whether it learns or not"
-    with pytest.raises(KeyError, match="nobody"):
-        pair.apply_gradients({"1": {"w": np.ones(1)}, "nobody": {}})
-    assert pair.policy_map["1"].weight.tolist() == [0.0]
-    single = make_worker()
-    assert single.apply_gradients({"w": np.full(1, 2.0)}) == {"applied": 2.0}, "a dict by weight name"
-    assert single.apply_gradients({DEFAULT: {"w": np.full(1, 3.0)}}) == {DEFAULT: {"applied": 3.0}}
-    assert single.policy_map[DEFAULT].weight.tolist() == [5.0]
-
-
 def test_policies_learn_on_their_own_rows_but_for_those_that_are_not_to(make_pair):
     """R44."""
     worker = make_pair()

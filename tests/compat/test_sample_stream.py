@@ -11,12 +11,6 @@ import pytest
 from aiorl.compat.rollout_worker import SampleStream
 
 
-def test_each_batch_is_given_once():
-    stream = SampleStream(itertools.count().__next__)
-    assert list(itertools.islice(stream, 3)) == [0, 1, 2]
-    assert next(stream) == 3
-
-
 def test_the_event_loop_goes_on_while_a_batch_is_sampled():
     go_on = threading.Event()
 

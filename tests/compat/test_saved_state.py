@@ -21,15 +21,6 @@ def test_what_is_saved_comes_back(filters, policies):
     assert load_state(dump_state(SavedState(filters, policies))) == (filters, policies)
 
 
-def test_arrays_keep_dtype_and_shape():
-    """R51."""
-    weights = np.arange(6, dtype=np.float32).reshape(2, 3)
-    saved = load_state(dump_state(SavedState({}, {"a": {"weights": {"w": weights}, "step": 7}})))
-    found = saved.policies["a"]["weights"]["w"]
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, weights)
-
-
 def test_a_state_that_is_no_plain_data_is_refused():
     """R51: nothing is pickled."""
     with pytest.raises(CheckpointError, match="cannot be saved"):

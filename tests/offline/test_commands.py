@@ -7,28 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-from stored_rows import assert_equal_batches, cartpole_rows
+from stored_rows import assert_equal_batches, cartpole_rows, read_once, write
 
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.offline.commands import main
 from aiorl.offline.estimators import ROUNDING
-from aiorl.offline.formats import WriteOptions
-from aiorl.offline.readers import FileReader, ReaderOptions
-from aiorl.offline.registry import format_named, format_of
 
 pytest.importorskip("pyarrow")
-
-
-def write(path, *batches, format_name=None):
-    found = format_named(format_name) if format_name else format_of(str(path))
-    with found.create(str(path), WriteOptions()) as file:
-        for batch in batches:
-            file.write(batch)
-    return path
-
-
-def read(path):
-    return list(FileReader(str(path), ReaderOptions(epochs=1, shuffle_files=False)))
 
 
 @pytest.fixture
@@ -184,7 +169,7 @@ def test_convert_goes_through_every_format_and_back_and_runs_as_a_module(tmp_pat
         new = tmp_path / f"{number}{suffix}"
         assert run("convert", path, "--out", new) == (0, f"{new}: 15 rows\n", "")
         path = new
-    assert_equal_batches(read(path)[0], batch)
+    assert_equal_batches(read_once(path)[0], batch)
     words = [sys.executable, "-m", "aiorl.data", "validate", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 file checked: all fits\n", "")
@@ -221,7 +206,7 @@ def test_convert_to_minari_and_back(tmp_path, run, monkeypatch):
     path = write(tmp_path / "a.json", cartpole_rows())
     assert run("convert", path, "--out", "minari:mine-v0")[0] == 0
     assert run("convert", "minari:mine-v0", "--out", tmp_path / "b.parquet")[0] == 0
-    np.testing.assert_array_equal(read(tmp_path / "b.parquet")[0]["obs"], cartpole_rows()["obs"])
+    np.testing.assert_array_equal(read_once(tmp_path / "b.parquet")[0]["obs"], cartpole_rows()["obs"])
     status, _, err = run("convert", path, "--out", "minari:mine-v0")
     assert status == 1
     assert "minari delete" in err
@@ -236,12 +221,12 @@ def test_merge_keeps_episodes_of_different_files_apart(tmp_path, run):
         for number, batch in enumerate(batches)
     ]
     assert run("merge", *files, "--out", tmp_path / "all.parquet")[0] == 0
-    merged = SampleBatch.concat(read(tmp_path / "all.parquet"))
+    merged = SampleBatch.concat(read_once(tmp_path / "all.parquet"))
     assert merged["eps_id"].tolist() == list(np.repeat(np.arange(5), 4))
     np.testing.assert_array_equal(merged["obs"], SampleBatch.concat(batches)["obs"])
     several = write(tmp_path / "m.json", MultiAgentBatch({"x": cartpole_rows(2, 1), "y": cartpole_rows(2, 1)}, 2))
     assert run("merge", several, files[0], "--out", tmp_path / "all.json")[0] == 0
-    first, second, _ = read(tmp_path / "all.json")
+    first, second, _ = read_once(tmp_path / "all.json")
     assert {name: rows["eps_id"].tolist() for name, rows in first.policy_batches.items()} == {"x": [0, 1], "y": [0, 1]}
     assert second["eps_id"].tolist() == [2, 2, 2, 2, 3, 3]
 
@@ -257,7 +242,9 @@ def test_what_can_not_be_read_is_left_out_and_no_file_written_over_or_left_half_
     status, _, err = run(command, path, "--out", tmp_path / "b.parquet")
     assert status == 1
     assert "same columns" in err
-    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+    empty = write(tmp_path / "empty.json", SampleBatch(obs=np.ones((1, 0), np.float32)))
+    assert run(command, empty, "--out", tmp_path / "b.parquet")[0] == 1
+    assert {found.name for found in tmp_path.iterdir()} == {"a.json", "empty.json"}
     path.write_bytes(before + b"{}\n")
     status, out, err = run(command, path, "--out", tmp_path / "b.json")
     assert (status, out) == (1, f"{tmp_path}/b.json: 16 rows\n")
@@ -270,17 +257,14 @@ def test_help_teaches_and_wrong_usage_is_told_in_a_sentence(tmp_path, run):
         assert status == 0
         assert "examples:" in out
         assert "python -m aiorl.data" in out
+    path = write(tmp_path / "a.json", cartpole_rows())
     for words, sentence in (
         (["inspct", "x"], "Did you mean 'inspect'?"),
         (["inspect"], "required: FILE"),
         (["convert", "x"], "--out"),
-        (["inspect", "x", "--out", "y"], "There is no option --out"),
         (["validate", "x", "--max-shown", "0"], "at least 1"),
         (["inspect", tmp_path / "nothing"], "No file of experience matches"),
-        (
-            ["convert", write(tmp_path / "a.json", cartpole_rows()), "--out", tmp_path / "b", "--to", "parket"],
-            "'parquet'",
-        ),
+        (["convert", path, "--out", tmp_path / "b", "--to", "parket"], "'parquet'"),
     ):
         status, out, err = run(*words)
         assert (status, out) == (2, "")

@@ -103,17 +103,6 @@ def test_log_probabilities_will_do_as_well():
     assert estimator.get_metrics()[0].metrics["V_step_IS"] == pytest.approx(2.0)
 
 
-def test_missing_or_impossible_old_probabilities_are_refused():
-    """R191."""
-    estimator = ImportanceSamplingEstimator(Coin(), 1.0)
-    batch = episode([0.5], [0.0], [1.0])
-    with pytest.raises(ValueError, match=r"probabilities in \(0, 1\]"):
-        estimator.process(batch)
-    del batch["action_prob"]
-    with pytest.raises(BatchError, match="action_prob"):
-        estimator.process(batch)
-
-
 def test_a_multi_agent_batch_is_refused():
     """R191."""
     batch = MultiAgentBatch({"a": episode([0.5], [0.5], [1.0])}, 1)
@@ -179,6 +168,8 @@ def test_impossible_probabilities_are_refused_with_their_rows():
     ):
         with pytest.raises(BatchError, match=rf"'action_logp'.*{rows}$"):
             behaviour_log_likelihoods(SampleBatch(action_logp=np.array(logp)), space)
+    with pytest.raises(BatchError, match="action_prob"):
+        behaviour_log_likelihoods(SampleBatch(obs=np.zeros(1)), SPACE)
     with pytest.raises(BatchError, match=r"one number for each row.*\[2, 1\]"):
         behaviour_log_likelihoods(SampleBatch(action_logp=np.zeros((2, 1))), SPACE)
 

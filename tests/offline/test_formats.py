@@ -16,29 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from stored_rows import assert_equal_batches, cartpole_rows
+from stored_rows import assert_equal_batches, cartpole_rows, read, write
 
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError, DataError
 from aiorl.offline import json_lines, stored_columns
 from aiorl.offline.files import open_plain
-from aiorl.offline.formats import WHOLE, Share, Stored, WriteOptions
 from aiorl.offline.registry import SUFFIXES, format_named, format_of
 
 pytest.importorskip("pyarrow")
-PLAIN = WriteOptions()
 NESTED = {"a": [1, 2.5], "b": {"c": "text", "d": None}}
-
-
-def write(path, *batches, options=PLAIN):
-    with format_of(str(path)).create(str(path), options) as file:
-        for batch in batches:
-            file.write(batch)
-
-
-def read(path, share=WHOLE):
-    found = list(format_of(str(path)).read(str(path), share))
-    return [item.batch for item in found if isinstance(item, Stored)], [e for e in found if isinstance(e, DataError)]
 
 
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"]
@@ -51,7 +38,7 @@ def test_what_was_written_reads_back_equal(tmp_path, suffix, compressed):
     """R190."""
     path = tmp_path / f"a{suffix}"
     batches = [cartpole_rows(), cartpole_rows(2, 7, first=3)]
-    write(path, *batches, options=WriteOptions(frozenset(compressed)))
+    write(path, *batches, compress_columns=frozenset(compressed))
     found, errors = read(path)
     assert errors == []
     assert_equal_batches(SampleBatch.concat(found), SampleBatch.concat(batches))
@@ -61,7 +48,7 @@ def test_what_was_written_reads_back_equal(tmp_path, suffix, compressed):
 def test_what_was_read_may_be_changed_in_place(tmp_path, suffix):
     """By callbacks and postprocessing, as what a sampler gives."""
     batch = SampleBatch(cartpole_rows(), frames=np.zeros((15, 9, 9), np.uint8), new_obs=np.zeros((15, 4), np.float32))
-    write(tmp_path / f"a{suffix}", batch, options=WriteOptions(frozenset({"obs"})))
+    write(tmp_path / f"a{suffix}", batch, compress_columns=frozenset({"obs"}))
     (found,), _ = read(tmp_path / f"a{suffix}")
     for name in found:
         found[name][0] = found[name][1]
@@ -114,7 +101,7 @@ def test_any_columns_read_back_equal(tmp_path_factory, columns, is_compressed):
     batch = SampleBatch({f"x{name}": column for name, column in columns.items()})
     for suffix in (".json", ".parquet"):
         path = tmp_path_factory.mktemp("any") / f"a{suffix}"
-        write(path, batch, options=WriteOptions(frozenset(batch) if is_compressed else frozenset()))
+        write(path, batch, compress_columns=frozenset(batch if is_compressed else ()))
         (found,), _ = read(path)
         assert_equal_batches(found, batch)
 
@@ -134,7 +121,7 @@ def test_batches_of_several_policies_read_back_equal(tmp_path):
 
 def test_only_listed_columns_are_compressed(tmp_path):
     """R190."""
-    write(tmp_path / "a.json", cartpole_rows(), options=WriteOptions(frozenset({"obs"})))
+    write(tmp_path / "a.json", cartpole_rows(), compress_columns=frozenset({"obs"}))
     columns = orjson.loads((tmp_path / "a.json").read_bytes())["columns"]
     assert {name for name, column in columns.items() if "lz4" in column} == {"obs"}
     assert columns["rewards"] == {"dtype": "float32", "rows": [1.0] * 15}
@@ -211,11 +198,10 @@ def test_numbers_that_float32_cannot_hold_are_infinite(tmp_path):
 
 
 def test_rllibs_lines_are_written_plain_and_read_back(tmp_path):
-    path = str(tmp_path / "a.json")
     several = MultiAgentBatch({"a": cartpole_rows()}, 15)
-    with format_named("rllib").create(path, WriteOptions(frozenset({"obs"}))) as file:
-        file.write(cartpole_rows())
-        file.write(several)
+    path = write(
+        tmp_path / "a.json", cartpole_rows(), several, format_name="rllib", compress_columns=frozenset({"obs"})
+    )
     (first, second), _ = read(path)
     assert json.loads((tmp_path / "a.json").read_text().splitlines()[0])["type"] == "SampleBatch"
     np.testing.assert_array_equal(first["obs"], cartpole_rows()["obs"])
@@ -389,22 +375,6 @@ def test_what_is_no_parquet_is_told(tmp_path, content):
         read(tmp_path / "a.parquet")
 
 
-def test_a_damaged_row_group_is_named_or_the_file_is(tmp_path):
-    write(tmp_path / "a.parquet", cartpole_rows(200, 20))
-    whole = (tmp_path / "a.parquet").read_bytes()
-    rng = np.random.default_rng(0)
-    for _ in range(150):
-        data = bytearray(whole)
-        for at in rng.integers(len(data) if rng.random() < 0.5 else 3000, size=4):
-            data[-1 - at] = rng.integers(256)
-        (tmp_path / "a.parquet").write_bytes(data)
-        try:
-            _, errors = read(tmp_path / "a.parquet")
-        except DataError:
-            continue
-        assert all(str(error).isprintable() for error in errors)
-
-
 def parquet_of(path, note=None, **columns):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -515,28 +485,11 @@ def test_parquet_reads_the_file_that_was_checked(tmp_path, monkeypatch):
     assert len(read(tmp_path / "a.parquet")[0]) == 1
 
 
-def test_batches_of_other_columns_do_not_go_into_one_parquet_file(tmp_path):
-    with pytest.raises(DataError, match="same columns"):
-        write(tmp_path / "a.parquet", cartpole_rows(), SampleBatch(obs=np.ones((1, 4), np.float32)))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_is_never_written_over(tmp_path):
     for name in ("a.json", "a.json.gz", "a.parquet"):
         write(tmp_path / name, cartpole_rows())
         with pytest.raises(FileExistsError):
             write(tmp_path / name, cartpole_rows())
-
-
-def test_shares_together_have_every_batch_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("aiorl.offline.parquet._GROUP_ROWS", 10)
-    batches = [cartpole_rows(2, 5, first=2 * number) for number in range(7)]
-    for name in ("a.json", "a.parquet"):
-        write(tmp_path / name, *batches)
-        parts = [read(tmp_path / name, Share(index, 3))[0] for index in range(3)]
-        seen = sorted(int(number) for part in parts for rows in part for number in rows["eps_id"])
-        assert seen == sorted(int(number) for rows in batches for number in rows["eps_id"])
-        assert all(parts)
 
 
 def test_a_name_tells_the_format():

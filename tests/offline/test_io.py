@@ -5,7 +5,7 @@ import pytest
 
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
-from aiorl.offline.io import IOContext, NoopWriter, SamplerInput, noop_output, sampler_input
+from aiorl.offline.io import IOContext, SamplerInput, sampler_input
 
 
 def rows(*numbers):
@@ -33,11 +33,6 @@ def test_sampler_input_gives_the_samplers_batches_with_the_extra_ones_behind():
     assert reader.next()["rewards"].tolist() == [5]
 
 
-def test_a_sampler_batch_without_extra_ones_is_not_copied():
-    batch = rows(1)
-    assert SamplerInput(FakeSampler([batch])).next() is batch
-
-
 def test_the_context_knows_its_place_and_the_workers_sampler():
     class Worker:
         sampler = FakeSampler([rows(7)])
@@ -54,10 +49,3 @@ def test_the_context_knows_its_place_and_the_workers_sampler():
 def test_sampler_input_without_a_worker_is_refused():
     with pytest.raises(ConfigError, match="needs a worker"):
         IOContext().default_sampler_input()
-
-
-def test_the_default_output_keeps_nothing():
-    writer = noop_output(IOContext())
-    assert isinstance(writer, NoopWriter)
-    writer.write(rows(1))
-    writer.close()

@@ -56,24 +56,6 @@ def test_estimates_equal_the_sum_over_all_trajectories_within_three_standard_err
     assert spread["dr"] < spread["pdis"] < spread["is"], "what each of them is for"
 
 
-def test_bandits_are_judged_with_gamma_0():
-    obs = np.full((40, 1), 0.25, np.float32)
-    actions = np.arange(40) % 2
-    episodes = [
-        SampleBatch(
-            {
-                "obs": obs[:1], "new_obs": obs[:1], "actions": actions[i : i + 1], "t": np.zeros(1, int),
-                "rewards": actions[i : i + 1].astype(np.float32), "dones": np.ones(1, bool),
-                "terminateds": np.ones(1, bool), "truncateds": np.zeros(1, bool), "action_prob": np.full(1, 0.5),
-            }
-        )
-        for i in range(40)
-    ]  # fmt: skip
-    judgement = judge(Coin(), episodes, methods=["is", "pdis", "wis"], gamma=0.0, num_resamples=0)
-    assert judgement.v_prev == 0.5
-    assert [found.value for found in judgement.estimates.values()] == pytest.approx([0.25] * 3)
-
-
 def test_an_exact_q_makes_doubly_robust_as_sure_as_chance_allows():
     """O2: with the closed form's Q, what is left is the chance of the world, on ratios of the policies."""
     episodes = play(OLD, 4000, np.random.default_rng(3))
@@ -119,27 +101,6 @@ def test_equal_seeds_give_equal_numbers_and_intervals_hold_the_truth():
         assert low < truth < high, name
         assert low < one.estimates[name].value < high, name
     assert one.v_prev_interval[0] < one.v_prev < one.v_prev_interval[1]
-
-
-def test_a_policy_that_is_the_same_has_a_gain_of_one_and_all_episodes_count():
-    episodes = play(OLD, 50, np.random.default_rng(7))
-    judgement = judge(table_policy(OLD), episodes, methods=["is", "wis", "pdis"], gamma=0.8, num_resamples=0)
-    for name in ("is", "wis", "pdis"):
-        assert judgement.estimates[name].gain == pytest.approx(1.0, abs=1e-5), name
-    assert judgement.effective_sample_size == pytest.approx(50.0, rel=1e-4)
-    assert (judgement.num_episodes, judgement.num_rows) == (50, sum(one.count for one in episodes))
-    assert judgement.estimates["is"].interval is None
-
-
-def test_clipped_ratios_are_counted_and_bound_the_estimate():
-    episodes = play(OLD, 50, np.random.default_rng(8))
-    free, bound = (
-        judge(table_policy(NEW), episodes, methods=["pdis"], clip=clip, num_resamples=0) for clip in (None, 1.0)
-    )
-    assert free.num_clipped_episodes == 0
-    assert 0 < bound.num_clipped_episodes <= 50
-    assert bound.num_clipped_episodes <= bound.num_clipped_ratios <= bound.num_rows
-    assert bound.effective_sample_size > free.effective_sample_size
 
 
 def test_impossible_and_missing_probabilities_are_refused_with_their_rows():

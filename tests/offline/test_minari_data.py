@@ -7,12 +7,13 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
-from stored_rows import assert_equal_batches, cartpole_rows
+from stored_rows import assert_equal_batches, cartpole_rows, write
+from stored_rows import read as read_all
 
 from aiorl.config.files import open_regular
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
-from aiorl.offline.formats import Share, Stored, WriteOptions
+from aiorl.offline.formats import WHOLE, Share, Stored
 from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.registry import format_of
 
@@ -26,14 +27,8 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write(name, *batches, env=None):
-    with format_of(name).create(name, WriteOptions(env=env)) as file:
-        for batch in batches:
-            file.write(batch)
-
-
-def read(name, share=Share()):  # noqa: B008
-    return [item.batch for item in format_of(name).read(name, share) if isinstance(item, Stored)]
+def read(name, share=WHOLE):
+    return read_all(name, share)[0]
 
 
 def test_what_was_written_reads_back_with_its_episodes():

@@ -120,15 +120,6 @@ def test_an_exact_model_of_a_world_without_chance_leaves_no_variance(drawn):
     np.testing.assert_allclose(drawn.doubly_robust(v, v, v_next), own.returns, atol=1e-9)
 
 
-@given(ratios())
-def test_a_bootstrap_of_every_episode_once_is_the_estimate(drawn):
-    one = Ratios(
-        of(drawn.of.rewards[: drawn.of.lengths[0]], drawn.of.lengths[:1]),
-        np.log(drawn.ratios[:1]).repeat(drawn.of.lengths[0]),
-    )
-    np.testing.assert_allclose(one.bootstrap_weighted(3, 0), one.weighted().mean(), rtol=1e-9, atol=1e-12)
-
-
 def test_a_bootstrap_is_that_of_a_plain_loop_and_repeats_itself_for_a_seed(monkeypatch):
     rng = np.random.default_rng(4)
     own = rng.integers(1, 6, 40)

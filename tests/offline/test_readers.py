@@ -8,22 +8,15 @@ import threading
 
 import numpy as np
 import pytest
-from stored_rows import cartpole_rows
+from stored_rows import cartpole_rows, write
 
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import BatchError, ConfigError, DataError, EndOfData
-from aiorl.offline.formats import Share, WriteOptions
+from aiorl.offline.formats import Share
 from aiorl.offline.readers import EpisodeAssembler, FileReader, HoldOut, PreparedReader, ReaderOptions
-from aiorl.offline.registry import find_sources, format_of
+from aiorl.offline.registry import find_sources
 
 pytest.importorskip("pyarrow")
-
-
-def write(path, *batches):
-    with format_of(str(path)).create(str(path), WriteOptions()) as file:
-        for batch in batches:
-            file.write(batch)
-    return path
 
 
 def episodes(*numbers, length=5):
@@ -273,16 +266,6 @@ def test_a_file_that_vanishes_costs_its_own_rows_only(folder, caplog):
     assert set(range(18)) - set(left) <= {3 * lost, 3 * lost + 1, 3 * lost + 2} | set(ids([first]))
     assert list(reader.unreadable) == [(gone, "")]
     assert gone in caplog.text
-
-
-def test_a_file_that_grows_or_is_cut_while_it_is_read_is_read_as_far_as_it_goes(tmp_path):
-    path = write(tmp_path / "a.json", *episodes(*range(2000)))
-    reader = FileReader(str(tmp_path), ReaderOptions(epochs=1))
-    reader.next()
-    os.truncate(path, path.stat().st_size // 2)
-    found = list(reader)
-    assert 0 < len(found) < 2000
-    assert len(reader.unreadable) <= 1
 
 
 def test_a_reader_can_be_closed_while_another_thread_reads(tmp_path):

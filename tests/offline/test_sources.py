@@ -6,17 +6,16 @@ import functools
 import numpy as np
 import pytest
 from plain_policies import PlainPolicy, RandomPolicy
-from stored_rows import assert_equal_batches, cartpole_rows
+from stored_rows import assert_equal_batches, cartpole_rows, write
 
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError, EndOfData
-from aiorl.offline.formats import Share, WriteOptions
+from aiorl.offline.formats import Share
 from aiorl.offline.io import InputReader, IOContext, NoopWriter, OutputWriter, SamplerInput
-from aiorl.offline.readers import FileReader, HoldOut
-from aiorl.offline.registry import format_of
+from aiorl.offline.readers import FileReader
 from aiorl.offline.sources import InputSettings, configured_input, configured_output, input_creator, output_creator
 from aiorl.process.log_once import log_once
 from aiorl.testing.envs import CountingEnv
@@ -41,13 +40,6 @@ def make_worker():
         yield make
 
 
-def write(path, *batches):
-    with format_of(str(path)).create(str(path), WriteOptions()) as file:
-        for batch in batches:
-            file.write(batch)
-    return str(path)
-
-
 class Ours(InputReader):
     def __init__(self, context):
         self.context = context
@@ -66,7 +58,7 @@ class OurWriter(OutputWriter):
 
 def test_all_forms_of_input_make_their_reader(tmp_path, make_worker):
     """R187: sampler, a path, a list, a mixture, a function."""
-    path = write(tmp_path / "a.json", cartpole_rows())
+    path = write(str(tmp_path / "a.json"), cartpole_rows())
     worker = make_worker()
     context = worker.io_context
     assert isinstance(input_creator("sampler")(context), SamplerInput)
@@ -138,7 +130,7 @@ def test_what_one_worker_writes_another_reads(tmp_path, make_worker, format_name
 
 
 def test_the_last_rows_of_a_pass_are_a_shorter_batch(tmp_path, make_worker):
-    path = write(tmp_path / "a.json", *[cartpole_rows(1, 4, first=number) for number in range(3)])
+    path = write(str(tmp_path / "a.json"), *[cartpole_rows(1, 4, first=number) for number in range(3)])
     worker = make_worker(
         input_creator=input_creator(path, InputSettings(epochs=1)),
         rollout_fragment_length=8,
@@ -195,7 +187,7 @@ class Postprocessing(PlainPolicy):
 
 def test_postprocessing_is_done_when_asked_by_episode_and_by_the_current_policy(tmp_path, make_worker):
     """R189."""
-    path = write(tmp_path / "a.json", cartpole_rows(4, 5))
+    path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
     plain = make_worker(Postprocessing, input_creator=input_creator(path))
     assert "advantages" not in plain.sample()
     settings = InputSettings(postprocess_inputs=True, shuffle_buffer_size=3)
@@ -209,7 +201,7 @@ def test_postprocessing_is_done_when_asked_by_episode_and_by_the_current_policy(
 
 def test_of_a_mixture_only_stored_rows_are_postprocessed_here(tmp_path, make_worker):
     """R189."""
-    path = write(tmp_path / "a.json", cartpole_rows(4, 5))
+    path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
     worker = make_worker(Postprocessing)
     settings = InputSettings(postprocess_inputs=True, seed=0)
     mixed = input_creator({"sampler": 0.5, path: 0.5}, settings)(worker.io_context)
@@ -227,7 +219,7 @@ class TakesRaw(RandomPolicy):
 def test_the_filter_of_a_policy_that_takes_raw_rows_learns_from_what_is_read(tmp_path, make_worker):
     obs = np.array([[1, 2, 3], [3, 6, 9]], np.uint8)
     stored = SampleBatch({"obs": obs, "rewards": np.ones(2, np.float32), "eps_id": np.zeros(2, np.int64)})
-    path = write(tmp_path / "a.json", stored)
+    path = write(str(tmp_path / "a.json"), stored)
     filtered = {
         "observation_filter": "MeanStdFilter",
         "input_creator": input_creator(path),
@@ -244,7 +236,7 @@ def test_the_filter_of_a_policy_that_takes_raw_rows_learns_from_what_is_read(tmp
 
 
 def test_stored_rows_of_a_policy_that_the_worker_lacks_are_refused(tmp_path, make_worker):
-    path = write(tmp_path / "a.json", MultiAgentBatch({"c": cartpole_rows()}, 15))
+    path = write(str(tmp_path / "a.json"), MultiAgentBatch({"c": cartpole_rows()}, 15))
     worker = make_worker(Postprocessing, input_creator=input_creator(path, InputSettings(postprocess_inputs=True)))
     with pytest.raises(ConfigError, match="a policy 'c'"):
         worker.sample()
@@ -255,14 +247,14 @@ def test_rewards_are_limited_before_stored_rows_are_postprocessed(limit, found, 
     """As those of environments are."""
     rows = cartpole_rows(2, 5)
     rows["rewards"] = np.full(rows.count, -3.0, np.float32)
-    source = input_creator(write(tmp_path / "a.json", rows), InputSettings(postprocess_inputs=True))
+    source = input_creator(write(str(tmp_path / "a.json"), rows), InputSettings(postprocess_inputs=True))
     worker = make_worker(Postprocessing, input_creator=source, clip_rewards=limit)
     assert set(worker.sample()["rewards"].tolist()) == {-found}
 
 
 def test_the_shuffle_buffer_is_of_files_and_not_of_samplers_or_functions(tmp_path, make_worker):
     """R188."""
-    path = write(tmp_path / "a.json", *[cartpole_rows(1, 5, first=number) for number in range(60)])
+    path = write(str(tmp_path / "a.json"), *[cartpole_rows(1, 5, first=number) for number in range(60)])
     context = make_worker().io_context
     for size in (0, 20):
         settings = InputSettings(shuffle_buffer_size=size, seed=0)
@@ -273,20 +265,9 @@ def test_the_shuffle_buffer_is_of_files_and_not_of_samplers_or_functions(tmp_pat
         assert isinstance(input_creator(Ours, settings)(context), Ours)
 
 
-def test_a_split_and_a_seed_reach_the_reader(tmp_path):
-    path = write(tmp_path / "a.json", cartpole_rows(50, 2))
-    found = {}
-    for part in ("train", "held_out"):
-        settings = InputSettings(epochs=1, hold_out=HoldOut(0.3, part), seed=1)
-        reader = input_creator(path, settings)(IOContext())
-        found[part] = {int(number) for batch in reader for number in batch["eps_id"]}
-    assert found["train"] | found["held_out"] == set(range(50))
-    assert not found["train"] & found["held_out"]
-
-
 def test_with_simulation_learning_sees_stored_rows_and_metrics_are_the_environments(tmp_path, make_worker):
     """R192."""
-    path = write(tmp_path / "a.json", cartpole_rows(4, 5))
+    path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
     worker = make_worker(input_creator=input_creator(path), input_evaluation=["simulation"])
     metrics: list[RolloutMetrics] = []
     while len(metrics) < 5:

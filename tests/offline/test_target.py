@@ -15,8 +15,7 @@ from aiorl.acting.onnx_policy import learned_policy_class
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, PolicyError
-from aiorl.offline.estimators import Trajectories
-from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, Target
+from aiorl.offline.estimators.fitted_q import Target
 from aiorl.offline.estimators.judgement import judge
 
 THREE = spaces.Discrete(3, start=2)
@@ -135,32 +134,6 @@ def test_what_noise_of_the_state_is_made_of_is_no_part_of_a_look(state_shapes):
         episode["actions"] = episode["obs"]
     look = Target(GraphPolicy(LeaningWithShares(), spec)).look(stored, need_ends=True)
     np.testing.assert_array_equal(look.dist_inputs, Leaning().run(look.known[:, :2])[0])
-
-
-def test_two_looks_have_the_features_of_one():
-    policy, stored = make_policy(recurrent=True, looks_back=False), episodes(np.random.default_rng(5), (30, 20, 10, 25))
-    target = Target(policy)
-    of = Trajectories(
-        np.concatenate([one["rewards"] for one in stored]).astype(np.float64),
-        np.array([one.count for one in stored]),
-        0.9,
-    )
-    goes_on = np.array([True, False, True, False])
-    found = []
-    for cuts in ([stored], [stored[:3], stored[3:]]):
-        bank = FeatureBank(3)
-        for chunk in cuts:
-            bank.add(target.look(chunk, need_ends=True))
-        found.append(bank.rows(of, goes_on))
-    assert found[1].expected.shape[0] == 85 + 4
-    assert found[0].choices.tolist() == found[1].choices.tolist() == [a - 2 for one in stored for a in one["actions"]]
-    np.testing.assert_allclose(found[0].probabilities, found[1].probabilities)
-    half = found[0].of_episodes(np.array([1, 3]))
-    assert half.of.lengths.tolist() == [20, 25]
-    np.testing.assert_array_equal(half.expected[[20, 46]], found[0].expected[[51, 88]])
-    assert found[0].steps[[0, 29, 30, 84]].tolist() == [0, 29, 31, 87]
-    assert found[0].discounts[[0, 29, 49, 59, 84]].tolist() == [0.9, 0.9, 0.0, 0.9, 0.0]
-    assert FittedQ(half).values(half)[2][-1] == 0.0
 
 
 def test_frames_stored_as_other_numbers_are_refused_where_that_loses_something():

@@ -2,23 +2,14 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import re
-import signal
-import subprocess
-import sys
 
 import pytest
-from stored_rows import assert_equal_batches, cartpole_rows
+from stored_rows import assert_equal_batches, cartpole_rows, read_once
 
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError
-from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.writers import FileWriter
-
-
-def read(directory):
-    return list(FileReader(str(directory), ReaderOptions(epochs=1, shuffle_files=False)))
 
 
 def test_files_roll_over_at_the_limit_and_read_back_equal(tmp_path):
@@ -34,14 +25,14 @@ def test_files_roll_over_at_the_limit_and_read_back_equal(tmp_path):
     assert all(re.fullmatch(r"output-19\d\d-\d\d-\d\d_\d\d-\d\d-\d\d_worker-3_\d\.json", name) for name in names)
     sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
     assert all(6000 <= size < 9000 for size in sizes[:-1])
-    assert_equal_batches(SampleBatch.concat(read(tmp_path)), SampleBatch.concat(batches))
+    assert_equal_batches(SampleBatch.concat(read_once(tmp_path)), SampleBatch.concat(batches))
 
 
 def test_each_batch_can_be_read_as_soon_as_it_was_written(tmp_path):
     writer = FileWriter(str(tmp_path))
     for number in range(3):
         writer.write(cartpole_rows())
-        assert len(read(tmp_path)) == number + 1
+        assert len(read_once(tmp_path)) == number + 1
     writer.close()
 
 
@@ -52,7 +43,7 @@ def test_two_writers_of_one_second_and_one_index_have_files_of_their_own(tmp_pat
     for writer in writers:
         writer.close()
     assert len(list(tmp_path.iterdir())) == 3
-    assert len(read(tmp_path)) == 6
+    assert len(read_once(tmp_path)) == 6
 
 
 def test_batches_without_rows_are_not_written(tmp_path):
@@ -71,7 +62,7 @@ def test_parquet_files_are_whole_or_not_there(tmp_path):
     writer.close()
     assert len(list(tmp_path.glob("*.parquet"))) > 1
     assert list(tmp_path.glob(".*")) == []
-    assert sum(batch.count for batch in read(tmp_path)) == 150
+    assert sum(batch.count for batch in read_once(tmp_path)) == 150
 
 
 def test_an_output_that_cannot_be_is_refused(tmp_path):
@@ -103,7 +94,7 @@ def test_after_a_write_that_failed_another_file_is_begun(tmp_path, monkeypatch):
     writer.write(cartpole_rows(first=6))
     writer.close()
     assert len(list(tmp_path.iterdir())) == 2
-    assert [int(batch["eps_id"][0]) for batch in read(tmp_path)] == [0, 6]
+    assert [int(batch["eps_id"][0]) for batch in read_once(tmp_path)] == [0, 6]
 
 
 def test_a_batch_that_the_format_can_not_hold_costs_itself_only(tmp_path):
@@ -116,32 +107,4 @@ def test_a_batch_that_the_format_can_not_hold_costs_itself_only(tmp_path):
         writer.write(other)
     writer.write(cartpole_rows())
     writer.close()
-    assert sum(batch.count for batch in read(tmp_path)) == 30
-
-
-KILLED = """
-import sys
-from stored_rows import cartpole_rows
-from aiorl.offline.writers import FileWriter
-writer = FileWriter(sys.argv[1], compress_columns=())
-batch = cartpole_rows(40, 100)
-while True:
-    writer.write(batch)
-    print("written", flush=True)
-"""
-
-
-def test_what_a_killed_writer_has_written_can_be_read(tmp_path):
-    path = os.pathsep.join(["tests/support", os.environ.get("PYTHONPATH", "")])
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-    ) as child:
-        for _ in range(3):
-            assert child.stdout.readline() == b"written\n"
-        child.send_signal(signal.SIGKILL)
-    (file,) = tmp_path.iterdir()
-    with file.open("ab") as torn:
-        torn.write(b'{"aiorl": 1, "env_st')
-    found = read(tmp_path)
-    assert len(found) >= 3
-    assert all(batch.count == 4000 for batch in found)
+    assert sum(batch.count for batch in read_once(tmp_path)) == 30

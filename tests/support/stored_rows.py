@@ -6,7 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.errors import DataError
+from aiorl.offline.formats import WHOLE, Share, Stored, WriteOptions
+from aiorl.offline.readers import FileReader, ReaderOptions
+from aiorl.offline.registry import format_named, format_of
 
 
 def cartpole_rows(num_episodes: int = 3, length: int = 5, *, first: int = 0, seed: int = 0) -> SampleBatch:
@@ -29,6 +34,26 @@ def cartpole_rows(num_episodes: int = 3, length: int = 5, *, first: int = 0, see
         eps_id=np.repeat(np.arange(first, first + num_episodes), length),
         t=np.tile(np.arange(length, dtype=np.int32), num_episodes),
     )
+
+
+def write(path: Any, *batches: Batch, format_name: str | None = None, **options: Any) -> Any:
+    """Write batches to a new file; return its path."""
+    found = format_named(format_name) if format_name else format_of(str(path))
+    with found.create(str(path), WriteOptions(**options)) as file:
+        for batch in batches:
+            file.write(batch)
+    return path
+
+
+def read(path: Any, share: Share = WHOLE) -> tuple[list[Batch], list[DataError]]:
+    """Return the batches of a file, and the errors of places that can't be read."""
+    found = list(format_of(str(path)).read(str(path), share))
+    return [x.batch for x in found if isinstance(x, Stored)], [x for x in found if isinstance(x, DataError)]
+
+
+def read_once(source: Any) -> list[Batch]:
+    """Return the batches of one pass over files in order."""
+    return list(FileReader(str(source), ReaderOptions(epochs=1, shuffle_files=False)))
 
 
 def assert_equal_batches(found: Any, expected: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a policy would earn, judged on episodes that another policy played: ratios of probabilities.
+"""Importance sampling: the worth of a policy, judged on episodes that another policy played.
 
 `ImportanceSamplingEstimator` and `WeightedImportanceSamplingEstimator` judge the episodes that a run's workers read,
 one by one (``input_evaluation``). `aiorl.offline.estimators.judgement` has five estimators over a whole data set
@@ -38,17 +38,6 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.io import IOContext
 
-__all__ = [
-    "ESTIMATORS",
-    "ActionLikelihoods",
-    "ImportanceSamplingEstimator",
-    "OffPolicyEstimate",
-    "OffPolicyEstimator",
-    "WeightedImportanceSamplingEstimator",
-    "action_log_likelihoods",
-    "episode_parts",
-]
-
 F64 = NDArray[np.float64]
 ACTION_PROB = "action_prob"
 """The old policy's probability of the action taken; ``action_logp`` will do as well."""
@@ -71,11 +60,11 @@ class ActionLikelihoods(Protocol):
         prev_action_batch: NDArray[Any] | None,
         prev_reward_batch: NDArray[Any] | None,
     ) -> NDArray[Any]:
-        """Log-probabilities [B] of actions [B, ...] at observations [B, ...]."""
+        """Return log-probabilities [B] of actions [B, ...] at observations [B, ...]."""
 
 
 def action_log_likelihoods(policy: Policy, batch: SampleBatch) -> F64:
-    """Log-probabilities [B], under a policy without exploration, of the actions in a batch.
+    """Return log-probabilities [B], under a policy without exploration, of the actions in a batch.
 
     A recurrent policy is given the states that the batch has.
 
@@ -104,7 +93,7 @@ def action_log_likelihoods(policy: Policy, batch: SampleBatch) -> F64:
 
 
 def check_actions(batch: SampleBatch, layout: ActionLayout) -> NDArray[Any]:
-    """The actions of a batch, in column form.
+    """Return the actions of a batch, in column form.
 
     Raises:
         BatchError: the space does not have them; the message names the rows (a ValueError).
@@ -119,7 +108,7 @@ def check_actions(batch: SampleBatch, layout: ActionLayout) -> NDArray[Any]:
 
 
 def _range_of(leaf: spaces.Space[Any]) -> tuple[Any, Any]:
-    """Least and greatest of each component; a Box has what a policy did before it was clipped, so any finite number."""
+    """Return the range of each component; a Box has actions from before they were clipped, so any finite number."""
     match leaf:
         case spaces.Discrete():
             return leaf.start, leaf.start + leaf.n - 1
@@ -130,13 +119,8 @@ def _range_of(leaf: spaces.Space[Any]) -> tuple[Any, Any]:
     return -np.finfo(np.float64).max, np.finfo(np.float64).max
 
 
-def has_behaviour_likelihoods(batch: SampleBatch) -> bool:
-    """Whether a batch tells how likely the old policy's actions were."""
-    return c.ACTION_LOGP in batch or ACTION_PROB in batch
-
-
 def behaviour_log_likelihoods(batch: SampleBatch, action_space: spaces.Space[Any]) -> F64:
-    """Log-probabilities [B] of the actions under the policy that took them; densities where actions are continuous.
+    """Return log-probabilities [B] of the actions under the policy that took them; densities if they are continuous.
 
     Raises:
         BatchError: they are missing, impossible (not above 0, above 1 but for densities, not finite), or stored twice
@@ -214,11 +198,11 @@ class Trajectories:
         self.discounts: F64 = np.power(gamma, self.steps, dtype=np.float64)
 
     def __len__(self) -> int:
-        """E, the number of episodes."""
+        """Return E, the number of episodes."""
         return len(self.lengths)
 
     def totals(self, per_row: F64) -> F64:
-        """Sum over each episode's rows of ``g^t`` times a number for each row: [E]."""
+        """Return [E]: the sum over each episode's rows of ``g^t`` times a number for each row."""
         sums: F64 = np.add.reduceat(self.discounts * per_row, self.starts)
         return sums
 
@@ -295,16 +279,16 @@ class Ratios:
         return int(np.logical_or.reduceat(self.is_clipped, self.of.starts).sum())
 
     def ordinary(self) -> F64:
-        """Values [E] by ordinary importance sampling."""
+        """Return values [E] by ordinary importance sampling."""
         values: F64 = self.last * self.of.returns
         return values
 
     def per_decision(self) -> F64:
-        """Values [E] by per-decision importance sampling."""
+        """Return values [E] by per-decision importance sampling."""
         return self.of.totals(self.ratios * self.of.rewards)
 
     def weights(self) -> F64:
-        """[R]: ``p_t / w_t``; 0 where no episode has a ratio above 0."""
+        """Return [R]: ``p_t / w_t``; 0 where no episode has a ratio above 0."""
         of = self.of
         longest = int(of.lengths.max())
         means = np.bincount(of.steps, self.ratios, longest)
@@ -313,11 +297,11 @@ class Ratios:
         return np.divide(self.ratios, at_row, out=np.zeros(len(at_row)), where=at_row > 0.0)
 
     def weighted(self) -> F64:
-        """Values [E] by weighted importance sampling."""
+        """Return values [E] by weighted importance sampling."""
         return self.of.totals(self.weights() * self.of.rewards)
 
     def doubly_robust(self, q: F64, v: F64, v_next: F64) -> F64:
-        """Values [E] by the doubly robust estimator.
+        """Return values [E] by the doubly robust estimator.
 
         Args:
             q: [R], the model's value of the action taken.
@@ -329,7 +313,7 @@ class Ratios:
         return values
 
     def bootstrap_weighted(self, num_resamples: int, seed: int) -> F64:
-        """[num_resamples]: the weighted estimate anew for episodes drawn with replacement."""
+        """Return [num_resamples]: the weighted estimate anew for episodes drawn with replacement."""
         of = self.of
         gains = self.ratios * of.rewards * of.discounts
         longest = int(of.lengths.max())
@@ -348,19 +332,19 @@ class Ratios:
 
 
 def bootstrap_means(values: F64, num_resamples: int, seed: int) -> F64:
-    """[num_resamples]: means of values [E] drawn with replacement."""
+    """Return [num_resamples] means of values [E] drawn with replacement."""
     return np.concatenate([counts @ values / len(values) for counts in _resamples(len(values), num_resamples, seed)])
 
 
 def interval_of(estimates: F64) -> tuple[float, float]:
-    """The range that holds the middle 95 % of a bootstrap's estimates."""
+    """Return the range that holds the middle 95 % of a bootstrap's estimates."""
     outside = 50.0 * (1.0 - _CONFIDENCE)
     low, high = np.percentile(estimates, [outside, 100.0 - outside])
     return float(low), float(high)
 
 
 def _resamples(num_episodes: int, num_resamples: int, seed: int) -> Iterator[F64]:
-    """How often each episode is in each resample, [some, E] at a time; equal for equal seeds."""
+    """Yield how often each episode is in each resample, [some, E] at a time; equal for equal seeds."""
     rng = np.random.default_rng(seed)
     at_once = max(1, _BLOCK // num_episodes)
     for begin in range(0, num_resamples, at_once):
@@ -398,14 +382,14 @@ class OffPolicyEstimator(ABC):
     name = ""
 
     def __init__(self, policy: Policy, gamma: float) -> None:
-        """Nothing seen yet."""
+        """Begin without any episode."""
         self.policy = policy
         self.gamma = gamma
         self._estimates: list[OffPolicyEstimate] = []
 
     @classmethod
     def create(cls, context: IOContext) -> OffPolicyEstimator:
-        """An estimator for a worker's default policy; the discount is that of its config.
+        """Return an estimator for a worker's default policy; the discount is that of its config.
 
         Raises:
             ConfigError: the worker has no default policy.
@@ -439,7 +423,7 @@ class OffPolicyEstimator(ABC):
             self._estimates.append(self._estimate(ratios, rewards))
 
     def get_metrics(self) -> list[OffPolicyEstimate]:
-        """Estimates since the last call."""
+        """Return the estimates since the last call."""
         estimates, self._estimates = self._estimates, []
         return estimates
 
@@ -468,7 +452,7 @@ class WeightedImportanceSamplingEstimator(OffPolicyEstimator):
     name = "wis"
 
     def __init__(self, policy: Policy, gamma: float) -> None:
-        """Nothing seen yet."""
+        """Begin without any episode."""
         super().__init__(policy, gamma)
         self._sums = np.zeros(0)
         self._counts = np.zeros(0)
@@ -494,5 +478,5 @@ ESTIMATORS: dict[str, type[OffPolicyEstimator]] = {
 
 
 def episode_parts(batch: Batch) -> list[Batch]:
-    """What estimators are fed: one part per episode of a plain batch; a multi-agent one as it is."""
+    """Return one part for each episode of a plain batch; a multi-agent one as it is."""
     return list(batch.split_by_episode()) if isinstance(batch, SampleBatch) else [batch]

@@ -411,7 +411,7 @@ class FittedQ:
             logger.warning("fitted Q evaluation has not settled after %d iterations", self.num_iterations)
 
     def _fixed_point(self, rows: QRows, of_action: Sequence[NDArray[np.int64]], inverses: Sequence[F64]) -> F64:
-        """Weights [d, A] that a regression of unbounded targets leaves as they are; zeros where they can't be had."""
+        """Return weights [d, A] that a regression of unbounded targets leaves alone; zeros where they can't be had."""
         size, num_actions = rows.taken.shape[1], len(of_action)
         zeros = np.zeros((size, num_actions))
         if size * num_actions > _MAX_SOLVED:
@@ -435,7 +435,7 @@ class FittedQ:
         return np.ascontiguousarray(solved.reshape(num_actions, size).T) if np.isfinite(solved).all() else zeros
 
     def _expected(self, rows: QRows) -> F64:
-        """V [R + E]."""
+        """Return V [R + E]."""
         v: F64 = (rows.probabilities * self._bounded(rows.expected @ self._weights)).sum(axis=1)
         return v
 
@@ -444,7 +444,7 @@ class FittedQ:
 
 
 def _inverse(features: F64, rows: NDArray[np.int64]) -> F64:
-    """Inverse [d, d] of the features' second moments over some rows, with a ridge."""
+    """Return the inverse [d, d] of the features' second moments over some rows, with a ridge."""
     size = features.shape[1]
     moments = np.zeros((size, size))
     for begin in range(0, len(rows), _ROWS_AT_ONCE):

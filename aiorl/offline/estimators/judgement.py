@@ -1,4 +1,4 @@
-"""What a policy would earn, by five estimators over stored episodes, each with its interval.
+"""Five estimators of the worth of a policy over stored episodes, each with its interval.
 
 judgement = judge(policy, episodes, methods=("pdis", "dr"), gamma=0.99)
 print(judgement.estimates["dr"].value, judgement.v_prev)
@@ -224,7 +224,7 @@ def _values(
 
 
 def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
-    """Two halves of the episodes, drawn by chance; none of too few episodes."""
+    """Return two halves of the episodes, drawn by chance; none of too few episodes."""
     if num_episodes < 4:
         return []
     drawn = np.random.default_rng([seed, 1]).permutation(num_episodes)
@@ -232,7 +232,7 @@ def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
 
 
 def _cross_fitted(rows: QRows, folds: Sequence[NDArray[np.int64]], fitted: FittedQ | None) -> tuple[F64, F64, F64]:
-    """Q, V and V of what followed, [R] each, for each half by the Q of the other one."""
+    """Return Q, V and V of what followed, [R] each, for each half by the Q of the other one."""
     if not folds:
         assert fitted is not None  # it is fitted where there are no folds
         return fitted.values(rows)
@@ -259,7 +259,7 @@ def _check(methods: Collection[str], gamma: float, clip: float | None, num_resam
 
 
 def _chunks(episodes: Iterable[Batch]) -> Iterator[list[SampleBatch]]:
-    """A few episodes at a time."""
+    """Yield a few episodes at a time."""
     chunk: list[SampleBatch] = []
     num_rows = 0
     for episode in episodes:
