@@ -50,14 +50,6 @@ def test_epsilon_greedy_takes_each_action_as_often_as_it_says():
     np.testing.assert_allclose(np.exp(logp[actions == 0]), 0.85, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("epsilon", "explored"), [(0.0, False), (1.0, True)])
-def test_epsilon_of_0_and_1_is_always_greedy_and_always_uniform(epsilon, explored):
-    exploration = EpsilonGreedy(make_distribution(spaces.Discrete(3)), epsilon=epsilon)
-    actions, logp = choose(exploration, repeated([0.0, 3.0, 1.0]))
-    assert (len(set(actions.tolist())) == 3) is explored
-    np.testing.assert_allclose(np.exp(logp), 1 / 3 if explored else 1.0, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "settings",
     ["Random", {"type": "EpsilonGreedy", "epsilon": 0.5}, {"type": "StochasticSampling", "random_timesteps": 9}],
@@ -135,18 +127,6 @@ def test_the_first_timesteps_may_be_uniform(kind):
     np.testing.assert_allclose(logp, -np.log(40), rtol=1e-5)
     late, _ = choose(exploration, inputs, timestep=100)
     assert late.std(axis=0).max() < 0.6
-
-
-def test_stochastic_sampling_is_the_distributions_own():
-    distribution = make_distribution(spaces.Discrete(5))
-    exploration = StochasticSampling(distribution)
-    inputs = np.random.default_rng(3).standard_normal((7, 5)).astype(np.float32)
-    noise = exploration.draw_noise(np.random.default_rng(0), 7)
-    actions, logp = np.empty(7, np.int64), np.empty(7, np.float32)
-    exploration.choose_into(inputs, noise, actions, logp, timestep=0)
-    wanted = distribution.sample_with_logp(inputs, noise[:, :1])
-    np.testing.assert_array_equal(actions, wanted[0])
-    np.testing.assert_array_equal(logp, wanted[1])
 
 
 def ou(**settings):

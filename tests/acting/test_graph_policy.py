@@ -151,7 +151,7 @@ def test_r110_one_call_evaluates_all_rows_and_a_network_that_does_not_look_back_
     assert policy.graph.calls == [(64, None)]
 
 
-def test_exploration_replaces_sampling_in_every_way_of_acting():
+def test_r112_exploration_replaces_sampling_in_every_way_of_acting_at_the_timestep_given():
     config = {"exploration": {"type": "EpsilonGreedy", "epsilon": [[0, 1.0], [10, 0.0]]}}
     policy = make_policy(spaces.Discrete(4), config=config)
     greedy = np.zeros(40, np.int64)  # equal logits: the first
@@ -170,14 +170,6 @@ def test_exploration_replaces_sampling_in_every_way_of_acting():
     policy.act_into(obs_of(40), (), noise, rows)
     np.testing.assert_array_equal(rows.actions, greedy)
     np.testing.assert_array_equal(policy.compute_actions(obs_of(40), timestep=0, explore=False)[0], greedy)
-
-
-def test_r112_the_timestep_given_decides_the_schedule():
-    config = {"exploration": {"type": "EpsilonGreedy", "epsilon": [[0, 0.0], [10, 1.0]]}}
-    policy = make_policy(spaces.Discrete(4), config=config)
-    policy.on_global_var_update({"timestep": 0})
-    np.testing.assert_array_equal(policy.compute_actions(obs_of(40))[0], 0)
-    assert policy.compute_actions(obs_of(40), timestep=10)[0].any()
 
 
 def test_exploration_with_memory_follows_the_rows_of_each_episode():

@@ -75,20 +75,6 @@ def test_log_probability_is_that_of_a_gaussian_with_the_deviation_of_the_state()
     np.testing.assert_allclose(exploration.distribution.logp(INPUTS, actions), wanted, rtol=1e-4)
 
 
-def test_actions_of_many_matrices_vary_together_between_states_as_their_features_do() -> None:
-    """Cov(a(s), a(s')) = sum_f phi_f(s) phi_f(s') sigma_f^2, for each component; none between components."""
-    exploration, number = make(sample_freq=1), 40_000
-    ahead = exploration.draw_noise(np.random.default_rng(2), number, 1)[:, 0]
-    of_states = [choose(exploration, np.repeat(INPUTS[s : s + 1], number, axis=0), ahead)[0] for s in range(2)]
-    found = np.cov(np.concatenate(of_states, axis=1).T)
-    for one in range(2):
-        for other in range(2):
-            wanted = np.diag((STATES[one] * STATES[other]) @ np.square(SIGMA))
-            part = found[2 * one : 2 * one + 2, 2 * other : 2 * other + 2]
-            scale = np.sqrt(found.diagonal()[2 * one : 2 * one + 2, None] * found.diagonal()[2 * other : 2 * other + 2])
-            assert np.abs((part - wanted) / scale).max() < 4 * np.sqrt(2 / number), "four deviations of a variance"
-
-
 def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope_of_the_map() -> None:
     """The slope by differences, in float64."""
     exploration = make(kind=SquashedGaussian)
@@ -137,18 +123,6 @@ def test_noise_drawn_ahead_does_not_grow_with_the_features_and_a_matrix_is_made_
     for noise in ahead:
         choose(few, np.repeat(INPUTS[:1], 3, axis=0), noise)
     assert len(made) == 3 * 20 / 5
-
-
-def test_at_the_same_state_an_action_is_the_same_as_long_as_the_matrix_lasts() -> None:
-    exploration = make(4)
-    noise = exploration.draw_noise(np.random.default_rng(6), 8, 2)
-    track = np.stack([choose(exploration, np.repeat(INPUTS[:1], 2, axis=0), step)[0] for step in noise])
-    assert (track[1:4] == track[0]).all()
-    assert (track[5:] == track[4]).all()
-    assert (track[4] != track[0]).all()
-    assert (track[0, 0] != track[0, 1]).all(), "another row, another matrix"
-    elsewhere, _ = choose(exploration, np.repeat(INPUTS[1:], 2, axis=0), noise[0])
-    assert not np.allclose(elsewhere - MEANS[1], track[0] - MEANS[0])
 
 
 def test_the_matrix_of_an_agent_lasts_so_many_of_its_steps_and_ends_with_its_episode() -> None:

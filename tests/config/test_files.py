@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -34,7 +33,6 @@ def test_an_empty_file_sets_nothing_and_aliases_and_merges_of_moderate_size_are_
 HOSTILE = {
     "deep list": ("a: " + "[" * 5000 + "]" * 5000, "it is nested too deeply"),
     "deep mapping": ("a: " + "{a: " * 50 + "}" * 50, "it is nested too deeply"),
-    "deep block": ("- " * 2000 + "1", "it is nested too deeply"),
     "endless": ("a: &a [*a]\n", "it is nested too deeply"),
     "aliases of aliases": (
         "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
@@ -45,7 +43,6 @@ HOSTILE = {
         "it holds more than 100,000 values",
     ),
     "a truth value that is none": ("lr: !!bool maybe\n", "a value is none of its type"),
-    "a time that is none": ("lr: !!timestamp maybe\n", "a value is none of its type"),
     "a number that is none": ("lr: !!int ''\n", "a value is none of its type"),
     "a long number": (f"lr: {'9' * 5000}\n", "a value is none of its type"),
     "a large file": ("#" * (1 << 20) + "\nlr: 1\n", "it has more than 1,048,576 bytes"),
@@ -82,6 +79,11 @@ def test_a_regular_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     assert read_regular(path, max_bytes=5) == b"12345"
     with pytest.raises(OSError, match="5 bytes, more than the 4"):
         read_regular(path, max_bytes=4)
+    (tmp_path / "link").symlink_to(path)  # is followed where a user names it; a directory may be one
+    with open_regular(tmp_path / "link", follow=True) as file:
+        assert file.read() == b"12345"
+    (tmp_path / "directory").symlink_to(tmp_path)
+    assert read_regular(tmp_path / "directory" / "file", max_bytes=5) == b"12345"
 
 
 @pytest.mark.parametrize(
@@ -122,16 +124,6 @@ def test_a_file_larger_than_the_memory_that_is_left_is_refused(tmp_path: Path, m
         read_regular(tmp_path / "file", max_bytes=100)
 
 
-def test_a_link_is_followed_where_a_user_names_it_and_a_directory_may_be_one(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "file").write_text("x")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    (tmp_path / "file").symlink_to(tmp_path / "real" / "file")
-    assert read_regular(tmp_path / "link" / "file", max_bytes=10) == b"x"
-    with open_regular(tmp_path / "file", follow=True) as file:
-        assert file.read() == b"x"
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -162,10 +154,4 @@ def test_json_that_takes_much_more_memory_than_bytes_is_refused(monkeypatch: pyt
 )  # fmt: skip
 def test_anything_else_is_a_value_error(content: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        parse_json(content)
-
-
-@given(st.binary())
-def test_any_bytes_are_json_or_a_value_error(content: bytes) -> None:
-    with contextlib.suppress(ValueError):
         parse_json(content)

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.acting.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter, RunningStat, make_filter
+from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError
+from aiorl.run.flow import Publisher
+from aiorl.run.worker.sampler_unit import SnapshotSlot
 
 batches = st.lists(st.integers(1, 7), min_size=1, max_size=12)
 seeds = st.integers(0, 2**31)
@@ -101,7 +104,7 @@ def test_reading_changes_nothing_and_a_new_filter_returns_its_input():
 @settings(deadline=None)
 @given(seed=seeds, sizes=batches, workers=st.integers(1, 4))
 def test_deltas_of_any_number_of_workers_in_any_order_equal_one_filter(seed, sizes, workers):
-    """R139."""
+    """R139, R145."""
     rng = np.random.default_rng(seed)
     filters = [MeanStdFilter((2,)) for _ in range(workers)]
     seen, deltas = [], []
@@ -131,7 +134,7 @@ def test_a_delta_is_taken_once_under_numbers_that_grow_and_stays_in_the_statisti
     assert observation_filter.take_delta(9)["n"] == 0
 
 
-def test_sync_adopts_the_state_and_keeps_the_unsent_delta():
+def test_states_are_synchronised_merged_and_restored():
     """R140."""
     mine, published = MeanStdFilter((1,)), MeanStdFilter((1,))
     mine(np.array([[1.0], [3.0]]))
@@ -141,32 +144,19 @@ def test_sync_adopts_the_state_and_keeps_the_unsent_delta():
     assert_saw(mine.delta(), [[1.0], [3.0]])
     with pytest.raises(ValueError, match="MeanStdFilter"):
         mine.sync(MeanStdFilter((2,)))
-
-
-def test_apply_changes_merges_the_others_delta():
-    mine, other = MeanStdFilter((1,)), MeanStdFilter((1,))
+    other = MeanStdFilter((1,))
     other(np.array([[5.0]]))
     other.clear_buffer()
-    other(np.array([[7.0], [9.0]]))
-    mine(np.array([[1.0]]))
+    other(np.array([[7.0]]))
     mine.apply_changes(other)
-    assert_saw(mine.state(), [[1.0], [7.0], [9.0]])
-    assert_saw(mine.delta(), [[1.0]])
+    assert_saw(mine.state(), [[10.0], [20.0], [30.0], [1.0], [3.0], [7.0]])
+    assert_saw(mine.delta(), [[1.0], [3.0]])
     mine.apply_changes(other, with_buffer=True)
-    assert_saw(mine.delta(), [[7.0], [9.0]])
-
-
-def test_restore_replaces_everything():
-    observation_filter = MeanStdFilter((1,))
-    observation_filter(np.array([[1.0]]))
-    observation_filter.take_delta()
-    observation_filter(np.array([[2.0]]))
-    saved = RunningStat((1,))
-    saved.push(np.array([[4.0], [8.0]]))
-    observation_filter.restore(saved.to_state())
-    assert_saw(observation_filter.state(), [[4.0], [8.0]])
-    observation_filter.adopt(saved.to_state(), 0)
-    assert_saw(observation_filter.state(), [[4.0], [8.0]])
+    assert_saw(mine.delta(), [[7.0]])
+    mine.take_delta()
+    mine.restore(published.state())  # and whatever was on its way is forgotten
+    mine.adopt(published.state(), 0)
+    assert_saw(mine.state(), [[10.0], [20.0], [30.0]])
 
 
 def test_copies_are_independent_and_serialise_to_the_plain_filter():
@@ -322,3 +312,75 @@ def test_numbers_kept_at_the_start_come_through_and_enter_no_statistic(name, dty
         kept.sync(make_filter(name, (5,)))
     layout = ObsLayout((3,), num_mask=2)
     assert layout_of(kept.output_space(LaidOutBox(0, 9, layout, dtype))) == layout
+
+
+# With publisher and snapshot slots; over a bad network: tests/net/protocol/test_faulty_network.py --------
+
+SHAPE = (2,)
+
+
+def test_r144_without_synchronisation_the_learner_learns_and_the_worker_keeps_its_own():
+    publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter(SHAPE)})
+    publisher.join("a")
+    publisher.join("b")
+    publisher.filters[DEFAULT_POLICY_ID].restore({"n": np.array(2), "mean": np.zeros(2), "m2": np.ones(2)})
+    own = MeanStdFilter(SHAPE)
+    slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, "a", synchronize_filters=False)
+    slot.offer(publisher.next_snapshot({}, {}))
+    slot.between_steps()
+    assert own.count == 2, "it starts from what is known"
+    for number in (1, 2, 3):
+        own(np.full((4, 2), float(number)))
+        publisher.merge_deltas("a", number, {DEFAULT_POLICY_ID: own.take_delta(number)})
+        publisher.merge_deltas("b", number, {DEFAULT_POLICY_ID: own.as_serializable().state()})
+        slot.offer(publisher.next_snapshot({}, {}))
+        slot.between_steps()
+        assert own.count == 2 + 4 * number
+    assert publisher.filters[DEFAULT_POLICY_ID].count > own.count
+
+
+def test_r147_saving_loses_no_pending_delta():
+    own, learner = MeanStdFilter(SHAPE), MeanStdFilter(SHAPE)
+    data = np.arange(12.0).reshape(6, 2)
+    own(data[:2])
+    sent = own.take_delta(1)
+    own(data[2:])
+    saved = own.as_serializable()
+    saved.clear_buffer()
+    assert saved.count == 6
+    learner.merge_delta(sent)
+    learner.merge_delta(own.take_delta(2))
+    assert_saw(learner.state(), data)
+
+
+@pytest.mark.parametrize("name", ["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"])
+def test_deltas_that_are_acknowledged_are_forgotten_without_a_new_state(name):
+    own = make_filter(name, SHAPE)
+    for number in (1, 2, 3):
+        own(np.full((1, 2), float(number)))
+        own.take_delta(number)
+    own.acknowledge(2)
+    if name == "NoFilter":
+        assert own.state() == {}
+        return
+    assert list(own._in_flight) == [3]
+    assert own.count == 3
+    own.adopt({"n": np.array(0), "mean": np.zeros(2), "m2": np.zeros(2)}, 2)
+    assert_saw(own.state(), [[3.0, 3.0]])
+
+
+def test_r142_an_old_published_version_is_ignored():
+    publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter(SHAPE)})
+    publisher.join("a")
+    own = MeanStdFilter(SHAPE)
+    slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, "a", synchronize_filters=True)
+    seen, snapshots = np.arange(8.0).reshape(4, 2), []
+    for number, part in enumerate((seen[:2], seen[2:]), 1):
+        own(part)
+        publisher.merge_deltas("a", number, {DEFAULT_POLICY_ID: own.take_delta(number)})
+        snapshots.append(publisher.next_snapshot({}, {}))
+    for snapshot in (snapshots[1], snapshots[1], snapshots[0]):
+        slot.offer(snapshot)
+        slot.between_steps()
+        assert slot.version == snapshots[1].version
+        assert_saw(own.state(), seen)
