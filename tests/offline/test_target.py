@@ -88,7 +88,7 @@ def test_a_policy_whose_weights_are_broken_is_told_from_data_that_are():
 class Leaning:
     """A network whose actions are normal around half the observation."""
 
-    def run(self, obs, state=(), prev=None):
+    def run(self, obs, state=(), prev=None, out=None, noise=None):
         return np.concatenate([0.5 * obs, np.full_like(obs, -1.0)], axis=1), np.zeros(len(obs), np.float32), []
 
 
@@ -120,7 +120,7 @@ def test_a_continuous_policy_is_judged_also_by_its_model():
 class LeaningWithShares(Leaning):
     """The same, whose noise is of one feature, and which keeps its state as it is."""
 
-    def run(self, obs, state=(), prev=None):
+    def run(self, obs, state=(), prev=None, out=None, noise=None):
         inputs, values, _ = super().run(obs)
         return np.concatenate([inputs, np.ones_like(obs)], axis=1), values, [*state]
 

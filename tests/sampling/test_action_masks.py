@@ -29,7 +29,7 @@ class Masking(GraphPolicy):
         self.draws = np.random.default_rng(0)
         super().__init__(self, spec, observation_space=observation_space, config=config, seed=0)
 
-    def run(self, obs, state=(), prev=None):
+    def run(self, obs, state=(), prev=None, out=None, noise=None):
         logits = self.draws.standard_normal((len(obs), self.distribution.num_inputs)).astype(np.float32)
         _, masks = layout_of(self.observation_space).split(obs)
         positions = self.distribution.choice_inputs
