@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ def mapping_by_table(policy_ids: Mapping[str, str]) -> PolicyMappingFn:
     return choose
 
 
-class PolicyMap(Mapping[str, Policy]):
+class PolicyMap(dict[str, Policy]):
     """Policies by id, in the order of their ids.
 
     Attributes:
@@ -83,35 +83,23 @@ class PolicyMap(Mapping[str, Policy]):
                 key="multiagent.policy_mapping_fn",
                 value=mapping_fn,
             )
-        self._policies = {policy_id: policies[policy_id] for policy_id in sorted(policies)}
+        super().__init__({policy_id: policies[policy_id] for policy_id in sorted(policies)})
         self._mapping_fn = mapping_fn
         self._wanted = {} if mapping_fn is None else wanted_of_mapping(mapping_fn)
-        unknown = sorted(set(policies_to_train or ()) - self._policies.keys())
+        unknown = sorted(set(policies_to_train or ()) - self.keys())
         if unknown:
             raise ConfigError(
-                f"policies_to_train names {', '.join(unknown)}; the policies are {', '.join(self._policies)}.",
+                f"policies_to_train names {', '.join(unknown)}; the policies are {', '.join(self)}.",
                 key="multiagent.policies_to_train",
                 value=policies_to_train,
             )
         self.trainable_ids = tuple(
-            policy_id for policy_id in self._policies if not policies_to_train or policy_id in policies_to_train
+            policy_id for policy_id in self if not policies_to_train or policy_id in policies_to_train
         )
-        self.is_multi_agent = set(self._policies) != {DEFAULT_POLICY_ID}
+        self.is_multi_agent = set(self) != {DEFAULT_POLICY_ID}
 
-    def __getitem__(self, policy_id: str) -> Policy:
-        try:
-            return self._policies[policy_id]
-        except KeyError:
-            raise UnknownPolicyError(policy_id, self._policies) from None
-
-    def __contains__(self, policy_id: object) -> bool:
-        return policy_id in self._policies
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._policies)
-
-    def __len__(self) -> int:
-        return len(self._policies)
+    def __missing__(self, policy_id: str) -> Policy:
+        raise UnknownPolicyError(policy_id, self)
 
     @property
     def asks_by_episode(self) -> bool:
@@ -130,8 +118,8 @@ class PolicyMap(Mapping[str, Policy]):
         """
         more = {name: episode if what == "episode" else get_worker() for name, what in self._wanted.items()}
         policy_id = DEFAULT_POLICY_ID if self._mapping_fn is None else self._mapping_fn(agent_id, **more)
-        if policy_id not in self._policies:
-            raise UnknownPolicyError(policy_id, self._policies)
+        if policy_id not in self:
+            raise UnknownPolicyError(policy_id, self)
         return policy_id
 
     def binding(self, get_worker: Callable[[], Any] = lambda: None) -> AgentBinding:
