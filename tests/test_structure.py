@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -208,3 +209,8 @@ def test_a_hook_more_is_checked_and_named_without_a_line_elsewhere(monkeypatch: 
     assert kind is not None
     with pytest.raises(ConfigError, match="OnNovelty': on_novelty failed: RuntimeError"):
         kind().on_novelty(how_much=2.0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_one_iteration_of_training_runs_through_few_files() -> None:
+    subprocess.run([sys.executable, str(ROOT / "tests" / "support" / "iteration_files.py")], check=True, timeout=280)

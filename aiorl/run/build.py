@@ -30,11 +30,12 @@ from aiorl.env.kinds import EnvFacts
 from aiorl.env.registry import name_elsewhere
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations
+from aiorl.learning.algorithms.registry import algorithm_class
 from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.process.imports import want_packages
 from aiorl.run.look_at_env import look_at_env
 from aiorl.run.policy_group import PolicyGroup
-from aiorl.run.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said
+from aiorl.run.policy_plan import PlannedPolicy, check_leases, plan_policies, with_policies_named, with_settings_said
 from aiorl.run.report.loggers import check_loggers
 from aiorl.sampling.callbacks import DefaultCallbacks
 
@@ -53,7 +54,6 @@ class LearningPlan:
         callbacks: class of the learner's callbacks; None for none.
         begins_with: checkpoint of another run whose weights and filter statistics it begins with; None for none.
         seconds: what it took.
-        has_one_agent: each environment has one agent.
     """
 
     config: CommonConfig
@@ -61,7 +61,6 @@ class LearningPlan:
     callbacks: type[DefaultCallbacks] | None
     begins_with: Checkpoint | None
     seconds: float
-    has_one_agent: bool
 
 
 def plan_learning(config: CommonConfig) -> LearningPlan:
@@ -76,15 +75,18 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     """
     began = time.monotonic()
     want_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
-    begins_with = _checkpoint_to_begin_with(config)
+    begins_with = None
+    if config.init_from is not None and config.resume is None:
+        try:
+            begins_with = find_checkpoint(config.init_from)
+        except CheckpointError as error:
+            raise unusable_init_from(config, error) from error
     check_loggers(config.loggers)
     facts = look_at_env(config)
     config = with_policies_named(_for_env(config, facts), facts)
     policies = plan_policies(config, facts)
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
         import_tensorflow(config)
-        from aiorl.run.policy_plan import check_leases
-
         check_leases(config, policies)
     return LearningPlan(
         config=with_settings_said(config, policies),
@@ -92,17 +94,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         callbacks=callbacks_class(config.callbacks),
         begins_with=begins_with,
         seconds=time.monotonic() - began,
-        has_one_agent=not facts.kind.has_agents,
     )
-
-
-def _checkpoint_to_begin_with(config: CommonConfig) -> Checkpoint | None:
-    if config.init_from is None or config.resume is not None:
-        return None
-    try:
-        return find_checkpoint(config.init_from)
-    except CheckpointError as error:
-        raise unusable_init_from(config, error) from error
 
 
 def unusable_init_from(config: CommonConfig, error: CheckpointError) -> ConfigError:
@@ -141,7 +133,6 @@ class Learning:
         seconds: what took how long.
         callbacks: told of each iteration's result; None for none.
         begins_with: checkpoint of another run that is still to be taken up; None for none.
-        has_one_agent: each environment has one agent.
     """
 
     group: PolicyGroup
@@ -153,7 +144,6 @@ class Learning:
     seconds: dict[str, float]
     callbacks: DefaultCallbacks | None = None
     begins_with: Checkpoint | None = None
-    has_one_agent: bool = False
 
 
 def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: LearningPlan | None = None) -> Learning:
@@ -173,11 +163,11 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
     if plan is None:
         plan = plan_learning(config)
     config, planned = plan.config, plan.policies
-    callbacks = _make_callbacks(config, plan.callbacks)
+    callbacks: DefaultCallbacks | None = None
+    if plan.callbacks is not None:
+        callbacks = named_failures(plan.callbacks, f"callbacks {config.callbacks!r}", "callbacks")()
     has_env = clock()
     configure_tensorflow(config)
-    from aiorl.learning.algorithms.registry import algorithm_class
-
     has_tensorflow = clock()
     kinds = {policy_id: algorithm_class(policy.config.algo) for policy_id, policy in planned.items()}
     learners: dict[str, tuple[CommonConfig, Any]] = {}
@@ -222,15 +212,7 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
         },
         callbacks=callbacks,
         begins_with=plan.begins_with,
-        has_one_agent=plan.has_one_agent,
     )
-
-
-def _make_callbacks(config: CommonConfig, kind: type[DefaultCallbacks] | None) -> DefaultCallbacks | None:
-    if kind is None:
-        return None
-    made: DefaultCallbacks = named_failures(kind, f"callbacks {config.callbacks!r}", "callbacks")()
-    return made
 
 
 def _build_network(

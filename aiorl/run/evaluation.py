@@ -7,8 +7,11 @@ print(result.mean, result.std)
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import queue
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +19,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.acting.acting_state import SavedRun
 from aiorl.compat.dict_callbacks import named_callbacks
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
-from aiorl.errors import ConfigError
-from aiorl.process.imports import install_command
+from aiorl.errors import AiorlError, ConfigError
+from aiorl.process.children import watch_parent
+from aiorl.process.imports import find_modules_here, install_command
+from aiorl.run.worker.sampler_unit import settings_of_run
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.policies import learned_policies, named_function
-from aiorl.sampling.settings import WorkerSettings
+from aiorl.sampling.policies import learned_policies
 
 if TYPE_CHECKING:
     from aiorl.config.worker import WorkerPart
-    from aiorl.offline.io import OutputCreator
 
 _FPS = 30
 _VIDEOS = (".mp4", ".mkv", ".mov")
@@ -155,12 +157,7 @@ def evaluate(
 
 
 def _worker(
-    run: SavedRun,
-    part: WorkerPart,
-    seed: int | None,
-    explore: bool,
-    film: Film | None,
-    render: Literal["human"] | None,
+    run: SavedRun, part: WorkerPart, seed: int | None, explore: bool, film: Film | None, render: Literal["human"] | None
 ) -> RolloutWorker:
     """A worker that samples whole episodes with a run's policies."""
     mode = "rgb_array" if film is not None else render
@@ -171,37 +168,25 @@ def _worker(
             "env_config": {**part.env_config, **({} if mode is None else {"render_mode": mode})},
         }
     )
-    callbacks = named_callbacks(part.callbacks) or DefaultCallbacks
-    multiagent = part.multiagent
-    stored: dict[str, Any] = {} if part.output is None else {"output_creator": _output_of(part)}
-    worker = RolloutWorker.of(
-        WorkerSettings(
-            config=config,
-            env_creator=part.env,
-            policy=learned_policies(part, run.acting.graphs, explore=explore),
-            policy_mapping_fn=named_function(multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"),
-            observation_fn=named_function(multiagent.observation_fn, "multiagent.observation_fn"),
-            callbacks=callbacks if film is None else _filming(callbacks, film),
-            **stored,
-        )
-    )
+    own: dict[str, Any] = {}
+    if film is not None:
+        own["callbacks"] = _filming(named_callbacks(part.callbacks) or DefaultCallbacks, film)
+    if part.output is not None:
+        from aiorl.offline.sources import configured_output  # loaded only where episodes are stored
+
+        own["output_creator"] = configured_output(part)
+    policies = learned_policies(part, run.acting.graphs, explore=explore)
+    worker = RolloutWorker.of(settings_of_run(config, policies, **own))
     try:
         worker.set_weights({policy_id: run.weights(policy_id) for policy_id in run.acting.graphs})
-        for policy_id, own in worker.filters.items():
-            run.restore_filter(policy_id, own)
-            own.is_frozen = True
+        for policy_id, found in worker.filters.items():
+            run.restore_filter(policy_id, found)
+            found.is_frozen = True
         worker.set_global_vars({"timestep": run.env_steps})  # exploration goes by it
     except BaseException:
         worker.stop()
         raise
     return worker
-
-
-def _output_of(settings: WorkerPart) -> OutputCreator:
-    """What makes the writer of the episodes; who stores none loads nothing for it."""
-    from aiorl.offline.sources import configured_output
-
-    return configured_output(settings)
 
 
 def _play(worker: RolloutWorker, episodes: int, on_episode: Callable[[RolloutMetrics], None]) -> list[RolloutMetrics]:
@@ -275,7 +260,12 @@ class Film:
         Raises:
             ConfigError: it makes none.
         """
-        frame = self._rendered(env)
+        try:
+            frame = np.asarray(env.render())
+        except Exception as error:  # an environment that can't may raise anything
+            raise _no_picture(env, repr(error)) from error
+        if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+            raise _no_picture(env, f"render() gave {frame.dtype} of shape {frame.shape}, not uint8 [height, width, 3]")
         height, width = (side - side % 2 for side in frame.shape[:2])  # what players read
         if self._writer is None:
             self._size = (height, width)
@@ -286,16 +276,6 @@ class Film:
                 f"the environment's pictures have changed from {self._size} to {(height, width)} pixels.", key="video"
             )
         self._writer.write_frame(np.ascontiguousarray(frame[:height, :width]))
-
-    def _rendered(self, env: Any) -> NDArray[np.uint8]:
-        try:
-            frame = np.asarray(env.render())
-        except Exception as error:
-            # whatever an environment raises that can't
-            raise _no_picture(env, repr(error)) from error
-        if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
-            raise _no_picture(env, f"render() gave {frame.dtype} of shape {frame.shape}, not uint8 [height, width, 3]")
-        return frame
 
     def __enter__(self) -> Self:
         return self
@@ -317,3 +297,29 @@ def _no_picture(env: Any, reason: str) -> ConfigError:
         key="video",
         hint='It has to take render_mode="rgb_array" and give images by render().',
     )
+
+
+def main() -> int:
+    """Evaluate checkpoints for a learner until standard input ends; the exit status is 0.
+
+    A line each, JSON: ``{"checkpoint": path, "episodes": 10, "seed": 1, "explore": false, "config": {}}`` on standard
+    input is answered on standard output with `Evaluation.to_dict`, or with ``{"error": text}``.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    find_modules_here()
+    os.dup2(2, 1)  # what environments print is no answer
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    watch_parent(lambda: lines.put(None), on_line=lines.put)
+    while (line := lines.get()) is not None:
+        request = json.loads(line)
+        try:
+            answer = evaluate(request.pop("checkpoint"), **request).to_dict()
+        except Exception as error:  # a user's code may raise anything
+            answer = {"error": str(error) if isinstance(error, AiorlError) else f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

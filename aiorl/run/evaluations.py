@@ -1,6 +1,6 @@
 """Evaluations of a run while it trains: checkpoints, played by processes of their own or here; the best one is kept.
 
-checkpoint in evaluation/ -> `aiorl.run.evaluation_child` -> a result, and best/ if no other did as well
+checkpoint in evaluation/ -> a process of `aiorl.run.evaluation` -> a result, and best/ if no other did as well
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -76,11 +76,6 @@ class Evaluations(Observer):
         self._finished: dict[str, Any] | None = None
         self._hurry = asyncio.Event()
 
-    @classmethod
-    def of(cls, config: CommonConfig, run_dir: Path, tell: Callable[[str, int], None]) -> Self | None:
-        """Return those of a run; None without any."""
-        return cls(config, run_dir, tell, can_play_here=config.is_alone) if config.evaluation_interval else None
-
     # As an observer -----------------------------------------------------------------------------------------
 
     def needs_standstill(self, iteration: int) -> bool:
@@ -111,46 +106,35 @@ class Evaluations(Observer):
     def is_due(self, iteration: int) -> bool:
         """Whether an iteration of that number has an evaluation; 0 is the beginning of a run."""
         interval = self._config.evaluation_interval
-        return interval is not None and interval > 0 and iteration % interval == 0
+        return bool(interval and iteration % interval == 0)
 
     async def _evaluate(self, training: Training, iteration: int) -> None:
-        """Begin an evaluation beside training, or evaluate and wait for it."""
-        if self.is_beside:
-            self._begin(training, iteration)
-            return
-        with contextlib.suppress(Ended):  # whoever looks next sees that
-            await training.end.before(self._run(training, iteration))
-
-    def _begin(self, training: Training, iteration: int) -> None:
-        """Evaluate beside training; if the evaluation before is still going on, say so instead."""
-        if self._running is not None and not self._running.done():
+        """Begin an evaluation beside training, unless one still goes on; or evaluate and wait for it."""
+        if not self.is_beside:
+            with contextlib.suppress(Ended):  # whoever looks next sees that
+                await training.end.before(self._run(training, iteration))
+        elif self._running is not None and not self._running.done():
             self._tell(
                 f"iteration {iteration} is not evaluated, since the evaluation before it is still going on; "
                 "a longer evaluation_interval or more evaluation_num_workers would let it",
                 logging.WARNING,
             )
-            return
-        self._running = self._tasks.start(self._run(training, iteration), "evaluation")
+        else:
+            self._running = self._tasks.start(self._run(training, iteration), "evaluation")
 
     async def _run(self, training: Training, iteration: int) -> None:
         """Evaluate and wait for it; nothing goes wrong that training would not survive."""
         if not self.is_beside:
             self.holds_up = f"training waits for the evaluation of iteration {iteration}, which goes on"
         try:
-            with self._surviving():
-                shutil.rmtree(self._directory, ignore_errors=True)
-                path = await training.saver.save_last(self._directory, with_experience=False)
-                play = None if self.is_beside else training.source.play
-                self._conclude(path, await self._play(play, path, iteration), iteration)
-        finally:
-            self.holds_up = ""
-
-    @contextlib.contextmanager
-    def _surviving(self) -> Iterator[None]:
-        try:
-            yield
+            shutil.rmtree(self._directory, ignore_errors=True)
+            path = await training.saver.save_last(self._directory, with_experience=False)
+            play = None if self.is_beside else training.source.play
+            self._conclude(path, await self._play(play, path, iteration), iteration)
         except (AiorlError, OSError) as error:
             self._tell(f"the evaluation failed: {one_line(str(error), _MAX_REASON)}; training goes on", logging.ERROR)
+        finally:
+            self.holds_up = ""
 
     async def finish(self) -> None:
         """Wait a while for the evaluation that goes on beside training: what is being evaluated may be the best."""
@@ -161,17 +145,6 @@ class Evaluations(Observer):
     def hurry(self) -> None:
         """Have `finish` wait no longer."""
         self._hurry.set()
-
-    def _request(self, iteration: int) -> dict[str, Any]:
-        """What `aiorl.evaluate` is to be told for an iteration."""
-        config, seed = self._config, None
-        if config.seed is not None:
-            seed = int(np.random.SeedSequence((config.seed, _SEED, iteration)).generate_state(1)[0] >> 1)
-        return {
-            "episodes": config.evaluation_num_episodes,
-            "seed": seed,
-            **manner_of(config),
-        }
 
     def _conclude(self, path: Path, found: Mapping[str, Any], iteration: int) -> None:
         """Take a result in: the next result of training tells it, and the checkpoint is kept if it is the best."""
@@ -194,20 +167,25 @@ class Evaluations(Observer):
         shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _play(self, play: Play | None, path: Path, iteration: int) -> dict[str, Any]:
-        """Share the episodes out; the result of all."""
-        request, children = self._request(iteration), self._children
+        """Share the episodes out between the processes, and return the result of all."""
+        config, seed = self._config, None
+        if config.seed is not None:
+            seed = int(np.random.SeedSequence((config.seed, _SEED, iteration)).generate_state(1)[0] >> 1)
+        request = {"episodes": config.evaluation_num_episodes, "seed": seed, **manner_of(config)}
         if play is not None:
             return as_result([await play(path, request)])
-        share, more = divmod(request["episodes"], len(children))
-        requests = []
-        for position in range(len(children)):
-            episodes = share + (position < more)
-            seed = None if request["seed"] is None else request["seed"] + position
-            if episodes:
-                requests.append({**request, "checkpoint": str(path), "episodes": episodes, "seed": seed})
-        found = await asyncio.gather(
-            *(child.ask(own) for child, own in zip(children, requests, strict=False)), return_exceptions=True
-        )
+        share, more = divmod(config.evaluation_num_episodes, len(self._children))
+        asked = [
+            child.ask({
+                **request,
+                "checkpoint": str(path),
+                "episodes": share + (position < more),
+                "seed": None if seed is None else seed + position,
+            })
+            for position, child in enumerate(self._children)
+            if share + (position < more)
+        ]  # fmt: skip
+        found = await asyncio.gather(*asked, return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):
                 raise each
@@ -282,14 +260,14 @@ class _Child:
         self._process: asyncio.subprocess.Process | None = None
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What it answers.
+        """Return its answer.
 
         Raises:
             EvaluationError: it failed.
         """
         was_there = self._process is not None
         line = await self._asked(request)
-        if not line and was_there:  # it had ended since, however that came
+        if not line and was_there:  # it may have ended since
             line = await self._asked(request)
         if not line:
             raise EvaluationError("the process that evaluates has ended, and said nothing")
@@ -299,25 +277,25 @@ class _Child:
         return answer
 
     async def _asked(self, request: Mapping[str, Any]) -> bytes:
-        """The line that it answers, empty if it has ended."""
+        """Return the line that it answers, empty if it has ended."""
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
-                *child_python("aiorl.run.evaluation_child"),
+                *child_python("aiorl.run.evaluation"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_MAX_BYTES,
                 start_new_session=True,
                 env={**os.environ, **python_path(), "OMP_NUM_THREADS": "1"},
             )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
         line = b""
         try:
             with contextlib.suppress(ConnectionError):
-                process.stdin.write(json.dumps(dict(request)).encode() + b"\n")
-                await process.stdin.drain()
-                line = await process.stdout.readline()
+                requests.write(json.dumps(dict(request)).encode() + b"\n")
+                await requests.drain()
+                line = await answers.readline()
         finally:
             if not line.endswith(b"\n"):  # a late answer would be taken for that to another request
                 await self.close()

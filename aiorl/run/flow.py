@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -21,12 +21,16 @@ from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.leases import LeaseBook
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.protocol.pacing import Pacing
+from aiorl.net.transport.endpoint import EndpointStats
 from aiorl.net.wire.messages import PolicyArrays, Snapshot
 from aiorl.run.build import Learning
-from aiorl.run.ingest import STALE, AssembledBatch, BatchAssembler, FragmentBounds, QueuedFragment, check_samples
-from aiorl.run.report.results import Results
-from aiorl.run.update_thread import UpdateDone
+from aiorl.run.ingest import STALE, AssembledBatch, BatchAssembler, QueuedFragment, check_samples
+from aiorl.run.policy_group import UpdateDone
+from aiorl.run.report.results import Progress
 from aiorl.text import one_line
+
+if TYPE_CHECKING:
+    from aiorl.run.training import Training
 
 
 class Publisher:
@@ -135,6 +139,45 @@ class Counters:
     updates_skipped: int = 0
 
 
+_NO_TRAFFIC = EndpointStats()
+
+
+def progress_of(
+    counters: Counters,
+    ledger: Ledger,
+    flow: Flow | None,
+    perf: Mapping[str, float] | None,
+    traffic: EndpointStats = _NO_TRAFFIC,
+    num_workers: int = 0,
+) -> Progress:
+    """Return where a learner stands.
+
+    Args:
+        counters: totals of the run.
+        ledger: its account of env steps.
+        flow: None before training begins.
+        perf: use of CPU and memory.
+        traffic: of its endpoint; zeros without one, so that results have the same columns.
+        num_workers: workers that are registered.
+    """
+    return Progress(
+        **asdict(counters),
+        num_healthy_workers=num_workers,
+        ledger=ledger.as_dict(),
+        transport={
+            "queued_fragments": 0 if flow is None else flow.queued_fragments,
+            "queued_messages_out": traffic.queued_messages,
+            "rejected_messages": traffic.rejected,
+            "refused_connections": traffic.refused,
+            "dropped_peers": traffic.dropped,
+        },
+        bytes_in=traffic.bytes_in,
+        bytes_out=traffic.bytes_out,
+        learner={} if flow is None else flow.metrics,
+        perf=perf,
+    )
+
+
 class Updates(Protocol):
     """Where train batches go: `UpdateThread`."""
 
@@ -188,26 +231,22 @@ class Flow:
 
     def __init__(
         self,
+        training: Training,
         learning: Learning,
         updates: Updates,
         session: Sampling,
-        counters: Counters,
-        results: Results,
         *,
         tell: Callable[..., bool],
-        say: Callable[[str, int], None],
         max_queued_bytes: int,
     ) -> None:
         """Nothing is leased yet.
 
         Args:
-            learning: what learns, and the leases that it wants.
+            training: its counters and results are kept.
+            learning: the policies, and the leases that they want.
             updates: takes the train batches.
             session: says what is to be leased and published.
-            counters: totals of the run.
-            results: where episodes and lags go.
-            tell: told (kind, source, text, logging level) what a peer has done.
-            say: told (text, logging level) what users want to know.
+            tell: called with (kind, source, text, logging level) of what a peer has done.
             max_queued_bytes: of fragments that wait; no more are streamed beyond.
         """
         self.publisher = Publisher(learning.filters)
@@ -216,7 +255,6 @@ class Flow:
         self.is_enough: Callable[[], bool] = lambda: False
         self._plan = plan = learning.lease_plan
         self._check_fragment = learning.group.check_fragment
-        self._bounds = FragmentBounds.of(learning.worker_part, has_one_agent=learning.has_one_agent)
         self._assembler = BatchAssembler(plan)
         self._pacing: Pacing | None = None
         if plan.mode == "streaming":
@@ -226,10 +264,10 @@ class Flow:
             session.leases.begin_streaming(self._pacing)
         self._updates = updates
         self._session = session
-        self._counters = counters
-        self._results = results
+        self._counters = training.counters
+        self._results = training.results
         self._tell = tell
-        self._say = say
+        self._say = training.tell
         self._max_queued_bytes = max_queued_bytes
         self._num_in_thread = 0
         self._stopping = False
@@ -261,7 +299,7 @@ class Flow:
         """A fragment has come: it is checked, counted and queued; one that is no good costs its worker its place."""
         message = event.message
         try:
-            episodes = check_samples(message, self._bounds)
+            episodes = check_samples(message)
             self._check_fragment(message.batches)
         except BatchError as error:
             self._session.ledger.discard("malformed", message.env_steps)

@@ -10,176 +10,78 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.config.worker import WorkerPart
-from aiorl.data.columns import DEFAULT_POLICY_ID, OBS, VALID, is_gradient, num_rows
+from aiorl.data.columns import OBS, VALID, is_gradient, num_rows
 from aiorl.data.metrics import MAX_HIST, MAX_NAME, MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
 from aiorl.learning.algorithms.algorithm import LeasePlan
 from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS
 from aiorl.net.wire.messages import Samples
 
-_MAX_AGENTS = 1024
-"""Of one environment, where it has several."""
-_ROOMY = 64
-"""Rows that there may be for each one asked for, where callbacks and the like may add some."""
-_LEAST_ROOM = 1 << 17
-_UNTRAINED = 1 << 16
-"""Env steps without any row, where an environment says that steps are not to be trained on."""
-_LONG_EPISODE = 1 << 20
-"""Steps of the longest episode, where no horizon says so; all environments at once have an eighth of it."""
-_LEAST_VALUES = 1 << 20
-_LEAST_OBSERVATIONS = 1 << 24
 _MAX_OBSERVATIONS = 1 << 40
-"""A statistic counts 2**53."""
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentBounds:
-    """What one fragment may hold at most.
-
-    Attributes:
-        rows: of one policy, padding included.
-        env_steps: env steps.
-        agent_steps: rows of all policies, those that send none included.
-        values: of each column of episodes.
-        observations: that the filter delta of one policy counts.
-        has_one_row_a_step: no env step has more than one row.
-    """
-
-    rows: int = MAX_FRAGMENT_STEPS
-    env_steps: int = MAX_FRAGMENT_STEPS
-    agent_steps: int = MAX_FRAGMENT_STEPS
-    values: int = MAX_FRAGMENT_STEPS
-    observations: int = _MAX_OBSERVATIONS
-    has_one_row_a_step: bool = False
-
-    @classmethod
-    def of(cls, part: WorkerPart, *, has_one_agent: bool) -> Self:
-        """The bounds of a run's fragments.
-
-        Args:
-            part: what workers are told.
-            has_one_agent: each environment has one agent, however many there are of the environment.
-        """
-        if part.input != "sampler":  # batches are as large as they were stored, and episodes are played beside
-            return cls()
-        num_envs = part.num_envs_per_worker
-        asked = part.rollout_fragment_length * num_envs
-        agents = 1 if has_one_agent else _MAX_AGENTS
-        is_plain = has_one_agent and _is_plain(part)
-        steps = asked if is_plain else max(_ROOMY * asked, _LEAST_ROOM)
-        longest_together = max(_LONG_EPISODE, num_envs * (_LONG_EPISODE >> 3))
-        if part.horizon is not None:
-            longest_together = num_envs * part.horizon
-        if not part.is_truncating:
-            steps += asked + longest_together
-        has_padding = any(policy.layout == "sequences" for policy in part.policies.values())
-        rows = agents * (max(_ROOMY * steps, _LEAST_ROOM) if has_padding else steps)
-        env_steps = min(steps + _UNTRAINED, MAX_FRAGMENT_STEPS)
-        seen = max(num_envs * (part.horizon or _LONG_EPISODE), _LEAST_OBSERVATIONS)
-        return cls(
-            rows=min(rows, MAX_FRAGMENT_STEPS),
-            env_steps=env_steps,
-            agent_steps=env_steps if is_plain else MAX_FRAGMENT_STEPS,
-            values=min(16 * asked * agents + _LEAST_VALUES, MAX_FRAGMENT_STEPS),
-            observations=min(16 * asked * agents + seen, _MAX_OBSERVATIONS),
-            has_one_row_a_step=is_plain,
-        )
-
-
-def _is_plain(part: WorkerPart) -> bool:
-    """Whether rows are made by nothing but aiorl, for one policy."""
-    own = part.policies.get(DEFAULT_POLICY_ID)
-    return (
-        own is not None
-        and len(part.policies) == 1
-        and own.policy_class is None
-        and part.callbacks is None
-        and part.multiagent.policy_mapping_fn is None
-        and part.multiagent.observation_fn is None
-    )
-
-
+"""A filter's statistic counts to 2**53 before it stands still."""
 STALE = "stale"
 _MAX_NAME = MAX_NAME + 20  # with what stands before it
 
 PolicyColumns = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
-def check_samples(samples: Samples, bounds: FragmentBounds) -> EpisodeColumns:
-    """Refuse counts, columns and episodes that are too large, or do not belong together; a peer may send anything.
+def check_samples(samples: Samples) -> EpisodeColumns:
+    """Refuse counts, columns and episodes that don't belong together; a worker may be broken.
 
-    With several agents an env step may have any number of rows, and rows of policies that don't learn are counted, but
-    not there.
+    With several agents an env step may have any number of rows. Rows of policies that don't learn are counted, but not
+    sent.
 
     Args:
-        samples: what came; what is in the columns is checked elsewhere.
-        bounds: of the run.
+        samples: a fragment; the algorithm checks the contents of its columns.
     Returns: the finished episodes.
-    Raises: BatchError naming what is wrong.
+    Raises: BatchError naming the part at fault.
     """
-    rows = sum(_rows_of(columns, bounds) for columns in samples.batches.values())
-    for name, steps, most in (
-        ("env_steps", samples.env_steps, bounds.env_steps),
-        ("agent_steps", samples.agent_steps, bounds.agent_steps),
-    ):
-        if steps > most:
-            raise BatchError(name, f"at most {most}", steps)
-    if samples.agent_steps < rows:
-        raise BatchError("agent_steps", f"at least {rows}", samples.agent_steps)
-    if bounds.has_one_row_a_step and samples.env_steps < rows:
-        raise BatchError("env_steps", f"at least {rows}", samples.env_steps)
+    rows = sum(map(_rows_of, samples.batches.values()))
+    for name, steps, least in (("env_steps", samples.env_steps, 0), ("agent_steps", samples.agent_steps, rows)):
+        if not least <= steps <= MAX_FRAGMENT_STEPS:
+            raise BatchError(name, f"{least} at least and {MAX_FRAGMENT_STEPS} at most", steps)
     for name, value in samples.perf.items():
         if not math.isfinite(value):
             raise BatchError(f"perf {name:.50}", "a finite number", value)
     for policy_id, delta in samples.filter_deltas.items():
         count = delta.get("n")
-        if count is not None and count.size == 1 and count.item() > bounds.observations:
-            raise BatchError(f"filter delta {policy_id:.50}", f"at most {bounds.observations} samples", count.item())
-    return _checked_episodes(samples.episodes, bounds.values)
+        if count is not None and count.size == 1 and count.item() > _MAX_OBSERVATIONS:
+            raise BatchError(f"filter delta {policy_id:.50}", f"at most {_MAX_OBSERVATIONS} samples", count.item())
+    return _checked_episodes(samples.episodes)
 
 
-def _rows_of(columns: Mapping[str, NDArray[Any]], bounds: FragmentBounds) -> int:
-    """The transitions among the columns of a policy."""
+def _rows_of(columns: Mapping[str, NDArray[Any]]) -> int:
+    """Return the number of transitions in the columns of a policy."""
     if is_gradient(columns):
-        held = found = num_rows(columns)
-    else:
-        obs, valid = columns.get(OBS), columns.get(VALID)
-        if obs is None or obs.ndim < 2:
-            raise BatchError("batches", "columns [T, N, ...]", "none")
-        held = obs.shape[0] * obs.shape[1]
-        found = held if valid is None else int(np.count_nonzero(valid))
-    if held > bounds.rows:
-        raise BatchError("batches", f"at most {bounds.rows} rows, padding included", held)
-    return found
+        return num_rows(columns)
+    obs, valid = columns.get(OBS), columns.get(VALID)
+    if obs is None or obs.ndim < 2:
+        raise BatchError("batches", "columns [T, N, ...]", "none")
+    return obs.shape[0] * obs.shape[1] if valid is None else int(np.count_nonzero(valid))
 
 
-def _checked_episodes(arrays: Mapping[str, NDArray[Any]], most: int) -> EpisodeColumns:
-    """The finished episodes, none of whose columns holds more values than ``most``."""
+def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
+    """Return the finished episodes."""
     lengths, rewards = arrays.get("lengths"), arrays.get("rewards")
     if lengths is None or rewards is None or lengths.ndim != 1 or lengths.shape != rewards.shape:
         raise BatchError("episodes", "lengths and rewards [E]", ", ".join(sorted(arrays))[:100])
-    if lengths.size > most:
-        raise BatchError("episodes", f"at most {most}", lengths.size)
     if lengths.dtype.kind != "i" or lengths.dtype.itemsize > 4 or (lengths < 0).any():
         raise BatchError("episodes", "lengths int32 >= 0", lengths.dtype)
-    if longest := next((name for name in arrays if len(name) > _MAX_NAME), ""):
-        raise BatchError("episodes", f"names of at most {_MAX_NAME} characters", f"{longest!r:.100}")
     if len(arrays) > MAX_NAMES + 2:
         raise BatchError("episodes", f"at most {MAX_NAMES} names", len(arrays))
-    if odd := next((name for name in arrays if name.startswith("estimate/") and not _is_estimate(name)), ""):
-        raise BatchError("episodes", "an estimator and its metric in the name of an estimate", f"{odd!r:.100}")
     for name, values in arrays.items():
-        allowed = min(most, MAX_HIST) if name.startswith("hist/") else most
-        if values.size > allowed:
-            raise BatchError(f"episodes {name}", f"at most {allowed} values", values.size)
+        said = f"episodes {name:.100}"
+        if len(name) > _MAX_NAME or (name.startswith("estimate/") and not _is_estimate(name)):
+            raise BatchError(said, f"a name of at most {_MAX_NAME} characters, an estimator and its metric", "another")
+        if name.startswith("hist/") and values.size > MAX_HIST:
+            raise BatchError(said, f"at most {MAX_HIST} values", values.size)
         if name != "lengths" and (values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all()):
-            raise BatchError(f"episodes {name}", "finite numbers [E]", f"{values.dtype} {values.shape}")
+            raise BatchError(said, "finite numbers [E]", f"{values.dtype} {values.shape}")
     return EpisodeColumns.from_arrays(arrays)
 
 
@@ -267,10 +169,9 @@ class BatchAssembler:
     def __init__(self, plan: LeasePlan) -> None:
         """Start empty, at version 0, with the algorithm's plan."""
         self._plan = plan
-        self._newest_bytes = self._queued_bytes = 0
+        self._newest_bytes = 0
         self._queue: deque[QueuedFragment] = deque()
         self._version = 0
-        self._queued_env_steps = 0
         self._wanted = plan.fragments_per_batch
         self._discarded: list[Discarded] = []
 
@@ -282,7 +183,7 @@ class BatchAssembler:
     @property
     def queued_env_steps(self) -> int:
         """Env steps that wait."""
-        return self._queued_env_steps
+        return sum(fragment.env_steps for fragment in self._queue)
 
     @property
     def queued_fragments(self) -> int:
@@ -291,7 +192,7 @@ class BatchAssembler:
 
     def bytes_with(self, coming: int) -> int:
         """Bytes that wait, and those of so many more fragments, if they are as large as the newest one."""
-        return self._queued_bytes + coming * self._newest_bytes
+        return sum(fragment.num_bytes for fragment in self._queue) + coming * self._newest_bytes
 
     @property
     def is_ready(self) -> bool:
@@ -302,7 +203,7 @@ class BatchAssembler:
     def _env_steps_missing(self) -> int:
         """On-policy, what the fragments that wait lack of a batch whose number of fragments is not known beforehand."""
         env_steps, most = self._plan.env_steps_per_batch, self._plan.fragments_per_batch
-        return 0 if env_steps is None or self._wanted >= most else max(0, env_steps - self._queued_env_steps)
+        return 0 if env_steps is None or self._wanted >= most else max(0, env_steps - self.queued_env_steps)
 
     def begin_batch(self) -> int:
         """On-policy, how many fragments are to be sampled at first for a new batch."""
@@ -316,7 +217,7 @@ class BatchAssembler:
         there, missing = len(self._queue), self._env_steps_missing
         if there < self._wanted or not missing:
             return 0
-        more = min(-(-missing * there // max(1, self._queued_env_steps)), self._plan.fragments_per_batch - there)
+        more = min(-(-missing * there // max(1, self.queued_env_steps)), self._plan.fragments_per_batch - there)
         self._wanted += more
         return more
 
@@ -334,8 +235,6 @@ class BatchAssembler:
             return self._discard("surplus", fragment)
         self._queue.append(fragment)
         self._newest_bytes = fragment.num_bytes
-        self._queued_bytes += fragment.num_bytes
-        self._queued_env_steps += fragment.env_steps
         return True
 
     def take(self) -> AssembledBatch:
@@ -350,8 +249,6 @@ class BatchAssembler:
         if self._plan.mode == "on_policy":
             taken.sort(key=lambda fragment: (fragment.slot, fragment.seq))
         env_steps = sum(fragment.env_steps for fragment in taken)
-        self._queued_env_steps -= env_steps
-        self._queued_bytes -= sum(fragment.num_bytes for fragment in taken)
         return AssembledBatch(tuple(taken), env_steps, tuple(self._version - fragment.version for fragment in taken))
 
     def set_version(self, version: int) -> None:
@@ -369,8 +266,6 @@ class BatchAssembler:
         kept: deque[QueuedFragment] = deque()
         for fragment in self._queue:
             if self._is_stale(fragment, ahead):
-                self._queued_env_steps -= fragment.env_steps
-                self._queued_bytes -= fragment.num_bytes
                 self._discard(STALE, fragment)
             else:
                 kept.append(fragment)
@@ -380,15 +275,6 @@ class BatchAssembler:
         """What was discarded since the last call, for the ledger."""
         discarded, self._discarded = self._discarded, []
         return discarded
-
-    def check_valid(self) -> None:
-        """Raise AssertionError if the counts of queued env steps and bytes or the bound are wrong."""
-        if self._queued_bytes != sum(fragment.num_bytes for fragment in self._queue):
-            raise AssertionError("queued bytes are miscounted")
-        if self._queued_env_steps != sum(fragment.env_steps for fragment in self._queue):
-            raise AssertionError("queued env steps are miscounted")
-        if any(self._is_stale(fragment) for fragment in self._queue):
-            raise AssertionError("a fragment is queued that should not be")
 
     def _is_stale(self, fragment: QueuedFragment, ahead: int = 0) -> bool:
         bound = self._plan.max_policy_lag

@@ -20,17 +20,16 @@ from typing import Any, TypeVar
 from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.protocol.leases import LeaseBook
-from aiorl.net.wire.messages import PolicyArrays, Snapshot
+from aiorl.net.wire.messages import Snapshot
 from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.run.build import Learning
 from aiorl.run.evaluation import evaluate
 from aiorl.run.flow import Flow
 from aiorl.run.ingest import AssembledBatch
-from aiorl.run.report.results import Progress
+from aiorl.run.policy_group import Updater
 from aiorl.run.threads import BrokenOff, LoopThread
-from aiorl.run.training import Ended, Play, Training, TrainingSetup
-from aiorl.run.update_thread import Updater
+from aiorl.run.training import Ended, Source, Training
 from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, StopSampling, UnitPlace
 
 logger = logging.getLogger(__name__)
@@ -39,14 +38,12 @@ T = TypeVar("T")
 
 _SLOT = 0
 """The local worker's, as in `EnvContext.worker_index`."""
-_TRANSPORT = ("queued_messages_out", "rejected_messages", "refused_connections", "dropped_peers")
-"""Gauges of a run with workers, so that results have the same columns here."""
 _UPDATE_WAIT_S, _STEP_IN_HURRY_S = 2.0, 0.5
 _CLOSE_S, _CLOSE_IN_HURRY_S = 10.0, 1.0
 _UPDATING = "making an update"
 
 
-class LocalSource:
+class LocalSource(Source):
     """Samples train batches and makes updates of them in the thread that serves.
 
     It is also `Updates` and `Sampling` of its `Flow`.
@@ -56,32 +53,23 @@ class LocalSource:
         leases: not used; fragments are wanted one by one.
         has_room: no train batch waits.
         unit: the sampler, if there is one now.
-        join_command: empty; nobody can join.
-        status: what is done now.
     """
 
-    join_command = ""
-
-    def __init__(self, setup: TrainingSetup, training: Training, *, here: LoopThread) -> None:
+    def __init__(self, training: Training, *, here: LoopThread) -> None:
         """Nothing is built yet.
 
         Args:
-            setup: the parts of the training.
-            training: that is sampled for.
+            training: the training that is sampled for.
             here: the loop's thread, which has the caller's sample and learn.
         """
+        super().__init__(training)
         self.ledger = training.ledger
         self.leases = LeaseBook()
         self.unit: SamplerUnit | None = None
-        self.status = "making the environments and compiling the update"
-        self.play: Play | None = self._play
-        self._flow: Flow | None = None
-        self._config = setup.config
-        self._tell = setup.tell
-        self._training = training
+        self._status = "making the environments and compiling the update"
+        self.play = self._play
         self._here = here
         self._tasks = Tasks(training.fail)
-        self._news = asyncio.Event()
         self._turn: asyncio.Task[None] | None = None
         self._is_interrupted = False
         self._snapshot: Snapshot | None = None
@@ -89,32 +77,12 @@ class LocalSource:
         self._batch: AssembledBatch | None = None
         self._incarnation, self._fragments, self._env_steps = "", 0, 0  # the sampler's life, and what it brought in it
         self._num_broken_off = 0  # samplers that ended since the last checkpoint; each has other seeds
-        setup.directory.save_address(setup.config.bind)  # with run id and seed, for whoever goes on with the run
-
-    @property
-    def flow(self) -> Flow:
-        """Takes fragments and makes train batches of them; from `begin` on."""
-        if self._flow is None:
-            raise InternalError("training has not begun")
-        return self._flow
+        training.directory.save_address(self._config.bind)  # with run id and seed, for whoever goes on with the run
 
     def waiting_for(self) -> str:
         """See `Source`."""
         in_env_s = 0.0 if self.unit is None else self.unit.in_env_s
-        return f"this process is {self.status}" + (f" ({in_env_s:.0f} s in one step)" if in_env_s > 1 else "")
-
-    def progress(self, perf: dict[str, float] | None) -> Progress:
-        """See `Source`."""
-        flow = self._flow
-        return Progress(
-            **dataclasses.asdict(self._training.counters),
-            ledger=self.ledger.as_dict(),
-            transport={
-                "queued_fragments": 0 if flow is None else flow.queued_fragments, **dict.fromkeys(_TRANSPORT, 0),
-            },
-            learner={} if flow is None else flow.metrics,
-            perf=perf,
-        )  # fmt: skip
+        return f"this process is {self._status}" + (f" ({in_env_s:.0f} s in one step)" if in_env_s > 1 else "")
 
     # Life -------------------------------------------------------------------------------------------------------
 
@@ -140,16 +108,13 @@ class LocalSource:
         self._updater = Updater(
             learning.group, training.counters.env_steps_trained, publish_every=learning.lease_plan.publish_every
         )
-        self._flow = Flow(
-            learning, self, self, training.counters, training.results,
-            tell=self._tell_of, say=self._tell, max_queued_bytes=1 << 62,
-        )  # fmt: skip
+        self._flow = Flow(training, learning, self, self, tell=self._tell_of, max_queued_bytes=1 << 62)
         self.publish(self.flow.next_snapshot(learning.group.get_weights()), 0.0)
         await self._call(self.sampler)
         await self._call(self._updater.warm_up)
         training.begin_saving(learning)
         training.compiled_in(time.perf_counter() - began)
-        self.status = "sampling the first train batch"
+        self._status = "sampling the first train batch"
 
     def _tell_of(self, kind: str, source: object, text: str, level: int, **how: Any) -> bool:
         self._tell(text, level)
@@ -169,19 +134,9 @@ class LocalSource:
             self._incarnation, self._fragments, self._env_steps = incarnation, 0, 0
         return self.unit
 
-    async def compiled(self) -> None:
-        """Return; updates are compiled by `begin`."""
-
-    async def settle(self) -> None:
-        """Return; an update is made in no other thread than the caller's."""
-
     def ask_for_experience(self) -> None:
         """See `Source`."""
         self._updater.wants_experience.set()
-
-    def set_weights(self, weights: PolicyArrays) -> None:
-        """See `Source`."""
-        self.flow.set_weights(weights)
 
     def begin_episodes_anew(self) -> None:
         """See `Source`.
@@ -211,7 +166,7 @@ class LocalSource:
         turn, hurry = self._turn, self._training.end.hurry
         if turn is None or turn.done():
             return
-        if self.status != _UPDATING:  # an environment may never return
+        if self._status != _UPDATING:  # an environment may never return
             await asyncio.wait([turn], timeout=_STEP_IN_HURRY_S if hurry.is_set() else _UPDATE_WAIT_S)
             return
         await asyncio.wait([turn], timeout=_UPDATE_WAIT_S)
@@ -227,14 +182,6 @@ class LocalSource:
         await self._tasks.close()
 
     # Turns ------------------------------------------------------------------------------------------------------
-
-    def go_on(self) -> None:
-        """See `Source`."""
-        self.flow.go_on()
-
-    def wake(self) -> None:
-        """See `Source`."""
-        self._news.set()
 
     def interrupt(self) -> None:
         """Leave the turn as soon as what it is at has ended."""
@@ -280,7 +227,7 @@ class LocalSource:
         batch, self._batch = self._batch, None
         if batch is None:
             raise InternalError("all fragments are there, and make no train batch")
-        self.status = _UPDATING
+        self._status = _UPDATING
         try:
             done = await self._call(lambda: self._updater.update(batch))
         except BaseException:
@@ -288,7 +235,7 @@ class LocalSource:
             self.flow.stand_still()  # so that what follows begins with a new batch
             raise
         finally:
-            self.status = "sampling"
+            self._status = "sampling"
         training.take_update(done)
         self._heed_interrupt()
 

@@ -80,8 +80,6 @@ class LocalWorkers:
         self.given_up: dict[int, int] = {}
         self.may_be_lost = False
         self._address = address
-        self._keys = keys
-        self._log_path = log_path
         self._session = session
         self._on_event = on_event
         self._come_back_s = come_back_s
@@ -90,6 +88,8 @@ class LocalWorkers:
         self._has_joined: dict[int, int] = {}
         self._worked: set[int] = set()
         self._tasks = Tasks(on_failure)
+        if keys is not None:
+            environment = {**environment, KEYS_VARIABLE: to_variable(keys)}
         self._supervisor = Supervisor(
             self._command,
             range(1, num_workers + 1),
@@ -97,7 +97,8 @@ class LocalWorkers:
             on_failure=on_failure,
             log_path=log_path,
             on_event=self._handle,
-            environment_of=lambda slot: {**environment, **self._handed_over(slot)},
+            # other users can read a process's arguments, but not its environment
+            environment_of=lambda slot: {**environment, WORKER_ID_VARIABLE: self._worker_ids[slot]},
             has_worked=self.has_worked,
         )
 
@@ -134,11 +135,6 @@ class LocalWorkers:
         self._session.reserve_slot(slot, worker_id)
         command = [*child_python("aiorl.worker"), "--connect", self._address]
         return [*command, "--slot", str(slot), "--exit-with-parent"]
-
-    def _handed_over(self, slot: int) -> dict[str, str]:
-        """What only the worker is to know: other users can read a process's arguments, but not its environment."""
-        keys = {} if self._keys is None else {KEYS_VARIABLE: to_variable(self._keys)}
-        return {WORKER_ID_VARIABLE: self._worker_ids[slot], **keys}
 
     def _handle(self, event: ChildEvent) -> None:
         match event:

@@ -39,38 +39,28 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
     )
     maker = EnvMaker(plan)
     if config.vectorize == "native":
-        _check_native(config, maker)
+        if config.remote_worker_envs:
+            raise ConfigError(
+                "vectorize is 'native', but remote_worker_envs gives each environment a process of its own.",
+                key="vectorize", value="native", hint="Leave out one of the two.",
+            )  # fmt: skip
+        maker.check_native()
     env = maker.make_first()
     try:
         facts = facts_of(env, maker.env_id)
         _check_settings(config, env, facts.kind)
         if is_remote:
             check_can_be_remote(env, maker.env_id)
-        is_seedable = _is_seedable(env, maker.env_id, must_be=config.seed is not None and facts.kind.is_seeded_whole)
+        is_seedable = True
+        try:
+            check_seedable(env, maker.env_id)
+        except ConfigError:
+            if config.seed is not None and facts.kind.is_seeded_whole:
+                raise
+            is_seedable = False
         return dataclasses.replace(facts, is_seedable=is_seedable)
     finally:
         _close(env, maker.env_id)
-
-
-def _check_native(config: CommonConfig, maker: EnvMaker) -> None:
-    if config.remote_worker_envs:
-        raise ConfigError(
-            "vectorize is 'native', but remote_worker_envs gives each environment a process of its own.",
-            key="vectorize",
-            value="native",
-            hint="Leave out one of the two.",
-        )
-    maker.check_native()
-
-
-def _is_seedable(env: Any, env_id: str, *, must_be: bool) -> bool:
-    try:
-        check_seedable(env, env_id)
-    except ConfigError:
-        if must_be:
-            raise
-        return False
-    return True
 
 
 def _check_settings(config: CommonConfig, env: Any, kind: EnvKind) -> None:

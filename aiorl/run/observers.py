@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Mapping
 from numbers import Real
@@ -53,12 +52,12 @@ class StopCriteria(dict[str, float]):
 class StopAt(Observer):
     """Ends training as soon as a criterion is met."""
 
-    def __init__(self, criteria: StopCriteria, evaluations: Evaluations | None) -> None:
+    def __init__(self, criteria: StopCriteria, evaluations: Evaluations) -> None:
         """Begin to count the time.
 
         Args:
             criteria: the criteria.
-            evaluations: of the training; None without any.
+            evaluations: of the training.
         """
         self._criteria = criteria
         self._evaluations = evaluations
@@ -77,7 +76,7 @@ class StopAt(Observer):
             StopFigures(
                 training.results.newest_return,
                 training.counters.env_steps_trained,
-                math.nan if self._evaluations is None else self._evaluations.mean_return,
+                self._evaluations.mean_return,
                 time.monotonic() - self._began,
             )
         )
@@ -86,10 +85,10 @@ class StopAt(Observer):
 
 
 class Checkpoints(Observer):
-    """Has a checkpoint written every ``checkpoint_interval_s`` seconds, while training goes on."""
+    """Has a checkpoint written every so many seconds, while training goes on; none where that is zero."""
 
-    def __init__(self, config: CommonConfig) -> None:
-        self._interval_s = config.checkpoint_interval_s
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
         self._saved = time.monotonic()
 
     def on_update(self, training: Training) -> None:
@@ -112,8 +111,8 @@ class RunFiles(Observer):
         """
         self._config = config
         self._directory = directory
-        self._loggers: BackgroundLogger | None = None
-        self._users: Loggers | None = None
+        self._own: BackgroundLogger | None = None
+        self._loggers: list[BackgroundLogger | Loggers] = []
 
     def open(self, resumed: RunState | None = None) -> None:
         """Open the files of results, and take off the results that are later than a resume.
@@ -125,8 +124,10 @@ class RunFiles(Observer):
         if resumed is not None:
             iteration, step = int(resumed.results["training_iteration"]), resumed.counters.env_steps_sampled
         path = self._directory.path
-        self._loggers = BackgroundLogger(open_loggers(path, resume_iteration=iteration, resume_step=step))
-        self._users = make_loggers(self._config.loggers, path.absolute(), without_secrets(self._config.to_dict()))
+        self._own = BackgroundLogger(open_loggers(path, resume_iteration=iteration, resume_step=step))
+        self._loggers.append(self._own)
+        users = make_loggers(self._config.loggers, path.absolute(), without_secrets(self._config.to_dict()))
+        self._loggers.append(users)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Have a result written; it is there in a moment, and at the latest when `flush` returns.
@@ -134,14 +135,13 @@ class RunFiles(Observer):
         Raises: CheckpointError if the directory is gone.
         """
         self._directory.check_there()
-        for loggers in (self._loggers, self._users):
-            if loggers is not None:
-                loggers.write(result)
+        for loggers in self._loggers:
+            loggers.write(result)
 
     def flush(self) -> None:
         """Wait until all results are written."""
-        if self._loggers is not None:
-            self._loggers.flush()
+        if self._own is not None:
+            self._own.flush()
 
     def before_checkpoint(self) -> None:
         """Write all results that come before the checkpoint.
@@ -153,6 +153,5 @@ class RunFiles(Observer):
 
     def close(self) -> None:
         """Close the files."""
-        for loggers in (self._loggers, self._users):
-            if loggers is not None:
-                loggers.close()
+        for loggers in self._loggers:
+            loggers.close()

@@ -1,11 +1,15 @@
 """All policies of a run that have a network: those that learn, each with its algorithm, and those that do not.
 
-Toward the update thread a group looks like one algorithm whose train batches are by policy id.
+To the `Updater` a group looks like one algorithm, with train batches by policy id.
 """
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
 from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, UpdateResult
 from aiorl.learning.replay import Snapshot
+from aiorl.run.ingest import AssembledBatch
 
 Array = NDArray[Any]
 PolicyColumns = Mapping[str, Mapping[str, Array]]
@@ -167,3 +172,107 @@ class PolicyGroup:
 
 def _list(names: Any) -> str:
     return ", ".join(sorted(names)) or "none"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpDone:
+    """The update is compiled.
+
+    Attributes:
+        took_s: seconds it took.
+    """
+
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateDone:
+    """One train batch was learned from, or skipped.
+
+    Attributes:
+        batch: what was learned from.
+        result: what the algorithms say of it.
+        weights: policy id -> copies, as they are after it; None if they are not to go out yet.
+        wait_s: time the thread waited for the batch.
+        make_batch_s: time it took to lay the batch out.
+        update_s: time it took to learn.
+        state: gives all of the policies' state as it is after it, see `Algorithm.hold_state`.
+        experience: policy id -> stored experience as it is after it, where that was asked for; see
+            `Algorithm.hold_experience`.
+    """
+
+    batch: AssembledBatch
+    result: UpdateResult
+    weights: dict[str, dict[str, NDArray[Any]]] | None
+    wait_s: float
+    make_batch_s: float
+    update_s: float
+    state: Callable[[], AlgorithmState]
+    experience: dict[str, Snapshot] | None = None
+
+
+class Updater:
+    """Makes updates, in whichever thread calls.
+
+    Attributes:
+        group: what learns.
+        wants_experience: set to have the next update tell what is stored after it; any thread may.
+    """
+
+    def __init__(
+        self,
+        group: PolicyGroup,
+        env_steps_total: int = 0,
+        *,
+        publish_every: int = 1,
+        publish_interval_s: float = math.inf,
+    ) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            group: what learns.
+            env_steps_total: env steps trained on before, when a run is resumed.
+            publish_every: see `LeasePlan`.
+            publish_interval_s: see `LeasePlan`.
+        """
+        self.group = group
+        self.wants_experience = threading.Event()
+        self._env_steps_total = env_steps_total
+        self._publish_every = publish_every
+        self._publish_interval_s = publish_interval_s
+        self._unpublished = 0
+        self._published_at = -math.inf
+
+    def warm_up(self) -> WarmUpDone:
+        """Compile the update."""
+        started = time.perf_counter()
+        self.group.warm_up()
+        return WarmUpDone(time.perf_counter() - started)
+
+    def update(self, batch: AssembledBatch, wait_s: float = 0.0) -> UpdateDone:
+        """Learn from a train batch, which was waited for so long."""
+        started = time.perf_counter()
+        laid_out = self.group.make_batch(batch.batches)
+        made = time.perf_counter()
+        result = self.group.update(laid_out, self._env_steps_total)
+        updated = time.perf_counter()
+        self._env_steps_total += batch.env_steps
+        weights = self.group.get_weights() if self._publishes(updated) else None
+        state = self.group.hold_state()
+        experience = None
+        if self.wants_experience.is_set():
+            self.wants_experience.clear()
+            experience = self.group.hold_experience()
+        return UpdateDone(batch, result, weights, wait_s, made - started, updated - made, state, experience)
+
+    def publish_next(self) -> None:
+        """Have the weights of the next update go out, as those of the first one do."""
+        self._unpublished, self._published_at = 0, -math.inf
+
+    def _publishes(self, now: float) -> bool:
+        """Note an update; whether its weights are to go out."""
+        self._unpublished += 1
+        if self._unpublished < self._publish_every and now - self._published_at < self._publish_interval_s:
+            return False
+        self._unpublished, self._published_at = 0, now
+        return True

@@ -26,7 +26,7 @@ from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError, UnknownAlgorithmError, UnsupportedSpaceError, nearest
 from aiorl.learning.algorithms import ALGORITHMS
-from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan
+from aiorl.learning.algorithms.algorithm import Algorithm
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.algorithms.sizes import BATCH, ENVS, LENGTH
 from aiorl.sampling.builder import BatchBuilder
@@ -158,7 +158,9 @@ def _is_of_run(kind: type[CommonConfig], name: str) -> bool:
     return name in _RUN_KEYS or fact_of(kind.model_fields[name], "group") in _RUN_GROUPS
 
 
-_FIELDS = ("class", "observation_space", "action_space", "config")
+_FIELDS = {
+    "class": str, "observation_space": Mapping, "action_space": Mapping, "config": Mapping, "defaults": Mapping,
+}  # fmt: skip
 _OF_A_RUN = "defaults"
 _MAX_ID = 100
 _MAPPING = "multiagent.policy_mapping_fn"
@@ -368,32 +370,21 @@ def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
         )
     if isinstance(entry, str):
         entry = {"class": entry}
-    if isinstance(entry, list | tuple) and len(entry) == len(_FIELDS):
-        entry = dict(zip(_FIELDS, entry, strict=True))
-    if entry is not None and not isinstance(entry, Mapping):
+    if isinstance(entry, list | tuple) and len(entry) == len(_FIELDS) - 1:  # as a user gives it
+        entry = dict(zip(_FIELDS, entry, strict=False))
+    if not isinstance(entry, Mapping | None):
         raise ConfigError(
-            f"{key} is {entry!r:.200}, expected null, a mapping of {', '.join(_FIELDS)}, or a list of the four.",
-            key=key,
-            value=entry,
-        )
-    given = dict(entry or {})
-    unknown = [name for name in given if name not in (*_FIELDS, _OF_A_RUN)]
-    if unknown:
-        raise ConfigError(
-            f"There is no key {key}.{unknown[0]}.", key=f"{key}.{unknown[0]}", hint=nearest(unknown[0], _FIELDS).strip()
-        )
-    for name, kind, wanted in (
-        ("class", str, "an import path"),
-        ("observation_space", Mapping, "a space as plain data"),
-        ("action_space", Mapping, "a space as plain data"),
-        ("config", Mapping, "a mapping of settings"),
-        (_OF_A_RUN, Mapping, "a mapping of settings"),
-    ):
-        value = given.setdefault(name)
-        if value is not None and not isinstance(value, kind):
-            raise ConfigError(
-                f"{key}.{name} is {value!r:.200}, expected {wanted}, or null.", key=f"{key}.{name}", value=value
-            )
+            f"{key} is {entry!r:.200}, expected null, a mapping of {', '.join(_FIELDS)}, or a list of the first four.",
+            key=key, value=entry,
+        )  # fmt: skip
+    given = {**dict.fromkeys(_FIELDS), **(entry or {})}
+    for name, value in given.items():
+        key = f"{POLICIES}.{policy_id}.{name}"
+        if name not in _FIELDS:
+            raise ConfigError(f"There is no key {key}.", key=key, hint=nearest(name, _FIELDS).strip())
+        if value is not None and not isinstance(value, _FIELDS[name]):
+            wanted = "an import path" if name == "class" else "a mapping"
+            raise ConfigError(f"{key} is {value!r:.200}, expected {wanted}, or null.", key=key, value=value)
     return given
 
 
@@ -516,94 +507,35 @@ def _described(space: spaces.Space[Any]) -> dict[str, Any]:
         return {"kind": type(space).__name__, "text": str(space)}
 
 
-_MODES = {
-    "on_policy": "exactly one train batch of each policy version",
-    "streaming": "fragments as they come, of older policy versions too",
-}
-_MEANINGS = {
-    "fragments_per_batch": "fragments in one update",
-    "outstanding_per_worker": "fragments that a worker may owe",
-    "max_policy_lag": "policy versions after which a fragment is discarded",
-    "max_under_way": "fragments under way at most",
-    "publish_every": "updates after which weights go out",
-    "publish_interval_s": "seconds after which they go out at the latest",
-    "env_steps_per_batch": "env steps in one update",
-}
-
-
 def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> None:
     """Refuse policies that would be sampled for in different ways: a worker samples for all its policies at once.
 
     Raises:
-        ConfigError: the algorithm of a policy that learns wants other leases than the run's, and the message says in
-            what they differ; or it needs whole episodes, and the run cuts them.
+        ConfigError: the algorithm of a policy that learns wants other leases than the run's; or it needs whole
+            episodes, and the run cuts them.
     """
     leases = algorithm_class(config.algo).lease_plan(config)
     for policy in planned.values():
         if not policy.is_trained:
             continue
-        wanted = algorithm_class(policy.config.algo).lease_plan(policy.config)
+        key, algo, kind = f"{POLICIES}.{policy.policy_id}.class", policy.config.algo, type(policy.config)
+        wanted = algorithm_class(algo).lease_plan(policy.config)
+        left_out = f"leave policy {policy.policy_id!r} out of multiagent.policies_to_train, so that it only acts."
         if wanted != leases:
-            raise _disagreement(config, policy, leases, wanted)
-        if _is_cut_short(config, type(policy.config)):
-            raise _cut_short(config, policy, planned)
-
-
-def _disagreement(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan, wanted: LeasePlan) -> ConfigError:
-    key, algo = f"{POLICIES}.{policy.policy_id}.class", policy.config.algo
-    others = _that_agree(config, policy, leases)
-    beside = f"Beside {config.algo} may learn: {', '.join(others)}. " if others else ""
-    return ConfigError(
-        f"{key} is {algo!r}, which can't learn beside {config.algo!r}, the run's algorithm: workers sample for all "
-        f"policies at once, and {_difference(config.algo, leases, algo, wanted)}.",
-        key=key, value=algo,
-        hint=f"{beside}A policy that only acts, of any algorithm, is left out of multiagent.policies_to_train.",
-    )  # fmt: skip
-
-
-def _is_cut_short(config: CommonConfig, kind: type[CommonConfig]) -> bool:
-    """Whether a run of another algorithm cuts episodes that an algorithm needs whole."""
-    return kind.needs_whole_episodes and kind is not type(config) and config.is_truncating
-
-
-def _cut_short(config: CommonConfig, policy: PlannedPolicy, planned: Mapping[str, PlannedPolicy]) -> ConfigError:
-    key, algo = f"{POLICIES}.{policy.policy_id}.class", policy.config.algo
-    others = [other for other in planned.values() if other.policy_class is None and other.config.algo == config.algo]
-    beside = f"policy {others[0].policy_id!r}, which learns by" if others else "all policies of a run of"
-    return ConfigError(
-        f"{key} is {algo!r}, which needs whole episodes: its returns would be wrong where one is cut. batch_mode is "
-        f"{config.batch_mode}, and workers sample for policy {policy.policy_id!r} as for {beside} {config.algo!r}.",
-        key=key, value=algo,
-        hint=f"Set batch_mode: complete_episodes, which is then for all policies, or leave policy {policy.policy_id!r} "
-        "out of multiagent.policies_to_train.",
-    )  # fmt: skip
-
-
-def _difference(algo: str, leases: LeasePlan, other: str, wanted: LeasePlan) -> str:
-    if leases.mode != wanted.mode:
-        return f"{algo} wants {_MODES[leases.mode]}, {other} {_MODES[wanted.mode]}"
-    mine, theirs = dataclasses.asdict(leases), dataclasses.asdict(wanted)
-    return "; ".join(
-        f"{meaning}: {_said(mine[name])} for {algo}, {_said(theirs[name])} for {other}"
-        for name, meaning in _MEANINGS.items()
-        if mine[name] != theirs[name]
-    )
-
-
-def _said(limit: float | None) -> str:
-    return "no limit" if limit in (None, float("inf")) else f"{limit:g}"
-
-
-def _that_agree(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan) -> list[str]:
-    """Names of the other algorithms that want these leases in this run, and choose the policy's actions."""
-    found = []
-    for name in sorted(ALGORITHMS):
-        kind = config_class(name)
-        if kind is type(config) or _is_cut_short(config, kind) or not kind.learns_actions_of(policy.action_space):
-            continue
-        try:
-            if algorithm_class(name).lease_plan(config_of(config, kind, policy.policy_id, {})) == leases:
-                found.append(name)
-        except ConfigError:  # it doesn't fit the run for other reasons
-            continue
-    return found
+            differences = ", ".join(
+                f"{field.name} ({getattr(leases, field.name)} and {getattr(wanted, field.name)})"
+                for field in dataclasses.fields(leases)
+                if getattr(leases, field.name) != getattr(wanted, field.name)
+            )
+            raise ConfigError(
+                f"{key} is {algo!r}, which can't learn beside {config.algo!r}, the run's algorithm: workers sample for "
+                f"all policies at once, and the two differ in {differences}.",
+                key=key, value=algo, hint=f"Take an algorithm that is sampled for alike, or {left_out}",
+            )  # fmt: skip
+        if kind.needs_whole_episodes and kind is not type(config) and config.is_truncating:
+            raise ConfigError(
+                f"{key} is {algo!r}, which needs whole episodes, and the run cuts them: batch_mode is "
+                f"{config.batch_mode}.",
+                key=key, value=algo,
+                hint=f"Set batch_mode: complete_episodes, which is then for all policies, or {left_out}",
+            )  # fmt: skip

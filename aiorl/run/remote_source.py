@@ -13,10 +13,7 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiorl.acting.run_dir import RunDirectory
-from aiorl.config.schema import CommonConfig
-from aiorl.errors import ConfigError
-from aiorl.net.protocol.events import WorkerFailed
+from aiorl.errors import ConfigError, InternalError
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.net.transport.endpoint import EndpointLimits
 from aiorl.net.transport.security import WorkerKeys, load_learner_keys, reachable_from_elsewhere, reachable_from_here
@@ -27,77 +24,14 @@ from aiorl.net.wire.messages import PolicyArrays
 from aiorl.process.imports import python_path
 from aiorl.process.tasks import end_in_time
 from aiorl.run.build import Learning
-from aiorl.run.flow import Flow
 from aiorl.run.local_workers import LocalWorkers, WorkerFailures
+from aiorl.run.policy_group import UpdateDone, WarmUpDone
 from aiorl.run.report.results import Progress
 from aiorl.run.service import LearnerService
-from aiorl.run.training import Play, Training, TrainingSetup
-from aiorl.run.update_thread import (
-    LastUpdate,
-    UpdateDone,
-    UpdateEvent,
-    UpdateFailed,
-    UpdatesEnded,
-    UpdateThread,
-    WarmUpDone,
-)
+from aiorl.run.training import Source, Training
+from aiorl.run.update_thread import LastUpdate, UpdateEvent, UpdateFailed, UpdatesEnded, UpdateThread
 
 logger = logging.getLogger(__name__)
-
-
-def listen(
-    config: CommonConfig,
-    directory: RunDirectory,
-    training: Training,
-    *,
-    tell: Callable[[str, int], None],
-    on_worker_failed: Callable[[WorkerFailed], None],
-    on_out_of_data: Callable[[], None],
-) -> tuple[LearnerService, WorkerKeys | None]:
-    """Listen where the run listened before a resume if that is free, else where the configuration says.
-
-    Args:
-        config: the effective configuration.
-        directory: the run's.
-        training: has the accounts of the run, and fails where a task of the service does.
-        tell: told (text, logging level) what users want to know.
-        on_worker_failed: told what workers report of failures of their own.
-        on_out_of_data: told when all stored experience is read, and trained on.
-    Returns: the service, and what workers that the learner starts have to prove; None without keys.
-    Raises: ConfigError if the address can't be bound, or the keys can't be used.
-    """
-    keys = None if config.keys is None else load_learner_keys(Path(config.keys))
-    limits = limits_of(config.transport)
-    settings = LearnerSettings(
-        config.transport, max_workers_of(limits), config.num_workers, data_ends=config.input_epochs is not None
-    )
-    raise_open_file_limit()
-
-    def listen_on(bind: str) -> tuple[LearnerService, WorkerKeys | None]:
-        endpoint = ZmqLearnerEndpoint(
-            bind, keys=keys, insecure=config.insecure, limits=EndpointLimits.of(config.transport)
-        )
-        service = LearnerService(
-            config,
-            endpoint,
-            LearnerSession(directory.run_id, secrets.token_hex(8), settings, training.ledger),
-            training.results,
-            training.counters,
-            on_event=tell,
-            on_failure=training.fail,
-            on_worker_failed=on_worker_failed,
-            on_out_of_data=on_out_of_data,
-            limits=limits,
-        )
-        service.start()
-        return service, endpoint.worker_keys
-
-    if directory.last_address and config.bind.endswith(":0"):
-        try:
-            return listen_on(directory.last_address)
-        except ConfigError as error:
-            tell(f"workers will not find the learner where it was: {error}", logging.WARNING)
-    return listen_on(config.bind)
 
 
 T = TypeVar("T")
@@ -108,40 +42,30 @@ _UPDATE_WAIT_S = 2.0
 _GOODBYE_S = 1.5
 
 
-class RemoteSource:
+class RemoteSource(Source):
     """Worker processes of this host and of others.
 
     Attributes:
         service: sessions with the workers.
         workers: those that are started here.
-        play: None; evaluations have processes of their own.
     """
 
-    play: Play | None = None
-
-    def __init__(self, setup: TrainingSetup, training: Training) -> None:
+    def __init__(self, training: Training) -> None:
         """Listen for workers; to be called on the running loop.
 
         Args:
-            setup: the parts of the training.
-            training: that is sampled for.
+            training: the training that is sampled for.
 
         Raises:
-            ConfigError: the address can't be bound.
+            ConfigError: the address can't be bound, or the keys can't be used.
         """
-        config, directory = setup.config, setup.directory
-        self._config = config
-        self._directory = directory
-        self._tell = setup.tell
-        self._training = training
+        super().__init__(training)
+        config, directory = training.config, training.directory
         self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
         self._steps_before = training.counters.env_steps_sampled
-        self._failures = WorkerFailures(config, directory.worker_log, tell=setup.tell, source=self)
-        self.service, keys = listen(
-            config, directory, training, tell=setup.tell, on_worker_failed=self._failures.on_failed,
-            on_out_of_data=self._on_out_of_data,
-        )  # fmt: skip
+        self._failures = WorkerFailures(config, directory.worker_log, tell=training.tell, source=self)
+        self.service, keys = self._listen()
         self.workers = LocalWorkers(
             config.num_workers,
             reachable_from_here(self.service.address),
@@ -160,13 +84,41 @@ class RemoteSource:
         self._updates: UpdateThread | None = None
         self._last_update: LastUpdate | None = None
         self._compiled = asyncio.Event()
-        self._news = asyncio.Event()
         self._is_over = False
 
-    @property
-    def flow(self) -> Flow:
-        """See `Source`."""
-        return self.service.flow
+    def _listen(self) -> tuple[LearnerService, WorkerKeys | None]:
+        """Listen where the run listened before a resume if that is free, else at the address of the config.
+
+        Returns: the service, and the keys of workers that the learner starts; None without keys.
+        """
+        config, training, last = self._config, self._training, self._training.directory.last_address
+        keys = None if config.keys is None else load_learner_keys(Path(config.keys))
+        limits = limits_of(config.transport)
+        settings = LearnerSettings(
+            config.transport, max_workers_of(limits), config.num_workers, data_ends=config.input_epochs is not None
+        )
+        raise_open_file_limit()
+        for bind in [last, config.bind] if last and config.bind.endswith(":0") else [config.bind]:
+            endpoint = ZmqLearnerEndpoint(
+                bind, keys=keys, insecure=config.insecure, limits=EndpointLimits.of(config.transport)
+            )
+            service = LearnerService(
+                training,
+                endpoint,
+                LearnerSession(training.directory.run_id, secrets.token_hex(8), settings, training.ledger),
+                on_worker_failed=self._failures.on_failed,
+                on_out_of_data=self._on_out_of_data,
+                limits=limits,
+            )
+            try:
+                service.start()
+            except ConfigError as error:
+                if bind == config.bind:
+                    raise
+                self._tell(f"workers will not find the learner where it was: {error}", logging.WARNING)
+            else:
+                return service, endpoint.worker_keys
+        raise InternalError("there is no address to listen on")
 
     @property
     def join_command(self) -> str:
@@ -204,7 +156,7 @@ class RemoteSource:
             ConfigError: the run directory can't be written.
             OSError: a worker can't be started.
         """
-        self._directory.save_address(self.service.address)
+        self._training.directory.save_address(self.service.address)
         await self.workers.start()
 
     async def build(self, step: Callable[[], T]) -> T:
@@ -243,7 +195,7 @@ class RemoteSource:
             publish_interval_s=learning.lease_plan.publish_interval_s,
         )
         self._last_update = LastUpdate(updates.stop)
-        self.service.begin(learning, updates)
+        self._flow = self.service.begin(learning, updates)
         self._training.begin_saving(learning)
         self.workers.may_be_lost = True
         updates.start()
@@ -271,10 +223,6 @@ class RemoteSource:
         await self._news.wait()
         self._news.clear()
 
-    def wake(self) -> None:
-        """See `Source`."""
-        self._news.set()
-
     def stop(self, *, hurry: bool) -> None:
         """See `Source`."""
         self.service.stop_training()
@@ -296,9 +244,6 @@ class RemoteSource:
     def set_weights(self, weights: PolicyArrays) -> None:
         """See `Source`."""
         self.service.set_weights(weights)
-
-    def begin_episodes_anew(self) -> None:
-        """See `Source`; workers sample on, whatever is saved."""
 
     def ask_for_experience(self) -> None:
         """See `Source`."""

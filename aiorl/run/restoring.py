@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aiorl.acting.checkpoint import (
-    Checkpoint,
-    check_compatible,
-    find_checkpoint,
-    list_checkpoints,
-    load_newest_valid,
-)
+from aiorl.acting.checkpoint import Checkpoint, check_compatible, find_checkpoint, list_checkpoints
 from aiorl.acting.filters import ObservationFilter, ReturnFilter, returns_of
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
@@ -44,7 +37,7 @@ def checkpoint_to_resume(
     if not list_checkpoints(directory.checkpoints):
         tell("the run has no checkpoint yet: it starts from the beginning", logging.WARNING)
         return None
-    restored = Restored.read(lambda check: load_newest_valid(directory.checkpoints, check))
+    restored = Restored.find(directory.checkpoints)
     tell(f"going on from {restored.checkpoint.path}", logging.INFO)
     return restored
 
@@ -176,10 +169,6 @@ class RunState:
         try:
             state = cls(Counters(**meta["counters"]), dict(meta["results"]), dict(meta["ledger"]))
             dict(meta["algorithm"])
-            _check_counts("counters", meta["counters"])
-            _check_counts("ledger", state.ledger, most=math.inf)  # the sum of what any number of workers claim
-            _check_counts("results", {name: state.results[name] for name in ("training_iteration", "episodes_total")})
-            _check_lists("results", state.results)
             Results(1, 0.0).from_state(state.results, 0.0, Progress(0, 0))
             ledger = Ledger.from_dict(state.ledger)
         except KeyError as error:
@@ -237,55 +226,46 @@ class Restored:
         Raises:
             CheckpointError: there is none that can be used.
         """
-
-        def read(check: Callable[[Checkpoint], object]) -> Checkpoint:
-            return find_checkpoint(path, lambda found: (also(found), check(found)))
-
-        return cls.read(read)
-
-    @classmethod
-    def read(cls, read: Callable[[Callable[[Checkpoint], object]], Checkpoint]) -> Restored:
-        """What a reader gives that takes the newest checkpoint in which a check finds no fault."""
         states: list[RunState] = []
 
-        def check(checkpoint: Checkpoint) -> None:
-            states.append(RunState.from_meta(checkpoint))
-            checkpoint.check_pieces()
+        def check(found: Checkpoint) -> None:
+            also(found)
+            states.append(RunState.from_meta(found))
+            found.check_pieces()
 
-        return cls(read(check), states[-1])
-
-
-def _check_counts(where: str, values: Mapping[str, Any], most: float = 2**63 - 1) -> None:
-    """Raise ValueError unless all values, those of inner mappings too, are counts, no more than ``most``."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            _check_counts(f"{where}.{name}", value, most)
-        elif type(value) is not int or not 0 <= value <= most:
-            raise ValueError(f"{f'{where}.{name}'!r:.100} is {value!r:.50}")
-
-
-def _check_lists(where: str, values: Mapping[str, Any]) -> None:
-    """Raise ValueError unless all lists, those of inner mappings too, hold numbers only."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            _check_lists(f"{where}.{name}", value)
-        elif isinstance(value, list) and not {type(item) for item in value} <= {int, float}:
-            raise ValueError(f"{f'{where}.{name}'!r:.100} holds what is no number")
+        return cls(find_checkpoint(path, check), states[-1])
 
 
 def _filter_states(
     checkpoint: Checkpoint, filters: Mapping[str, ObservationFilter], *, may_lack_returns: bool = False
 ) -> dict[str, dict[str, NDArray[Any]]]:
-    """Filter's name -> what a checkpoint holds of it; without statistics of returns where it may lack these.
+    """Return filter's name -> its state in a checkpoint; without statistics of returns where it may lack these.
+
+    A policy has learned from filtered observations or from plain ones, and means nothing to the others.
 
     Raises:
         CheckpointError: a run's filter can't go on from it.
     """
-    states = {name: checkpoint.filter_state(name) for name in filters}
-    if may_lack_returns:
-        states = {name: state for name, state in states.items() if state or not isinstance(filters[name], ReturnFilter)}
-    for name, state in states.items():
-        _check_filter(checkpoint, name, filters[name], state)
+    states = {}
+    for name, own in filters.items():
+        state = checkpoint.filter_state(name)
+        if may_lack_returns and not state and isinstance(own, ReturnFilter):
+            continue
+        if own.is_identity != (not state):
+            trained, here, other = ("observations as they are", type(own).__name__, "NoFilter")
+            if own.is_identity:
+                trained, here, other = ("filtered observations", "NoFilter", "MeanStdFilter")
+            raise CheckpointError(
+                checkpoint.path,
+                f"policy {name!r} was trained on {trained}, and observation_filter is {here!r} here; take "
+                f"the filter it was trained with, such as {other!r}, or start a new run",
+            )
+        try:
+            own.copy().restore(state)
+        except BatchError as error:
+            said = f"the filter statistics of policy {name!r} do not fit this run: {error}"
+            raise CheckpointError(checkpoint.path, said) from error
+        states[name] = state
     return states
 
 
@@ -304,33 +284,3 @@ def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
                 f"policy {policy_id!r} was trained with normalize_rewards {str(was).lower()}, and it is "
                 f"{str(now).lower()} here; take what it was trained with, or start a new run",
             )
-
-
-def _check_filter(
-    checkpoint: Checkpoint, policy_id: str, own: ObservationFilter, state: Mapping[str, NDArray[Any]]
-) -> None:
-    """Refuse a checkpoint that the run's filter can't go on from.
-
-    The policy has learned from filtered observations or from plain ones, and means nothing to the others.
-
-    Raises:
-        CheckpointError: it can't.
-    """
-    if own.is_identity and state:
-        raise CheckpointError(
-            checkpoint.path,
-            f"policy {policy_id!r} was trained on filtered observations, and observation_filter is 'NoFilter' here; "
-            "take the filter it was trained with, such as 'MeanStdFilter', or start a new run",
-        )
-    if not own.is_identity and not state:
-        raise CheckpointError(
-            checkpoint.path,
-            f"policy {policy_id!r} was trained on observations as they are, and observation_filter is "
-            f"{type(own).__name__!r} here; take observation_filter 'NoFilter', or start a new run",
-        )
-    try:
-        own.copy().restore(state)
-    except BatchError as error:
-        raise CheckpointError(
-            checkpoint.path, f"the filter statistics of policy {policy_id!r} do not fit this run: {error}"
-        ) from error

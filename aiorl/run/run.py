@@ -22,11 +22,12 @@ from aiorl.run.evaluations import BEST, Evaluations
 from aiorl.run.local_source import LocalSource, is_of_debugger
 from aiorl.run.observers import Checkpoints, RunFiles, StopAt, StopCriteria
 from aiorl.run.remote_source import RemoteSource
-from aiorl.run.report.console import Display, DisplayHandler, Headline, PlainDisplay, Summary, make_display
+from aiorl.run.report.console import Display, DisplayHandler, PlainDisplay, make_display
+from aiorl.run.report.figures import Headline, Summary
 from aiorl.run.report.plot import plot_learning_curve
 from aiorl.run.restoring import checkpoint_to_resume
 from aiorl.run.threads import BrokenOff, LoopThread
-from aiorl.run.training import Ended, Observer, Source, Training, TrainingSetup, report
+from aiorl.run.training import Ended, Source, Training, report
 from aiorl.text import indented, many_lines
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Run:
         self._display_logs = DisplayHandler()
         self._display_logs.addFilter(lambda record: not hasattr(record, "shown"))
         self._files = RunFiles(config, directory)
-        self._evaluations = Evaluations.of(config, directory.path, self._tell)
+        self._evaluations = Evaluations(config, directory.path, self._tell, can_play_here=config.is_alone)
         self._stop = StopAt(StopCriteria.of(config), self._evaluations)
         self._picture = ""
         self._result: dict[str, Any] = {}
@@ -125,7 +126,12 @@ class Run:
             tell_of_stray_errors(self._fail)
             tasks.start(self._tick(training), "display")
             await training.start()
-            self._tell_who_samples(training.source.join_command)
+            if command := training.source.join_command:
+                logger.info("more workers join with: %s", command)
+                self._display.join(command, time.monotonic())
+            else:
+                text = "this process samples by itself (num_workers: 0 without bind); no worker can join"
+                self._tell(text, logging.INFO)
             await training.ready()
             await self._train(training)
             final, reason = True, training.end.reason
@@ -138,8 +144,7 @@ class Run:
             return Outcome(True, f"{ended.reason} Nothing was trained yet, so there is nothing to save.", {})
         finally:
             self.on_release()
-            if self._evaluations is not None:
-                await end_in_time("the evaluations", self._evaluations.close)
+            await end_in_time("the evaluations", self._evaluations.close)
             if self.training is not None:
                 await self.training.close(reason, final=final)
             if drawing is not None:
@@ -152,13 +157,16 @@ class Run:
 
     def _make_training(self) -> Training:
         restored = checkpoint_to_resume(self._config, self._directory, self._tell)
-        observers: list[Observer] = [self._stop, Checkpoints(self._config), self._files]
-        if self._evaluations is not None:
-            observers.append(self._evaluations)
-        setup = TrainingSetup(
-            self._config, self._directory, self._tell, plan=self._plan, restored=restored, observers=observers
+        saving = Checkpoints(self._config.checkpoint_interval_s)
+        training = Training(
+            self._config,
+            self._directory,
+            self._tell,
+            self._make_source,
+            plan=self._plan,
+            restored=restored,
+            observers=[self._stop, saving, self._files, self._evaluations],
         )
-        training = Training(setup, self._make_source)
         self._files.open(None if restored is None else restored.run)
         return training
 
@@ -227,13 +235,6 @@ class Run:
             self._display = PlainDisplay(self._headline, sys.stdout)
             self._display.start(time.monotonic())
 
-    def _tell_who_samples(self, join_command: str) -> None:
-        if join_command:
-            logger.info("more workers join with: %s", join_command)
-            self._display.join(join_command, time.monotonic())
-        else:
-            self._tell("this process samples by itself (num_workers: 0 without bind); no worker can join", logging.INFO)
-
     def _tell(self, text: str, level: int) -> None:
         text = indented(many_lines(text, _MAX_EVENT))  # parts of it may come from a peer or a file
         logger.log(level, "%s", text, extra={"shown": True})
@@ -250,7 +251,7 @@ class Run:
             self._display.tick(now)
             if training.silent_s > _SAY_WAITING_S and now - said > 3 * _SAY_WAITING_S and not self._is_watched:
                 said = now
-                waiting = (self._evaluations and self._evaluations.holds_up) or training.source.waiting_for()
+                waiting = self._evaluations.holds_up or training.source.waiting_for()
                 self._tell(f"no update for {training.silent_s:.0f} s: {waiting}", logging.WARNING)
             await asyncio.sleep(0.5)
 
@@ -309,7 +310,7 @@ class Run:
         self._display.finish(summary, time.monotonic())
 
 
-def source_for(config: CommonConfig, here: LoopThread | None) -> Callable[[TrainingSetup, Training], Source]:
+def source_for(config: CommonConfig, here: LoopThread | None) -> Callable[[Training], Source]:
     """Return what makes the source of a run: the caller's thread if the run has no workers, else workers.
 
     Raises:

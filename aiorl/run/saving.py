@@ -10,7 +10,6 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,27 +167,21 @@ class Saver:
         return written
 
     def _write_now(
-        self,
-        content: _Content,
-        experience: dict[str, Snapshot],
-        meta: dict[str, Any],
-        directory: Path | None,
+        self, content: _Content, experience: dict[str, Snapshot], meta: dict[str, Any], directory: Path | None
     ) -> Path:
         state = content.algorithm()
         tensors = {f"algorithm/{name}": array for name, array in state.tensors.items()}
         for policy_id, own in content.filters.items():
             tensors.update({f"filter/{policy_id}/{name}": array for name, array in own.items()})
         tensors |= self._acting
-        number = content.run.counters.updates
         meta = {**meta, "algorithm": state.values}
         if experience:
             meta["experience"] = {policy_id: dict(held.values) for policy_id, held in experience.items()}
         pieces = {policy_id: held.pieces() for policy_id, held in experience.items()}
-        write = partial(save_checkpoint, number=number, tensors=tensors, meta=meta, pieces=pieces)
+        keep = None if directory else self._config.checkpoint_keep
+        directory = directory or self._run.directory.checkpoints
         try:
-            if directory is not None:
-                return write(directory, keep=None)
-            return write(self._run.directory.checkpoints, keep=self._config.checkpoint_keep)
+            return save_checkpoint(directory, content.run.counters.updates, tensors, meta, keep=keep, pieces=pieces)
         finally:
             for held in experience.values():
                 held.close()

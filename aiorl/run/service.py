@@ -14,8 +14,8 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession
@@ -30,10 +30,13 @@ from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArray
 from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
-from aiorl.run.flow import Counters, Flow
-from aiorl.run.report.results import Progress, Results
+from aiorl.run.flow import Flow, progress_of
+from aiorl.run.report.results import Progress
 from aiorl.run.update_thread import UpdateThread
 from aiorl.text import without_numbers
+
+if TYPE_CHECKING:
+    from aiorl.run.training import Training
 
 logger = logging.getLogger(__name__)
 
@@ -56,46 +59,37 @@ class LearnerService:
 
     def __init__(
         self,
-        config: CommonConfig,
+        training: Training,
         endpoint: LearnerEndpoint,
         session: LearnerSession,
-        results: Results,
-        counters: Counters,
         *,
-        on_event: Callable[[str, int], None],
-        on_failure: Callable[[BaseException], None],
-        on_worker_failed: Callable[[ev.WorkerFailed], None] = lambda failed: None,
-        on_out_of_data: Callable[[], None] = lambda: None,
+        on_worker_failed: Callable[[ev.WorkerFailed], None],
+        on_out_of_data: Callable[[], None],
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """Take the parts; nothing is started.
 
         Args:
-            config: the effective configuration.
+            training: the training that is sampled for, which fails with a task of the service.
             endpoint: not started yet.
             session: fresh, or with the ledger of the run to resume.
-            results: where episodes and lags go.
-            counters: totals of the run.
-            on_event: told (text, logging level) what users want to know.
-            on_failure: told of an error of a task, after which the service is of no use.
-            on_worker_failed: told what workers report of failures of their own.
-            on_out_of_data: told, again and again, that the registered workers have read all of their stored experience
-                and that it was trained on, but for what is less than a train batch.
+            on_worker_failed: called with the failures that workers report.
+            on_out_of_data: called, again and again, once the registered workers have read all of their stored
+                experience and it was trained on, but for less than a train batch.
             limits: bounds of messages.
         """
         self.session = session
-        self.counters = counters
-        self.results = results
-        self._config = config
+        self.counters = training.counters
+        self.results = training.results
+        self._training = training
         self._endpoint = endpoint
-        self._on_event = on_event
         self._on_worker_failed = on_worker_failed
         self._on_out_of_data = on_out_of_data
         self._limits = limits
-        self._compress = config.transport.compression != "off"
+        self._compress = training.config.transport.compression != "off"
         self._flow: Flow | None = None
         self._pump_due = False
-        self._tasks = Tasks(on_failure)
+        self._tasks = Tasks(training.fail)
         self._hung: set[str] = set()  # incarnations, of live workers only
         self._slow: set[int] = set()  # slots, of live workers only
         self._rates = EventRates()
@@ -137,31 +131,25 @@ class LearnerService:
         self._endpoint.start()
         self._tasks.start(self._tick(), "tick")
         self._tasks.start(give_back_regularly(), "memory")
-        if self._config.memory:
-            self._tasks.start(keep_within(self._config.memory, "memory"), "memory quota")
+        if memory := self._training.config.memory:
+            self._tasks.start(keep_within(memory, "memory"), "memory quota")
         return self._endpoint.address
 
-    def begin(self, learning: Learning, updates: UpdateThread) -> None:
+    def begin(self, learning: Learning, updates: UpdateThread) -> Flow:
         """Admit workers and publish the first snapshot; sampling starts with ``go_on``.
+
+        Returns: what becomes of the fragments that come.
 
         Raises:
             ConfigError: what workers need to know is larger than messages may be, room for what grows with their number
                 included.
         """
-        session = self.session
-        self._flow = Flow(
-            learning,
-            updates,
-            session,
-            self.counters,
-            self.results,
-            tell=self._tell_of,
-            say=self._on_event,
-            max_queued_bytes=self._config.object_store_memory or _QUEUED_BYTES,
-        )
-        part, snapshot = learning.worker_part.to_dict(), self._flow.next_snapshot(learning.group.get_weights())
+        session, config = self.session, self._training.config
+        most = config.object_store_memory or _QUEUED_BYTES
+        flow = self._flow = Flow(self._training, learning, updates, session, tell=self._tell_of, max_queued_bytes=most)
+        part, snapshot = learning.worker_part.to_dict(), flow.next_snapshot(learning.group.get_weights())
         welcome = Welcome(
-            0, self._config.num_workers, session.run_id, session.learner_incarnation, part, learning.graphs, snapshot
+            0, config.num_workers, session.run_id, session.learner_incarnation, part, learning.graphs, snapshot
         )
         room = session.settings.max_workers * ACK_BYTES
         limits = dataclasses.replace(self._limits, max_header_bytes=self._limits.max_header_bytes - room)
@@ -176,6 +164,7 @@ class LearnerService:
         session.begin(part, learning.graphs, now)
         session.publish(snapshot, now)
         self.pump()
+        return flow
 
     async def wait_for_workers(self, count: int, timeout_s: float) -> bool:
         """Wait until so many workers are registered; False if they are not after ``timeout_s`` seconds."""
@@ -338,14 +327,14 @@ class LearnerService:
         """
         is_told = self._rates.allow(kind, source, time.monotonic(), at_most=at_most, what=what)
         if is_told:
-            self._on_event(text, level)
+            self._training.tell(text, level)
         return is_told
 
     def _tell_of_the_rest(self) -> None:
         left_out = self._rates.take_left_out(time.monotonic())
         if left_out:
             counts = ", ".join(f"{kind}: {count:,}" for kind, count in left_out.items())
-            self._on_event(f"in the last minute, beside those told one by one: {counts}", logging.WARNING)
+            self._training.tell(f"in the last minute, beside those told one by one: {counts}", logging.WARNING)
 
     # Updates --------------------------------------------------------------------------------------------------
 
@@ -357,24 +346,9 @@ class LearnerService:
     # Reports --------------------------------------------------------------------------------------------------
 
     def progress(self, perf: Mapping[str, float] | None) -> Progress:
-        """Where the learner stands now."""
-        stats, flow = self._endpoint.stats(), self._flow
-        return Progress(
-            **dataclasses.asdict(self.counters),
-            num_healthy_workers=len(self.session.slots),
-            ledger=self.session.ledger.as_dict(),
-            transport={
-                "queued_fragments": 0 if flow is None else flow.queued_fragments,
-                "queued_messages_out": stats.queued_messages,
-                "rejected_messages": stats.rejected,
-                "refused_connections": stats.refused,
-                "dropped_peers": stats.dropped,
-            },
-            bytes_in=stats.bytes_in,
-            bytes_out=stats.bytes_out,
-            learner={} if flow is None else flow.metrics,
-            perf=perf,
-        )
+        """Return where the learner stands now."""
+        workers = len(self.session.slots)
+        return progress_of(self.counters, self.ledger, self._flow, perf, self._endpoint.stats(), workers)
 
     def waiting_for(self, join_command: str) -> str:
         """Why nothing happens, in plain words: what each worker says of itself, or how one joins."""

@@ -1,6 +1,6 @@
 """Training: the only loop there is, whoever samples and whoever looks on.
 
-    training = Training(setup, RemoteSource)          # or partial(LocalSource, here=loop_thread)
+    training = Training(config, directory, tell, RemoteSource)   # or partial(LocalSource, here=loop_thread)
     try:
         await training.start()                        # listens, starts workers
         await training.ready()                        # TensorFlow, model, first workers or environments
@@ -21,9 +21,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.code import named_failures
@@ -34,11 +33,11 @@ from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.wire.messages import PolicyArrays
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.run.build import Learning, LearningPlan, build_learning
-from aiorl.run.flow import Counters, Flow
+from aiorl.run.flow import Counters, Flow, progress_of
+from aiorl.run.policy_group import UpdateDone
 from aiorl.run.report.results import Progress, Results, SystemUsage
 from aiorl.run.restoring import Restored, give_back
 from aiorl.run.saving import Saver
-from aiorl.run.update_thread import UpdateDone
 from aiorl.sampling.callbacks import DefaultCallbacks
 
 logger = logging.getLogger(__name__)
@@ -140,30 +139,6 @@ class Observer:
         """A checkpoint is about to be written."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSetup:
-    """The parts of a training, whoever samples for it.
-
-    Attributes:
-        config: the effective configuration.
-        directory: the run's.
-        tell: told (text, logging level) what users want to know.
-        plan: made of the config before, if that was done.
-        restored: to go on from; None begins a new run.
-        observers: look on, each after the one before it.
-        stands_still: training stands still after each iteration until the next one is asked for. Otherwise it goes on,
-            and iterations are short at first and a second long later, so that curves are fine where they are steep.
-    """
-
-    config: CommonConfig
-    directory: RunDirectory
-    tell: Callable[[str, int], None]
-    plan: LearningPlan | None = None
-    restored: Restored | None = None
-    observers: Sequence[Observer] = ()
-    stands_still: bool = False
-
-
 class Iteration:
     """The iteration that is going on."""
 
@@ -223,7 +198,7 @@ class Iteration:
         return took_s >= (self._config.min_iter_time_s or pace_s) and grown >= self._config.timesteps_per_iteration
 
 
-class Source(Protocol):
+class Source:
     """Samples for a training and makes its updates: `LocalSource` in one thread, `RemoteSource` with workers.
 
     It calls `Training.compiled_in` once, `Training.take_update` after each update, and `Training.stop` when all stored
@@ -233,34 +208,45 @@ class Source(Protocol):
         play: plays a checkpoint for an evaluation; None leaves that to processes of their own.
     """
 
-    play: Play | None
+    play: Play | None = None
+
+    def __init__(self, training: Training) -> None:
+        """Take the training that is sampled for; build nothing yet."""
+        self._config = training.config
+        self._tell = training.tell
+        self._training = training
+        self._flow: Flow | None = None
+        self._news = asyncio.Event()
+        self._status = ""
 
     @property
     def flow(self) -> Flow:
         """Takes fragments and makes train batches of them; from `begin` on."""
-        ...
+        if self._flow is None:
+            raise InternalError("training has not begun")
+        return self._flow
 
     @property
     def join_command(self) -> str:
         """The command with which a worker joins from any host; empty where none can."""
-        ...
+        return ""
 
     @property
     def status(self) -> str:
-        """What is done or waited for, before the first update."""
-        ...
+        """The present work or wait, before the first update."""
+        return self._status
 
     def waiting_for(self) -> str:
-        """Why nothing happens, in plain words."""
-        ...
+        """Return why nothing happens, in plain words."""
+        raise NotImplementedError
 
     async def start(self) -> None:
         """Start what does not need the model."""
-        ...
+        raise NotImplementedError
 
     async def build(self, step: Callable[[], T]) -> T:
         """Return the result of a step that loads TensorFlow and builds the model."""
-        ...
+        raise NotImplementedError
 
     async def begin(self, learning: Learning) -> None:
         """Give the first snapshot out, and return when it can be sampled with.
@@ -268,58 +254,55 @@ class Source(Protocol):
         Raises:
             ConfigError: a setting turns out impossible.
         """
-        ...
+        raise NotImplementedError
 
     async def compiled(self) -> None:
         """Return when the updates are compiled."""
-        ...
 
     def go_on(self) -> None:
         """Begin to sample, or go on after training stood still."""
-        ...
+        self.flow.go_on()
 
     async def advance(self) -> None:
         """Return after an update, or after `wake`; may return sooner.
 
-        Raises: what sampling or an update in the caller's thread raised.
+        Raises: the error of sampling or an update in the caller's thread.
         """
-        ...
+        raise NotImplementedError
 
     def wake(self) -> None:
         """Have `advance` return."""
-        ...
+        self._news.set()
 
     def stop(self, *, hurry: bool) -> None:
         """Take nothing more into updates and results."""
-        ...
+        raise NotImplementedError
 
     async def finish_update(self) -> None:
         """Wait for the running update, which is the last: in a hurry a little while, otherwise to its end."""
-        ...
+        raise NotImplementedError
 
     async def settle(self) -> None:
         """Return when nobody else uses the policies."""
-        ...
 
     def set_weights(self, weights: PolicyArrays) -> None:
         """Sample with other weights than an update led to, while no update is made; training stands still then."""
-        ...
+        self.flow.set_weights(weights)
 
     def begin_episodes_anew(self) -> None:
-        """After a checkpoint, sample what a run that is restored from it does, as far as that can be."""
-        ...
+        """After a checkpoint, sample like a run that is restored from it, as far as that can be."""
 
     def ask_for_experience(self) -> None:
         """Have the next update tell what is stored after it."""
-        ...
+        raise NotImplementedError
 
     def progress(self, perf: dict[str, float] | None) -> Progress:
-        """Where the learner stands now."""
-        ...
+        """Return where the learner stands now."""
+        return progress_of(self._training.counters, self._training.ledger, self._flow, perf)
 
     async def close(self, reason: str, *, final: bool) -> None:
         """End all that samples and learns."""
-        ...
+        raise NotImplementedError
 
 
 class Training:
@@ -339,39 +322,59 @@ class Training:
         is_misconfigured: a setting turned out impossible before anything was trained.
     """
 
-    def __init__(self, setup: TrainingSetup, make_source: Callable[[TrainingSetup, Training], Source]) -> None:
+    def __init__(
+        self,
+        config: CommonConfig,
+        directory: RunDirectory,
+        tell: Callable[[str, int], None],
+        make_source: Callable[[Training], Source],
+        *,
+        plan: LearningPlan | None = None,
+        restored: Restored | None = None,
+        observers: Sequence[Observer] = (),
+        stands_still: bool = False,
+    ) -> None:
         """Make the source, which listens for workers if it has any; to be called on the running loop.
 
         Args:
-            setup: the parts.
-            make_source: gets them and this training.
+            config: the effective configuration.
+            directory: the run's.
+            tell: called with (text, logging level) of news for users.
+            make_source: makes the source of this training.
+            plan: made of the config before, if that was done.
+            restored: to go on from; None begins a new run.
+            observers: look on, each after the one before it.
+            stands_still: training stands still after each iteration until the next one is asked for. Otherwise it goes
+                on, and iterations are short at first and a second long later, so that curves are fine where they are
+                steep.
 
         Raises:
             ConfigError: the source can't be made.
         """
-        config, restored = setup.config, None if setup.restored is None else setup.restored.run
         prepare_environment(config)
+        run = None if restored is None else restored.run
         self.end = End()
-        self.counters = Counters() if restored is None else restored.counters
-        self.ledger = Ledger() if restored is None else Ledger.from_dict(restored.ledger)
+        self.counters = Counters() if run is None else run.counters
+        self.ledger = Ledger() if run is None else Ledger.from_dict(run.ledger)
         self.results = Results(config.metrics_smoothing_episodes, time.monotonic())
-        self.iteration = Iteration(config, self.counters, is_paced=not setup.stands_still)
+        self.iteration = Iteration(config, self.counters, is_paced=not stands_still)
         self.tasks = Tasks(self.fail)
         self.is_misconfigured = False
         self.config = config
-        self._setup: TrainingSetup | None = setup
-        self.directory = setup.directory
-        self.tell = setup.tell
-        self._observers = setup.observers
-        self._stands_still = setup.stands_still
+        self.directory = directory
+        self.tell = tell
+        self._plan = plan
+        self._restored = restored
+        self._observers = observers
+        self._stands_still = stands_still
         self._learning: Learning | None = None
         self._saver: Saver | None = None
         self._usage = SystemUsage() if config.log_sys_usage else None
         self._last_heard: float | None = None
         self._num_told = self.counters.updates
-        self.source = make_source(setup, self)
-        if restored is not None:
-            self.results.from_state(restored.results, time.monotonic(), self.source.progress(None))
+        self.source = make_source(self)
+        if run is not None:
+            self.results.from_state(run.results, time.monotonic(), self.source.progress(None))
 
     # What others look at --------------------------------------------------------------------------------------
 
@@ -468,10 +471,9 @@ class Training:
 
     def _build(self) -> Learning:
         """Load TensorFlow and build; in the thread that the source has for it."""
-        setup, self._setup = self._setup, None  # it may hold a whole replay
-        assert setup is not None
-        learning = build_learning(self.config, self.directory.path, setup.plan)
-        give_back(setup.restored, self.config, learning)
+        restored, self._restored = self._restored, None  # it may hold a whole replay
+        learning = build_learning(self.config, self.directory.path, self._plan)
+        give_back(restored, self.config, learning)
         return learning
 
     def begin_saving(self, learning: Learning) -> None:

@@ -15,55 +15,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
 
 from aiorl.errors import InternalError
-from aiorl.learning.algorithms.algorithm import AlgorithmState, UpdateResult
-from aiorl.learning.replay import Snapshot
 from aiorl.process.tasks import first_of
 from aiorl.run.ingest import AssembledBatch
-from aiorl.run.policy_group import PolicyGroup
+from aiorl.run.policy_group import PolicyGroup, UpdateDone, Updater, WarmUpDone
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUpDone:
-    """The update is compiled.
-
-    Attributes:
-        took_s: seconds it took.
-    """
-
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateDone:
-    """One train batch was learned from, or skipped.
-
-    Attributes:
-        batch: what was learned from.
-        result: what the algorithms say of it.
-        weights: policy id -> copies, as they are after it; None if they are not to go out yet.
-        wait_s: time the thread waited for the batch.
-        make_batch_s: time it took to lay the batch out.
-        update_s: time it took to learn.
-        state: gives all of the policies' state as it is after it, see `Algorithm.hold_state`.
-        experience: policy id -> stored experience as it is after it, where that was asked for; see
-            `Algorithm.hold_experience`.
-    """
-
-    batch: AssembledBatch
-    result: UpdateResult
-    weights: dict[str, dict[str, NDArray[Any]]] | None
-    wait_s: float
-    make_batch_s: float
-    update_s: float
-    state: Callable[[], AlgorithmState]
-    experience: dict[str, Snapshot] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,73 +49,6 @@ class UpdatesEnded:
 
 
 UpdateEvent = WarmUpDone | UpdateDone | UpdateFailed | UpdatesEnded
-
-
-class Updater:
-    """Makes updates, in whichever thread calls.
-
-    Attributes:
-        group: what learns.
-        wants_experience: set to have the next update tell what is stored after it; any thread may.
-    """
-
-    def __init__(
-        self,
-        group: PolicyGroup,
-        env_steps_total: int = 0,
-        *,
-        publish_every: int = 1,
-        publish_interval_s: float = math.inf,
-    ) -> None:
-        """Nothing is compiled yet.
-
-        Args:
-            group: what learns.
-            env_steps_total: env steps trained on before, when a run is resumed.
-            publish_every: see `LeasePlan`.
-            publish_interval_s: see `LeasePlan`.
-        """
-        self.group = group
-        self.wants_experience = threading.Event()
-        self._env_steps_total = env_steps_total
-        self._publish_every = publish_every
-        self._publish_interval_s = publish_interval_s
-        self._unpublished = 0
-        self._published_at = -math.inf
-
-    def warm_up(self) -> WarmUpDone:
-        """Compile the update."""
-        started = time.perf_counter()
-        self.group.warm_up()
-        return WarmUpDone(time.perf_counter() - started)
-
-    def update(self, batch: AssembledBatch, wait_s: float = 0.0) -> UpdateDone:
-        """Learn from a train batch, which was waited for so long."""
-        started = time.perf_counter()
-        laid_out = self.group.make_batch(batch.batches)
-        made = time.perf_counter()
-        result = self.group.update(laid_out, self._env_steps_total)
-        updated = time.perf_counter()
-        self._env_steps_total += batch.env_steps
-        weights = self.group.get_weights() if self._publishes(updated) else None
-        state = self.group.hold_state()
-        experience = None
-        if self.wants_experience.is_set():
-            self.wants_experience.clear()
-            experience = self.group.hold_experience()
-        return UpdateDone(batch, result, weights, wait_s, made - started, updated - made, state, experience)
-
-    def publish_next(self) -> None:
-        """Have the weights of the next update go out, as those of the first one do."""
-        self._unpublished, self._published_at = 0, -math.inf
-
-    def _publishes(self, now: float) -> bool:
-        """Note an update; whether its weights are to go out."""
-        self._unpublished += 1
-        if self._unpublished < self._publish_every and now - self._published_at < self._publish_interval_s:
-            return False
-        self._unpublished, self._published_at = 0, now
-        return True
 
 
 class UpdateThread:
@@ -191,8 +82,6 @@ class UpdateThread:
         )
         self._on_event = on_event
         self._max_queued = max_queued
-        self._batches_queued = 0
-        self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[AssembledBatch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aiorl-update", daemon=True)
         self._stopping = threading.Event()
@@ -200,8 +89,7 @@ class UpdateThread:
     @property
     def has_room(self) -> bool:
         """Whether `submit_nowait` would take a batch now."""
-        with self._lock:
-            return self._batches_queued < self._max_queued and not self._stopping.is_set()
+        return self._inbox.qsize() < self._max_queued and not self._stopping.is_set()
 
     def ask_for_experience(self) -> None:
         """Have the next update tell what is stored after it."""
@@ -217,16 +105,14 @@ class UpdateThread:
         self._thread.start()
 
     def submit_nowait(self, batch: AssembledBatch) -> bool:
-        """Hand a train batch over; False, and nothing done, if as many wait as may.
+        """Hand a train batch over; False, and nothing done, if as many wait as may. One thread only calls this.
 
         Raises: InternalError after `stop`.
         """
         if self._stopping.is_set():
             raise InternalError("a train batch for an update thread that was stopped")
-        with self._lock:
-            if self._batches_queued >= self._max_queued:
-                return False
-            self._batches_queued += 1
+        if not self.has_room:
+            return False
         self._inbox.put(batch)
         return True
 
@@ -248,12 +134,13 @@ class UpdateThread:
             waiting_since = time.perf_counter()
             while (item := self._inbox.get()) is not None and not self._stopping.is_set():
                 batch = item
-                with self._lock:
-                    self._batches_queued -= 1
                 self._on_event(self._updater.update(batch, time.perf_counter() - waiting_since))
                 batch = None
                 waiting_since = time.perf_counter()
-            self._on_event(UpdatesEnded(self._batches_queued))
+            left = [item]
+            while not self._inbox.empty():
+                left.append(self._inbox.get())
+            self._on_event(UpdatesEnded(sum(one is not None for one in left)))
         except BaseException as error:  # the owner decides what follows, so nothing may get lost in this thread
             _log.debug("the update thread ends with an error", exc_info=True)
             self._stopping.set()

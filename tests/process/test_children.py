@@ -63,14 +63,14 @@ time.sleep(30)
 """
 EVALUATES = """
 import sys, time
-from aiorl.run import evaluation_child
+from aiorl.run import evaluation
 
 def evaluate(checkpoint):
     print("evaluating", file=sys.stderr, flush=True)
     time.sleep(60)
 
-evaluation_child.evaluate = evaluate
-sys.exit(evaluation_child.main())
+evaluation.evaluate = evaluate
+sys.exit(evaluation.main())
 """
 
 

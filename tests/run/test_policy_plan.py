@@ -226,7 +226,7 @@ def test_a_policy_that_gets_another_algorithm_on_top_of_a_run_has_no_defaults_of
 @pytest.mark.parametrize(
     ("defaults", "said"),
     [
-        (3, "multiagent.policies.a.defaults is 3, expected a mapping of settings"),
+        (3, "multiagent.policies.a.defaults is 3, expected a mapping"),
         ({"num_workers": 4}, "multiagent.policies.a.defaults.num_workers can't differ from the run's"),
         ({"lr": -1.0}, "lr"),
     ],

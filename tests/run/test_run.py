@@ -404,7 +404,6 @@ def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use_or_an_eval
                 await asyncio.wait_for(tick(self, training), 0.2)
             evaluating.cancel()
         assert self._evaluations.holds_up == ""
-        self._evaluations = None
 
     monkeypatch.setattr(Run, "_tick", tick_twice)
     asyncio.run(asyncio.wait_for(run.run(), 20))

@@ -326,13 +326,12 @@ def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda sent: dataclasses.replace(sent, env_steps=1 << 24, agent_steps=1 << 24, sampled_total=1 << 24),
         lambda sent: dataclasses.replace(sent, episodes={**sent.episodes, "hist/x": np.zeros(1 << 20, np.float16)}),
         lambda sent: dataclasses.replace(
             sent, filter_deltas={DEFAULT_POLICY_ID: {"n": np.array(2.0**52), "mean": np.zeros(4), "m2": np.zeros(4)}}
         ),
     ],
-    ids=["env steps", "histories", "samples of a filter"],
+    ids=["histories", "samples of a filter"],
 )
 def test_a_fragment_that_claims_more_than_was_asked_for_costs_its_sender_its_place_before_it_is_counted(
     spoil: Any,

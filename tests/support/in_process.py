@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import gymnasium
@@ -117,7 +118,7 @@ def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int 
         filters[returns_of(DEFAULT_POLICY_ID)] = ReturnFilter()
     return Learning(
         PolicyGroup({DEFAULT_POLICY_ID: algorithm}), algorithm.lease_plan(config), part,
-        {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, filters, {}, {}, has_one_agent=True,
+        {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, filters, {}, {},
     )  # fmt: skip
 
 
@@ -151,14 +152,17 @@ class InProcess:
     def start(self, num_workers: int = 2) -> None:
         self._loop = asyncio.get_running_loop()
         session = LearnerSession("run", "life1", self._session_settings)
+        training: Any = SimpleNamespace(
+            config=self.config,
+            results=Results(100, time.monotonic()),
+            counters=Counters(),
+            tell=lambda text, level: self.events.append(text),
+            fail=self._fail,
+        )
         self.service = LearnerService(
-            self.config,
+            training,
             self.network.learner(),
             session,
-            Results(100, time.monotonic()),
-            Counters(),
-            on_event=lambda text, level: self.events.append(text),
-            on_failure=self._fail,
             on_worker_failed=self.failed.append,
             on_out_of_data=self.out_of_data.set,
         )

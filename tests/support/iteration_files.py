@@ -17,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LIMITS = {"in process": 45, "with a worker": 65}
 """Most files, by who samples."""
+sys.path.insert(0, str(ROOT))
 _PACKAGE = str(ROOT / "aiorl") + "/"
 _SETTINGS: dict[str, Any] = {
     "env": "CartPole-v1", "num_envs_per_worker": 4, "rollout_fragment_length": 32, "train_batch_size": 128,

@@ -9,13 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.acting.acting_graph import (
-    DIST_INPUTS_OUTPUT,
-    OBS_INPUT,
-    PREV_ACTIONS_INPUT,
-    PREV_REWARDS_INPUT,
-    Previous,
-)
+from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, PREV_ACTIONS_INPUT, PREV_REWARDS_INPUT, Previous
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.acting.graph_policy import ActResult, GraphPolicy
 from aiorl.data import columns as c

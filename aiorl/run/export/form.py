@@ -3,15 +3,16 @@
 The file holds everything between an observation as the preprocessor gives it and an action as the environment takes it:
 observation filter, network, the most likely action, clipping to the bounds of the action space, dtype and shape.
 Bounds and statistics are float32, which every runtime has, also in browsers and on accelerators. A format has its own
-way to write an operation (`Operations`); a tensor is whatever the format calls it by, and its first axis is the rows.
+way to write an operation (`_Nodes` of `onnx_form`, `_KerasOperations` of `tensorflow_forms`); a tensor is whatever the
+format calls it by, and its first axis is the rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -39,7 +40,6 @@ from aiorl.acting.distributions import (
 from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.errors import ExportError
 
-T = TypeVar("T")
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
@@ -184,53 +184,13 @@ def _rounded(bound: NDArray[Any], toward: float) -> F32:
     return moved
 
 
-class Operations(Protocol[T]):
-    """The operations that a format has to offer; T is a tensor."""
-
-    def add(self, tensor: T, constant: Array) -> T:
-        """Sum."""
-
-    def subtract(self, tensor: T, constant: Array) -> T:
-        """Difference."""
-
-    def multiply(self, tensor: T, constant: Array) -> T:
-        """Product."""
-
-    def minimum(self, tensor: T, constant: Array) -> T:
-        """The lesser of both, element-wise."""
-
-    def maximum(self, tensor: T, constant: Array) -> T:
-        """The greater of both, element-wise."""
-
-    def tanh(self, tensor: T) -> T:
-        """Hyperbolic tangent."""
-
-    def is_positive(self, tensor: T) -> T:
-        """Bool: greater than zero."""
-
-    def argmax(self, tensor: T) -> T:
-        """Int64: position of the greatest number along the last axis; of several the first."""
-
-    def columns(self, tensor: T, start: int, stop: int) -> T:
-        """Columns of a tensor [N, P]."""
-
-    def take(self, tensor: T, columns: NDArray[np.int64], fill: float) -> T:
-        """Columns of a tensor [N, P] by number, in any order; number P is a column of `fill`."""
-
-    def reshape(self, tensor: T, shape: Sequence[int]) -> T:
-        """The same numbers as [N, *shape]."""
-
-    def cast(self, tensor: T, dtype: str) -> T:
-        """The same numbers in another dtype."""
-
-
-def normalise(ops: Operations[T], obs: T, own: Normalisation) -> T:
+def normalise(ops: Any, obs: Any, own: Normalisation) -> Any:
     """Filtered observations, float32."""
     centred = ops.subtract(ops.cast(obs, "float32"), own.centre)
     return ops.subtract(ops.multiply(centred, own.scale), own.shift)
 
 
-def choose_action(ops: Operations[T], dist_inputs: T, part: ActionPart) -> T:
+def choose_action(ops: Any, dist_inputs: Any, part: ActionPart) -> Any:
     """The most likely action [N, ...] as the environment takes it, for the inputs of the whole distribution [N, P].
 
     Raises: ExportError for a distribution of another kind.
@@ -239,7 +199,7 @@ def choose_action(ops: Operations[T], dist_inputs: T, part: ActionPart) -> T:
     return ops.cast(ops.reshape(_mode(ops, inputs, part), part.output.shape), part.output.dtype)
 
 
-def _mode(ops: Operations[T], inputs: T, part: ActionPart) -> T:
+def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
     kind = part.distribution
     match kind:
         case Categorical():
@@ -264,5 +224,5 @@ def _mode(ops: Operations[T], inputs: T, part: ActionPart) -> T:
     raise ExportError(f"actions of a {kind.name} distribution can't be exported")
 
 
-def _shifted(ops: Operations[T], index: T, start: NDArray[np.int64]) -> T:
+def _shifted(ops: Any, index: Any, start: NDArray[np.int64]) -> Any:
     return ops.add(index, start.astype(np.int64)) if start.any() else index

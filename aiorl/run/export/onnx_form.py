@@ -84,7 +84,7 @@ def _to_onnx(form: PolicyForm) -> bytes:
 
 
 class _Nodes:
-    """Writes nodes and constants; a tensor is its name. See `aiorl.run.export.form.Operations`."""
+    """Writes nodes and constants; a tensor is its name. `aiorl.run.export.form` asks for these."""
 
     def __init__(self, name: str) -> None:
         self.nodes: list[NodeProto] = []

@@ -140,7 +140,7 @@ def _save(form: PolicyForm, path: Path) -> None:
 
 
 class _KerasOperations:
-    """Applies Keras's operations; see `aiorl.run.export.form.Operations`."""
+    """Applies Keras's operations; `aiorl.run.export.form` asks for these."""
 
     subtract = staticmethod(ops.subtract)
     multiply = staticmethod(ops.multiply)

@@ -5,13 +5,11 @@ paths = aiorl.export_policy("runs/ppo_CartPole-v1_...", "exported", ["onnx", "sa
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from aiorl.acting.acting_graph import (
 from aiorl.acting.acting_state import SavedRun
 from aiorl.acting.distributions import SquashedGaussian
 from aiorl.acting.filters import MeanStdFilter
+from aiorl.config.code import import_object
 from aiorl.config.schema import CommonConfig
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ConfigError, ExportError, nearest
@@ -52,42 +51,35 @@ _INPUTS_OF = {
 _PACKAGES = ("aiorl", "numpy", "gymnasium", "onnxruntime")
 _TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras")
 
-Writer = Callable[[PolicyForm, Path], Runner]
-"""Writes a policy to a path and opens what was written."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Format:
     """A format.
 
     Attributes:
-        file: what one opens, in the format's directory; "" is the directory itself.
+        file: the part that one opens, in the format's directory; "" is the directory itself.
         packages: top-level modules that writing it needs.
-        writer: gives what writes it; loads these.
+        writer: import path of the function that writes a policy to a path and opens the file; loads these.
     """
 
     file: str
     packages: tuple[str, ...]
-    writer: Callable[[], Writer]
+    writer: str
 
-
-def _from_tensorflow(name: str) -> Writer:
-    if "tensorflow" not in sys.modules:
-        import_tensorflow(CommonConfig(compilation_cache="off"))
-    return _from("tensorflow_forms", name)
-
-
-def _from(module: str, name: str) -> Writer:
-    writer: Writer = getattr(importlib.import_module(f"aiorl.run.export.{module}"), name)
-    return writer
+    def write(self, form: PolicyForm, directory: Path) -> Runner:
+        """Write a policy, and open the file."""
+        if "tensorflow" in self.packages and "tensorflow" not in sys.modules:
+            import_tensorflow(CommonConfig(compilation_cache="off"))
+        runner: Runner = import_object(f"aiorl.run.export.{self.writer}", key="formats")(form, directory / self.file)
+        return runner
 
 
 _TENSORFLOW = ("tensorflow", "keras")
 FORMATS = {
-    "onnx": _Format("policy.onnx", ("onnx",), partial(_from, "onnx_form", "write_onnx")),
-    "savedmodel": _Format("", _TENSORFLOW, partial(_from_tensorflow, "write_savedmodel")),
-    "keras": _Format("policy.keras", _TENSORFLOW, partial(_from_tensorflow, "write_keras")),
-    "tflite": _Format("policy.tflite", _TENSORFLOW, partial(_from_tensorflow, "write_tflite")),
+    "onnx": _Format("policy.onnx", ("onnx",), "onnx_form:write_onnx"),
+    "savedmodel": _Format("", _TENSORFLOW, "tensorflow_forms:write_savedmodel"),
+    "keras": _Format("policy.keras", _TENSORFLOW, "tensorflow_forms:write_keras"),
+    "tflite": _Format("policy.tflite", _TENSORFLOW, "tensorflow_forms:write_tflite"),
 }
 """Formats by name."""
 
@@ -140,7 +132,7 @@ def export_policy(
 def _write(form: PolicyForm, name: str, directory: Path) -> None:
     kind = FORMATS[name]
     try:
-        compared = check_against_policy(form, kind.writer()(form, directory / kind.file))
+        compared = check_against_policy(form, kind.write(form, directory))
     except ExportError as error:
         raise ExportError(f"policy {form.parts.policy_id!r} can't be exported as {name}: {error}") from error
     described = _describe(form, name, kind.file or ".", compared)

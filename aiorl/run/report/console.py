@@ -35,17 +35,6 @@ from aiorl.run.report.figures import (
 )
 from aiorl.run.report.live_display import LiveDisplay
 
-__all__ = [
-    "Display",
-    "DisplayHandler",
-    "Headline",
-    "LiveDisplay",
-    "PlainDisplay",
-    "Summary",
-    "make_display",
-    "shown_on_a_line",
-]
-
 _PLAIN_S = 1.0
 _MAX_PENDING = 100
 

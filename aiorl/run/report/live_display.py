@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -168,32 +169,28 @@ class LiveDisplay:
                      border_style="cyan", padding=(0, 1))  # fmt: skip
 
     def _figures(self) -> Table:
-        result = self._result
+        head, result = self._headline, self._result
+        alive = int(result.get("num_healthy_workers", 0))
+        style = "bold red" if alive == 0 else "yellow" if alive < head.num_workers else "green"
+        workers = str(alive) if alive > head.num_workers else f"{alive} of {head.num_workers}"
+        if head.is_alone:
+            workers, style = "this process", "green"
+        received = bytes_text(number_at(result.get("transport", {}), "bytes_in_per_s"))
+        figures: list[tuple[str, str | Text]] = [
+            ("mean return", Text(mean_return_text(result, head), style="bold green")),
+            ("sampled/s", rate_text(number_at(result, "sampled_steps_per_s"))),
+            ("workers", Text(workers, style=style)),
+            ("env steps", steps_text(result, head)),
+            ("trained/s", rate_text(number_at(result, "trained_steps_per_s"))),
+            ("policy lag", lag_text(result)),
+            ("episodes", f"{int(result.get('episodes_total', 0)):,}"),
+            ("iteration", f"{int(result.get('training_iteration', 0)):,}"),
+            ("received", f"{received}/s"),
+        ]
         table = Table.grid(padding=(0, 1), expand=True)
         for share in (5, 3, 3):
             table.add_column(style="dim", no_wrap=True)
             table.add_column(no_wrap=True, ratio=share)
-        transport = result.get("transport", {})
-        workers = f"{result.get('num_healthy_workers', 0)} of {self._headline.num_workers}"
-        alive = int(result.get("num_healthy_workers", 0))
-        if alive > self._headline.num_workers:
-            workers = str(alive)
-        style = "bold red" if alive == 0 else "yellow" if alive < self._headline.num_workers else "green"
-        if self._headline.is_alone:
-            workers, style = "this process", "green"
-        table.add_row(
-            "mean return", Text(mean_return_text(result, self._headline), style="bold green"),
-            "sampled/s", rate_text(number_at(result, "sampled_steps_per_s")),
-            "workers", Text(workers, style=style),
-        )  # fmt: skip
-        table.add_row(
-            "env steps", steps_text(result, self._headline),
-            "trained/s", rate_text(number_at(result, "trained_steps_per_s")),
-            "policy lag", lag_text(result),
-        )  # fmt: skip
-        table.add_row(
-            "episodes", f"{int(result.get('episodes_total', 0)):,}",
-            "iteration", f"{int(result.get('training_iteration', 0)):,}",
-            "received", f"{bytes_text(number_at(transport, 'bytes_in_per_s'))}/s",
-        )  # fmt: skip
+        for row in range(0, len(figures), 3):
+            table.add_row(*itertools.chain.from_iterable(figures[row : row + 3]))
         return table

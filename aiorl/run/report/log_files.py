@@ -142,33 +142,23 @@ class LogFile(logging.FileHandler):
 _logger = logging.getLogger("aiorl")
 
 
-class _Level:
-    """The level of aiorl's logger: the program's own, or a lower one that the log of a run needs while it is open."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._needed: list[int] = []
-        self._own = logging.NOTSET
-
-    def need(self, level: int) -> None:
-        with self._lock:
-            if not self._needed:
-                self._own = _logger.level
-            self._needed.append(level)
-            self._set()
-
-    def release(self, level: int) -> None:
-        with self._lock:
-            self._needed.remove(level)
-            self._set()
-
-    def _set(self) -> None:
-        _logger.setLevel(self._own)
-        if self._needed and not _logger.isEnabledFor(min(self._needed)):
-            _logger.setLevel(min(self._needed))
+_lock = threading.Lock()
+_levels: list[int] = []
+"""Of the logs that are open."""
+_own_level = logging.NOTSET
+"""Of aiorl's logger, as the program has set it."""
 
 
-_level = _Level()
+def _use(level: int, *, is_open: bool) -> None:
+    """Have aiorl's logger pass on records of a level while a log is open, and then of the program's own level."""
+    global _own_level
+    with _lock:
+        if not _levels:
+            _own_level = _logger.level
+        (_levels.append if is_open else _levels.remove)(level)
+        _logger.setLevel(_own_level)
+        if _levels and not _logger.isEnabledFor(min(_levels)):
+            _logger.setLevel(min(_levels))
 
 
 class RunLog:
@@ -186,7 +176,7 @@ class RunLog:
         """
         self._file = LogFile.of_run(directory.log)
         self._file.setLevel(config.log_level.replace("WARN", "WARNING"))
-        _level.need(self._file.level)
+        _use(self._file.level, is_open=True)
         _logger.addHandler(self._file)
         self._kept = KeptSmall(directory.logs(config.num_workers), config.log_max_bytes)
         self._is_open = True
@@ -199,7 +189,7 @@ class RunLog:
         with contextlib.ExitStack() as stack:
             stack.callback(self._file.close)
             stack.callback(_logger.removeHandler, self._file)
-            stack.callback(_level.release, self._file.level)
+            stack.callback(_use, self._file.level, is_open=False)
             stack.callback(self._kept.close)
 
     def __enter__(self) -> Self:

@@ -17,11 +17,11 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import orjson
@@ -42,11 +42,8 @@ MAX_LINE_BYTES = 16 << 20
 _NAMED = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
 """Short names of loggers, which are those of the packages that they need."""
 _MAX_COLUMNS = 2000
-_PLAIN = frozenset({bool, int, float, str, type(None)})
-_SMALL_FILE = 1 << 20  # bytes that are rewritten without a thought
 _READ_WHOLE_BYTES = 32 << 20
 _SAMPLES = 1000
-_END_BYTES = 1 << 20
 _MAX_WAITING = 64
 
 
@@ -109,15 +106,13 @@ class JsonlLogger:
     """
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
-        if path.exists():
-            kept_to = 0
-            for end, result in _results(path):
-                found = result.get("training_iteration")
-                if isinstance(found, int) and (resume_after is None or found <= resume_after):
-                    kept_to = end
-            if path.stat().st_size > kept_to:
-                os.truncate(path, kept_to)
         self._file = _AppendedFile(path)
+        kept_to = 0
+        for end, result in _results(path):
+            found = result.get("training_iteration")
+            if isinstance(found, int) and (resume_after is None or found <= resume_after):
+                kept_to = end
+        os.truncate(path, kept_to)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Record a result."""
@@ -135,10 +130,8 @@ class JsonlLogger:
 class CsvLogger:
     """progress.csv: the finite numbers and words of each result, nested names joined by /, lists left out.
 
-    It holds the results of the result.jsonl beside it, which is to be written first. Columns stay where they are, 2,000
-    at most. A result that brings a new one makes the file be written anew, from result.jsonl, with that column at the
-    end; the old file is replaced at once or not at all. A large file is written anew only after it has grown by an
-    eighth, so names that never end cost no more than the rows do.
+    It holds the results of the result.jsonl beside it, which is to be written first. Its columns, 2,000 at most, are
+    those of all results when the file is opened and of the first one after that; `close` adds those that came later.
 
     Args:
         path: the file.
@@ -146,59 +139,45 @@ class CsvLogger:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._source = path, path.with_name(JSONL_FILE)
-        self._file: _AppendedFile | None = None
+        self._path = path
         self._columns: dict[str, None] = {}
-        self._has_said_full = False
-        self._write_anew(name for _, result in self._stored() for name, _ in flatten(result))
+        self._has_more = False
+        self._write_anew()
         self._file = _AppendedFile(path)
-        self._grown = self._size  # it may be widened at once
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Record a result."""
         row = dict(flatten(result))
-        new = [name for name in row if name not in self._columns]
-        if new and (self._size <= _SMALL_FILE or self._grown >= self._size / 8) and self._write_anew(new):
-            return
-        if self._file is None:
-            self._file = _AppendedFile(self._path)
-        line = _csv_line(row.get(name) for name in self._columns)
-        self._file.append(line)
-        self._size += len(line)
-        self._grown += len(line)
+        header = b""
+        if not self._columns:
+            self._columns = dict.fromkeys(itertools.islice(row, _MAX_COLUMNS))
+            header = _csv_line(self._columns)
+        self._has_more = self._has_more or not row.keys() <= self._columns.keys()
+        try:
+            self._file.append(header + _csv_line(row.get(name) for name in self._columns))
+        except OSError:
+            if header:
+                self._columns = {}
+            raise
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
+        if self._has_more:
+            self._has_more = False
+            self._write_anew()
 
-    def _stored(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        return _results(self._source) if self._source.exists() else iter(())
-
-    def _write_anew(self, names: Iterable[str]) -> bool:
-        """Write all results with these columns behind the others; False where there is no room for a new one."""
-        columns = dict(self._columns)
-        for name in names:
-            if len(columns) < _MAX_COLUMNS:
-                columns[name] = None
-            elif name not in columns and not self._has_said_full:
-                self._has_said_full = True
-                text = "%s has as many columns as it may have, %d; %r and all further ones are in %s only"
-                _log.warning(text, self._path, _MAX_COLUMNS, name, JSONL_FILE)
-        if self._columns and len(columns) == len(self._columns):
-            return False
+    def _write_anew(self) -> None:
+        """Write all results, with new columns behind the others."""
+        source, columns = self._path.with_name(JSONL_FILE), self._columns
+        for _, result in _results(source):
+            columns.update((name, None) for name, _ in flatten(result) if len(columns) < _MAX_COLUMNS)
         with replaced(self._path) as temporary, temporary.open("wb") as file:
             if columns:
                 file.write(_csv_line(columns))
-            for _, result in self._stored():
+            for _, result in _results(source):
                 row = dict(flatten(result))
                 file.write(_csv_line(row.get(name) for name in columns))
-            self._size = file.tell()
-        self._columns, self._grown = columns, 0
-        if self._file is not None:
-            self._file.close()
-            self._file = None  # the one before is gone; opened anew by the next result, which may fail
-        return True
 
 
 def _csv_line(cells: Iterable[object]) -> bytes:
@@ -329,13 +308,12 @@ class BackgroundLogger:
         """Take a logger over; no thread is started before the first result."""
         self._logger = logger
         self._thread: ThreadPoolExecutor | None = None
-        self._waiting: list[Future[None]] = []
+        self._waiting: deque[Future[None]] = deque()
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Have a result written as it is now; wait only where very many are still to be."""
-        self._waiting = [one for one in self._waiting if not one.done() or one.exception()]
-        if len(self._waiting) >= _MAX_WAITING or any(one.done() for one in self._waiting):
-            self.flush()
+        while self._waiting and (self._waiting[0].done() or len(self._waiting) >= _MAX_WAITING):
+            self._waiting.popleft().result()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "aiorl-results")
         copy = _copied(result)
@@ -346,9 +324,8 @@ class BackgroundLogger:
 
     def flush(self) -> None:
         """Wait until all is written."""
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            one.result()
+        while self._waiting:
+            self._waiting.popleft().result()
 
     def close(self) -> None:
         """Write what is still to be written, end the thread and close the other logger."""
@@ -391,13 +368,8 @@ def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]],
             check_takes(found, path, key, Path(), {})
         elif not (hasattr(found, "write") and hasattr(found, "close")):
             raise ConfigError(f"{key} is {path!r}, which can't be called.", key=key, value=path)
-        made.append(found if callable(found) else partial(_given, found))
+        made.append(found if callable(found) else lambda run_dir, config, logger=found: logger)
     return made
-
-
-def _given(logger: Logger, run_dir: Path, config: dict[str, Any]) -> Logger:
-    """Return a logger that was made before."""
-    return logger
 
 
 def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any]) -> Loggers:
@@ -447,16 +419,16 @@ def open_loggers(
 
 
 def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The results of a run so far, one at a time; of very many a thousand, evenly spread, first and last included.
+    """The results of a run so far, one at a time; of very many about a thousand, evenly spread.
 
     Lines that a crash damaged are left out. One that is longer than any may be is named and ends them.
 
     Raises: OSError when there is no result.jsonl to read.
     """
     path = run_dir / JSONL_FILE
-    with open_regular(path) as file:
-        for _, result in _parsed(path, _sampled_lines(file)):
-            yield result
+    size = path.stat().st_size
+    for _, result in _results(path, size // _SAMPLES if size > _READ_WHOLE_BYTES else 0):
+        yield result
 
 
 def read_results(run_dir: Path) -> list[dict[str, Any]]:
@@ -470,52 +442,50 @@ def read_results(run_dir: Path) -> list[dict[str, Any]]:
 def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The scalars of a result, each with its path joined by /; lists and empty dicts are left out."""
     for name, value in result.items():
-        if type(value) in _PLAIN:
-            yield f"{prefix}{name}", value
+        if value is None or isinstance(value, str | int | float | np.number):
+            yield f"{prefix}{name}", value.item() if isinstance(value, np.number) else value
         elif isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}/")
-        elif value is None or isinstance(value, str | bool | int | float | np.number):
-            yield f"{prefix}{name}", value.item() if isinstance(value, np.number) else value
 
 
 def to_json(value: Any) -> Any:
     """`value` as strict JSON can hold it: NaN and infinities become None, arrays lists, NumPy scalars numbers."""
-    kind = type(value)
-    if kind is float:
-        return value if math.isfinite(value) else None
-    if kind in _PLAIN:
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): to_json(inner) for name, inner in value.items()}
-    if isinstance(value, np.ndarray):
-        return to_json(value.tolist())
-    if isinstance(value, list | tuple):
-        return [to_json(inner) for inner in value]
-    if isinstance(value, np.generic):
-        value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int | bool) else str(value)
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return to_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(name): to_json(inner) for name, inner in value.items()}
+    return [to_json(inner) for inner in value] if isinstance(value, list | tuple) else str(value)
 
 
-class _TooLongLine(OSError):
-    """A line is longer than any may be."""
+def _results(path: Path, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the end of each line of a result.jsonl and its result, without those that are damaged.
 
+    A last line without its end is none: its writer was killed, or writes it now.
 
-def _results(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield where each line of a result.jsonl ends, and its result; those that are damaged are passed over."""
+    Args:
+        path: the file.
+        skipped_bytes: between two results.
+    """
+    if not path.exists():
+        return
     with open_regular(path) as file:
-        yield from _parsed(path, _whole_lines(file))
-
-
-def _parsed(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        for end, line in lines:
-            result = _json(line)
-            if isinstance(result, dict):
+        end = 0
+        while line := file.readline(MAX_LINE_BYTES):
+            if not line.endswith(b"\n"):
+                if len(line) == MAX_LINE_BYTES:
+                    _log.warning("%s is damaged: a line at byte %d never ends; what follows is left out", path, end)
+                return
+            end += len(line)
+            if isinstance(result := _json(line), dict):
                 yield end, result
-    except _TooLongLine as error:
-        _log.warning("%s is damaged: %s; what follows is left out", path, error)
+            if skipped_bytes:
+                file.seek(end + skipped_bytes)
+                file.readline(MAX_LINE_BYTES)  # the rest of one
+                end = file.tell()
 
 
 def _json(line: bytes) -> Any:  # Any: whatever JSON holds
@@ -526,51 +496,6 @@ def _json(line: bytes) -> Any:  # Any: whatever JSON holds
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(line)  # half a pair of surrogates is text to it
     return None
-
-
-def _whole_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield lines from where a file stands: where each one ends, and its content, the newline included.
-
-    A last line without its end is none: whoever wrote it was killed, or writes it now.
-
-    Raises: _TooLongLine where a line is longer than any may be.
-    """
-    at = file.tell()
-    while line := file.readline(MAX_LINE_BYTES):
-        if not line.endswith(b"\n"):
-            if len(line) == MAX_LINE_BYTES:
-                raise _TooLongLine(
-                    f"a line about byte {at:,} is longer than the {MAX_LINE_BYTES:,} bytes that one may have"
-                )
-            return
-        at += len(line)
-        yield at, line
-
-
-def _sampled_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield all lines of a file of moderate size; of a larger one a thousand, evenly spread, also the first and last.
-
-    Raises: _TooLongLine where a line is longer than any may be.
-    """
-    size = os.fstat(file.fileno()).st_size
-    if size <= _READ_WHOLE_BYTES:
-        yield from _whole_lines(file)
-        return
-    read_to = 0
-    for start in range(0, size, size // _SAMPLES):
-        if start < read_to:
-            continue
-        file.seek(start)
-        lines = _whole_lines(file)
-        if start:
-            next(lines, None)  # the rest of one
-        for end, line in itertools.islice(lines, 1):
-            read_to = end
-            yield end, line
-    file.seek(max(read_to, size - _END_BYTES))
-    *_, last = [(0, b""), *_whole_lines(file)]
-    if last[0] > read_to:
-        yield last
 
 
 def _is_number(value: object) -> bool:

@@ -7,7 +7,7 @@ seeds, with a stratified bootstrap interval around it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+F64 = NDArray[np.float64]
 PLOT_FILE = "learning_curve.png"
 _MAX_POINTS = 1000
 _FEW_POINTS = 20  # that are marked
@@ -51,9 +52,12 @@ def plot_learning_curve(
     Returns: the picture's path, or None when no episode has ended yet.
     Raises: OSError when a file can't be read or written; ImportError without matplotlib.
     """
-    curve = _Curve(each_result(run_dir))
-    if not curve.steps.size:
+    curve = _curve(run_dir)
+    if not len(curve):
         return None
+    if len(curve) > _MAX_POINTS:
+        curve = curve[np.unique(np.linspace(0, len(curve) - 1, _MAX_POINTS).astype(np.int64))]
+    steps, seconds, mean, low, high = curve.T
     # Imported here: 0.2 s that only runs with a picture need.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -61,47 +65,28 @@ def plot_learning_curve(
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.fill_between(curve.steps, curve.low, curve.high, color=_BAND, alpha=0.15, linewidth=0, label="min to max")
-    marker = "o" if curve.steps.size <= _FEW_POINTS else None
-    axes.plot(curve.steps, curve.mean, color=_LINE, linewidth=2, marker=marker, markersize=4, label="mean return")
+    axes.fill_between(steps, low, high, color=_BAND, alpha=0.15, linewidth=0, label="min to max")
+    marker = "o" if steps.size <= _FEW_POINTS else None
+    axes.plot(steps, mean, color=_LINE, linewidth=2, marker=marker, markersize=4, label="mean return")
     if stop_return is not None:
         axes.axhline(stop_return, color=_GOAL, linewidth=1.2, linestyle=(0, (5, 4)), label=f"goal {stop_return:g}")
     finish_axes(axes, "env steps")
     axes.set_title(title or run_dir.resolve().name, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
     axes.set_ylabel("episode return", color=INK)
-    axes.set_xlim(left=0, right=max(float(curve.steps[-1]), 1.0))
+    axes.set_xlim(left=0, right=max(float(steps[-1]), 1.0))
     axes.legend(loc="best", frameon=False, labelcolor=INK)
-    _add_wall_time(axes, curve)
+    _add_wall_time(axes, steps, seconds)
     path = run_dir / PLOT_FILE if path is None else path
     with replaced(path) as temporary:
         figure.savefig(temporary)
     return path
 
 
-class _Curve:
-    """The columns of the results that are drawn, thinned to what a picture can show.
-
-    Attributes:
-        steps: [P] env steps, never falling.
-        mean: [P] mean return, likewise low, high: least and greatest.
-        seconds: [P] training time.
-    """
-
-    def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
-        rows = [
-            [number_at(result, name) for name in _COLUMNS]
-            for result in results
-            if math.isfinite(number_at(result, "episode_reward_mean"))
-        ]
-        table = np.asarray(rows, np.float64).reshape(-1, len(_COLUMNS))
-        table = table[np.argsort(table[:, 0], kind="stable")]
-        if len(table) > _MAX_POINTS:
-            table = table[np.unique(np.linspace(0, len(table) - 1, _MAX_POINTS).astype(np.int64))]
-        columns: list[NDArray[np.float64]] = list(table.T)
-        self.steps, self.mean, self.low, self.high, self.seconds = columns
-
-
-_COLUMNS = ("timesteps_total", "episode_reward_mean", "episode_reward_min", "episode_reward_max", "time_total_s")
+def _curve(run_dir: Path) -> F64:
+    """Return the columns `_CURVE` of a run's results [P, 5], by rising env steps, once episodes have ended."""
+    rows = [[number_at(result, name) for name in _CURVE] for result in each_result(run_dir)]
+    table = np.asarray([row for row in rows if math.isfinite(row[2])], np.float64).reshape(-1, len(_CURVE))
+    return table[np.unique(table[:, 0], return_index=True)[1]]
 
 
 def finish_axes(axes: Axes, what: str) -> None:
@@ -117,15 +102,15 @@ def finish_axes(axes: Axes, what: str) -> None:
     axes.tick_params(colors=INK)
 
 
-def _add_wall_time(axes: Axes, curve: _Curve) -> None:
+def _add_wall_time(axes: Axes, steps: F64, seconds: F64) -> None:
     """Add an axis on top: the wall time at which the steps of each tick below had been sampled."""
-    if curve.steps.size < 2 or not np.all(np.isfinite(curve.seconds)) or curve.steps[0] == curve.steps[-1]:
+    if steps.size < 2 or not np.all(np.isfinite(seconds)):
         return
-    factor, unit = time_unit(float(curve.seconds[-1]))
+    factor, unit = time_unit(float(seconds[-1]))
     ticks = axes.get_xticks()
     axes.set_xticks(ticks[ticks <= axes.get_xlim()[1]])  # kept, whatever room the layout leaves them
-    ticks = ticks[(ticks >= curve.steps[0]) & (ticks <= curve.steps[-1])]
-    times = np.interp(ticks, curve.steps, curve.seconds) / factor
+    ticks = ticks[(ticks >= steps[0]) & (ticks <= steps[-1])]
+    times = np.interp(ticks, steps, seconds) / factor
     above = axes.twiny()
     above.set_xlim(axes.get_xlim())
     above.set_xticks(ticks, [f"{time:.1f}" if times[-1] < 100 else f"{time:.0f}" for time in times])
@@ -142,9 +127,8 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
-F64 = NDArray[np.float64]
 _RESULTS = "result.jsonl"
-_CURVE = ("timesteps_total", "time_total_s", "episode_reward_mean")
+_CURVE = ("timesteps_total", "time_total_s", "episode_reward_mean", "episode_reward_min", "episode_reward_max")
 _POINTS = 300
 _RESAMPLES = 2000
 _MAX_TOLD = 3  # settings in a name
@@ -182,14 +166,12 @@ class RunCurve:
             ConfigError: it holds no results, no episode has ended yet, or its config can't be read.
             OSError: a file can't be read.
         """
-        rows = ([number_at(result, name) for name in _CURVE] for result in each_result(path))
-        table = np.asarray([row for row in rows if all(map(math.isfinite, row))], np.float64)
+        table = _curve(path)
         if not len(table):
             raise ConfigError(f"{path}: no episode has ended yet, so there is no curve.", key="run", value=str(path))
-        table = table[np.unique(table[:, 0], return_index=True)[1]]
         file = path / CONFIG_FILE
         config, _ = parse_yaml(file, read_regular(file, max_bytes=MAX_BYTES)) if file.exists() else ({}, {})
-        return cls(path, config, *table.T)
+        return cls(path, config, *table.T[:3])
 
 
 @dataclass(frozen=True, slots=True)

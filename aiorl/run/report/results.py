@@ -244,12 +244,12 @@ class Results:
             "training_iteration": self._iteration,
             "episodes_total": self._episodes_total,
             "time_total_s": self._time_total_s,
-            "lengths": self._lengths.kept().astype(np.int64).tolist(),
-            "rewards": self._rewards.kept().tolist(),
-            "policy_rewards": self._policy_rewards.to_state(),
-            "custom": self._custom.to_state(),
+            "lengths": self._lengths.newest(self._keep).astype(np.int64).tolist(),
+            "rewards": self._rewards.newest(self._keep).tolist(),
+            "policy_rewards": self._policy_rewards.to_state(self._smoothing),
+            "custom": self._custom.to_state(self._smoothing),
             "hist": self._hist.to_state(self._hist_share()),
-            "estimates": self._estimates.to_state(),
+            "estimates": self._estimates.to_state(self._smoothing),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float, progress: Progress) -> None:
@@ -380,10 +380,6 @@ class _Window:
         """The newest values, at most ``count``, the oldest first; a copy."""
         return np.array(self._values[-count:], np.float64)
 
-    def kept(self) -> NDArray[np.float64]:
-        """All that the next iterations may need."""
-        return self.newest(self._keep)
-
     def take(self) -> int:
         """End the iteration; the number of its values."""
         self._sum_up()
@@ -467,11 +463,9 @@ class _Named:
             if silent_s >= _FORGET_S or (silent_s >= _FORGET_EARLY_S and silent_episodes >= self._min_silent_episodes):
                 del self._windows[name], self._heard[name]
 
-    def to_state(self, share: int | None = None) -> dict[str, list[float]]:
+    def to_state(self, share: int) -> dict[str, list[float]]:
         """Values by name, of each the newest ``share``."""
-        return {
-            name: (window.kept() if share is None else window.newest(share)).tolist() for name, window in self.items()
-        }
+        return {name: window.newest(share).tolist() for name, window in self.items()}
 
     def from_state(self, state: Mapping[str, Any], now: float, episodes_total: int) -> None:
         """Go on from ``to_state``, also from one that was written when there were no bounds."""
@@ -496,10 +490,7 @@ _SETTLED_S = 0.1
 
 
 class SystemUsage:
-    """Figures since the last look; one look takes some 0.3 ms and never waits.
-
-    A figure that can't be had, for want of a descriptor or a right, is left out; that is said once.
-    """
+    """Figures since the last look; one look takes some 0.3 ms and never waits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin the first interval.
@@ -509,13 +500,7 @@ class SystemUsage:
         """
         self._clock = clock
         self._process: psutil.Process | None = None
-        self._figures: dict[str, Callable[[], float]] = {
-            "cpu_util_percent": lambda: psutil.cpu_percent(None),
-            "ram_util_percent": lambda: psutil.virtual_memory().percent,
-            "learner_cpu_percent": lambda: self._own_process().cpu_percent(None),
-            "learner_rss_bytes": lambda: self._own_process().memory_info().rss,
-        }
-        self._said: set[str] = set()
+        self._has_failed = False
         self._measure()  # the first one only starts the interval
         self._found: dict[str, float] = {}
         self._found_at = float("-inf")
@@ -524,7 +509,7 @@ class SystemUsage:
         """Figures now; within `_SETTLED_S` of the last look those of that, since shares of so short a time say nothing.
 
         Returns: cpu_util_percent (all cores of the host, 0 to 100, since the last look), ram_util_percent,
-            learner_cpu_percent (this process; 100 is one core), learner_rss_bytes; each only if it can be had.
+            learner_cpu_percent (this process; 100 is one core), learner_rss_bytes; none where they can't be had.
         """
         now = self._clock()
         if now - self._found_at >= _SETTLED_S:
@@ -532,17 +517,16 @@ class SystemUsage:
         return dict(self._found)
 
     def _measure(self) -> dict[str, float]:
-        found = {}
-        for name, measure in self._figures.items():
-            try:
-                found[name] = float(measure())
-            except Exception as error:  # whatever psutil makes of what it finds in /proc: no figure is worth a run
-                if name not in self._said:
-                    self._said.add(name)
-                    logger.warning("%s can't be measured, results lack it: %s", name, error or type(error).__name__)
-        return found
-
-    def _own_process(self) -> psutil.Process:
-        if self._process is None:
-            self._process = psutil.Process()
-        return self._process
+        try:
+            process = self._process = self._process or psutil.Process()
+            return {
+                "cpu_util_percent": psutil.cpu_percent(None),
+                "ram_util_percent": psutil.virtual_memory().percent,
+                "learner_cpu_percent": process.cpu_percent(None),
+                "learner_rss_bytes": float(process.memory_info().rss),
+            }
+        except Exception as error:  # psutil may find anything in /proc, and no figure is worth a run
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("CPU and memory use can't be measured: %s", error or type(error).__name__)
+            return {}

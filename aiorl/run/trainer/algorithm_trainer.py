@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +44,7 @@ from aiorl.run.report.results import Results
 from aiorl.run.run import source_for
 from aiorl.run.threads import BrokenOff, LoopThread
 from aiorl.run.trainer.trainer import Trainer
-from aiorl.run.training import Ended, Observer, Training, TrainingSetup
+from aiorl.run.training import Ended, Training
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 from aiorl.sampling.callbacks import DefaultCallbacks
 
@@ -70,53 +69,40 @@ class RemoteWorker:
 class WorkerSet:
     """The workers of a trainer: one in this process, and those in processes of their own, here or elsewhere."""
 
-    def __init__(
-        self,
-        local: Callable[[], RolloutWorker],
-        do: Callable[[Callable[[], list[RemoteWorker]]], list[RemoteWorker]],
-        session: LearnerSession | None,
-        stop: Callable[[], None],
-    ) -> None:
-        """Take how each is reached.
-
-        Args:
-            local: gives the worker of this process.
-            do: calls a function on the event loop.
-            session: knows the processes; None without any.
-            stop: ends all of them.
-        """
-        self._local = local
-        self._do = do
-        self._session = session
-        self._stop = stop
+    def __init__(self, trainer: AlgorithmTrainer) -> None:
+        """Take the trainer that they work for."""
+        self._trainer = trainer
 
     def local_worker(self) -> RolloutWorker:
         """Return the worker of this process, index 0, with the newest weights and filter statistics.
 
         Where all is sampled in this process, it is the one that samples; else one that is made when it is asked for.
         """
-        return self._local()
+        return self._trainer._local_worker()
 
     def remote_workers(self) -> list[RemoteWorker]:
         """Return the worker processes that are registered now, by index."""
-        return self._do(self._registered)
+        return self._trainer._loop.do(self._registered)
 
     def reset(self, healthy: Iterable[RemoteWorker]) -> None:
         """Go on with these workers only: others are told to leave, and what they had in flight is counted lost."""
         kept = {worker.incarnation for worker in healthy}
 
-        def drop() -> list[RemoteWorker]:
-            found = self._registered()
-            for worker in found:
-                if worker.incarnation not in kept and self._session is not None:
-                    self._session.lose(worker.index, "the trainer goes on without it", time.monotonic())
-            return found
+        def drop() -> None:
+            for worker in self._registered():
+                if worker.incarnation not in kept and (session := self._session) is not None:
+                    session.lose(worker.index, "the trainer goes on without it", time.monotonic())
 
-        self._do(drop)
+        self._trainer._loop.do(drop)
 
     def stop(self) -> None:
         """End all workers, and the trainer with them."""
-        self._stop()
+        self._trainer.stop()
+
+    @property
+    def _session(self) -> LearnerSession | None:
+        source = self._trainer._training.source
+        return source.service.session if isinstance(source, RemoteSource) else None
 
     def _registered(self) -> list[RemoteWorker]:
         found = [] if self._session is None else self._session.workers
@@ -156,9 +142,8 @@ class AlgorithmTrainer(Trainer):
     @property
     def workers(self) -> WorkerSet:
         """Who samples."""
-        source = self._training.source
-        session = source.service.session if isinstance(source, RemoteSource) else None
-        return WorkerSet(self._local_worker, self._loop.do, session, self.stop)
+        self._check_running()
+        return WorkerSet(self)
 
     def collect_metrics(self, selected_workers: None = None) -> dict[str, Any]:
         """What the newest result tells of episodes: the averages, smoothed as configured, of all workers together.
@@ -361,37 +346,34 @@ class AlgorithmTrainer(Trainer):
         return self._plan.config
 
     def _init(self, config: CommonConfig, env_creator: EnvCreator) -> None:
-        self._loop = LoopThread("aiorl-trainer")
+        self._loop, self._is_alone = LoopThread("aiorl-trainer"), config.is_alone
+        self._ending.callback(self._loop.close)
         self._built: Training | None = None
         self._worker: SamplerUnit | None = None
-        self._evaluations = Evaluations.of(config, self._directory.path, self._tell)
+        evaluations = Evaluations(config, self._directory.path, self._tell, can_play_here=config.is_alone)
+        self._evaluations = evaluations
         self._result: dict[str, Any] = {}
         self._actors: dict[str, tuple[tuple[int, int], Actor, ObservationFilter]] = {}
-        observers: list[Observer] = [Checkpoints(config), self._files]
-        if self._evaluations is not None:
-            observers.append(self._evaluations)
-        setup = TrainingSetup(
-            config,
-            self._directory,
-            self._tell,
-            plan=self._plan,
-            restored=self._restored,
-            observers=observers,
-            stands_still=True,
-        )
-        self._ask(self._begin(setup))
-        self._raise_interrupt()
+        self._ask(self._begin())
         training = self._training
         self.iteration = training.results.training_iteration
         learning = training.learning
         self._acting = ActingState.of(config, learning.worker_part, learning.graphs, learning.spaces)
         self._announce_evaluation()
         self._ask(training.begin())
-        self._raise_interrupt()
 
-    async def _begin(self, setup: TrainingSetup) -> None:
-        """Make what trains, and return when it can."""
-        training = Training(setup, source_for(setup.config, self._loop))
+    async def _begin(self) -> None:
+        """Make the training, and return when it can begin."""
+        training = Training(
+            self.config,
+            self._directory,
+            self._tell,
+            source_for(self.config, self._loop),
+            plan=self._plan,
+            restored=self._restored,
+            observers=[Checkpoints(self.config.checkpoint_interval_s), self._files, self._evaluations],
+            stands_still=True,
+        )
         tell_of_stray_errors(training.fail)
         try:
             await training.start()
@@ -403,11 +385,17 @@ class AlgorithmTrainer(Trainer):
             await asyncio.shield(training.close("the learner failed", final=False))
             raise
         self._built = training
+        self._ending.callback(self._end_training, training)
+        self._ending.callback(self._end_evaluations)
 
-    def _ask(self, step: Coroutine[Any, Any, T]) -> T:
+    def _ask(self, step: Coroutine[Any, Any, T], *, and_raise: bool = True) -> T:
         """Return a coroutine's result; in a run without workers, sample and learn meanwhile.
 
-        Raises: what the coroutine raised; KeyboardInterrupt where Ctrl-C broke it off.
+        Args:
+            step: the coroutine.
+            and_raise: raise a Ctrl-C, too, that came too late to break the coroutine off.
+
+        Raises: the coroutine's error; KeyboardInterrupt where Ctrl-C broke it off.
         """
 
         def leave_turn() -> None:
@@ -415,9 +403,12 @@ class AlgorithmTrainer(Trainer):
                 self._loop.soon(source.interrupt)
 
         try:
-            return self._loop.call(step, leave_turn if self.config.is_alone else None)
+            found = self._loop.call(step, leave_turn if self._is_alone else None)
         except BrokenOff as error:
             raise (error.__cause__ or error) from None
+        if and_raise:
+            self._raise_interrupt()
+        return found
 
     def _raise_interrupt(self) -> None:
         """Raise Ctrl-C that came too late to break off what `_ask` was for.
@@ -443,7 +434,7 @@ class AlgorithmTrainer(Trainer):
     def _train(self) -> dict[str, Any]:
         training = self._training
         self.global_vars["timestep"] = training.counters.env_steps_sampled
-        result = self._ask(training.train_iteration())
+        result = self._ask(training.train_iteration(), and_raise=False)
         if result is None:
             raise EndOfData(training.end.reason)
         self._result = result
@@ -451,13 +442,12 @@ class AlgorithmTrainer(Trainer):
 
     def _evaluate(self, result: dict[str, Any]) -> None:
         self._raise_interrupt()
-        if self._evaluations is not None:
+        if self.config.evaluation_interval:
             self._announce_evaluation()
             self._ask(self._training.after_iteration(result))
-            self._raise_interrupt()
 
     def _announce_evaluation(self) -> None:
-        if self._evaluations is not None and self._evaluations.is_due(self.iteration):
+        if self._evaluations.is_due(self.iteration):
             self._before_evaluate()
 
     def _save_unsaved(self) -> None:
@@ -489,16 +479,6 @@ class AlgorithmTrainer(Trainer):
     def _results(self) -> Results:
         return self._training.results
 
-    def _stop(self) -> None:
-        with contextlib.ExitStack() as stack:  # from the last to the first, whatever becomes of the others
-            stack.callback(self._loop.close)
-            if self._built is not None:
-                stack.callback(self._end_training, self._built)
-            if self._evaluations is not None:
-                stack.callback(self._end_evaluations, self._evaluations)
-            if self._worker is not None:
-                stack.callback(self._worker.close)
-
     # Inside -----------------------------------------------------------------------------------------------------
 
     def _end_training(self, training: Training) -> None:
@@ -523,13 +503,13 @@ class AlgorithmTrainer(Trainer):
         if isinstance(training.source, RemoteSource):
             training.source.join_updates(_JOIN_S)
 
-    def _end_evaluations(self, evaluations: Evaluations) -> None:
+    def _end_evaluations(self) -> None:
         async def end() -> None:
             if not self._is_hurried:
-                await evaluations.finish()
-            await evaluations.close()
+                await self._evaluations.finish()
+            await self._evaluations.close()
 
-        self._loop.end(end(), evaluations.hurry)
+        self._loop.end(end(), self._evaluations.hurry)
 
     def _write_checkpoint(self, directory: Path | None, *, with_experience: bool = True) -> str:
         """Write one that training does not notice; see ``save``."""
@@ -553,15 +533,12 @@ class AlgorithmTrainer(Trainer):
         had, actor, own = known
         if had != version:
             actor.policy.set_weights(self.get_weights([policy_id])[policy_id])
-            self._copy_filter(policy_id, own)
+            merged = training.flow.publisher.filters[policy_id]
+            if not merged.is_identity:
+                own.restore(self._loop.do(merged.state))  # workers may bring more of them now
             actor.policy.on_global_var_update({"timestep": training.counters.env_steps_sampled})
             self._actors[policy_id] = (version, actor, own)
         return actor
-
-    def _copy_filter(self, policy_id: str, own: ObservationFilter) -> None:
-        merged = self._training.flow.publisher.filters[policy_id]
-        if not merged.is_identity:
-            own.restore(self._loop.do(merged.state))  # workers may bring more of them now
 
     def _local_worker(self) -> RolloutWorker:
         training = self._settled()
@@ -579,6 +556,7 @@ class AlgorithmTrainer(Trainer):
             if self._worker is None:
                 place = UnitPlace(0, secrets.token_hex(8), num_workers=self.config.num_workers)
                 self._worker = SamplerUnit(learning.worker_part, learning.graphs, snapshot, place)
+                self._ending.callback(self._worker.close)
             unit = self._worker
             unit.offer(snapshot)
         unit.take_up()

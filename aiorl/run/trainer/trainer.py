@@ -33,7 +33,8 @@ from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.run.local_workers import HINT
 from aiorl.run.observers import RunFiles, StopCriteria
-from aiorl.run.report.console import Headline, shown_on_a_line
+from aiorl.run.report.console import shown_on_a_line
+from aiorl.run.report.figures import Headline
 from aiorl.run.report.log_files import RunLog
 from aiorl.run.report.loggers import Logger
 from aiorl.run.report.results import Results
@@ -273,16 +274,7 @@ class Trainer:
         if self._is_stopped:
             return
         self._is_stopped = True
-        with contextlib.ExitStack() as stack:  # each step is taken, whatever becomes of the others
-            stack.callback(_running.discard, self)
-            stack.callback(self._log.close)
-            stack.callback(self._directory.close)
-            stack.callback(self._files.close)
-            if self._logger is not None:
-                stack.callback(self._logger.close)
-            stack.callback(self._write_result)
-            if self._is_built:
-                stack.callback(self._stop)
+        self._ending.close()
 
     def __enter__(self) -> Self:
         return self
@@ -401,18 +393,24 @@ class Trainer:
         self.config = self._planned(self.config)
         self._directory = RunDirectory.open(self.config)
         self.logdir = str(self._directory.path)
-        self._log = RunLog(self._directory, self.config)
+        log = RunLog(self._directory, self.config)
         self._files = RunFiles(self.config, self._directory)
         self._logger: Logger | None = None
-        self._is_stopped = self._is_built = False
+        self._is_stopped = False
         _running.add(self)
+        ending = self._ending = contextlib.ExitStack()  # each step is taken, whatever becomes of the others
+        for step in (log.close, self._directory.close, self._files.close):
+            ending.callback(step)
+        ending.callback(_running.discard, self)
         try:
             restored = self._restored = self._restored or checkpoint_to_resume(self.config, self._directory, self._tell)
             if self._logger_creator is not None:
                 self._logger = self._logger_creator(self.config.to_dict())
+                ending.callback(self._logger.close)
             else:
                 self._files.open(None if restored is None else restored.run)
-            self._is_built = True
+            ending.callback(self._write_result)
+            ending.callback(self._stop)
             self._init(self.config, creator)
             self._restored = None  # it may hold a whole replay
         except BaseException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from aiorl.acting.run_dir import RunDirectory
@@ -14,7 +15,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.build import plan_learning
-from aiorl.run.report.console import Display, Headline, PlainDisplay, make_display
+from aiorl.run.report.console import PlainDisplay, make_display
 from aiorl.run.report.log_files import RunLog
 from aiorl.run.run import Run
 from aiorl.run.threads import LoopThread
@@ -22,11 +23,7 @@ from aiorl.run.trainer.trainer import ENV_HINT, creator_of, settings_of
 
 
 def train(
-    env: Any = None,
-    *,
-    algo: str | None = None,
-    config: Mapping[str, Any] | CommonConfig | None = None,
-    **settings: Any,
+    env: Any = None, *, algo: str | None = None, config: Mapping[str, Any] | CommonConfig | None = None, **settings: Any
 ) -> dict[str, Any]:
     """Train until a stop criterion is met, or for as long as nobody presses Ctrl-C.
 
@@ -59,7 +56,9 @@ def train(
     loop = LoopThread("aiorl-run")
     try:
         with RunDirectory.open(plan.config) as directory, RunLog(directory, plan.config):
-            run = Run(plan.config, directory, _plain_lines if plan.config.is_alone else make_display, plan, loop)
+            # a live panel would be drawn over a debugger's prompt
+            display = partial(PlainDisplay, stream=sys.stdout) if plan.config.is_alone else make_display
+            run = Run(plan.config, directory, display, plan, loop)
 
             def stop() -> None:
                 run.request_stop("Ended by Ctrl-C.")
@@ -76,8 +75,3 @@ def train(
         "run_dir": str(directory.path),
         "checkpoint": "" if run.training is None else run.training.newest_checkpoint,
     }
-
-
-def _plain_lines(headline: Headline) -> Display:
-    """What a debugger's prompt is not drawn over by."""
-    return PlainDisplay(headline, sys.stdout)

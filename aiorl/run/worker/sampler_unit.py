@@ -206,11 +206,7 @@ class SamplerUnit:
     """
 
     def __init__(
-        self,
-        part: WorkerPart,
-        graphs: Mapping[str, PolicyGraph],
-        snapshot: Snapshot,
-        place: UnitPlace,
+        self, part: WorkerPart, graphs: Mapping[str, PolicyGraph], snapshot: Snapshot, place: UnitPlace
     ) -> None:
         """Build environments, policies and sampler; may take as long as the environments do.
 
@@ -241,26 +237,20 @@ class SamplerUnit:
         seed = None if part.seed is None else unit_seed(part.seed, place, part.life)
         own = part.model_copy(update={"seed": seed, "compress_observations": False})  # the wire does that
         default = part.policies.get(c.DEFAULT_POLICY_ID)
-        self.worker = RolloutWorker.of(
-            WorkerSettings(
-                config=own,
-                env_creator=part.env,
-                policy_config=part.model_dump(include=_FOR_POLICIES) if part.eager else {},
-                # networks get their weights before the first turn, with the first snapshot
-                policy=learned_policies(part, graphs),
-                policy_mapping_fn=named_function(part.multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"),
-                policies_to_train=[policy_id for policy_id, policy in part.policies.items() if policy.is_trained],
-                observation_fn=named_function(part.multiagent.observation_fn, "multiagent.observation_fn"),
-                worker_index=place.slot,
-                num_workers=place.num_workers,
-                monitor_path=monitor_directory(part, place),
-                log_dir=part.log_dir,
-                callbacks=named_callbacks(part.callbacks) or DefaultCallbacks,
-                **_stored_experience(own, place),
-                sample_plan=None if default is None else default.sample_plan,
-            ),
-            on_turn=self._between_turns,
+        # networks get their weights before the first turn, with the first snapshot
+        settings = settings_of_run(
+            own,
+            learned_policies(part, graphs),
+            policy_config=part.model_dump(include=_FOR_POLICIES) if part.eager else {},
+            policies_to_train=[policy_id for policy_id, policy in part.policies.items() if policy.is_trained],
+            worker_index=place.slot,
+            num_workers=place.num_workers,
+            monitor_path=monitor_directory(part, place),
+            log_dir=part.log_dir,
+            **_stored_experience(own, place),
+            sample_plan=None if default is None else default.sample_plan,
         )
+        self.worker = RolloutWorker.of(settings, on_turn=self._between_turns)
         log_once.set_up(place.slot, part.log_level)  # the level itself is this process's, which may be a user's program
         self._learning = {
             policy_id: policy.learning
@@ -414,6 +404,29 @@ class SamplerUnit:
         now = {name: float(getattr(perf, name)) for name in _PERF}
         before, self._perf = self._perf, now
         return {name: max(0.0, now[name] - before[name]) for name in _PERF}  # less, from a sampler that is new
+
+
+def settings_of_run(part: WorkerPart, policy: Any, **own: Any) -> WorkerSettings:
+    """Return the settings of a worker that acts with a run's policies.
+
+    Args:
+        part: the worker's part of the configuration.
+        policy: see `learned_policies`.
+        **own: further settings; they win.
+
+    Raises:
+        ConfigError: a function or a class of the user's can't be imported.
+    """
+    multiagent = part.multiagent
+    own.setdefault("callbacks", named_callbacks(part.callbacks) or DefaultCallbacks)
+    return WorkerSettings(
+        config=part,
+        env_creator=part.env,
+        policy=policy,
+        policy_mapping_fn=named_function(multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"),
+        observation_fn=named_function(multiagent.observation_fn, "multiagent.observation_fn"),
+        **own,
+    )
 
 
 def _stored_experience(settings: WorkerPart, place: UnitPlace) -> dict[str, Any]:

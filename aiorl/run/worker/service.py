@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from aiorl.config.worker import WorkerPart
 from aiorl.errors import (
@@ -46,10 +46,7 @@ from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Message, RefusalCode,
 from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.machine import age_s, check_heap, keep_children_out
 from aiorl.process.tasks import Tasks
-from aiorl.run.worker.sampler_unit import StopSampling
-
-if TYPE_CHECKING:
-    from aiorl.run.worker.sampler_unit import Produced, SamplerUnit
+from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, StopSampling, UnitPlace
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +104,6 @@ class _Running:
 
     def make(self, part: WorkerPart, welcome: Welcome) -> None:
         """Build the unit, in its thread; one that is ready too late is closed at once."""
-        # what it brings along may read environment variables that came with the welcome
-        from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
-
         place = UnitPlace(welcome.slot, self.incarnation, self.index, welcome.num_workers)
         unit = SamplerUnit(part, welcome.graphs, welcome.snapshot, place)
         with self._lock:
@@ -290,14 +284,9 @@ class WorkerService:
                 if final:
                     self._finish(WorkerOutcome(True, reason, final=True))
             case ev.CallRequested(call_id, method, _):
-                self._answer(call_id, method)
-
-    def _answer(self, call_id: int, method: str) -> None:
-        now = time.monotonic()
-        if method == "stacks":
-            self._session.reply(call_id, True, _stacks(), now)
-        else:
-            self._session.reply(call_id, False, f"a worker has no method {method!r}", now)
+                knows = method == "stacks"
+                answer = _stacks() if knows else f"a worker has no method {method!r}"
+                self._session.reply(call_id, knows, answer, time.monotonic())
 
     def _fail(self, kind: str, message: str, traceback_text: str) -> None:
         if self._session.state is WorkerState.ENDED:
@@ -313,13 +302,10 @@ class WorkerService:
     def _status_text(self, now: float) -> str:
         if self._is_building:
             return BUILDING
-        if self._is_out_of_data and not self._session.num_unacked:
+        is_out_of_data = bool(self._running) and all(running.is_out_of_data for running in self._running)
+        if is_out_of_data and not self._session.num_unacked:
             return OUT_OF_DATA
         return self._session.status_text(now)
-
-    @property
-    def _is_out_of_data(self) -> bool:
-        return bool(self._running) and all(running.is_out_of_data for running in self._running)
 
     def _tell_status(self, now: float) -> None:
         """One INFO line when what the worker waits for has changed and stayed so; again once a minute."""
@@ -368,37 +354,41 @@ class WorkerService:
             self._limits = limits_of(part.transport)
             os.environ.update(part.extra_python_environs_for_worker)
             logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
-            self._say_that_it_builds()
+            self._is_building = True
+            self._session.note_progress(BUILDING)
+            if self._session.state is WorkerState.REGISTERED:  # if building stops all else, the learner is patient
+                self._say(self._session.beat())
             for index in range(part.samplers_per_worker):
                 running = _Running(index, incarnation)
                 self._running.append(running)
                 await self._build(running, part, welcome)
                 if not self._is_current(incarnation):
                     return
-        except EnvError as error:
-            self._fail_of(incarnation, "env", str(error), error.traceback_text)
-        except AiorlError as error:
-            self._fail_of(incarnation, "setup", str(error), "")
-        except (Exception, SystemExit) as error:  # whatever a user's code raises
-            if self._is_current(incarnation):
-                logger.exception("the samplers could not be built")
-            self._fail_of(incarnation, "setup", f"{type(error).__name__}: {error}", traceback.format_exc())
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            self._fail_of(incarnation, error, "setup", AiorlError)
         finally:
             self._is_building = False
 
-    def _say_that_it_builds(self) -> None:
-        """Before it begins: if that keeps this process from doing anything else, the learner is patient."""
-        self._is_building = True
-        self._session.note_progress(BUILDING)
-        if self._session.state is WorkerState.REGISTERED:
-            self._say(self._session.beat())
+    def _fail_of(
+        self, incarnation: str, error: BaseException, kind: str, of_setup: type[Exception] | tuple[type[Exception], ...]
+    ) -> None:
+        """Fail with an error of a sampler; that of a registration that is over says nothing of those after it.
 
-    def _fail_of(self, incarnation: str, kind: str, message: str, traceback_text: str) -> None:
-        """As `_fail`; but what goes wrong in samplers of a registration that is over says nothing of those after it."""
+        Args:
+            incarnation: of the sampler.
+            error: its error.
+            kind: of errors that are no others.
+            of_setup: errors that would come again in every worker.
+        """
         if not self._is_current(incarnation):
-            logger.info("the registration of the sampler that failed is over: %s", message)
-            return
-        self._fail(kind, message, traceback_text)
+            logger.info("the registration of the sampler that failed is over: %r", error)
+        elif isinstance(error, EnvError):
+            self._fail("env", str(error), error.traceback_text)
+        elif isinstance(error, of_setup):
+            self._fail("setup", str(error), "")
+        else:
+            logger.error("a sampler failed", exc_info=error)
+            self._fail(kind, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
         await running.call(running.make, part, welcome)
@@ -418,7 +408,12 @@ class WorkerService:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                produced = await self._produce(running, unit, lease_id)
+                try:
+                    produced = await running.call(unit.sample)
+                except BaseException:
+                    if running.incarnation == self._session.incarnation:  # the learner has forgotten those of another
+                        self._session.abandon_fragment(lease_id)
+                    raise
                 if self._is_current(running.incarnation):
                     self._send_fragment(unit, lease_id, produced)
         except StopSampling:
@@ -426,23 +421,8 @@ class WorkerService:
         except EndOfData as error:
             running.is_out_of_data = True
             logger.info("sampler %d has come to the end: %s", running.index, error)
-        except EnvError as error:
-            self._fail_of(running.incarnation, "env", str(error), error.traceback_text)
-        except (ConfigError, DataError, UnknownPolicyError) as error:  # would come again in every worker
-            self._fail_of(running.incarnation, "setup", str(error), "")
-        except (Exception, SystemExit) as error:  # whatever a user's code raises
-            if self._is_current(running.incarnation):
-                logger.exception("the sampler failed")
-            self._fail_of(running.incarnation, "sampler", f"{type(error).__name__}: {error}", traceback.format_exc())
-
-    async def _produce(self, running: _Running, unit: SamplerUnit, lease_id: int) -> Produced:
-        """A fragment; one that ends without result gives its lease back."""
-        try:
-            return await running.call(unit.sample)
-        except BaseException:
-            if running.incarnation == self._session.incarnation:  # the learner has forgotten those of another
-                self._session.abandon_fragment(lease_id)
-            raise
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            self._fail_of(running.incarnation, error, "sampler", (ConfigError, DataError, UnknownPolicyError))
 
     def _send_fragment(self, unit: SamplerUnit, lease_id: int, produced: Produced) -> None:
         samples = produced.to_samples(0, lease_id, unit.take_deltas(self._session.next_seq))

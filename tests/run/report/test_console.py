@@ -9,13 +9,12 @@ import pytest
 from aiorl.run.report.console import (
     Display,
     DisplayHandler,
-    Headline,
-    LiveDisplay,
     PlainDisplay,
-    Summary,
     make_display,
     shown_on_a_line,
 )
+from aiorl.run.report.figures import Headline, Summary
+from aiorl.run.report.live_display import LiveDisplay
 
 HEADLINE = Headline("ppo", "CartPole-v1", 2, stop_return=475)
 

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.image
 import numpy as np
@@ -79,10 +78,9 @@ def test_without_an_episode_there_is_no_picture(tmp_path: Path) -> None:
 
 def test_wall_time_has_several_ticks_also_where_the_start_took_most_of_it(tmp_path: Path) -> None:
     steps = np.linspace(1000.0, 90_000.0, 7)
-    curve = SimpleNamespace(steps=steps, seconds=5.0 + steps / 180_000)
     axes = Figure().add_subplot()
     axes.set_xlim(0, 90_000)
-    plot._add_wall_time(axes, curve)
+    plot._add_wall_time(axes, steps, 5.0 + steps / 180_000)
     _, above = axes.figure.axes
     times = [float(text.get_text()) for text in above.get_xticklabels()]
     assert len(times) >= 4

@@ -20,14 +20,12 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium import spaces
-from in_process import InProcess
 from processes import Processes, StartedLearner, check_ledger
 from small_runs import SMALL
 
 import aiorl
 from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.errors import EnvError
-from aiorl.run import local_source as module
 from aiorl.run.report.loggers import read_results
 from aiorl.run.threads import BrokenOff, LoopThread
 
@@ -266,17 +264,6 @@ def test_the_end_of_stored_experience_is_the_end_of_train(train: Callable[..., d
     result = aiorl.train("CartPole-v1", config={**own, "rollout_fragment_length": 32, **settings})
     assert result["reason"] == "Done: all stored experience was read."
     assert 0 < result["env_steps_trained_total"] <= 256
-
-
-def test_results_have_the_columns_of_a_run_with_workers() -> None:
-    async def columns() -> set[str]:
-        both = InProcess()
-        both.start(0)
-        found = {*both.service.progress(None).transport}
-        await both.close()
-        return found
-
-    assert asyncio.run(columns()) == {"queued_fragments", *module._TRANSPORT}
 
 
 @pytest.mark.parametrize(

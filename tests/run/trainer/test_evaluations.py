@@ -194,7 +194,7 @@ class Training:
 
 def children() -> list[psutil.Process]:
     found = psutil.Process().children(recursive=True)
-    return [child for child in found if "aiorl.run.evaluation_child" in child.cmdline()]
+    return [child for child in found if "aiorl.run.evaluation" in child.cmdline()]
 
 
 def test_episodes_are_shared_between_processes_that_go_on_from_one_evaluation_to_the_next_and_end(

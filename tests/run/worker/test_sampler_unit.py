@@ -24,7 +24,7 @@ from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Snapshot
 from aiorl.offline.estimators import ImportanceSamplingEstimator
-from aiorl.run.ingest import FragmentBounds, check_samples
+from aiorl.run.ingest import check_samples
 from aiorl.run.report.results import Progress, Results
 from aiorl.run.worker.sampler_unit import SamplerUnit, StepClock, StopSampling, UnitPlace, monitor_directory, unit_seed
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
@@ -134,7 +134,7 @@ def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
     assert estimator.get_metrics() == []
     arrived: Any = decode([bytes(frame) for frame in encode(produced.to_samples(0, 0, {}))])
     results = Results(100, now=0.0)
-    results.add_episodes(check_samples(arrived, FragmentBounds()))
+    results.add_episodes(check_samples(arrived))
     found = results.finish_iteration(1.0, Progress(0, 0))["off_policy_estimator"]
     assert found["is"].keys() == {"V_prev", "V_step_IS", "V_gain_est"}
     assert found["is"]["V_prev"] == pytest.approx(sent["estimate/is/V_prev"].mean())

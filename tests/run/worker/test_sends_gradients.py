@@ -18,7 +18,7 @@ from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Snapshot
 from aiorl.run.build import Learning, build_learning
-from aiorl.run.ingest import FragmentBounds, check_samples
+from aiorl.run.ingest import check_samples
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 
 POLES: dict[str, Any] = {
@@ -91,14 +91,13 @@ def test_a_gradient_is_that_of_the_rows_that_would_have_been_sent(request: Any, 
 
 
 def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Units) -> None:
-    unit, learning = units.unit(), units.learning
-    bounds = FragmentBounds.of(learning.worker_part, has_one_agent=learning.has_one_agent)
+    unit = units.unit()
     for number in (1, 2):
         produced = unit.sample()
         frames = encode(produced.to_samples(number, 1, unit.take_deltas(number)))
         message: Any = decode([memoryview(frame) for frame in frames])
         units.learning.group.check_fragment(message.batches)
-        check_samples(message, bounds)
+        check_samples(message)
         columns = message.batches[DEFAULT_POLICY_ID]
         assert columns[NUM_ROWS].tolist() == [produced.env_steps]
         assert message.filter_deltas[DEFAULT_POLICY_ID]["n"] > 0
@@ -106,7 +105,7 @@ def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Unit
         assert not units.learning.group.update(batch, 0).skipped
     boastful = {**columns, NUM_ROWS: columns[NUM_ROWS] + 1}  # it would count for more than was sampled
     with pytest.raises(BatchError, match="agent_steps"):
-        check_samples(dataclasses.replace(message, batches={DEFAULT_POLICY_ID: boastful}), bounds)
+        check_samples(dataclasses.replace(message, batches={DEFAULT_POLICY_ID: boastful}))
 
 
 def test_without_tensorflow_a_worker_says_what_to_install(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:

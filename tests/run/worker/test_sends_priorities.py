@@ -17,7 +17,7 @@ from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Snapshot
 from aiorl.run.build import Learning, build_learning
-from aiorl.run.ingest import FragmentBounds, check_samples
+from aiorl.run.ingest import check_samples
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 
 SMALL: dict[str, Any] = {
@@ -46,7 +46,7 @@ def sampled(request: pytest.FixtureRequest) -> tuple[Learning, dict[str, Any]]:
     unit.close()
     message: Any = decode([memoryview(frame) for frame in frames])
     learning.group.check_fragment(message.batches)
-    check_samples(message, FragmentBounds.of(learning.worker_part, has_one_agent=learning.has_one_agent))
+    check_samples(message)
     return learning, message.batches[DEFAULT_POLICY_ID]
 
 

@@ -267,7 +267,7 @@ def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_b
     monkeypatch: pytest.MonkeyPatch, mode: str, num_samplers: int, slow: int
 ) -> None:
     """What is built too late neither begins fragments under the next registration's leases nor sends its deltas."""
-    import aiorl.run.worker.sampler_unit as module
+    import aiorl.run.worker.service as module
 
     build, may_go_on, places = module.SamplerUnit, threading.Event(), []
 
@@ -308,7 +308,7 @@ def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_b
 
 
 def test_what_is_built_after_its_worker_was_stopped_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import aiorl.run.worker.sampler_unit as module
+    import aiorl.run.worker.service as module
 
     build, is_building, may_go_on, closed = module.SamplerUnit, threading.Event(), threading.Event(), threading.Event()
 
