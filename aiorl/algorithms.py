@@ -17,7 +17,7 @@ from aiorl.learning.algorithms.rows import sequence_columns
 from aiorl.learning.algorithms.streaming import Streaming, StreamingConfig, VTraceConfig, VTraceStreaming
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_mean, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution
-from aiorl.learning.replay import Replay
+from aiorl.learning.replay.replay import Replay
 
 __all__ = [
     "ActorCriticConfig",

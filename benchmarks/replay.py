@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data.columns import ColumnSpec
-from aiorl.learning.replay import Prioritised, Replay, ReplaySpec
+from aiorl.learning.replay.priorities import Prioritised
+from aiorl.learning.replay.replay import Replay
+from aiorl.learning.replay.spec import ReplaySpec
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure
 

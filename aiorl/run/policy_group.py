@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
 from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, UpdateResult
-from aiorl.learning.replay import Snapshot
+from aiorl.learning.replay.ring import Snapshot
 from aiorl.run.ingest import AssembledBatch
 
 Array = NDArray[Any]

@@ -28,7 +28,7 @@ from aiorl.errors import ConfigError, UnknownAlgorithmError, UnsupportedSpaceErr
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.algorithm import Algorithm
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
-from aiorl.learning.algorithms.sizes import BATCH, ENVS, LENGTH
+from aiorl.learning.algorithms.shared_config import BATCH, ENVS, LENGTH
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.episode import MultiAgentEpisode
 

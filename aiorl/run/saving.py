@@ -19,7 +19,7 @@ from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import save_checkpoint
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
-from aiorl.learning.replay import Snapshot
+from aiorl.learning.replay.ring import Snapshot
 from aiorl.run.build import Learning
 from aiorl.run.restoring import RunState, identity_of
 

@@ -453,9 +453,6 @@ class Training:
                 self.directory.save_config(self.config)
             spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in learning.seconds.items())
             logger.info("built: %s", spent)
-            cache = compilation_cache()
-            if cache is not None:
-                cache.begin()
             await self.end.before(self.source.begin(learning))
         except ConfigError:
             self.is_misconfigured = True

@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from aiorl.acting.postprocess import n_step
 from aiorl.data import columns as c
-from aiorl.learning.replay import Replay
+from aiorl.learning.replay.replay import Replay
 
 Array = NDArray[Any]
 
 
 def insert(replay: Replay, rows: Mapping[str, Any], *, priorities: Any = None) -> int:
-    """Store rows [B, ...] as so many steps of one environment, and say how many were."""
+    """Check rows [B, ...] and store them as so many steps of one environment; says how many were."""
     arrays = {name: np.asarray(column) for name, column in rows.items()}
     steps = {name: array[:, None] if array.ndim else array for name, array in arrays.items()}
+    replay.check_fragment(steps)
     return replay.insert_fragment(steps, priorities=None if priorities is None else np.asarray(priorities)[:, None])
 
 

@@ -6,12 +6,11 @@ from typing import Any
 
 from aiorl.config.key import changed
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, rows_forward
+from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_mean, masked_normalise
-from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.losses.policy_gradient import masked_normalise
 
 A2C_COLUMNS = (c.OBS, c.ACTIONS, c.ADVANTAGES, c.VALUE_TARGETS)
 """Columns of its loss."""
@@ -47,22 +46,10 @@ class A2C(OnPolicy[A2CConfig]):
 
 
 def a2c_spec(algorithm: CompiledAlgorithm[Any]) -> UpdateSpec:
-    """Return the update of A2C, which is also that of A3C."""
-    config, model, buffers = algorithm.config, algorithm.model, algorithm.buffers
-    distribution = to_tf_distribution(model.distribution)
+    """Return the update of A2C, which is also that of A3C: actions count by their advantages."""
 
-    def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-        dist_inputs, values, columns = rows_forward(model, minibatch, buffers)
-        valid = columns[c.VALID]
-        advantages = columns[c.ADVANTAGES]
-        if config.normalize_advantages:
-            advantages = masked_normalise(advantages, valid)
-        logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
-        return actor_critic_loss(
-            -masked_mean(logp * advantages, valid), values, columns[c.VALUE_TARGETS],
-            distribution.entropy(dist_inputs), valid,
-            vf_loss_coeff=coefficients["vf_loss_coeff"], entropy_coeff=coefficients["entropy_coeff"],
-        )  # fmt: skip
+    def advantages(columns: Tensors, values: tf.Tensor, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+        found = columns[c.ADVANTAGES]
+        return masked_normalise(found, columns[c.VALID]) if algorithm.config.normalize_advantages else found, {}
 
-    metrics = ("policy_loss", "vf_loss", "entropy", "vf_explained_var")
-    return UpdateSpec(loss, metrics, ("lr", "vf_loss_coeff", "entropy_coeff"))
+    return algorithm.likelihood_spec(advantages, targets=c.VALUE_TARGETS)

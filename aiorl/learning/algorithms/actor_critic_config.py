@@ -9,82 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Set
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key
-from aiorl.config.schema import CommonConfig, SDESettings
-from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.sizes import BATCH, ENVS, LENGTH, MINIBATCH, Sizes, nearest_divisor, refuse_if
-
-_exploration = partial(key, group="Exploration")
-
-
-class SDEConfig(CommonConfig):
-    """The settings of such noise.
-
-    Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719.
-    """
-
-    why_no_exploration: ClassVar[str] = ""
-    """Why there is none, as the rest of "ALGO can't have it: ..."; "" if there is."""
-
-    use_sde: bool = _exploration(False)
-    """Explore a Box by noise that is a function of the state and the same function for some steps (gSDE), rather than
-    by noise of each step. Deviations are then made of the policy's last features."""
-    sde_sample_freq: int = _exploration(-1, unit="steps", ge=-1)
-    """With use_sde: steps of an environment after which that function is drawn anew; -1: rollout_fragment_length, once
-    a fragment. Where environments are polled, an agent's episode begins with a new one, too."""
-    sde_initial_log_std: float = _exploration(0.0, ge=-20, le=2)
-    """With use_sde: logarithm of the standard deviation that each feature's weights begin with."""
-    sde_learn_features: bool = _exploration(False)
-    """With use_sde: the policy's features learn from the deviations, too, and not from the means alone."""
-
-    @property
-    def state_dependent_noise(self) -> SDESettings | None:
-        """See the base class."""
-        if not self.use_sde:
-            return None
-        return SDESettings(self.sde_initial_log_std, self.sde_learn_features)
-
-    def sampling(self, **settings: Any) -> dict[str, Any]:
-        """The exploration of a policy that draws its actions (see `aiorl.acting.exploration`).
-
-        Args:
-            **settings: of any kind of exploration.
-        """
-        if not self.use_sde:
-            return {"type": "StochasticSampling", **settings}
-        steps = self.rollout_fragment_length if self.sde_sample_freq < 0 else self.sde_sample_freq
-        return {"type": "StateDependentNoise", "sample_freq": steps, **settings}
-
-    def check(self) -> None:
-        """Refuse values that don't go together.
-
-        Raises: ConfigError naming the key that should change.
-        """
-        super().check()
-        names = ("sde_sample_freq", "sde_initial_log_std", "sde_learn_features")
-        self.refuse_unless(self.use_sde, names, "use_sde", hint="Set use_sde: true.")
-        if self.sde_sample_freq == 0:
-            raise ConfigError(
-                "sde_sample_freq is 0, expected a number of steps.", key="sde_sample_freq", value=0,
-                hint="Set 1 for noise of each step, or -1 for the same throughout a fragment.",
-            )  # fmt: skip
-        if not self.use_sde:
-            return
-        if self.why_no_exploration:
-            raise ConfigError(
-                f"use_sde is a way to explore, and {self.algo} can't have it: {self.why_no_exploration}.",
-                key="use_sde", value=True, hint="Leave it out.",
-            )  # fmt: skip
-        for name in ("free_log_std", "custom_model"):
-            if getattr(self.model, name):
-                raise ConfigError(
-                    f"use_sde makes deviations of a built-in network's features: model.{name} does not go with it.",
-                    key=f"model.{name}", value=getattr(self.model, name), hint=f"Leave out use_sde or model.{name}.",
-                )  # fmt: skip
-
+from aiorl.config.schema import CommonConfig
+from aiorl.learning.algorithms.shared_config import (
+    BATCH,
+    ENVS,
+    LENGTH,
+    MINIBATCH,
+    SDEConfig,
+    Sizes,
+    nearest_divisor,
+    refuse,
+)
 
 _learning = partial(key, group="Learning")
 
@@ -173,63 +112,34 @@ class ActorCriticConfig(SDEConfig):
         Raises: ConfigError naming the key that should change.
         """
         super().check()
-        self._check_batch_size()
-        given = self.sgd_minibatch_size
-        if self.has_whole_sequences and given is not None and given % self.rollout_fragment_length:
-            raise ConfigError(
-                f"sgd_minibatch_size {given} is no multiple of rollout_fragment_length "
-                f"{self.rollout_fragment_length}: a minibatch holds whole sequences here.",
-                key="sgd_minibatch_size", value=given, hint="Leave one of the two out to have it chosen.",
-            )  # fmt: skip
-        self._check_gradients()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
         Schedule.of(self.entropy_coeff, self.entropy_coeff_schedule, key="entropy_coeff_schedule")
-        if self.minibatch_steps() > self.train_batch_size:
-            raise ConfigError(
-                f"sgd_minibatch_size {self.minibatch_steps()} is more than train_batch_size {self.train_batch_size}.",
-                key="sgd_minibatch_size", value=self.minibatch_steps(),
-                hint=f"Set it to {self.train_batch_size} or less.",
-            )  # fmt: skip
-
-    def _check_gradients(self) -> None:
-        """Refuse gradients of workers where the update is more than one step by the gradient of a train batch.
-
-        Raises: ConfigError with what would do.
-        """
-        if self.gradients == "learner":
-            return
-        why, hint = "", "Set gradients: learner."
-        if self.why_on_learner:
-            why = f"{self.algo} needs them on the learner: {self.why_on_learner}"
-        elif self.num_sgd_iter != 1 or self.minibatch_steps() != self.train_batch_size:
-            why = (
-                f"with them there is one step for each train batch, and here it is passed over {self.num_sgd_iter} "
-                f"times in minibatches of {self.minibatch_steps()} of its {self.train_batch_size} env steps"
-            )
-            hint = f"Set num_sgd_iter: 1 and sgd_minibatch_size: {self.train_batch_size}, or gradients: learner."
-        refuse_if(
-            self, bool(why), "gradients",
-            f"gradients can't be workers: {why}.",
-            hint,
-        )  # fmt: skip
-
-    def _check_batch_size(self) -> None:
-        """Refuse train batches that whole fragments can't make up.
-
-        Raises: ConfigError with the nearest sizes that work.
-        """
-        fragment = self.rollout_fragment_length * self.num_envs_per_worker
-        size = self.train_batch_size
-        if self.batch_mode != "truncate_episodes" or size % fragment == 0:
-            return
+        size, minibatch, length = self.train_batch_size, self.minibatch_steps(), self.rollout_fragment_length
+        fragment = length * self.num_envs_per_worker
         own = [getattr(self, name) for name in (LENGTH, ENVS) if name in self._origins.users_keys()]
         unit = math.prod(own) if own else fragment
         below = size - size % unit
         fits = f"{below} or {below + unit}" if below else f"{unit}"
-        raise ConfigError(
-            f"train_batch_size {size} can't be made up of fragments of {fragment} env steps "
-            f"(rollout_fragment_length {self.rollout_fragment_length} x num_envs_per_worker "
-            f"{self.num_envs_per_worker}).",
-            key="train_batch_size", value=size,
-            hint=f"Set train_batch_size to {fits}, or leave it out to have it chosen.",
+        is_one_step = self.num_sgd_iter == 1 and minibatch == size
+        on_learner, hint = self.why_on_learner, "Set gradients: learner."
+        why = f"{self.algo} needs them on the learner: {on_learner}"
+        if not on_learner:
+            hint = f"Set num_sgd_iter: 1 and sgd_minibatch_size: {size}, or gradients: learner."
+            why = (
+                f"with them there is one step for each train batch, and here it is passed over {self.num_sgd_iter} "
+                f"times in minibatches of {minibatch} of its {size} env steps"
+            )
+        refuse(
+            self,
+            (self.is_truncating and size % fragment != 0, BATCH,
+             f"train_batch_size {size} can't be made up of fragments of {fragment} env steps (rollout_fragment_length "
+             f"{length} x num_envs_per_worker {self.num_envs_per_worker}).",
+             f"Set train_batch_size to {fits}, or leave it out to have it chosen."),
+            (self.has_whole_sequences and (self.sgd_minibatch_size or 0) % length != 0, MINIBATCH,
+             f"sgd_minibatch_size {self.sgd_minibatch_size} is no multiple of rollout_fragment_length {length}: a "
+             "minibatch holds whole sequences here.", "Leave one of the two out to have it chosen."),
+            (self.gradients == "workers" and not (is_one_step and not on_learner), "gradients",
+             f"gradients can't be workers: {why}.", hint),
+            (minibatch > size, MINIBATCH, f"sgd_minibatch_size {minibatch} is more than train_batch_size {size}.",
+             f"Set it to {size} or less."),
         )  # fmt: skip

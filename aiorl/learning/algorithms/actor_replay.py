@@ -16,8 +16,9 @@ from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, LossFu
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import critic_losses
+from aiorl.learning.losses.critics import critic_losses, soft_targets
 from aiorl.learning.losses.q_learning import chosen, weighted_mean
+from aiorl.learning.models.distributions import to_tf_distribution
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -41,6 +42,7 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
     learns by critics that have just learnt, has its own learning rate, and its moments rest while it isn't due.
 
     Attributes:
+        distribution: of the model's actions, for losses.
         critics: networks of Q values.
         target_critics: their target network.
     """
@@ -50,6 +52,7 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
         from aiorl.learning.models.critics import Critics
 
         own = self.own_config(config)
+        self.distribution = to_tf_distribution(model.distribution)
         self.critics = Critics(
             model.layout,
             model.obs_dtype,
@@ -149,11 +152,17 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
         return {SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 2, 2), dtype=np.int32)}
 
 
-def critic_loss_of(minibatch: Tensors, q: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, Tensors]:
-    """Half the squared errors of Q values [C, B] against targets [B], of all critics, and what is reported of them.
+def critic_loss_of(minibatch: Tensors, q: tf.Tensor, next_values: tf.Tensor) -> tuple[tf.Tensor, Tensors]:
+    """Half the squared errors of the critics' Q values of stored actions, and what is reported of them.
 
     Priorities of rows are the mean of their critics' errors.
+
+    Args:
+        minibatch: columns by name.
+        q: [C, B] float32.
+        next_values: [B], of what followed the rewards; no gradient flows through the targets made of it.
     """
+    targets = soft_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_values)
     errors = tf.reduce_mean(tf.abs(tf.stop_gradient(q) - targets), axis=0)
     return weighted_mean(0.5 * critic_losses(q, targets), minibatch[WEIGHTS]), {
         "mean_q": tf.reduce_mean(q),

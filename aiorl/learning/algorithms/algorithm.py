@@ -25,7 +25,7 @@ from aiorl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
-    from aiorl.learning.replay import Snapshot
+    from aiorl.learning.replay.ring import Snapshot
 
 Array = NDArray[Any]
 Batch = dict[str, Array]
@@ -148,7 +148,7 @@ class Algorithm(ABC):
 
     @classmethod
     def gradients_from_workers(cls, config: CommonConfig) -> bool:
-        """Whether workers send, in place of a fragment's rows, what `compute_gradients` makes of them."""
+        """Whether workers send a fragment's gradient in place of its rows."""
         return False
 
     @classmethod
@@ -166,7 +166,7 @@ class Algorithm(ABC):
     def build_model(
         cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
     ) -> ActorCritic:
-        """Build the network: it learns, and the part of it that `acting_step` runs acts. Loads TensorFlow.
+        """Build the network: it learns, and what `forward_step` gives acts. Loads TensorFlow.
 
         Args:
             config: the policy's.
@@ -238,42 +238,6 @@ class Algorithm(ABC):
     @abstractmethod
     def warm_up(self) -> None:
         """Compile the update, so that the first batch needn't wait; changes neither weights nor random states."""
-
-    def warm_up_gradients(self) -> None:
-        """Compile `compute_gradients` for fragments of the usual size; changes nothing."""
-        raise self._without_gradients()
-
-    def compute_gradients(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
-        """The gradient of the loss over a fragment, at the weights as they are; changes nothing.
-
-        Args:
-            fragment: the columns of the sample plan.
-            env_steps_total: env steps that schedules go by.
-        Returns: columns of `aiorl.data.columns`, as they are sent; none if no row is a transition.
-        Raises: BatchError if a column is missing or of a wrong shape or dtype; NotImplementedError if the algorithm's
-            update is no step by one gradient.
-        """
-        raise self._without_gradients()
-
-    @property
-    def gradient_metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that come with a gradient, in their order."""
-        raise self._without_gradients()
-
-    def apply_gradients(self, gradients: Mapping[str, Array], env_steps_total: int) -> dict[str, float]:
-        """Take one step of the optimiser.
-
-        Args:
-            gradients: weight name -> gradient, float32, of all weights that are trained.
-            env_steps_total: env steps that schedules go by.
-        Returns: metrics.
-        Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
-            NotImplementedError as `compute_gradients`.
-        """
-        raise self._without_gradients()
-
-    def _without_gradients(self) -> NotImplementedError:
-        return NotImplementedError(f"an update of {type(self).__name__} is no step by one gradient of a batch")
 
     def hurry(self) -> None:
         """There is no time left: an update that goes on may end at the next state that one can go on from.

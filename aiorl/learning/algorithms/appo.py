@@ -16,20 +16,11 @@ from aiorl.learning.algorithms.compiled_base import TargetNetwork
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.on_policy import Surrogate, SurrogateConfig, surrogate_spec
 from aiorl.learning.algorithms.rows import by_time
-from aiorl.learning.algorithms.sizes import divisors
-from aiorl.learning.algorithms.streaming import (
-    VTRACE_COEFFICIENTS,
-    VTRACE_METRICS,
-    VTraceConfig,
-    VTraceStreaming,
-    judge,
-    ratio_metrics,
-    vtrace_returns,
-)
+from aiorl.learning.algorithms.shared_config import divisors
+from aiorl.learning.algorithms.streaming import VTraceConfig, VTraceStreaming
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import ppo_loss
 from aiorl.learning.losses.vtrace import impact_log_ratio, pg_advantages
-from aiorl.learning.models.distributions import to_tf_distribution
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -81,8 +72,7 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the clipped surrogate over rows, or over sequences if the model is recurrent."""
-        config, model, buffers = self.config, self.model, self.buffers
-        distribution = to_tf_distribution(model.distribution)
+        config, model, buffers, distribution = self.config, self.model, self.buffers, self.distribution
         judged = (
             *(ColumnSpec(name) for name in (_TARGET_LOGP, _LOG_RHOS, _WEIGHTS, c.ADVANTAGES, c.VALUE_TARGETS)),
             ColumnSpec(c.ACTION_DIST_INPUTS, (model.distribution.num_inputs,)),
@@ -96,7 +86,7 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
             most = max(1, config.minibatch_steps() // length)
             size = max(divisor for divisor in divisors(num_sequences) if divisor <= most)
             parts = {name: tf.reshape(x, [-1, size, *x.shape[1:]]) for name, x in batch.items()}
-            of_part = tf.autograph.experimental.do_not_convert(lambda part: self._judged(part, coefficients, weights))
+            of_part = tf.autograph.experimental.do_not_convert(lambda part: self._judged(part, weights))
             more = tf.map_fn(of_part, parts, fn_output_signature=tf.float32, parallel_iterations=1)
             packed = tf.concat([batch[PACKED], tf.reshape(more, [num_sequences, length, -1])], axis=-1)
             judged_batch = {**batch, PACKED: packed}
@@ -121,20 +111,20 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
                 distribution.entropy(dist_inputs),
                 valid,
                 clip_param=coefficients["clip_param"],
-                vf_loss_coeff=coefficients["vf_loss_coeff"],
+                vf_loss_coeff=config.vf_loss_coeff,
                 entropy_coeff=coefficients["entropy_coeff"],
                 kl_coeff=coefficients["kl_coeff"] if config.kl_coeff > 0 else None,
             )
-            return total, {**parts, **ratio_metrics(columns[_LOG_RHOS], coefficients["rho_bar"], valid)}
+            return total, {**parts, **self.ratio_metrics(columns[_LOG_RHOS], valid)}
 
-        spec = surrogate_spec(config, loss, metrics=VTRACE_METRICS, coefficients=VTRACE_COEFFICIENTS)
+        spec = surrogate_spec(config, loss, metrics=self.metric_names)
         return dataclasses.replace(spec, begin=begin)
 
-    def _judged(self, minibatch: Tensors, coefficients: Tensors, weights: Tensors) -> tf.Tensor:
+    def _judged(self, minibatch: Tensors, weights: Tensors) -> tf.Tensor:
         """Columns [M, T, ...] that the target network adds to sequences, in the order of the layout."""
         columns = unpacked(minibatch, self.buffers, time_major=True)
-        old = judge(self.model, columns, weights)
-        returns, log_rhos = vtrace_returns(self.config, columns, old, coefficients)
+        old = self.judge(columns, weights)
+        returns, log_rhos = self.vtrace_returns(columns, old)
         scalars = tf.stack([old.logp, log_rhos, returns.weights, returns.advantages, returns.vs], axis=-1)
         inputs = tf.reshape(old.dist_inputs, [*old.logp.shape, -1])
         return by_time(tf.concat([scalars, inputs], axis=-1))

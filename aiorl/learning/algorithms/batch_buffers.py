@@ -12,8 +12,9 @@ together.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -62,54 +63,42 @@ class BatchBuffers:
         self._next = 0
 
     def rows(self, fragments: Sequence[Mapping[str, Array]], num_rows: int) -> dict[str, Array]:
-        """All rows of the fragments, one after the other, padded to `num_rows`.
+        """All rows of fragments that `check` has passed, one after the other, padded to `num_rows`.
 
         Returns: arrays [num_rows, ...], valid until `num_sets` further calls.
-        Raises: BatchError if the fragments hold more rows, or a column is missing or does not fit.
         """
         batch = self._buffers((num_rows,))
         filled = 0
         for fragment in fragments:
-            length, num_envs = self.shape_of(fragment)
-            end = filled + length * num_envs
-            if end > num_rows:
-                raise BatchError(c.OBS, f"at most {num_rows} rows in all fragments", f"{end} or more")
+            end = filled + math.prod(self.shape_of(fragment))
             for column in self.columns:
-                source = self._source(fragment, column, (length, num_envs))
                 target = self._target(batch, column)
-                target[filled:end] = source.reshape(end - filled, *target.shape[1:])
+                target[filled:end] = self._source(fragment, column.name).reshape(-1, *target.shape[1:])
             filled = end
-        self._clear(batch, filled)
-        return batch
+        return _cleared(batch, filled)
 
     def sequences(self, fragments: Sequence[Mapping[str, Array]], num_sequences: int, length: int) -> dict[str, Array]:
-        """The fragments' environments as sequences, padded to `num_sequences` of `length` steps.
+        """The environments of fragments that `check` has passed, as `num_sequences` sequences of `length` steps.
 
         Returns: arrays [num_sequences, length, ...], and [num_sequences, ...] of what sequences have one of, valid
             until `num_sets` further calls.
-        Raises: BatchError if the fragments hold more or longer sequences, or a column is missing or does not fit.
         """
         batch = self._buffers((num_sequences, length))
         filled = 0
         for fragment in fragments:
             steps, num_envs = self.shape_of(fragment)
             end = filled + num_envs
-            if end > num_sequences or steps > length:
-                raise BatchError(
-                    c.OBS, f"at most {num_sequences} sequences of {length} steps", f"{end} or more of {steps}"
-                )
             for column in self.columns:
-                source = self._source(fragment, column, (steps, num_envs)).swapaxes(0, 1)
+                source = self._source(fragment, column.name).swapaxes(0, 1)
                 target = self._target(batch, column)
                 target[filled:end, :steps] = source.reshape(num_envs, steps, *target.shape[2:])
                 target[filled:end, steps:] = 0
             for extra in self.of_sequences:
-                batch[extra.name][filled:end] = self._source(fragment, extra, (num_envs,))
+                batch[extra.name][filled:end] = fragment[extra.name]
             if c.LAST_OBS in batch:
                 self._place_last_obs(batch, filled, _valid_lengths(fragment.get(c.VALID), steps, num_envs), length)
             filled = end
-        self._clear(batch, filled)
-        return batch
+        return _cleared(batch, filled)
 
     def check(self, fragment: Mapping[str, Array], steps: int | None = None) -> None:
         """Refuse a fragment that could not be laid out. Safe in any thread.
@@ -132,13 +121,14 @@ class BatchBuffers:
             raise BatchError(c.VALID, "dtype bool", valid.dtype)
         if steps is not None and shape[0] != steps:
             raise BatchError(self.columns[0].name, f"[{steps}, N, ...]", f"[{shape[0]}, {shape[1]}, ...]")
-        for column in self.columns:
+        for column in (*self.columns, *self.of_sequences):
             if column.name == c.NEW_OBS and c.NEW_OBS not in fragment:
                 check_new_obs(fragment)  # it is made once it is needed
                 column = ColumnSpec(c.OBS, column.shape, column.dtype)
-            self._source(fragment, column, shape)
-        for extra in self.of_sequences:
-            self._source(fragment, extra, shape[1:])
+            if column.name in fragment:
+                column.check(fragment[column.name], shape[1:] if c.is_of_sequences(column.name) else shape)
+            elif column.name != c.VALID:
+                raise BatchError(column.name, "in every fragment", f"only {sorted(fragment)!r:.500}")
 
     def zeros(self, *leading: int) -> dict[str, Array]:
         """A batch of `leading` dimensions in which no row is valid, in arrays of its own."""
@@ -193,10 +183,6 @@ class BatchBuffers:
         place = self.slices[column.name]
         return packed[..., place] if column.shape else packed[..., place.start]
 
-    def _clear(self, batch: Mapping[str, Array], filled: int) -> None:
-        for array in batch.values():
-            array[filled:] = 0
-
     def shape_of(self, fragment: Mapping[str, Array]) -> tuple[int, int]:
         """T and N of a fragment.
 
@@ -207,14 +193,19 @@ class BatchBuffers:
             raise BatchError(self.columns[0].name, "a column [T, N, ...]", "none" if first is None else first.shape)
         return int(first.shape[0]), int(first.shape[1])
 
-    def _source(self, fragment: Mapping[str, Array], column: ColumnSpec, leading: tuple[int, ...]) -> Array:
-        source = new_obs(fragment) if column.name == c.NEW_OBS else fragment.get(column.name)
-        if source is None:
-            if column.name == c.VALID:
-                return np.broadcast_to(np.float32(1.0), leading)
-            raise BatchError(column.name, "in every fragment", f"only {sorted(fragment)!r:.500}")
-        column.check(source, leading)
-        return source
+    def _source(self, fragment: Mapping[str, Array], name: str) -> Array:
+        """A column [T, N, ...] of a fragment."""
+        if name == c.NEW_OBS:
+            return new_obs(fragment)
+        if name == c.VALID and c.VALID not in fragment:
+            return np.broadcast_to(np.float32(1.0), self.shape_of(fragment))
+        return fragment[name]
+
+
+def _cleared(batch: dict[str, Array], filled: int) -> dict[str, Array]:
+    for array in batch.values():
+        array[filled:] = 0
+    return batch
 
 
 def rounded_up(count: int, least: int) -> int:
@@ -245,12 +236,9 @@ class GradientBuffers:
     """Buffers in which the gradients of one train batch are put together; two of them take turns."""
 
     def __init__(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        metric_names: Sequence[str],
-        columns: Sequence[str],
+        self, shapes: Mapping[str, tuple[int, ...]], metric_names: Sequence[str], columns: Sequence[str],
         num_fragments: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Lay them out.
 
         Args:
@@ -259,50 +247,36 @@ class GradientBuffers:
             columns: of the sample plan, which a worker names by their number.
             num_fragments: F, gradients in a train batch at most.
         """
-        self._shapes = dict(shapes)
-        self._metric_names = tuple(metric_names)
-        self._columns = tuple(columns)
-        self._width = 0
-        self._places: list[slice] = []
-        for shape in self._shapes.values():
-            self._places.append(slice(self._width, self._width + prod(shape)))
-            self._width += prod(shape)
-        self._num_fragments = num_fragments
-        self._sets = [self.zeros() for _ in range(2)]
-        self._next = 0
+        self._metric_names, self._columns, self._num_fragments = tuple(metric_names), tuple(columns), num_fragments
+        self._shapes = {GRADIENT_OF + name: shape for name, shape in shapes.items()}
+        self._shapes[METRICS] = (len(metric_names) + 1,)
+        ends = np.cumsum([math.prod(shape) for shape in self._shapes.values()]).tolist()
+        self._places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        self._sets = itertools.cycle([self.zeros() for _ in range(2)])
 
     def zeros(self) -> dict[str, Array]:
         """A batch without any gradient, in arrays of its own."""
         return {
-            _GRADIENTS: np.zeros((self._num_fragments, self._width), np.float32),
-            METRICS: np.zeros((self._num_fragments, len(self._metric_names) + 1), np.float32),
+            _GRADIENTS: np.zeros((self._num_fragments, self._places[-1].stop), np.float32),
             NUM_ROWS: np.zeros(self._num_fragments, np.float32),
             CULPRIT: np.zeros(self._num_fragments, np.int32),
         }
 
     def batch(self, fragments: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-        """The gradients of the fragments, in the order given; one that was not finite is NaN.
+        """The gradients of at most F fragments that `check` has passed; one that was not finite is NaN.
 
         Returns: arrays [F, ...], valid until two further calls.
-        Raises: BatchError if there are more than F, or one does not fit.
         """
-        if len(fragments) > self._num_fragments:
-            raise BatchError(NUM_ROWS, f"at most {self._num_fragments} gradients in a train batch", len(fragments))
-        batch = self._sets[self._next]
-        self._next = (self._next + 1) % len(self._sets)
+        batch = next(self._sets)
         for array in batch.values():
-            array[len(fragments) :] = 0
+            array[:] = 0
         for row, fragment in enumerate(fragments):
-            self._check_form(fragment)
             batch[NUM_ROWS][row] = fragment[NUM_ROWS][0]
             if CULPRIT in fragment:
-                batch[CULPRIT][row] = fragment[CULPRIT][0]
-                batch[_GRADIENTS][row] = batch[METRICS][row] = np.nan
+                batch[CULPRIT][row], batch[_GRADIENTS][row] = fragment[CULPRIT][0], np.nan
                 continue
-            batch[CULPRIT][row] = 0
-            batch[METRICS][row] = fragment[METRICS]
             for name, place in zip(self._shapes, self._places, strict=True):
-                batch[_GRADIENTS][row, place] = fragment[GRADIENT_OF + name].reshape(-1)
+                batch[_GRADIENTS][row, place] = fragment[name].reshape(-1)
         return batch
 
     def check(self, fragment: Mapping[str, Array]) -> None:
@@ -310,29 +284,20 @@ class GradientBuffers:
 
         Raises: BatchError naming the column at fault.
         """
-        self._check_form(fragment)
-        if name := first_not_finite(fragment):
-            raise BatchError(name, "finite numbers", "one that is not")
-
-    def _check_form(self, fragment: Mapping[str, Array]) -> None:
         num_rows(fragment)
-        if CULPRIT in fragment:
-            found = fragment[CULPRIT]
-            if found.shape != (1,) or found.dtype != np.int32 or not 0 <= found[0] <= len(self._columns):
-                raise BatchError(CULPRIT, f"int32 [1], from 0 to {len(self._columns)}", f"{found!r:.100}")
-            wanted: dict[str, tuple[int, ...]] = {}
-        else:
-            wanted = {METRICS: (len(self._metric_names) + 1,)}
-            wanted |= {GRADIENT_OF + name: shape for name, shape in self._shapes.items()}
-        known = {NUM_ROWS, *wanted, *fragment.keys() & {CULPRIT}}
-        if unknown := sorted(fragment.keys() - known):
-            raise BatchError("batches", f"no other columns than {', '.join(sorted(known))}", f"{unknown[0]!r:.100}")
+        is_finite, dtype = CULPRIT not in fragment, "float32" if CULPRIT not in fragment else "int32"
+        wanted = self._shapes if is_finite else {CULPRIT: (1,)}
+        if unknown := sorted(fragment.keys() - wanted.keys() - {NUM_ROWS}):
+            raise BatchError("batches", f"no other columns than {', '.join(sorted(wanted))}", f"{unknown[0]!r:.100}")
         for name, shape in wanted.items():
             column = fragment.get(name)
-            if column is None or column.shape != shape or column.dtype != np.float32:
-                raise BatchError(
-                    name, f"float32 {shape}", "none" if column is None else f"{column.dtype} {column.shape}"
-                )
+            if column is None or column.shape != shape or column.dtype != dtype:
+                found = "none" if column is None else f"{column.dtype} {column.shape}"
+                raise BatchError(name, f"{dtype} {shape}", found)
+        if not is_finite and not 0 <= fragment[CULPRIT][0] <= len(self._columns):
+            raise BatchError(CULPRIT, f"from 0 to {len(self._columns)}", f"{fragment[CULPRIT][0]}")
+        if name := first_not_finite(fragment):
+            raise BatchError(name, "finite numbers", "one that is not")
 
     def num_filled(self, batch: Mapping[str, Array]) -> int:
         """Gradients in a batch."""
@@ -347,10 +312,9 @@ class GradientBuffers:
         """The mean gradient of a batch with its metrics, as a `CompiledUpdate` takes it."""
         weights = minibatch[NUM_ROWS] / tf.maximum(tf.reduce_sum(minibatch[NUM_ROWS]), 1.0)
         flat = tf.linalg.matvec(minibatch[_GRADIENTS], weights, transpose_a=True)
-        *metrics, loss = tf.unstack(tf.linalg.matvec(minibatch[METRICS], weights, transpose_a=True))
-        gradients = [
-            tf.reshape(flat[place], shape) for place, shape in zip(self._places, self._shapes.values(), strict=True)
-        ]
+        parts = zip(self._places, self._shapes.values(), strict=True)
+        *gradients, figures = [tf.reshape(flat[place], shape) for place, shape in parts]
+        *metrics, loss = tf.unstack(figures)
         return gradients, loss, dict(zip(self._metric_names, metrics, strict=True))
 
 

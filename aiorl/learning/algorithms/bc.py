@@ -6,13 +6,10 @@ from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
-from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
 from aiorl.learning.algorithms.rows import sequence_columns
-from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.policy_gradient import masked_mean
-from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.lazy import tf
 
 
 class BCConfig(ImitationConfig):
@@ -43,17 +40,5 @@ class BC(Imitation[BCConfig]):
         return SamplePlan("none", {}, columns, raw_obs=config.is_filtered)
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences if the model is recurrent."""
-        model, buffers = self.model, self.buffers
-        distribution = to_tf_distribution(model.distribution)
-
-        def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            dist_inputs, _, columns = rows_forward(model, minibatch, buffers)
-            valid = columns[c.VALID]
-            logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
-            policy_loss = -masked_mean(logp, valid)
-            entropy = masked_mean(distribution.entropy(dist_inputs), valid)
-            total = policy_loss - coefficients["entropy_coeff"] * entropy
-            return total, {"policy_loss": policy_loss, "entropy": entropy}
-
-        return UpdateSpec(loss, ("policy_loss", "entropy"), ("lr", "entropy_coeff"))
+        """Return the loss over rows, or over sequences if the model is recurrent: all actions count alike."""
+        return self.likelihood_spec(lambda columns, *_: (tf.ones_like(columns[c.VALID]), {}))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -22,9 +22,11 @@ from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import Array, Batch, UpdateResult
 from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, GradientBuffers, rounded_up, unpacked
 from aiorl.learning.algorithms.compiled_base import CompiledBase
-from aiorl.learning.algorithms.compiled_update import CompiledGradient, CompiledUpdate, UpdateSpec
+from aiorl.learning.algorithms.compiled_update import CompiledUpdate, UpdateSpec
 from aiorl.learning.algorithms.rows import flattened, model_columns
 from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_mean
+from aiorl.learning.models.distributions import to_tf_distribution
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", bound=ActorCriticConfig)
+Weigh = Callable[[Tensors, "tf.Tensor", Tensors], tuple["tf.Tensor", Tensors]]
 
 _ROOMY = 4
 """Batches are laid out in room for so many times their size at most, rather than compile for another size."""
@@ -52,12 +55,14 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     Where workers compute the gradients, a train batch is made of these: there is one step with their mean.
 
     Attributes:
+        distribution: of the actions, for losses.
         buffers: layout of the train batch, or of the rows that gradients are computed of.
     """
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Lay out the train batch; nothing is compiled yet."""
         super().__init__(config, model)
+        self.distribution = to_tf_distribution(model.distribution)
         config = self.config
         self.buffers = BatchBuffers(model_columns(model, self.sample_plan(config).columns))
         self._lr = Schedule.of(config.lr, config.lr_schedule, key="lr_schedule")
@@ -73,13 +78,15 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         self._fragment_length = config.sequence_length() if self._has_sequences and config.is_truncating else None
         self._capacities: set[int] = set()
         self._spec = spec = self.update_spec()
-        self._gradient = CompiledGradient(spec, model.trainable, config.update_mode)
-        self._received = self._gradient_buffers(config.fragments_per_batch()) if config.gradients == "workers" else None
+        self._received = None
+        if config.gradients == "workers":
+            shapes = {name: tuple(variable.shape) for name, variable in model.trainable.items()}
+            columns = self.sample_plan(config).columns
+            self._received = GradientBuffers(shapes, spec.metric_names, columns, config.fragments_per_batch())
         self.compiled = CompiledUpdate(
             spec, model.trainable_variables, self.make_optimizer(), grad_clip=config.grad_clip, xla=config.update_mode,
             gradients=None if self._received is None else self._received.mean,
         )  # fmt: skip
-        self._applied: tuple[GradientBuffers, CompiledUpdate] | None = None
 
     @classmethod
     def return_discount(cls, config: CommonConfig) -> float | None:
@@ -110,9 +117,43 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         """Return the coefficients of the update after so many env steps; subclasses add theirs."""
         return {
             "lr": self._lr.value(env_steps_total),
-            "vf_loss_coeff": self.config.vf_loss_coeff,
+            "vf_loss_coeff": self.config.vf_loss_coeff,  # for losses of users' own that take it as a coefficient
             "entropy_coeff": self._entropy.value(env_steps_total),
         }
+
+    def likelihood_spec(
+        self, weigh: Weigh, metrics: Iterable[str] = (), coefficients: Iterable[str] = (), *, targets: str = ""
+    ) -> UpdateSpec:
+        """Return an update that makes actions more likely, each by its weight, and perhaps learns values.
+
+        Args:
+            weigh: (columns, values, coefficients) of a minibatch -> weights of its rows, and metrics.
+            metrics: names of these.
+            coefficients: names of those that it takes.
+            targets: column of what values should be; "" = the policy learns alone.
+        """
+        config, distribution = self.config, self.distribution
+
+        def loss(minibatch: Tensors, given: Tensors) -> tuple[tf.Tensor, Tensors]:
+            dist_inputs, values, columns = rows_forward(self.model, minibatch, self.buffers)
+            valid = columns[c.VALID]
+            weights, more = weigh(columns, values, given)
+            logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
+            policy_loss, entropies = -masked_mean(weights * logp, valid), distribution.entropy(dist_inputs)
+            if not targets:
+                entropy = masked_mean(entropies, valid)
+                parts = {"policy_loss": policy_loss, "entropy": entropy}
+                return policy_loss - given["entropy_coeff"] * entropy, parts | more
+            total, parts = actor_critic_loss(
+                policy_loss, values, columns[targets], entropies, valid,
+                vf_loss_coeff=config.vf_loss_coeff, entropy_coeff=given["entropy_coeff"],
+            )  # fmt: skip
+            return total, parts | more
+
+        of_values = ("vf_loss", "vf_explained_var") if targets else ()
+        return UpdateSpec(
+            loss, ("policy_loss", "entropy", *of_values, *metrics), ("lr", "entropy_coeff", *coefficients)
+        )
 
     @property
     def minibatch_size(self) -> int:
@@ -123,11 +164,6 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     def visits_rows(self) -> bool:
         """Return whether a minibatch is made of rows; else of whole sequences."""
         return not self._has_sequences
-
-    @property
-    def num_epochs(self) -> int:
-        """Passes over each train batch."""
-        return self.config.num_sgd_iter
 
     @property
     def shuffles(self) -> bool:
@@ -142,8 +178,6 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
         Fragments of whole episodes differ in length; such batches are padded to one of few sizes. Gradients of workers
         come one after the other.
-
-        Raises: BatchError if a column is missing or does not fit.
         """
         return self.lay_out(fragments) if self._received is None else self._received.batch(fragments)
 
@@ -191,52 +225,60 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         self.hold_state()
 
     def warm_up_gradients(self) -> None:
-        """See `Algorithm.warm_up_gradients`."""
-        self._gradient.warm_up(self.nominal_batch())
+        """Compile `compute_gradients` for fragments of the usual size; changes nothing."""
+        self.compiled.warm_up_gradient(self.nominal_batch())
 
     def compute_gradients(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
-        """The gradient of the loss over the rows of a fragment, at the weights as they are.
+        """The gradient of the loss over a fragment, at the weights as they are; changes nothing.
 
-        See `Algorithm.compute_gradients`.
+        Args:
+            fragment: the columns of the sample plan.
+            env_steps_total: env steps that schedules go by.
+        Returns: columns of `aiorl.data.columns`, as they are sent; none if no row is a transition.
+        Raises: BatchError if a column is missing or of a wrong shape or dtype.
         """
+        self.buffers.check(fragment)
         batch = self.lay_out([fragment])
         if not self.buffers.num_filled(batch):
             return {}
-        gradients, metrics = self._gradient(batch, self.coefficients(env_steps_total))
+        found = self.compiled.gradient(batch, self.coefficients(env_steps_total))
         rows = np.array([np.count_nonzero(self.buffers.column(batch, c.VALID))], np.int32)
-        if not (np.isfinite(metrics).all() and all(np.isfinite(found).all() for found in gradients.values())):
-            column = self.buffers.first_not_finite(batch)
-            names = self.sample_plan(self.config).columns
+        if not all(np.isfinite(array).all() for array in found):
+            column, names = self.buffers.first_not_finite(batch), self.sample_plan(self.config).columns
             culprit = names.index(column) + 1 if column in names else 0
             return {NUM_ROWS: rows, CULPRIT: np.array([culprit], np.int32)}
-        return {NUM_ROWS: rows, METRICS: metrics, **{GRADIENT_OF + name: found for name, found in gradients.items()}}
+        named = zip(self.model.trainable, found[1:], strict=True)
+        return {NUM_ROWS: rows, METRICS: found[0], **{GRADIENT_OF + name: gradient for name, gradient in named}}
 
     def apply_gradients(self, gradients: Mapping[str, Array], env_steps_total: int) -> dict[str, float]:
-        """See `Algorithm.apply_gradients`."""
-        if self._applied is None:
-            buffers = self._gradient_buffers(1)
-            update = CompiledUpdate(
-                self._spec, self.model.trainable_variables, self.compiled.optimizer, grad_clip=self.config.grad_clip,
-                xla=self.config.update_mode, gradients=buffers.mean,
-            )  # fmt: skip
-            self._applied = buffers, update
-        buffers, update = self._applied
-        columns = {GRADIENT_OF + name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()}
-        columns |= {NUM_ROWS: np.ones(1, np.int32), METRICS: np.zeros(len(self._spec.metric_names) + 1, np.float32)}
-        try:
-            buffers.check(columns)
-        except BatchError as error:
-            raise PolicyError(f"no step was taken: {error}") from error
-        batch, coefficients = buffers.batch([columns]), self.coefficients(env_steps_total)
-        metrics, held = update(batch, _all_at_once(batch), coefficients)
-        if not held:
+        """Take one step of the optimiser.
+
+        Args:
+            gradients: weight name -> gradient, float32, of all weights that are trained.
+            env_steps_total: env steps that schedules go by.
+        Returns: metrics.
+        Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
+        """
+        variables, limit = self.model.trainable, self.config.grad_clip
+        shapes = {name: tuple(np.shape(gradient)) for name, gradient in gradients.items()}
+        wanted = {name: tuple(variable.shape) for name, variable in variables.items()}
+        if shapes != wanted:
+            raise PolicyError(f"no step was taken: gradients {shapes!r:.500} are not those of the weights")
+        found = [tf.constant(gradients[name], tf.float32) for name in variables]
+        norm = tf.linalg.global_norm(found)
+        if not np.isfinite(norm):
             raise PolicyError("no step was taken: the norm of the gradients is not finite")
+        if limit is not None:
+            found, _ = tf.clip_by_global_norm(found, limit, use_norm=norm)
+        lr = self.coefficients(env_steps_total)["lr"]
+        self.compiled.optimizer.learning_rate.assign(lr)
+        self.compiled.optimizer.apply(found, list(variables.values()))
         self._note_held()
-        return {"grad_gnorm": metrics["grad_gnorm"], "cur_lr": coefficients["lr"]}
+        return {"grad_gnorm": float(norm), "cur_lr": lr}
 
     @property
     def gradient_metrics(self) -> tuple[str, ...]:
-        """See `Algorithm.gradient_metrics`."""
+        """Names of the metrics that come with a gradient, in their order."""
         return (*self._spec.metric_names, "loss")
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
@@ -281,14 +323,9 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         self._capacities.add(capacity)
         return size * capacity
 
-    def _gradient_buffers(self, num_fragments: int) -> GradientBuffers:
-        shapes = {name: tuple(variable.shape) for name, variable in self.model.trainable.items()}
-        columns = self.sample_plan(self.config).columns
-        return GradientBuffers(shapes, self._spec.metric_names, columns, num_fragments)
-
     def _order_shape(self, batch: Batch) -> tuple[int, int]:
         size = int(np.prod(batch[PACKED].shape[:-1])) if self.visits_rows else len(batch[PACKED])
-        return self.num_epochs * -(-size // self.minibatch_size), self.minibatch_size
+        return self.config.num_sgd_iter * -(-size // self.minibatch_size), self.minibatch_size
 
     def _order(self, batch: Batch) -> tuple[NDArray[np.int32], int]:
         """Indices of every minibatch, each epoch a new permutation of what is filled; and how many there are.
@@ -306,10 +343,10 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         if not len(visited):
             return order, 0
         count, per_epoch = len(visited), -(-len(visited) // size)
-        for minibatches in order[: self.num_epochs * per_epoch].reshape(self.num_epochs, -1):
+        for minibatches in order[: self.config.num_sgd_iter * per_epoch].reshape(self.config.num_sgd_iter, -1):
             picked = self.rng.permutation(count) if self.shuffles else np.arange(count)
             minibatches[...] = visited[np.resize(picked, per_epoch * size)]
-        return order, self.num_epochs * per_epoch
+        return order, self.config.num_sgd_iter * per_epoch
 
 
 def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:

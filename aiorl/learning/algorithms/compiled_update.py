@@ -22,8 +22,6 @@ from aiorl.learning.lazy import Tensors, tf
 
 _log = logging.getLogger(__name__)
 
-_ROUND = 100_000  # more than is made before; takes some milliseconds to reach
-
 Mode = Literal["auto", "on", "off", "eager"]
 
 
@@ -77,8 +75,6 @@ class CompiledFunction:
         if is_new and self._sizes:
             _log.info("compiling the %s for batches of %d", self._name, size)
         self._sizes.add(size)
-        if is_new and self.mode == "xla":
-            _begin_round_number()
         try:
             return self._results(arguments)
         except tf.errors.OpError as error:
@@ -87,16 +83,12 @@ class CompiledFunction:
             self._do_without_xla(error)
             return self._results(arguments)
 
-    def warm_up(self, run: Callable[[], Any]) -> float:
-        """Compile it by a call that changes nothing.
-
-        Returns: seconds it took.
-        """
+    def warm_up(self, run: Callable[[], Any]) -> None:
+        """Compile it by a call that changes nothing."""
         started = time.perf_counter()
         run()
         took_s = time.perf_counter() - started
         _log.info("%s compiled as %s (%s) in %.1f s", self._name, self.mode, self._reason, took_s)
-        return took_s
 
     def _results(self, arguments: Sequence[Any]) -> list[NDArray[Any] | None]:
         return [None if result is None else result.numpy() for result in self._function(*arguments)]
@@ -117,19 +109,6 @@ class CompiledFunction:
         if self.mode == "eager":
             return self._run
         return tf.function(self._run, autograph=False, jit_compile=True if self.mode == "xla" else None)
-
-
-def _begin_round_number() -> None:
-    """Let what is traced next have the same names in each run.
-
-    TensorFlow numbers all that it makes in a process, and finds compiled code again by names with such numbers in them
-    (`aiorl.learning.compilation_cache`); a resumed run makes more before it compiles than a new one.
-    """
-    from tensorflow.python.framework import ops
-
-    count = getattr(ops, "uid", None)  # no public name: without it, a resumed run may compile once more
-    while count is not None and count() % _ROUND:
-        pass
 
 
 LossFunction = Callable[[Tensors, Tensors], tuple["tf.Tensor", Tensors]]
@@ -183,7 +162,7 @@ class UpdateSpec:
         loss: of one minibatch.
         metric_names: what `loss` reports; "loss" and "grad_gnorm" are added.
         coefficient_names: numbers that may change with each update; "lr" is among them.
-        stop_when: (metric, coefficient): the update ends after a minibatch whose metric is above the coefficient.
+        stop_when: (metric, limit): the update ends after a minibatch whose metric is above the limit.
         last_epoch: (metric, epochs): steps are so many equal passes over a batch, and the metric's mean over the last
             one that was begun is reported, too, as "METRIC_last_epoch".
         is_stacked: batches come as minibatches, [K, M, ...], and not as rows that an order puts together.
@@ -198,7 +177,7 @@ class UpdateSpec:
     loss: LossFunction
     metric_names: tuple[str, ...]
     coefficient_names: tuple[str, ...]
-    stop_when: tuple[str, str] | None = None
+    stop_when: tuple[str, float] | None = None
     last_epoch: tuple[str, int] | None = None
     is_stacked: bool = False
     gives_rows: bool = False
@@ -253,6 +232,7 @@ class CompiledUpdate:
             (*phase.metric_names, f"{phase.name}_loss", f"{phase.name}_grad_gnorm") for phase in spec.phases
         ]
         self._function = CompiledFunction(self._run, self._trained, xla, "update")
+        self._gradient_function = CompiledFunction(self._run_gradient, variables, xla, "gradient")
 
     @property
     def mode(self) -> str:
@@ -267,19 +247,18 @@ class CompiledUpdate:
 
     @property
     def traces(self) -> int:
-        """Number of batch shapes compiled so far."""
-        return self._function.traces
+        """Number of batch shapes compiled so far, for updates and for gradients."""
+        return self._function.traces + self._gradient_function.traces
 
-    def warm_up(self, batch: Mapping[str, NDArray[Any]], order: NDArray[np.int32] | None) -> float:
+    def warm_up(self, batch: Mapping[str, NDArray[Any]], order: NDArray[np.int32] | None) -> None:
         """Compile for batches of this shape; changes nothing.
 
-        Returns: seconds it took.
         Raises: ConfigError if XLA was asked for and can't compile it.
         """
         coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
         coefficients["lr"] = float(self.optimizer.learning_rate.numpy())
         coefficients |= {phase.lr: float(phase.optimizer.learning_rate.numpy()) for phase in self._spec.phases}
-        return self._function.warm_up(partial(self, batch, order, coefficients, max_steps=0))
+        self._function.warm_up(partial(self, batch, order, coefficients, max_steps=0))
 
     def __call__(
         self,
@@ -301,14 +280,11 @@ class CompiledUpdate:
         Raises: ConfigError if XLA was asked for and can't compile it.
         """
         size = len(next(iter(batch.values())))
-        values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
-        num_minibatches = size if order is None else len(order)
-        limit = np.int32(num_minibatches if max_steps is None else max_steps)
+        limit = np.int32((size if order is None else len(order)) if max_steps is None else max_steps)
         results, self.rows = self._function(
             size,
-            {name: tf.convert_to_tensor(array) for name, array in batch.items()},
+            *self._tensors(batch, coefficients),
             None if order is None else tf.convert_to_tensor(order),
-            tf.convert_to_tensor(values),
             tf.convert_to_tensor(limit),
         )
         assert results is not None
@@ -325,13 +301,45 @@ class CompiledUpdate:
             metrics[f"{name}_last_epoch"] = sums[-1] / ((steps - 1) % max(limit // epochs, 1) + 1)
         return metrics, bool(ok)
 
+    def gradient(
+        self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]
+    ) -> list[NDArray[np.float32]]:
+        """Compute the gradients of the loss over a batch, all of whose rows are one minibatch; changes nothing.
+
+        Returns: the metrics in the order of the spec with the loss as the last, then the gradient of each variable.
+        Raises: ConfigError if XLA was asked for and can't compile it.
+        """
+        found = self._gradient_function(len(next(iter(batch.values()))), *self._tensors(batch, coefficients))
+        return [np.asarray(array) for array in found]
+
+    def warm_up_gradient(self, batch: Mapping[str, NDArray[Any]]) -> None:
+        """Compile `gradient` for batches of this shape.
+
+        Raises: ConfigError if XLA was asked for and can't compile it.
+        """
+        coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
+        self._gradient_function.warm_up(partial(self.gradient, batch, coefficients))
+
+    def _run_gradient(self, batch: Tensors, values: tf.Tensor) -> list[tf.Tensor]:
+        batch, coefficients = self._begun(batch, values)
+        gradients, loss, found = gradients_of(self._spec.loss, self._variables)(batch, coefficients)
+        metrics = tf.stack([*(found[name] for name in self._spec.metric_names), loss])
+        return [metrics, *map(tf.convert_to_tensor, gradients)]
+
+    def _tensors(self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]) -> tuple[Tensors, Any]:
+        """Arguments of a compiled function: the batch, and the coefficients in their order."""
+        values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
+        return {name: tf.convert_to_tensor(array) for name, array in batch.items()}, tf.convert_to_tensor(values)
+
+    def _begun(self, batch: Tensors, values: tf.Tensor) -> tuple[Tensors, Tensors]:
+        """The batch that minibatches are taken from, and the coefficients by name."""
+        coefficients = {name: values[index] for index, name in enumerate(self._spec.coefficient_names)}
+        return batch if self._spec.begin is None else self._spec.begin(batch, coefficients), coefficients
+
     def _run(
-        self, batch: Tensors, order: tf.Tensor | None, values: tf.Tensor, limit: tf.Tensor
+        self, batch: Tensors, values: tf.Tensor, order: tf.Tensor | None, limit: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        names = self._spec.coefficient_names
-        coefficients = {name: values[index] for index, name in enumerate(names)}
-        if self._spec.begin is not None:
-            batch = self._spec.begin(batch, coefficients)
+        batch, coefficients = self._begun(batch, values)
         self.optimizer.learning_rate.assign(coefficients["lr"])
         for phase in self._spec.phases:
             phase.optimizer.learning_rate.assign(coefficients[phase.lr])
@@ -388,8 +396,8 @@ class CompiledUpdate:
         )
         enough = tf.constant(False)
         if spec.stop_when is not None:
-            metric, coefficient = spec.stop_when
-            enough = found[metric] > coefficients[coefficient]
+            metric, limit = spec.stop_when
+            enough = found[metric] > limit
         given, figures = minibatch | found, [ordered]
         for phase, names in zip(spec.phases, self._phase_names, strict=True):
             gradients = gradients_of(phase.loss, phase.variables)
@@ -434,67 +442,3 @@ def gradients_of(loss_function: LossFunction, variables: Sequence[Any]) -> Gradi
         return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO), loss, found
 
     return gradients
-
-
-F32 = NDArray[np.float32]
-
-
-class CompiledGradient:
-    """Computes gradients of the variables as they are; changes nothing."""
-
-    def __init__(self, spec: UpdateSpec, variables: Mapping[str, Any], xla: Mode) -> None:
-        """Prepare it; it is compiled at its first call, and once for each size of batches.
-
-        Args:
-            spec: the loss and its names.
-            variables: by name, to compute gradients of.
-            xla: see `CompiledFunction`.
-        """
-        self._spec = spec
-        self._names = tuple(variables)
-        self._gradients = gradients_of(spec.loss, list(variables.values()))
-        self._function = CompiledFunction(self._run, list(variables.values()), xla, "gradient")
-
-    @property
-    def traces(self) -> int:
-        """Number of batch shapes compiled so far."""
-        return self._function.traces
-
-    def warm_up(self, batch: Mapping[str, NDArray[Any]]) -> float:
-        """Compile for batches of this shape.
-
-        Returns: seconds it took.
-        Raises: ConfigError if XLA was asked for and can't compile it.
-        """
-        coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
-        return self._function.warm_up(partial(self, batch, coefficients))
-
-    def __call__(
-        self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]
-    ) -> tuple[dict[str, F32], F32]:
-        """Compute it.
-
-        Args:
-            batch: arrays with the same first dimension, all of whose rows are one minibatch.
-            coefficients: by the names of the spec.
-        Returns: weight name -> gradient; and the metrics in the order of the spec with the loss as the last, float32.
-        Raises: ConfigError if XLA was asked for and can't compile it.
-        """
-        values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
-        metrics, *gradients = self._function(
-            len(next(iter(batch.values()))),
-            {name: tf.convert_to_tensor(array) for name, array in batch.items()},
-            tf.convert_to_tensor(values),
-        )
-        assert metrics is not None
-        return {name: np.asarray(found) for name, found in zip(self._names, gradients, strict=True)}, metrics
-
-    def _run(self, batch: Tensors, values: tf.Tensor) -> list[tf.Tensor]:
-        coefficients = {name: values[index] for index, name in enumerate(self._spec.coefficient_names)}
-        if self._spec.begin is not None:
-            batch = self._spec.begin(batch, coefficients)
-        gradients, loss, found = self._gradients(batch, coefficients)
-        return [
-            tf.stack([*(found[name] for name in self._spec.metric_names), loss]),
-            *map(tf.convert_to_tensor, gradients),
-        ]

@@ -7,7 +7,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiorl.acting.distributions import Categorical, DiagGaussian
+from aiorl.acting.distributions import Categorical
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
@@ -19,7 +19,7 @@ from aiorl.learning.algorithms.sac import OF_CHOICES, SAC, SACConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import conservative_losses, multiplier_losses, sampled_soft_maximum, soft_maximum
 from aiorl.learning.losses.q_learning import weighted_mean
-from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.models.distributions import SquashedGaussian
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -117,9 +117,9 @@ class CQL(SAC[CQLConfig]):
 
     def _over_box(self, minibatch: Tensors) -> tf.Tensor:
         actor, critics, num = self.actor, self.critics, self.config.cql_actions
-        distribution, obs = to_tf_distribution(actor.distribution), minibatch[c.OBS]
-        assert isinstance(actor.distribution, DiagGaussian)
-        size = actor.distribution.size
+        distribution, obs = self.distribution, minibatch[c.OBS]
+        assert isinstance(distribution, SquashedGaussian)
+        size = distribution.num_features
         seeds = [tf.random.experimental.stateless_fold_in(minibatch[SEEDS][0], way) for way in range(3)]
         drawn = [tf.random.stateless_uniform([obs.shape[0], num, size], seeds[0], -1.0, 1.0)]
         log_densities = [tf.fill([obs.shape[0], num], -size * math.log(2.0))]

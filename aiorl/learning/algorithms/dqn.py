@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Set
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -23,7 +23,7 @@ from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, Update
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ReplayConfig
 from aiorl.learning.algorithms.rows import by_time, flattened
-from aiorl.learning.algorithms.sizes import BATCH, LENGTH, refuse_if
+from aiorl.learning.algorithms.shared_config import BATCH, LENGTH, refuse
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_mean
 from aiorl.learning.losses.q_learning import (
@@ -141,105 +141,72 @@ class DQNConfig(ReplayConfig):
         Raises: ConfigError naming the key that should change.
         """
         super().check()
-        self._check_sequences()
-        has_atoms = self.num_atoms > 1
-        hint = "Set num_atoms: 51, say, or leave it out."
-        self.refuse_unless(has_atoms, ("v_min", "v_max"), "distributions of returns", hint=hint)
-        hint = "Leave it out, or set num_atoms: 1."
-        self.refuse_unless(not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint)
-        self.refuse_unless(self.dueling, ("dueling_hiddens",), "dueling", hint="Set dueling, or leave it out.")
-        self.refuse_unless(self.noisy, ("sigma0",), "noisy layers", hint="Set noisy: true, or leave it out.")
-        hint = "Leave it out, or set noisy: false."
-        names = ("epsilon_schedule", "per_worker_epsilon")
-        self.refuse_unless(not self.noisy, names, "networks without noise: noisy layers explore", hint=hint)
         Schedule(self.epsilon_schedule, key="epsilon_schedule")
-        refuse_if(
-            self, not all(0 <= value <= 1 for _, value in self.epsilon_schedule), "epsilon_schedule",
-            "epsilon_schedule must have probabilities.",
-        )  # fmt: skip
-        refuse_if(
-            self, self.per_worker_epsilon and self.is_alone, "per_worker_epsilon",
-            "per_worker_epsilon is for workers: who samples in the learner's process never acts at random by it.",
-            "Set num_workers, or bind for workers from elsewhere; or turn it off for epsilon_schedule.",
-        )  # fmt: skip
-        self.refuse_unless(
-            not self.per_worker_epsilon, ("epsilon_schedule",), "workers that have one share of random actions",
-            hint="Leave it out, or set per_worker_epsilon: false.",
-        )  # fmt: skip
-        refuse_if(
-            self, self.worker_priorities and not self.prioritized_replay, "worker_priorities",
-            "worker_priorities has workers find by what rows are drawn, and without prioritized_replay all are drawn "
-            "alike.", "Set prioritized_replay, or leave worker_priorities out.",
-        )  # fmt: skip
+        shape, has_atoms, unless = self.sequence_shape, self.num_atoms > 1, self.refuse_unless
+        sequence_keys = ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta")
+        hint = "Set model.use_lstm or model.use_gru, or leave it out."
+        unless(shape is not None, sequence_keys, "recurrent networks, which are trained on sequences", hint=hint)
+        if shape is not None:
+            self._check_sequences(shape)
+        unless(has_atoms, ("v_min", "v_max"), "distributions of returns", hint="Set num_atoms: 51, or leave it out.")
+        hint = "Leave it out, or set num_atoms: 1."
+        unless(not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint)
+        unless(self.dueling, ("dueling_hiddens",), "dueling", hint="Set dueling, or leave it out.")
+        unless(self.noisy, ("sigma0",), "noisy layers", hint="Set noisy: true, or leave it out.")
+        names, hint = ("epsilon_schedule", "per_worker_epsilon"), "Leave it out, or set noisy: false."
+        unless(not self.noisy, names, "networks without noise: noisy layers explore", hint=hint)
+        hint = "Leave it out, or set per_worker_epsilon: false."
+        one_share = "workers that have one share of random actions"
+        unless(not self.per_worker_epsilon, ("epsilon_schedule",), one_share, hint=hint)
         other = "value_rescaling" if self.value_rescaling else "a recurrent network"
-        refuse_if(
-            self, self.worker_priorities and (self.sequence_shape is not None or self.value_rescaling),
-            "worker_priorities",
-            f"worker_priorities are errors of single rows in units of returns, and {other} trains on others.",
-            "Set worker_priorities: false; rows are first drawn by the largest error so far then.",
-        )  # fmt: skip
-        refuse_if(
-            self, has_atoms and self.v_min >= self.v_max, "v_min",
-            f"v_min is {self.v_min:g}, which is not below v_max, {self.v_max:g}.",
-            "Returns that are to be told apart lie between them.",
-        )  # fmt: skip
-        refuse_if(
-            self, has_atoms and self.value_rescaling, "value_rescaling",
-            "value_rescaling is for expected returns; atoms have returns of their own.",
-            "Leave it out, or set num_atoms: 1.",
+        refuse(
+            self,
+            (not all(0 <= value <= 1 for _, value in self.epsilon_schedule), "epsilon_schedule",
+             "epsilon_schedule must have probabilities.", ""),
+            (self.per_worker_epsilon and self.is_alone, "per_worker_epsilon",
+             "per_worker_epsilon is for workers: the learner's own process never acts at random by it.",
+             "Set num_workers, or bind for workers from elsewhere; or turn it off for epsilon_schedule."),
+            (self.worker_priorities and not self.prioritized_replay, "worker_priorities",
+             "worker_priorities need prioritized_replay: without it all rows are drawn alike.",
+             "Set prioritized_replay, or leave worker_priorities out."),
+            (self.worker_priorities and (shape is not None or self.value_rescaling), "worker_priorities",
+             f"worker_priorities are errors of single rows in units of returns, and {other} trains on others.",
+             "Set worker_priorities: false; rows are then first drawn by the largest error so far."),
+            (has_atoms and self.v_min >= self.v_max, "v_min",
+             f"v_min is {self.v_min:g}, which is not below v_max, {self.v_max:g}.", "Returns must lie between them."),
+            (has_atoms and self.value_rescaling, "value_rescaling",
+             "value_rescaling is for expected returns; atoms have returns of their own.",
+             "Leave it out, or set num_atoms: 1."),
         )  # fmt: skip
 
-    def _check_sequences(self) -> None:
-        """Refuse sequences that there can't be.
-
-        Raises: ConfigError naming the key that should change.
-        """
-        shape = self.sequence_shape
-        names = ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta")
-        self.refuse_unless(
-            shape is not None, names, "recurrent networks, which are trained on sequences",
-            hint="Set model.use_lstm or model.use_gru, or leave it out.",
-        )  # fmt: skip
-        if shape is None:
-            return
-        refuse_if(
-            self, self.replay_sequence_length is None and shape.length < _LEAST_SEQUENCE, "rollout_fragment_length",
-            f"a recurrent network learns next to nothing from sequences of {shape.length} steps, a whole fragment.",
-            "Set rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8 and train_batch_size: 256, say, "
-            "or replay_sequence_length if you mean it.",
-        )  # fmt: skip
+    def _check_sequences(self, shape: SequenceShape) -> None:
         hint = "Set prioritized_replay, or leave it out."
         self.refuse_unless(self.prioritized_replay, ("sequence_priority_eta",), "prioritized_replay", hint=hint)
-        refuse_if(
-            self, not self.is_truncating, "batch_mode",
-            "a recurrent dqn needs batch_mode truncate_episodes: of whole episodes there are no recurrent states where "
-            "sequences begin.", "Leave batch_mode out, and set rollout_fragment_length.",
-        )  # fmt: skip
-        refuse_if(
-            self, shape.length > self.rollout_fragment_length, "replay_sequence_length",
-            f"sequences of {shape.length} steps don't fit into fragments of {self.rollout_fragment_length}.",
-            "Set a larger rollout_fragment_length.",
-        )  # fmt: skip
-        refuse_if(
-            self, shape.burn_in >= shape.length, "burn_in",
-            f"burn_in is {shape.burn_in}, and a sequence has {shape.length} steps: none would be trained on.",
-            "Set a smaller one, or a larger replay_sequence_length and rollout_fragment_length.",
-        )  # fmt: skip
-        refuse_if(
-            self, not shape.burn_in <= shape.overlap < shape.length, "sequence_overlap",
-            f"sequence_overlap is {shape.overlap}; it is at least burn_in, {shape.burn_in}, so that every step is "
-            f"trained on, and less than the {shape.length} steps of a sequence.",
-            f"Leave it out for {shape.burn_in}, or take {shape.length // 2}.",
-        )  # fmt: skip
-        refuse_if(
-            self, self.n_step > shape.trained_steps, "n_step",
-            f"n_step is {self.n_step}, and a sequence trains on {shape.trained_steps} steps: none would have so many "
-            "behind it.", "Set longer sequences.",
-        )  # fmt: skip
-        refuse_if(
-            self, self.train_batch_size < shape.trained_steps, "train_batch_size",
-            f"train_batch_size is {self.train_batch_size}, and one sequence trains on {shape.trained_steps} steps.",
-            f"Set {32 * shape.trained_steps}, say.",
+        length, burn_in, overlap = shape
+        refuse(
+            self,
+            (self.replay_sequence_length is None and length < _LEAST_SEQUENCE, "rollout_fragment_length",
+             f"a recurrent network learns next to nothing from sequences of {length} steps, a whole fragment.",
+             "Set rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8 and train_batch_size: 256, say, "
+             "or replay_sequence_length if you mean it."),
+            (not self.is_truncating, "batch_mode",
+             "a recurrent dqn needs batch_mode truncate_episodes: whole episodes have no states inside.",
+             "Leave batch_mode out, and set rollout_fragment_length."),
+            (length > self.rollout_fragment_length, "replay_sequence_length",
+             f"sequences of {length} steps don't fit into fragments of {self.rollout_fragment_length}.",
+             "Set a larger rollout_fragment_length."),
+            (burn_in >= length, "burn_in",
+             f"burn_in is {burn_in}, and a sequence has {length} steps: none would be trained on.",
+             "Set a smaller one, or a larger replay_sequence_length and rollout_fragment_length."),
+            (not burn_in <= overlap < length, "sequence_overlap",
+             f"sequence_overlap is {overlap}; it is at least burn_in, {burn_in}, so that every step is trained on, "
+             f"and less than the {length} steps of a sequence.",
+             f"Leave it out for {burn_in}, or take {length // 2}."),
+            (self.n_step > shape.trained_steps, "n_step",
+             f"n_step is {self.n_step}, and a sequence trains on {shape.trained_steps} steps.", "Set longer ones."),
+            (self.train_batch_size < shape.trained_steps, "train_batch_size",
+             f"train_batch_size is {self.train_batch_size}, and one sequence trains on {shape.trained_steps} steps.",
+             f"Set {32 * shape.trained_steps}, say."),
         )  # fmt: skip
 
 
@@ -318,21 +285,11 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         return tf.random.stateless_normal([1, self._network.noise_size], minibatch[_SEEDS][use])
 
     def _loss_of_rows(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-        model = self._network
+        model, following = self._network, minibatch[c.NEW_OBS]
         values, _ = model.q(minibatch[c.OBS], noise=self._noise(minibatch, 0))
-        next_values, mask = model.q(
-            minibatch[c.NEW_OBS], weights=self._target.tensors(), noise=self._noise(minibatch, 1)
-        )
-        turns = _Turns(
-            values,
-            next_values,
-            model.q(minibatch[c.NEW_OBS], noise=self._noise(minibatch, 2))[0] if self.config.double_q else None,
-            mask,
-            minibatch[c.ACTIONS] - self._start,
-            minibatch[c.N_STEP_RETURNS],
-            minibatch[c.DISCOUNTS],
-        )
-        losses, priorities, taken = self._judged(turns)
+        next_values, mask = model.q(following, weights=self._target.tensors(), noise=self._noise(minibatch, 1))
+        next_online = model.q(following, noise=self._noise(minibatch, 2))[0] if self.config.double_q else None
+        losses, priorities, taken = self._judged(minibatch, values, next_values, next_online, mask)
         return weighted_mean(losses, minibatch[WEIGHTS]), {
             "mean_q": tf.reduce_mean(taken),
             "mean_td_error": tf.reduce_mean(priorities),
@@ -340,23 +297,12 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         }
 
     def _loss_of_sequences(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-        trained = by_time(minibatch[TRAINED])
-        losses, priorities, taken = self._judged(self._turns_of_sequences(minibatch))
-        errors = tf.reshape(tf.stop_gradient(priorities), trained.shape)
-        weighted = tf.reshape(losses, trained.shape) * tf.stop_gradient(minibatch[WEIGHTS])
-        return masked_mean(weighted, trained), {
-            "mean_q": masked_mean(taken, flattened(trained)),
-            "mean_td_error": masked_mean(errors, trained),
-            ROWS: sequence_priorities(errors, trained, self.config.sequence_priority_eta),
-        }
-
-    def _turns_of_sequences(self, minibatch: Tensors) -> _Turns:
-        """Return the steps of B sequences of L steps and one observation more, as rows [L * B].
+        """Return the loss of B sequences of L steps and one observation more, as rows [L * B].
 
         Both networks run through each sequence from its stored state on. With noisy layers, what learns also chooses
         the target's action.
         """
-        config, model = self.config, self._network
+        config, model, trained = self.config, self._network, by_time(minibatch[TRAINED])
         obs = by_time(minibatch[c.OBS])
         steps, rows = obs.shape[0] - 1, obs.shape[1]
         state = [minibatch[c.state_in(index)] for index in range(len(model.state_shapes))]
@@ -366,51 +312,45 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             obs, state, previous, weights=self._target.tensors(), noise=self._noise(minibatch, 1)
         )
         behind = flattened(by_time(minibatch[FOLLOWING]) * rows + tf.range(rows))
-        return _Turns(
+        losses, priorities, taken = self._judged(
+            {name: flattened(by_time(minibatch[name])) for name in (c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)},
             online[: steps * rows],
             tf.gather(others, behind),
             tf.gather(tf.stop_gradient(online), behind) if config.double_q else None,
             None if mask is None else tf.gather(mask, behind),
-            flattened(by_time(minibatch[c.ACTIONS])) - self._start,
-            flattened(by_time(minibatch[c.N_STEP_RETURNS])),
-            flattened(by_time(minibatch[c.DISCOUNTS])),
         )
+        errors = tf.reshape(tf.stop_gradient(priorities), trained.shape)
+        weighted = tf.reshape(losses, trained.shape) * tf.stop_gradient(minibatch[WEIGHTS])
+        return masked_mean(weighted, trained), {
+            "mean_q": masked_mean(taken, flattened(trained)),
+            "mean_td_error": masked_mean(errors, trained),
+            ROWS: sequence_priorities(errors, trained, config.sequence_priority_eta),
+        }
 
-    def _judged(self, turns: _Turns) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return losses, sizes of TD errors, and values of the actions taken, [R] each."""
+    def _judged(
+        self, rows: Tensors, values: tf.Tensor, next_values: tf.Tensor, next_online: tf.Tensor | None,
+        mask: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
+        """Return losses, sizes of TD errors, and values of the actions taken, [R] each.
+
+        Args:
+            rows: actions, n-step returns and discounts [R] of rows, or of steps of sequences.
+            values: [R, A] of the network that learns, or logits [R, A, Z].
+            next_values: likewise of the target network, of the observation behind the rewards.
+            next_online: of the network that learns, with double Q-learning.
+            mask: [R, A] of that observation.
+        """
         config, atoms = self.config, self._network.atoms
+        actions, returns, discounts = rows[c.ACTIONS] - self._start, rows[c.N_STEP_RETURNS], rows[c.DISCOUNTS]
         if atoms is None:
             wanted = q_targets(
-                turns.returns, turns.discounts, turns.next_values, next_q_online=turns.next_online, mask=turns.mask,
+                returns, discounts, next_values, next_q_online=next_online, mask=mask,
                 is_rescaled=config.value_rescaling,
             )  # fmt: skip
-            errors = td_errors(turns.values, turns.actions, wanted)
+            errors = td_errors(values, actions, wanted)
             return huber(errors, delta=config.huber_delta), tf.abs(errors), wanted - errors
         probabilities = categorical_targets(
-            turns.returns, turns.discounts, turns.next_values, atoms, next_logits_online=turns.next_online,
-            mask=turns.mask,
-        )  # fmt: skip
-        logits = chosen(turns.values, turns.actions)
+            returns, discounts, next_values, atoms, next_logits_online=next_online, mask=mask
+        )
+        logits = chosen(values, actions)
         return cross_entropy(logits, probabilities), relative_entropy(logits, probabilities), expected_q(logits, atoms)
-
-
-class _Turns(NamedTuple):
-    """R rows, or steps of sequences, as networks value them.
-
-    Attributes:
-        values: [R, A] of the network that learns, or logits [R, A, Z].
-        next_values: likewise of the target network, of the observation behind the rewards.
-        next_online: of the network that learns, with double Q-learning.
-        mask: [R, A] of that observation.
-        actions: [R] int32, from 0.
-        returns: [R].
-        discounts: [R].
-    """
-
-    values: tf.Tensor
-    next_values: tf.Tensor
-    next_online: tf.Tensor | None
-    mask: tf.Tensor | None
-    actions: tf.Tensor
-    returns: tf.Tensor
-    discounts: tf.Tensor

@@ -13,7 +13,7 @@ from aiorl.data import columns as c
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import Array, Batch, LeasePlan, want_stored_experience
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
-from aiorl.learning.algorithms.sizes import refuse_if
+from aiorl.learning.algorithms.shared_config import refuse
 
 _learning = partial(key, group="Learning")
 
@@ -41,15 +41,14 @@ class ImitationConfig(ActorCriticConfig):
         Raises: ConfigError naming the key that should change.
         """
         super().check()
-        refuse_if(
-            self, self.is_filtered and self.gradients == "workers", "observation_filter",
-            f"{self.algo} filters stored observations on the learner, and gradients come from workers.",
-            "Set gradients: learner, or NoFilter.",
-        )  # fmt: skip
-        refuse_if(
-            self, (self.model.use_lstm or self.model.use_gru) and not self.postprocess_inputs, "postprocess_inputs",
-            "stored rows have no states of this recurrent model.",
-            "Set postprocess_inputs: true, so that workers run the model over the stored episodes.",
+        refuse(
+            self,
+            (self.is_filtered and self.gradients == "workers", "observation_filter",
+             f"{self.algo} filters stored observations on the learner, and gradients come from workers.",
+             "Set gradients: learner, or NoFilter."),
+            (self.model.is_recurrent and not self.postprocess_inputs, "postprocess_inputs",
+             "stored rows have no states of this recurrent model.",
+             "Set postprocess_inputs: true, so that workers run the model over the stored episodes."),
         )  # fmt: skip
 
 

@@ -6,19 +6,10 @@ from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.batch_buffers import unpacked
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
-from aiorl.learning.algorithms.streaming import (
-    VTRACE_COEFFICIENTS,
-    VTRACE_METRICS,
-    VTraceConfig,
-    VTraceStreaming,
-    judge,
-    ratio_metrics,
-    vtrace_returns,
-)
+from aiorl.learning.algorithms.streaming import VTraceConfig, VTraceStreaming
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, approximate_kl, masked_mean
 from aiorl.learning.losses.vtrace import pg_advantages
-from aiorl.learning.models.distributions import to_tf_distribution
 
 _MAX_LOG_RHO = 20.0  # a larger ratio would overflow the estimate of the divergence
 
@@ -47,28 +38,22 @@ class IMPALA(VTraceStreaming[IMPALAConfig]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the loss over sequences."""
-        config, model, buffers = self.config, self.model, self.buffers
-        distribution = to_tf_distribution(model.distribution)
+        config, buffers, distribution = self.config, self.buffers, self.distribution
 
         def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             columns = unpacked(minibatch, buffers, time_major=True)
             valid = columns[c.VALID]
-            now = judge(model, columns)
-            returns, log_rhos = vtrace_returns(config, columns, now, coefficients)
+            now = self.judge(columns)
+            returns, log_rhos = self.vtrace_returns(columns, now)
             advantages = pg_advantages(returns.advantages, returns.weights, normalize=config.normalize_advantages)
             entropies = tf.reshape(distribution.entropy(now.dist_inputs), valid.shape)
             total, parts = actor_critic_loss(
                 -masked_mean(now.logp * advantages, valid), now.values, returns.vs, entropies, valid,
-                vf_loss_coeff=coefficients["vf_loss_coeff"], entropy_coeff=coefficients["entropy_coeff"],
+                vf_loss_coeff=config.vf_loss_coeff, entropy_coeff=coefficients["entropy_coeff"],
             )  # fmt: skip
             kl = masked_mean(approximate_kl(tf.minimum(log_rhos, _MAX_LOG_RHO)), valid)
-            return total, {**parts, "kl": kl, **ratio_metrics(log_rhos, coefficients["rho_bar"], valid)}
+            return total, {**parts, "kl": kl, **self.ratio_metrics(log_rhos, valid)}
 
-        metrics = ("policy_loss", "vf_loss", "entropy", "kl", *VTRACE_METRICS, "vf_explained_var")
-        coefficients = ("lr", *VTRACE_COEFFICIENTS, "vf_loss_coeff", "entropy_coeff", "kl_stop")
-        return UpdateSpec(loss, metrics, coefficients, None if config.kl_stop is None else ("kl", "kl_stop"))
-
-    def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of the update after so many env steps."""
-        kl_stop = self.config.kl_stop
-        return super().coefficients(env_steps_total) | {"kl_stop": float("inf") if kl_stop is None else kl_stop}
+        metrics = ("policy_loss", "vf_loss", "entropy", "kl", *self.metric_names, "vf_explained_var")
+        stop_when = None if config.kl_stop is None else ("kl", config.kl_stop)
+        return UpdateSpec(loss, metrics, ("lr", "entropy_coeff"), stop_when)

@@ -11,20 +11,15 @@ from aiorl.acting.distributions import Categorical, make_distribution
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_replay import (
-    ACTOR_LR,
-    CriticReplayAlgorithm,
-    critic_loss_of,
-)
+from aiorl.learning.algorithms.actor_replay import ACTOR_LR, CriticReplayAlgorithm, critic_loss_of
 from aiorl.learning.algorithms.algorithm import Observations
 from aiorl.learning.algorithms.compiled_update import Phase, UpdateSpec
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
 from aiorl.learning.algorithms.replay_config import OfflineReplayConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import expectile_losses, soft_targets
+from aiorl.learning.losses.critics import expectile_losses
 from aiorl.learning.losses.policy_gradient import imitation_weights
 from aiorl.learning.losses.q_learning import weighted_mean
-from aiorl.learning.models.distributions import to_tf_distribution
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -78,8 +73,7 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the critics' loss, with phases for the values and the policy behind it."""
-        config, model, critics = self.config, self.model, self.critics
-        distribution = to_tf_distribution(model.distribution)
+        config, model, critics, distribution = self.config, self.model, self.critics, self.distribution
         is_discrete = isinstance(model.distribution, Categorical)
 
         def q_of_stored(minibatch: Tensors, weights: Tensors | None = None) -> tf.Tensor:
@@ -89,8 +83,7 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
 
         def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             _, next_values = model.forward(minibatch[c.NEW_OBS])
-            targets = soft_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_values)
-            return critic_loss_of(minibatch, q_of_stored(minibatch), targets)
+            return critic_loss_of(minibatch, q_of_stored(minibatch), next_values)
 
         def value_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             q = q_of_stored(minibatch, self.target_critics.tensors())

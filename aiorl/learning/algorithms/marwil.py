@@ -10,14 +10,11 @@ from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
-from aiorl.errors import CheckpointError
-from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
 from aiorl.learning.algorithms.rows import sequence_columns
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.policy_gradient import actor_critic_loss, imitation_weights, masked_mean
-from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.losses.policy_gradient import imitation_weights, masked_mean
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -72,35 +69,21 @@ class MARWIL(Imitation[MARWILConfig]):
         self._mean_square = self.config.moving_average_sqd_adv_norm_start
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences if the model is recurrent."""
-        config, model, buffers = self.config, self.model, self.buffers
-        distribution = to_tf_distribution(model.distribution)
+        """Return the loss over rows, or over sequences if the model is recurrent: better actions count more."""
+        config = self.config
 
-        def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            dist_inputs, values, columns = rows_forward(model, minibatch, buffers)
-            valid, targets = columns[c.VALID], columns[c.VALUE_TARGETS]
-            weights = imitation_weights(
-                targets - tf.stop_gradient(values),
-                scale=coefficients["advantage_scale"],
-                beta=coefficients["beta"],
-                max_weight=config.max_weight,
-            )
-            logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
-            total, parts = actor_critic_loss(
-                -masked_mean(weights * logp, valid), values, targets, distribution.entropy(dist_inputs), valid,
-                vf_loss_coeff=coefficients["vf_loss_coeff"], entropy_coeff=coefficients["entropy_coeff"],
+        def weights(columns: Tensors, values: tf.Tensor, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            found = imitation_weights(
+                columns[c.VALUE_TARGETS] - tf.stop_gradient(values), scale=coefficients["advantage_scale"],
+                beta=config.beta, max_weight=config.max_weight,
             )  # fmt: skip
-            return total, {**parts, "mean_weight": masked_mean(weights, valid)}
+            return found, {"mean_weight": masked_mean(found, columns[c.VALID])}
 
-        metrics = ("policy_loss", "vf_loss", "entropy", "mean_weight", "vf_explained_var")
-        return UpdateSpec(loss, metrics, ("lr", "beta", "advantage_scale", "vf_loss_coeff", "entropy_coeff"))
+        return self.likelihood_spec(weights, ("mean_weight",), ("advantage_scale",), targets=c.VALUE_TARGETS)
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """Return the coefficients of the update after so many env steps."""
-        return super().coefficients(env_steps_total) | {
-            "beta": self.config.beta,
-            "advantage_scale": self._mean_square**0.5,
-        }
+        return {**super().coefficients(env_steps_total), "advantage_scale": self._mean_square**0.5}
 
     def after_update(self, metrics: dict[str, float]) -> None:
         """Let the mean square of the advantages follow."""
@@ -113,10 +96,5 @@ class MARWIL(Imitation[MARWILConfig]):
         return {_MEAN_SQUARE: self._mean_square}
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Take the mean square of the advantages up again.
-
-        Raises: CheckpointError if it is missing.
-        """
-        if _MEAN_SQUARE not in values:
-            raise CheckpointError("values", f"{_MEAN_SQUARE} is missing")
+        """Take the mean square of the advantages up again."""
         self._mean_square = float(values[_MEAN_SQUARE])

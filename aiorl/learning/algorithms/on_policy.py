@@ -11,7 +11,7 @@ from aiorl.acting.exploration import Schedule
 from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig
 from aiorl.data.fragment import SamplePlan
-from aiorl.errors import CheckpointError, ConfigError
+from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import LeasePlan
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
@@ -117,7 +117,7 @@ class SurrogateConfig(ActorCriticConfig):
 SurrogateT = TypeVar("SurrogateT", bound=SurrogateConfig)
 
 _METRICS = ("policy_loss", "vf_loss", "entropy", "kl", "clip_fraction", "vf_explained_var")
-_COEFFICIENTS = ("lr", "vf_loss_coeff", "entropy_coeff", "kl_coeff", "kl_stop")
+_COEFFICIENTS = ("lr", "entropy_coeff", "kl_coeff")
 
 
 class Surrogate(CompiledAlgorithm[SurrogateT]):
@@ -131,12 +131,8 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """Return the coefficients of the update after so many env steps."""
-        own = self.config
-        return super().coefficients(env_steps_total) | {
-            **{name: schedule.value(env_steps_total) for name, schedule in self._clips.items()},
-            "kl_coeff": self._kl_coeff,
-            "kl_stop": float("inf") if own.kl_stop is None else own.kl_stop,
-        }
+        clips = {name: schedule.value(env_steps_total) for name, schedule in self._clips.items()}
+        return {**super().coefficients(env_steps_total), **clips, "kl_coeff": self._kl_coeff}
 
     def after_update(self, metrics: dict[str, float]) -> None:
         """Adapt the penalty's weight: more where the policy moved more than twice as far as wanted, and back.
@@ -159,12 +155,7 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
         return {"kl_coeff": self._kl_coeff}
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Take the adaptive penalty up again.
-
-        Raises: CheckpointError if it is missing.
-        """
-        if "kl_coeff" not in values:
-            raise CheckpointError("values", "kl_coeff is missing")
+        """Take the adaptive penalty up again."""
         self._kl_coeff = float(values["kl_coeff"])
 
 
@@ -183,6 +174,6 @@ def surrogate_spec(
         loss,
         (*_METRICS, *metrics),
         (*_COEFFICIENTS, *config.clips(), *coefficients),
-        None if config.kl_stop is None else ("kl", "kl_stop"),
+        None if config.kl_stop is None else ("kl", config.kl_stop),
         ("kl", config.num_sgd_iter) if config.kl_coeff > 0 else None,
     )

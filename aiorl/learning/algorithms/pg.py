@@ -8,13 +8,11 @@ from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
-from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig
 from aiorl.learning.algorithms.rows import sequence_columns
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_mean, masked_normalise
-from aiorl.learning.models.distributions import to_tf_distribution
 
 
 class PGConfig(OnPolicyConfig):
@@ -54,19 +52,11 @@ class PG(OnPolicy[PGConfig]):
         return c.OBS, c.ACTIONS, c.ADVANTAGES
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences if the model is recurrent."""
-        config, model, buffers = self.config, self.model, self.buffers
-        distribution = to_tf_distribution(model.distribution)
+        """Return the loss over rows, or over sequences if the model is recurrent: actions count by what followed."""
 
-        def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            dist_inputs, _, columns = rows_forward(model, minibatch, buffers)
-            valid = columns[c.VALID]
-            returns = columns[c.ADVANTAGES]
-            weights = masked_normalise(returns, valid) if config.normalize_advantages else returns
-            logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
-            policy_loss = -masked_mean(logp * weights, valid)
-            entropy = masked_mean(distribution.entropy(dist_inputs), valid)
-            total = policy_loss - coefficients["entropy_coeff"] * entropy
-            return total, {"policy_loss": policy_loss, "entropy": entropy, "mean_return": masked_mean(returns, valid)}
+        def returns(columns: Tensors, values: tf.Tensor, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            found, valid = columns[c.ADVANTAGES], columns[c.VALID]
+            metrics = {"mean_return": masked_mean(found, valid)}
+            return masked_normalise(found, valid) if self.config.normalize_advantages else found, metrics
 
-        return UpdateSpec(loss, ("policy_loss", "entropy", "mean_return"), ("lr", "entropy_coeff"))
+        return self.likelihood_spec(returns, ("mean_return",))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -23,15 +23,12 @@ from aiorl.data.columns import CULPRIT, METRICS, NUM_ROWS, gradients_in
 from aiorl.data.layout import laid_out
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import BatchError, PolicyError
-from aiorl.learning.algorithms.algorithm import Algorithm, Observations
+from aiorl.learning.algorithms.algorithm import Observations
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
 from aiorl.learning.algorithms.registry import algorithm_class
 from aiorl.learning.models.actor_critic import ActorCritic
 from aiorl.learning.models.export import make_acting_spec
 from aiorl.learning.models.tf_policy import TFPolicy
-
-if TYPE_CHECKING:
-    from aiorl.learning.models.actor_critic import ActorCritic
 
 Array = NDArray[Any]
 
@@ -39,7 +36,9 @@ Array = NDArray[Any]
 class PolicyLearning:
     """Computes gradients at the weights that a policy acts with, and gives it those that a step leads to."""
 
-    def __init__(self, algorithm: Algorithm, config: CommonConfig, model: ActorCritic, policy: GraphPolicy) -> None:
+    def __init__(
+        self, algorithm: CompiledAlgorithm[Any], config: CommonConfig, model: ActorCritic, policy: GraphPolicy
+    ) -> None:
         """Take over an algorithm, its config and its model; the model may be the one that acts."""
         self._algorithm = algorithm
         self._model = model
@@ -62,8 +61,7 @@ class PolicyLearning:
             PolicyError: the network built here is not the one that acts.
             NotImplementedError: there are no gradients of batches in its update.
         """
-        kind = algorithm_class(said["algo"])
-        _check_has_gradients(kind)
+        kind = _kind_with_gradients(said["algo"])
         config = _config_for_fragments(kind.config_class, {**policy.config, **said})
         spec = policy.spec
         observations = Observations(spec.obs_shape, spec.obs_dtype, layout_of(policy.observation_space))
@@ -133,9 +131,11 @@ def _config_for_fragments(kind: type[CommonConfig], settings: Mapping[str, Any])
     return kind.from_mapping(known | {name: value for name, value in own.items() if name in kind.model_fields})
 
 
-def _check_has_gradients(kind: type[Algorithm]) -> None:
-    if kind.compute_gradients is Algorithm.compute_gradients:
+def _kind_with_gradients(name: str) -> type[CompiledAlgorithm[Any]]:
+    kind = algorithm_class(name)
+    if not issubclass(kind, CompiledAlgorithm):
         raise NotImplementedError(f"an update of {kind.__name__} is no step by one gradient of a batch")
+    return kind
 
 
 def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
@@ -150,63 +150,33 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
 
     Raises: NotImplementedError if there are no gradients of batches in its update, as in those that replay.
     """
-    kind = _kind_of(config)
+    kind = _kind_with_gradients(config.algo)
     plan = dataclasses.replace(kind.sample_plan(config), raw_obs=False, return_discount=kind.return_discount(config))
     told = kind.all_acting_settings(config) | plan.policy_settings()
 
-    class AlgorithmPolicy(_AlgorithmPolicy):
+    class AlgorithmPolicy(TFPolicy):
         """Acts and learns as the config says."""
 
-        algorithm_config = config
-
         def __init__(
-            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], settings: Mapping[str, Any]
         ) -> None:
-            super().__init__(observation_space, action_space, {**told, **config})
+            super().__init__(observation_space, action_space, {**told, **settings})
+            self._algorithm = kind(config, self.model)
+            self.learning = PolicyLearning(self._algorithm, config, self.model, self)
+            self._optimizer = self._algorithm.compiled.optimizer
+
+        def _make_model(
+            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], settings: Mapping[str, Any]
+        ) -> ActorCritic:
+            dtype = "uint8" if observation_space.dtype == np.uint8 else "float32"
+            seen = Observations(tuple(observation_space.shape or ()), dtype, layout_of(observation_space))
+            return kind.build_model(config, seen, action_space, settings.get("seed"))
+
+        compute_gradients = GraphPolicy.compute_gradients  # those of `learning`
+        apply_gradients = GraphPolicy.apply_gradients
+
+        def _adam(self) -> Any:
+            self._optimizer = self._algorithm.compiled.optimizer
+            return self._optimizer
 
     return AlgorithmPolicy
-
-
-class _AlgorithmPolicy(TFPolicy):
-    """Hosts an algorithm of `algorithm_config`."""
-
-    algorithm_config: CommonConfig
-
-    def __init__(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
-    ) -> None:
-        super().__init__(observation_space, action_space, config)
-        self._algorithm = _kind_of(self.algorithm_config)(self.algorithm_config, self.model)
-        self.learning = PolicyLearning(self._algorithm, self.algorithm_config, self.model, self)
-        self._optimizer = self._algorithm.compiled.optimizer
-
-    def _make_model(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
-    ) -> ActorCritic:
-        observations = Observations(
-            tuple(observation_space.shape or ()),
-            "uint8" if observation_space.dtype == np.uint8 else "float32",
-            layout_of(observation_space),
-        )
-        return _kind_of(self.algorithm_config).build_model(
-            self.algorithm_config, observations, action_space, config.get("seed")
-        )
-
-    def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        found: tuple[dict[str, NDArray[Any]], dict[str, Any]] = self.learning.compute_gradients(batch)
-        return found
-
-    def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        figures: dict[str, Any] = self.learning.apply_gradients(gradients)
-        return figures
-
-    def _adam(self) -> Any:
-        self._optimizer = self._algorithm.compiled.optimizer
-        return self._optimizer
-
-
-def _kind_of(config: CommonConfig) -> type[CompiledAlgorithm[Any]]:
-    kind = algorithm_class(config.algo)
-    if not issubclass(kind, CompiledAlgorithm):
-        raise NotImplementedError(f"an update of {kind.__name__} is no step by one gradient of a batch")
-    return kind

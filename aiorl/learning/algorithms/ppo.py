@@ -11,7 +11,6 @@ from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig, Surrogate, SurrogateConfig, surrogate_spec
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import approximate_kl, clipped_value_loss, masked_normalise, ppo_loss
-from aiorl.learning.models.distributions import to_tf_distribution
 
 _ppo = partial(key, group="PPO")
 _LEAST_STEPS = 64  # of a minibatch
@@ -80,8 +79,7 @@ class PPO(Surrogate[PPOConfig], OnPolicy[PPOConfig]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the clipped surrogate over rows, or over sequences if the model is recurrent."""
-        config, model, buffers = self.config, self.model, self.buffers
-        distribution = to_tf_distribution(model.distribution)
+        config, model, buffers, distribution = self.config, self.model, self.buffers, self.distribution
         has_penalty = config.kl_coeff > 0
 
         def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
@@ -104,7 +102,7 @@ class PPO(Surrogate[PPOConfig], OnPolicy[PPOConfig]):
             return ppo_loss(
                 log_ratio, advantages, kls, values, targets, distribution.entropy(dist_inputs), valid,
                 clip_param=coefficients["clip_param"],
-                vf_loss_coeff=coefficients["vf_loss_coeff"],
+                vf_loss_coeff=config.vf_loss_coeff,
                 entropy_coeff=coefficients["entropy_coeff"],
                 kl_coeff=coefficients["kl_coeff"] if has_penalty else None,
                 errors=errors,

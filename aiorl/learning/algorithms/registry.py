@@ -48,21 +48,15 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 def _checked(found: Any, path: str) -> type[Algorithm]:
     """What a path names, if that is an algorithm which a run can find again by its config."""
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise ConfigError(
-            f"algo is {path!r}, which is {found!r:.200}, not a class of aiorl.algorithms.Algorithm.",
-            key="algo", value=path, hint="docs/new_algorithm.md shows one.",
-        )  # fmt: skip
     kind: Any = getattr(found, "config_class", None)
-    if not (isinstance(kind, type) and issubclass(kind, CommonConfig)):
-        raise ConfigError(
-            f"algo is {path!r}, whose config_class is {kind!r:.200}, not a class of configs.",
-            key="algo", value=path, hint="Derive one from aiorl's CommonConfig, or from that of the nearest algorithm.",
-        )  # fmt: skip
-    if kind.model_fields["algo"].default != path:
-        raise ConfigError(
-            f"algo is {path!r}, but {kind.__name__} says {kind.model_fields['algo'].default!r}, by which the class "
-            "is not found again.",
-            key="algo", value=path, hint=f'Let the key algo of {kind.__name__} have the default "{path}".',
-        )  # fmt: skip
-    return found
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        wrong, hint = f"{found!r:.200}, not a class of aiorl.algorithms.Algorithm", "docs/new_algorithm.md shows one."
+    elif not (isinstance(kind, type) and issubclass(kind, CommonConfig)):
+        wrong = f"a class with the config_class {kind!r:.200}, not a class of configs"
+        hint = "Derive one from aiorl's CommonConfig, or from that of the nearest algorithm."
+    elif (own := kind.model_fields["algo"].default) != path:
+        wrong = f"a class that isn't found again: {kind.__name__} says {own!r}"
+        hint = f'Let the key algo of {kind.__name__} have the default "{path}".'
+    else:
+        return found
+    raise ConfigError(f"algo is {path!r}, which is {wrong}.", key="algo", value=path, hint=hint)

@@ -19,29 +19,18 @@ from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import Piece
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError, CheckpointError, InternalError
-from aiorl.learning.algorithms.algorithm import (
-    Array,
-    Batch,
-    LeasePlan,
-    UpdateResult,
-    want_stored_experience,
-)
+from aiorl.learning.algorithms.algorithm import Array, Batch, LeasePlan, UpdateResult, want_stored_experience
 from aiorl.learning.algorithms.compiled_base import CompiledBase
 from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ReplayConfig
 from aiorl.learning.algorithms.rows import model_columns, previous_columns, state_columns
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.replay import (
-    Pieces,
-    Prioritised,
-    Replay,
-    ReplaySpec,
-    Sample,
-    Sequences,
-    Snapshot,
-    check_fits,
-    check_priorities,
-)
+from aiorl.learning.replay.fragments import Pieces, check_priorities
+from aiorl.learning.replay.priorities import Prioritised
+from aiorl.learning.replay.replay import Replay, Sample
+from aiorl.learning.replay.ring import Snapshot
+from aiorl.learning.replay.sequences import Sequences
+from aiorl.learning.replay.spec import ReplaySpec, check_fits
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic

@@ -11,8 +11,7 @@ from aiorl.acting.exploration import Schedule
 from aiorl.config.code import is_import_path
 from aiorl.config.key import changed, key
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
-from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.sizes import BROADCAST_INTERVAL, ENVS, LENGTH, refuse_if
+from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, ENVS, LENGTH, refuse
 from aiorl.learning.replay.sequences import SequenceShape
 
 _learning = partial(key, group="Learning")
@@ -161,44 +160,30 @@ class ReplayConfig(CommonConfig):
         )  # fmt: skip
         hint = "Set prioritized_replay, or leave it out."
         self.refuse_unless(self.prioritized_replay, names, "prioritized_replay", hint=hint)
-        refuse_if(
-            self, self.first_rows > self.replay_capacity, "learning_starts",
-            f"learning_starts is {self.learning_starts}, and the replay holds {self.replay_capacity} rows.",
-            "Set a larger replay_capacity.",
-        )  # fmt: skip
-        refuse_if(
-            self, self.fragment_steps > self.replay_capacity, "replay_capacity",
-            f"a fragment has {self.fragment_steps} env steps, and the replay holds {self.replay_capacity} rows.",
-            "Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker.",
-        )  # fmt: skip
-        refuse_if(
-            self, self.fragments_per_update * self.fragment_steps > self.replay_capacity, "fragments_per_update",
-            f"each update waits for {self.fragments_per_update} fragments of {self.fragment_steps} env steps, and "
-            f"the replay holds {self.replay_capacity} rows.",
-            "Set a smaller one.",
-        )  # fmt: skip
-        refuse_if(
-            self, self.n_step > self.rollout_fragment_length and self.is_truncating, "n_step",
-            f"n_step is {self.n_step}, and fragments end after rollout_fragment_length, "
-            f"{self.rollout_fragment_length} steps: no row would have so many.",
-            f"Set rollout_fragment_length to {4 * self.n_step} or more: then most rows have them all.",
-        )  # fmt: skip
-        if self.model.is_recurrent and not self.trains_recurrent_models:
-            name = "use_lstm" if self.model.use_lstm else "use_gru"
-            raise ConfigError(
-                f"{self.algo} trains networks without recurrence: model.{name} is not for it.",
-                key=f"model.{name}", value=True, hint="ppo, impala and dqn take such models.",
-            )  # fmt: skip
-        for name in self.other_model_keys:
-            if getattr(self.model, name):
-                raise ConfigError(
-                    f"{self.algo} trains networks of its own: model.{name} is not for them.",
-                    key=f"model.{name}", value=True, hint="Leave it out.",
-                )  # fmt: skip
-        refuse_if(
-            self, self.input != "sampler" and not self.is_offline, "input",
-            f"{self.algo} trains on what it samples, not on stored experience.",
-            "bc, marwil, cql and iql learn from stored experience.",
+        model, steps, capacity = self.model, self.fragment_steps, self.replay_capacity
+        refuse(
+            self,
+            (self.first_rows > capacity, "learning_starts",
+             f"learning_starts is {self.learning_starts}, and the replay holds {capacity} rows.",
+             "Set a larger replay_capacity."),
+            (steps > capacity, "replay_capacity",
+             f"a fragment has {steps} env steps, and the replay holds {capacity} rows.",
+             "Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker."),
+            (self.fragments_per_update * steps > capacity, "fragments_per_update",
+             f"each update waits for {self.fragments_per_update} fragments of {steps} env steps, and the replay holds "
+             f"{capacity} rows.", "Set a smaller one."),
+            (self.n_step > self.rollout_fragment_length and self.is_truncating, "n_step",
+             f"n_step is {self.n_step}, and fragments end after rollout_fragment_length, "
+             f"{self.rollout_fragment_length} steps: no row would have so many.",
+             f"Set rollout_fragment_length to {4 * self.n_step} or more: then most rows have them all."),
+            (model.is_recurrent and not self.trains_recurrent_models,
+             "model.use_lstm" if model.use_lstm else "model.use_gru",
+             f"{self.algo} trains networks without recurrence.", "ppo, impala and dqn take recurrent models."),
+            *((getattr(model, name), f"model.{name}", f"{self.algo} trains networks of its own, without {name}.",
+               "Leave it out.") for name in self.other_model_keys),
+            (self.input != "sampler" and not self.is_offline, "input",
+             f"{self.algo} trains on what it samples, not on stored experience.",
+             "bc, marwil, cql and iql learn from stored experience."),
         )  # fmt: skip
 
 
@@ -254,26 +239,21 @@ class OfflineReplayConfig(ActorReplayConfig):
         Raises: ConfigError naming the key that should change.
         """
         super().check()
-        if not self.postprocess_inputs:
-            raise ConfigError(
-                f"{self.algo} learns from n-step returns, which no file has.", key="postprocess_inputs", value=False,
-                hint="Leave it out: workers make them of the rewards as they read.",
-            )  # fmt: skip
         sampled = self.input if isinstance(self.input, dict) else [self.input]
         self.refuse_unless("sampler" in sampled, ("random_timesteps",), "what is sampled", hint="Leave it out.")
-        if self.learning_starts is None and self.input_epochs == 1:
-            raise ConfigError(
-                f"{self.algo} stores all rows first, and trains as they come again: with one pass it would learn "
-                "nothing.", key="input_epochs", value=1, hint="Leave it out, or set learning_starts.",
-            )  # fmt: skip
+        is_mixed = isinstance(self.input, dict) and len(self.input) > 1
         is_own = isinstance(self.input, str) and is_import_path(self.input)
-        if self.learning_starts is None and (is_own or (isinstance(self.input, dict) and len(self.input) > 1)):
-            raise ConfigError(
-                "of a mixture, or a reader of your own, nobody knows when all of it was read once.",
-                key="learning_starts", value=None, hint="Set learning_starts: rows that are stored before training.",
-            )  # fmt: skip
-        refuse_if(
-            self, self.shuffle_buffer_size > 0, "shuffle_buffer_size",
-            f"{self.algo} draws its rows from a replay, in no order.",
-            "Leave it out.",
+        refuse(
+            self,
+            (not self.postprocess_inputs, "postprocess_inputs",
+             f"{self.algo} learns from n-step returns, which no file has.",
+             "Leave it out: workers make them of the rewards as they read."),
+            (self.learning_starts is None and self.input_epochs == 1, "input_epochs",
+             f"{self.algo} stores all rows first and trains on them from the second pass on: it would learn nothing.",
+             "Leave it out, or set learning_starts."),
+            (self.learning_starts is None and (is_own or is_mixed), "learning_starts",
+             "a mixture, or a reader of your own, doesn't say when all of it was read once.",
+             "Set learning_starts: rows that are stored before training."),
+            (self.shuffle_buffer_size > 0, "shuffle_buffer_size",
+             f"{self.algo} draws its rows from a replay, in no order.", "Leave it out."),
         )  # fmt: skip

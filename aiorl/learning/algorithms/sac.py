@@ -6,19 +6,14 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from aiorl.acting.distributions import Categorical, DiagGaussian
+from aiorl.acting.distributions import Categorical
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_critic_config import SDEConfig
-from aiorl.learning.algorithms.actor_replay import (
-    ACTOR_LR,
-    SEEDS,
-    ActorReplayAlgorithm,
-    critic_loss_of,
-)
+from aiorl.learning.algorithms.actor_replay import ACTOR_LR, SEEDS, ActorReplayAlgorithm, critic_loss_of
 from aiorl.learning.algorithms.compiled_update import LossFunction, Phase, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
+from aiorl.learning.algorithms.shared_config import SDEConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import (
     actor_losses,
@@ -26,11 +21,10 @@ from aiorl.learning.losses.critics import (
     discrete_entropy,
     discrete_soft_values,
     discrete_temperature_losses,
-    soft_targets,
     soft_values,
     temperature_losses,
 )
-from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.models.distributions import SquashedGaussian
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -122,9 +116,11 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
 
     def _continuous_losses(self) -> tuple[LossFunction, LossFunction, LossFunction]:
         config, actor, critics, log_alpha = self.config, self.actor, self.critics, self._log_alpha
-        distribution = to_tf_distribution(actor.distribution)
-        assert isinstance(actor.distribution, DiagGaussian)
-        target_entropy = -float(actor.distribution.size) if config.target_entropy == "auto" else config.target_entropy
+        distribution = self.distribution
+        assert isinstance(distribution, SquashedGaussian)
+        target_entropy = config.target_entropy
+        if target_entropy == "auto":
+            target_entropy = -float(distribution.num_features)
 
         def drawn(obs: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             inputs, _ = actor.outputs(obs)
@@ -136,8 +132,7 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
             next_q = critics.q(minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors())
             next_values = soft_values(next_q, next_logp, tf.exp(log_alpha) if config.entropy_backup else 0.0)
             q = critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]))
-            targets = soft_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_values)
-            return critic_loss_of(minibatch, q, targets)
+            return critic_loss_of(minibatch, q, next_values)
 
         def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             actions, logp = drawn(minibatch[c.OBS], minibatch[SEEDS][1])
@@ -161,8 +156,7 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
             alpha = tf.exp(log_alpha) if config.entropy_backup else 0.0
             next_values = discrete_soft_values(next_q, next_logits, alpha, mask)
             q, values = self.q_of_stored_choices(minibatch)
-            targets = soft_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_values)
-            loss, given = critic_loss_of(minibatch, q, targets)
+            loss, given = critic_loss_of(minibatch, q, next_values)
             return loss, {**given, OF_CHOICES: values}
 
         def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:

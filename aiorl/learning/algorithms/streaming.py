@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig
@@ -16,14 +16,10 @@ from aiorl.learning.algorithms.algorithm import LeasePlan
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, sequence_forward_with_last
 from aiorl.learning.algorithms.compiled_base import keras_optimizer
 from aiorl.learning.algorithms.rows import flattened, previous_columns, state_columns
-from aiorl.learning.algorithms.sizes import BROADCAST_INTERVAL
+from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_mean
 from aiorl.learning.losses.vtrace import VTraceReturns, vtrace
-from aiorl.learning.models.distributions import to_tf_distribution
-
-if TYPE_CHECKING:
-    from aiorl.learning.models.actor_critic import ActorCritic
 
 _log = logging.getLogger(__name__)
 
@@ -113,10 +109,6 @@ class VTraceConfig(StreamingConfig):
         self.refuse_unless(self.vtrace, names, "vtrace", hint="Set vtrace: true, or leave it out.")
 
 
-VTRACE_COEFFICIENTS = ("gamma", "rho_bar", "rho_bar_pg")
-VTRACE_METRICS = ("mean_rho", "clipped_rhos")
-
-
 class Judgement(NamedTuple):
     """What a network says of sequences, T steps of M.
 
@@ -131,59 +123,6 @@ class Judgement(NamedTuple):
     logp: tf.Tensor
     values: tf.Tensor
     last_values: tf.Tensor
-
-
-def judge(model: ActorCritic, columns: Tensors, weights: Mapping[str, Any] | None = None) -> Judgement:
-    """Run a network over time-major columns.
-
-    Args:
-        model: the network.
-        columns: [T, M, ...] by name; those of sequences [M, ...].
-        weights: tensors by name to be used in place of its own.
-    """
-    dist_inputs, values, last_values = sequence_forward_with_last(model, columns, weights)
-    flat_inputs = flattened(dist_inputs)
-    logp = to_tf_distribution(model.distribution).logp(flat_inputs, flattened(columns[c.ACTIONS]))
-    return Judgement(flat_inputs, tf.reshape(logp, columns[c.VALID].shape), values, last_values)
-
-
-def vtrace_returns(
-    config: VTraceConfig, columns: Tensors, judged: Judgement, coefficients: Tensors
-) -> tuple[VTraceReturns, tf.Tensor]:
-    """Targets without a gradient, and log importance ratios, 0 in rows that are no transitions; all [T, M].
-
-    Args:
-        config: says whether ratios count.
-        columns: time-major, of what another policy sampled.
-        judged: by the policy and the values that are to be learned from.
-        coefficients: VTRACE_COEFFICIENTS are among them.
-    """
-    valid = columns[c.VALID]
-    log_rhos = tf.where(valid > 0, judged.logp - columns[c.ACTION_LOGP], 0.0)
-    returns = vtrace(
-        tf.stop_gradient(judged.values),
-        tf.stop_gradient(judged.last_values),
-        columns.get(c.SCALED_REWARDS, columns[c.REWARDS]),
-        columns[c.TERMINATEDS],
-        columns[c.TRUNCATEDS],
-        columns[c.BOOTSTRAP_VALUES],
-        tf.stop_gradient(log_rhos) if config.vtrace else tf.zeros_like(log_rhos),
-        gamma=coefficients["gamma"],
-        lam=config.lambda_,
-        rho_bar=coefficients["rho_bar"],
-        rho_bar_pg=coefficients["rho_bar_pg"],
-        valid=valid,
-    )
-    return returns, log_rhos
-
-
-def ratio_metrics(log_rhos: tf.Tensor, rho_bar: tf.Tensor, valid: tf.Tensor) -> Tensors:
-    """VTRACE_METRICS of log importance ratios of any shape."""
-    rhos = tf.exp(log_rhos)
-    return {
-        "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),
-        "clipped_rhos": masked_mean(tf.cast(rhos > rho_bar, tf.float32), valid),
-    }
 
 
 VTraceT = TypeVar("VTraceT", bound=VTraceConfig)
@@ -227,11 +166,44 @@ class VTraceStreaming(Streaming[VTraceT]):
             metrics["mean_rho"], self.config.num_sgd_iter, self.config.max_policy_lag, self.remedies,
         )  # fmt: skip
 
-    def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of the update after so many env steps."""
-        own = self.config
-        return super().coefficients(env_steps_total) | {
-            "gamma": own.gamma,
-            "rho_bar": own.vtrace_clip_rho_threshold,
-            "rho_bar_pg": own.vtrace_clip_pg_rho_threshold,
+    metric_names = ("mean_rho", "clipped_rhos")
+    """What `ratio_metrics` gives."""
+
+    def judge(self, columns: Tensors, weights: Mapping[str, Any] | None = None) -> Judgement:
+        """Run the network over time-major columns.
+
+        Args:
+            columns: [T, M, ...] by name; those of sequences [M, ...].
+            weights: tensors by name to be used in place of its own.
+        """
+        dist_inputs, values, last_values = sequence_forward_with_last(self.model, columns, weights)
+        flat_inputs = flattened(dist_inputs)
+        logp = self.distribution.logp(flat_inputs, flattened(columns[c.ACTIONS]))
+        return Judgement(flat_inputs, tf.reshape(logp, columns[c.VALID].shape), values, last_values)
+
+    def vtrace_returns(self, columns: Tensors, judged: Judgement) -> tuple[VTraceReturns, tf.Tensor]:
+        """Targets without a gradient, and log importance ratios, 0 in rows that are no transitions; all [T, M].
+
+        Args:
+            columns: time-major, of what another policy sampled.
+            judged: by the policy and the values that are to be learned from.
+        """
+        own, valid = self.config, columns[c.VALID]
+        log_rhos = tf.where(valid > 0, judged.logp - columns[c.ACTION_LOGP], 0.0)
+        returns = vtrace(
+            tf.stop_gradient(judged.values), tf.stop_gradient(judged.last_values),
+            columns.get(c.SCALED_REWARDS, columns[c.REWARDS]), columns[c.TERMINATEDS], columns[c.TRUNCATEDS],
+            columns[c.BOOTSTRAP_VALUES],
+            tf.stop_gradient(log_rhos) if own.vtrace else tf.zeros_like(log_rhos),
+            gamma=own.gamma, lam=own.lambda_, rho_bar=own.vtrace_clip_rho_threshold,
+            rho_bar_pg=own.vtrace_clip_pg_rho_threshold, valid=valid,
+        )  # fmt: skip
+        return returns, log_rhos
+
+    def ratio_metrics(self, log_rhos: tf.Tensor, valid: tf.Tensor) -> Tensors:
+        """Metrics of log importance ratios of any shape."""
+        rhos, rho_bar = tf.exp(log_rhos), self.config.vtrace_clip_rho_threshold
+        return {
+            "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),
+            "clipped_rhos": masked_mean(tf.cast(rhos > rho_bar, tf.float32), valid),
         }

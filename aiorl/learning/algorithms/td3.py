@@ -9,16 +9,11 @@ from typing import Any, ClassVar, Literal
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_replay import (
-    ACTOR_LR,
-    SEEDS,
-    ActorReplayAlgorithm,
-    critic_loss_of,
-)
+from aiorl.learning.algorithms.actor_replay import ACTOR_LR, SEEDS, ActorReplayAlgorithm, critic_loss_of
 from aiorl.learning.algorithms.compiled_update import Phase, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import clipped_double_q_targets, deterministic_actor_losses, smoothed_actions
+from aiorl.learning.losses.critics import smoothed_actions
 
 _td3 = partial(key, group="TD3")
 
@@ -87,14 +82,12 @@ class TD3(ActorReplayAlgorithm[TD3Config]):
                 noise = config.target_noise * tf.random.stateless_normal(tf.shape(means), minibatch[SEEDS][0])
                 next_actions = smoothed_actions(next_actions, noise, noise_clip=config.target_noise_clip)
             next_q = critics.q(minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors())
-            wanted = clipped_double_q_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_q)
             q = critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]))
-            return critic_loss_of(minibatch, q, wanted)
+            return critic_loss_of(minibatch, q, tf.reduce_min(next_q, axis=0))
 
         def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             means, _ = actor.outputs(minibatch[c.OBS])
-            q = critics.q(minibatch[c.OBS], tf.tanh(means))
-            return tf.reduce_mean(deterministic_actor_losses(q[0])), {}
+            return -tf.reduce_mean(critics.q(minibatch[c.OBS], tf.tanh(means))[0]), {}
 
         adam, every = self.adam(config.adam_epsilon), config.policy_delay
         phase = Phase("actor", actor_loss, (), actor.trainable_variables, adam, ACTOR_LR, every=every)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from aiorl.errors import BatchError
 from aiorl.learning.lazy import tf
 from aiorl.learning.losses.policy_gradient import masked_normalise
 
@@ -74,20 +73,9 @@ def vtrace(
         valid: [T, B] float32, 0 where a row is no transition: vs = V and the advantage is 0 there, and nothing
             flows through it. None = all rows are transitions.
     Returns: targets; no gradient flows through them.
-    Raises: BatchError if the leading [T, B] of two inputs differ.
     Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, eq. 1 and section 4.2; with lam below 1, the
         advantages of rlax (`vtrace_td_error_and_advantage`).
     """
-    columns = {
-        "rewards": rewards, "terminateds": terminateds, "truncateds": truncateds,
-        "bootstrap_values": bootstrap_values, "log_rhos": log_rhos, "valid": valid,
-    }  # fmt: skip
-    for name, column in columns.items():
-        if column is not None and column.shape != values.shape:
-            raise BatchError(name, f"shape {values.shape}, that of values", column.shape)
-    if last_values.shape != values.shape[1:]:
-        raise BatchError("last_values", f"shape {values.shape[1:]}", last_values.shape)
-
     rhos = tf.exp(log_rhos)
     following = _following(values, last_values, terminateds, truncateds, bootstrap_values)
     deltas = tf.minimum(rho_bar, rhos) * (rewards + gamma * following - values)

@@ -16,36 +16,11 @@ from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.learning.models.branch import Branch, make_branch
-from aiorl.learning.models.distributions import Distribution, to_tf_distribution
+from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.models.networks import Network, dense, layer_variables
 
 _EPSILON = 1e-6
 """What variances are at least, where all features are 0."""
-
-
-class StateDependentDeviations:
-    """Weights by which features become deviations.
-
-    Attributes:
-        log_std: Keras variable [F, A].
-    """
-
-    def __init__(self, distribution: DiagGaussian, settings: SDESettings) -> None:
-        """Make the weights for a distribution with features."""
-        shape = distribution.num_features, distribution.size
-        self.log_std = keras.Variable(np.full(shape, settings.initial_log_std, np.float32))
-        self._learns_features = settings.learns_features
-
-    def __call__(self, features: Any) -> Any:
-        """See `log_deviations`; features learn from them only where they are to."""
-        return log_deviations(features if self._learns_features else ops.stop_gradient(features), self.log_std)
-
-    def shares(self, features: Any) -> Any:
-        """Of features [B, F] in the deviations, ``phi_f sigma_fa / sqrt(v_a)``: [B, F * A]; only acting reads them."""
-        num_features, size = self.log_std.shape
-        inverse = ops.exp(-log_deviations(features, self.log_std))
-        shares = ops.expand_dims(features, 2) * ops.exp(self.log_std) * ops.expand_dims(inverse, 1)
-        return ops.reshape(shares, [-1, num_features * size])
 
 
 def log_deviations(features: Any, log_std: Any) -> Any:
@@ -60,17 +35,11 @@ def log_deviations(features: Any, log_std: Any) -> Any:
     return 0.5 * ops.log(variances + _EPSILON)
 
 
-def with_features(distribution: ActionDistribution, num_features: int) -> DiagGaussian:
-    """The distribution of a policy with so many features.
-
-    Raises: ConfigError if actions are not numbers of one Box.
-    """
-    if not isinstance(distribution, DiagGaussian):
-        raise ConfigError(
-            f"use_sde is for actions of a Box; this policy's are of {distribution.action_space}.",
-            key="use_sde", value=True, hint="Leave use_sde out.",
-        )  # fmt: skip
-    return distribution.with_features(num_features)
+def shares(features: Any, log_std: Any) -> Any:
+    """Of features [B, F] in the deviations, ``phi_f sigma_fa / sqrt(v_a)``: [B, F * A]; only acting reads them."""
+    inverse = ops.exp(-log_deviations(features, log_std))
+    found = ops.expand_dims(features, 2) * ops.exp(log_std) * ops.expand_dims(inverse, 1)
+    return ops.reshape(found, [-1, log_std.shape[0] * log_std.shape[1]])
 
 
 F32 = NDArray[np.float32]
@@ -115,9 +84,8 @@ class ActorCritic(Network):
     """
 
     noise_size = 0
-    _looks_at: Distribution | None = None
     _log_std: keras.Variable | None = None
-    _deviations: StateDependentDeviations | None = None
+    _sde: SDESettings | None = None
 
     def __init__(
         self,
@@ -128,49 +96,14 @@ class ActorCritic(Network):
         rng: np.random.Generator,
         noise: SDESettings | None = None,
     ) -> None:
-        if config.lstm_use_prev_action_reward:
-            self._looks_at = to_tf_distribution(distribution)
-        num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
-        names = ["shared"] if config.vf_share_layers else ["policy", "value"]
-        self._branches = [make_branch(name, layout, obs_dtype, config, rng, num_previous) for name in names]
-        num_features = self._branches[0].num_outputs
-        num_outputs = distribution.num_inputs // 2 if config.free_log_std else distribution.num_inputs
-        if noise is not None:
-            num_outputs, distribution = self._add_deviations(distribution, num_features, noise)
         self._describe(layout, obs_dtype, distribution, config)
-        self._policy_head = dense(rng, num_features, num_outputs, gain=_POLICY_GAIN)
+        names = ["shared"] if config.vf_share_layers else ["policy", "value"]
+        self._branches = [self._make_branch(name, rng) for name in names]
+        self._make_policy_head(rng, noise, gives_means=config.free_log_std)
         self._value_head = dense(rng, self._branches[-1].num_outputs, 1, gain=_VALUE_GAIN)
         if config.free_log_std:
-            self._log_std = keras.Variable(np.full(num_outputs, config.initial_log_std, np.float32))
-        named: dict[str, Any] = {}
-        for branch in self._branches:
-            named |= branch.named_variables()
-        named |= layer_variables("policy/head", self._policy_head) | layer_variables("value/head", self._value_head)
-        if self._log_std is not None:
-            named["policy/log_std"] = self._log_std
-        self._take_variables(named)
-
-    def _add_deviations(
-        self, distribution: ActionDistribution, num_features: int, noise: SDESettings
-    ) -> tuple[int, ActionDistribution]:
-        """Have features make deviations; what is left to the policy's head, and the distribution with these features.
-
-        Raises: ConfigError if actions are not numbers of one Box.
-        """
-        kind = with_features(distribution, num_features)
-        self._deviations = StateDependentDeviations(kind, noise)
-        self._log_std = self._deviations.log_std
-        return kind.size, kind
-
-    def _dist_inputs(self, features: Any) -> Any:
-        """Inputs of the distribution [B, P] of the policy's features [B, F]."""
-        outputs = self._policy_head(features)
-        if self._deviations is not None:
-            return tf.concat([outputs, self._deviations(features)], axis=-1)
-        if self._log_std is not None:
-            log_std = tf.convert_to_tensor(self._log_std)
-            return tf.concat([outputs, tf.zeros_like(outputs) + log_std], axis=-1)
-        return outputs
+            self._log_std = keras.Variable(np.full(distribution.num_inputs // 2, config.initial_log_std, np.float32))
+        self._take_named(policy=self._policy_head, value=self._value_head)
 
     def _describe(
         self, layout: ObsLayout, obs_dtype: str, distribution: ActionDistribution, config: ModelConfig
@@ -184,6 +117,7 @@ class ActorCritic(Network):
         self.obs_dtype = obs_dtype
         self.distribution = distribution
         self.config = config
+        self._looks_at = to_tf_distribution(distribution) if config.lstm_use_prev_action_reward else None
         if layout.num_mask and layout.num_mask != len(distribution.choice_inputs):
             raise PolicyError(
                 f"action masks have {layout.num_mask} entries; the {distribution.name} distribution has "
@@ -193,6 +127,47 @@ class ActorCritic(Network):
         self._mask_entries = np.full(distribution.num_inputs, layout.num_mask, np.int32)
         if layout.num_mask:
             self._mask_entries[distribution.choice_inputs] = np.arange(layout.num_mask)
+
+    def _make_branch(self, name: str, rng: np.random.Generator) -> Branch:
+        num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
+        return make_branch(name, self.layout, self.obs_dtype, self.config, rng, num_previous)
+
+    def _make_policy_head(self, rng: np.random.Generator, noise: SDESettings | None, *, gives_means: bool) -> None:
+        """Make the policy's last layer and, with noise, the weights by which features become deviations.
+
+        Raises: ConfigError if there is noise and actions are not numbers of one Box.
+        """
+        kind, features = self.distribution, self._branches[0].num_outputs
+        num_outputs = kind.num_inputs // 2 if gives_means or noise is not None else kind.num_inputs
+        if noise is not None:
+            if not isinstance(kind, DiagGaussian):
+                raise ConfigError(
+                    f"use_sde is for actions of a Box; this policy's are of {kind.action_space}.",
+                    key="use_sde", value=True, hint="Leave use_sde out.",
+                )  # fmt: skip
+            self.distribution, self._sde = kind.with_features(features), noise
+            self._log_std = keras.Variable(np.full((features, num_outputs), noise.initial_log_std, np.float32))
+        self._policy_head = dense(rng, features, num_outputs, gain=_POLICY_GAIN)
+
+    def _take_named(self, **heads: keras.layers.Layer) -> None:
+        """Take the variables of branches, heads and deviations."""
+        named: dict[str, Any] = {}
+        for branch in self._branches:
+            named |= branch.named_variables()
+        for name, head in heads.items():
+            named |= layer_variables(f"{name}/head", head)
+        self._take_variables(named if self._log_std is None else {**named, "policy/log_std": self._log_std})
+
+    def _dist_inputs(self, features: Any) -> Any:
+        """Inputs of the distribution [B, P] of the policy's features [B, F]; means alone without deviations."""
+        outputs = self._policy_head(features)
+        if self._log_std is None:
+            return outputs
+        log_std = tf.convert_to_tensor(self._log_std)
+        if self._sde is None:
+            return tf.concat([outputs, tf.zeros_like(outputs) + log_std], axis=-1)
+        features = features if self._sde.learns_features else tf.stop_gradient(features)
+        return tf.concat([outputs, log_deviations(features, log_std)], axis=-1)
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -235,6 +210,7 @@ class ActorCritic(Network):
         prev_rewards: Any = None,
         *,
         weights: Mapping[str, Any] | None = None,
+        for_acting: bool = False,
     ) -> tuple[Any, Any, list[Any]]:
         """Outputs of one step for B observations.
 
@@ -244,36 +220,20 @@ class ActorCritic(Network):
             prev_actions: [B, *action_shape] in column form, if the network looks back; zeros at an episode's start.
             prev_rewards: [B], likewise.
             weights: tensors by name to be used in place of all variables.
+            for_acting: features that make noise of the state have their shares behind the inputs, [B, P + F * A].
         Returns: inputs of the action distribution [B, P], values [B], and the state after the step.
         """
         obs, mask = self._without_mask(obs)
         previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
         with self._using(weights):
-            return self._step(obs, mask, previous, parts)[:3]
-
-    def acting_step(
-        self,
-        obs: Any,
-        state: Sequence[Any],
-        prev_actions: Any = None,
-        prev_rewards: Any = None,
-        *,
-        weights: Mapping[str, Any] | None = None,
-    ) -> tuple[Any, Any, list[Any]]:
-        """As `forward_step`, for acting: features that make noise of the state have their shares behind the inputs.
-
-        Returns: inputs and shares [B, P + F * A], values [B], and the state after the step.
-        """
-        if self._deviations is None:
-            return self.forward_step(obs, state, prev_actions, prev_rewards, weights=weights)
-        obs, mask = self._without_mask(obs)
-        previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
-        with self._using(weights):
             dist_inputs, values, state_out, features = self._step(obs, mask, previous, parts)
-            return tf.concat([dist_inputs, self._deviations.shares(features)], axis=-1), values, state_out
+            if for_acting and self._sde is not None:
+                own_shares = shares(features, tf.convert_to_tensor(self._log_std))
+                dist_inputs = tf.concat([dist_inputs, own_shares], axis=-1)
+        return dist_inputs, values, state_out
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
-        """What `forward_step` and `acting_step` are made of; subclasses have their own.
+        """What `forward_step` is made of; subclasses have their own.
 
         Args:
             obs: [B, *layout.shape].

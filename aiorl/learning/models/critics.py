@@ -12,10 +12,10 @@ from aiorl.acting.distributions import LOG_STD_MIN, ActionDistribution, DiagGaus
 from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
-from aiorl.learning.models.branch import choose_layers, make_branch, make_trunk
+from aiorl.learning.models.branch import choose_layers, make_trunk
 from aiorl.learning.models.networks import Network, dense, layer_variables, make_stack
 
-_ACTOR_GAIN, _CRITIC_GAIN = 0.01, 0.1
+_CRITIC_GAIN = 0.1
 
 
 class Actor(ActorCritic):
@@ -48,15 +48,10 @@ class Actor(ActorCritic):
             noise: how it makes noise of the state; None = it doesn't.
         """
         self._is_deterministic = is_deterministic
-        branch = make_branch("policy", layout, obs_dtype, config, rng)
-        self._branches = [branch]
-        num_outputs = distribution.num_inputs // 2 if is_deterministic else distribution.num_inputs
-        if noise is not None:
-            num_outputs, distribution = self._add_deviations(distribution, branch.num_outputs, noise)
         self._describe(layout, obs_dtype, distribution, config)
-        self._policy_head = dense(rng, branch.num_outputs, num_outputs, gain=_ACTOR_GAIN)
-        own = {} if self._log_std is None else {"policy/log_std": self._log_std}
-        self._take_variables(branch.named_variables() | layer_variables("policy/head", self._policy_head) | own)
+        self._branches = [self._make_branch("policy", rng)]
+        self._make_policy_head(rng, noise, gives_means=is_deterministic)
+        self._take_named(policy=self._policy_head)
 
     def outputs(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """What the network itself gives for observations [B, *obs_shape], [B, P]; and the mask [B, M] or None.

@@ -37,11 +37,9 @@ class Distribution(ABC):
         num_features: E, numbers that `features` makes of an action.
     """
 
-    num_features: int
-
-    def __init__(self, twin: acting.ActionDistribution) -> None:
-        self.acting = twin
-        self.num_inputs = twin.num_inputs
+    def __init__(self, twin: Any) -> None:
+        self.acting: acting.ActionDistribution = twin
+        self.num_inputs = self.num_features = twin.num_inputs
 
     @abstractmethod
     def logp(self, inputs: Any, actions: Any) -> Any:
@@ -56,126 +54,69 @@ class Distribution(ABC):
         """Kullback-Leibler divergence KL(inputs || other) [B] in nats."""
 
     @abstractmethod
-    def deterministic(self, inputs: Any) -> Any:
-        """The mode (for the squashed Gaussian: the squashed mean), [B, *action_shape]."""
-
-    @abstractmethod
-    def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
-        """Actions [B, *action_shape] and their log-probabilities [B]; `seed` [2] int32 decides them.
-
-        Gaussian samples are reparametrised: gradients flow through them.
-        """
-
-    @abstractmethod
     def features(self, actions: Any) -> Any:
         """Actions [B, *action_shape] as inputs of a network, [B, E] float32: choices one-hot, numbers as they are."""
 
 
-class Categorical(Distribution):
-    """See the NumPy twin."""
+class Choices(Distribution):
+    """The twin of Categorical, Greedy and MultiCategorical: C choices, padded to W, the widest of them."""
 
-    def __init__(self, twin: acting.Categorical) -> None:
-        super().__init__(twin)
-        self._start = twin.start
-        self._dtype = tf.as_dtype(twin.action_dtype)
-        self.num_features = twin.num_inputs
-
-    def logp(self, inputs: Any, actions: Any) -> Any:
-        """See the base class."""
-        return _chosen(tf.nn.log_softmax(inputs), tf.cast(actions, tf.int32) - self._start)
-
-    def entropy(self, inputs: Any) -> Any:
-        """See the base class."""
-        return _categorical_entropy(inputs)
-
-    def kl(self, inputs: Any, other: Any) -> Any:
-        """See the base class."""
-        return _categorical_kl(inputs, other)
-
-    def deterministic(self, inputs: Any) -> Any:
-        """The likeliest action."""
-        return tf.cast(tf.argmax(inputs, axis=-1, output_type=tf.int32) + self._start, self._dtype)
-
-    def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
-        """See the base class."""
-        index = _draw(inputs, seed)
-        return tf.cast(index + self._start, self._dtype), _chosen(tf.nn.log_softmax(inputs), index)
-
-    def features(self, actions: Any) -> Any:
-        """One-hot; zeros for a number that is no action, as at an episode's start in a space not from 0."""
-        return _one_hot(tf.cast(actions, tf.int32) - self._start, self.num_features)
-
-
-class MultiCategorical(Distribution):
-    """See the NumPy twin."""
-
-    def __init__(self, twin: acting.MultiCategorical) -> None:
+    def __init__(self, twin: acting.Categorical | acting.Greedy | acting.MultiCategorical) -> None:
         super().__init__(twin)
         # NumPy arrays become constants of the graph that is traced; tensors made here would become inputs of it
-        self._start = twin.start.astype(np.int32)
-        self._shape = list(twin.action_shape)
-        self._dtype = tf.as_dtype(twin.action_dtype)
-        self._components = len(twin.sizes)
-        self._widest = int(twin.sizes.max())
+        self._start = np.asarray(twin.start, np.int32)
+        several = twin if isinstance(twin, acting.MultiCategorical) else None
+        self._components = 1 if several is None else len(several.sizes)
+        self._widest = twin.num_inputs if several is None else int(several.sizes.max())
+        positions = np.arange(twin.num_inputs) if several is None else several.positions
+        self._positions = positions.astype(np.int32)
         # for each place among components padded to the widest one: which logit, or the padding after them all
-        sources = np.full(self._components * self._widest, self.num_inputs)
-        sources[twin.positions] = np.arange(self.num_inputs)
-        self._sources = sources.astype(np.int32)
-        self._positions = twin.positions.astype(np.int32)
-        self.num_features = twin.num_inputs
+        self._sources = np.full(self._components * self._widest, self.num_inputs, np.int32)
+        self._sources[self._positions] = np.arange(self.num_inputs)
+        self._is_padded = self.num_inputs != len(self._sources)
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
-        index = tf.cast(tf.reshape(actions, [-1, self._components]), tf.int32) - self._start
-        return tf.reduce_sum(_chosen(tf.nn.log_softmax(self._padded(inputs)), index), axis=-1)
+        log_probabilities = tf.nn.log_softmax(self._padded(inputs))
+        # by a mask: XLA on a CPU is slow at gathering and scattering
+        mask = tf.one_hot(self._index(actions), self._widest, on_value=True, off_value=False, dtype=tf.bool)
+        return tf.reduce_sum(tf.reduce_sum(tf.where(mask, log_probabilities, 0.0), axis=-1), axis=-1)
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
-        return tf.reduce_sum(_categorical_entropy(self._padded(inputs)), axis=-1)
+        log_probabilities = tf.nn.log_softmax(self._padded(inputs))
+        return tf.reduce_sum(-tf.reduce_sum(tf.exp(log_probabilities) * log_probabilities, axis=-1), axis=-1)
 
     def kl(self, inputs: Any, other: Any) -> Any:
         """See the base class."""
-        return tf.reduce_sum(_categorical_kl(self._padded(inputs), self._padded(other)), axis=-1)
-
-    def deterministic(self, inputs: Any) -> Any:
-        """The likeliest action of each component."""
-        return self._to_actions(tf.argmax(self._padded(inputs), axis=-1, output_type=tf.int32))
-
-    def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
-        """See the base class."""
-        logits = self._padded(inputs)
-        index = _draw(logits, seed)
-        return self._to_actions(index), tf.reduce_sum(_chosen(tf.nn.log_softmax(logits), index), axis=-1)
+        mine, others = tf.nn.log_softmax(self._padded(inputs)), tf.nn.log_softmax(self._padded(other))
+        return tf.reduce_sum(tf.reduce_sum(tf.exp(mine) * (mine - others), axis=-1), axis=-1)
 
     def features(self, actions: Any) -> Any:
-        """Each component one-hot."""
-        index = tf.cast(tf.reshape(actions, [-1, self._components]), tf.int32) - self._start
-        padded = tf.reshape(_one_hot(index, self._widest), [-1, self._components * self._widest])
-        return tf.gather(padded, self._positions, axis=1)
+        """Each choice one-hot; zeros for a number that is none, as at an episode's start in a space not from 0."""
+        # ONNX's own one-hot operator would wrap such a number around
+        is_chosen = tf.equal(self._index(actions)[..., None], np.arange(self._widest, dtype=np.int32))
+        padded = tf.reshape(tf.cast(is_chosen, tf.float32), [-1, len(self._sources)])
+        return tf.gather(padded, self._positions, axis=1) if self._is_padded else padded
+
+    def _index(self, actions: Any) -> Any:
+        """Numbers of the choices [B, C], from 0."""
+        return tf.cast(tf.reshape(actions, [-1, self._components]), tf.int32) - self._start.reshape(-1)
 
     def _padded(self, inputs: Any) -> Any:
-        """Logits as [B, components, widest]."""
-        if self.num_inputs != self._components * self._widest:
+        """Logits as [B, C, W]."""
+        if self._is_padded:
             padded = tf.pad(inputs, [[0, 0], [0, 1]], constant_values=MASKED_LOGIT)
             inputs = tf.gather(padded, self._sources, axis=1)
         return tf.reshape(inputs, [-1, self._components, self._widest])
-
-    def _to_actions(self, index: Any) -> Any:
-        return tf.cast(tf.reshape(index + self._start, [-1, *self._shape]), self._dtype)
 
 
 class Bernoulli(Distribution):
     """See the NumPy twin."""
 
-    def __init__(self, twin: acting.Bernoulli) -> None:
-        super().__init__(twin)
-        self._shape = list(twin.action_shape)
-        self._dtype = tf.as_dtype(twin.action_dtype)
-        self.num_features = twin.num_inputs
-
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
-        return self._logp(inputs, self.features(actions) > 0)
+        return -tf.reduce_sum(tf.nn.softplus(tf.where(self.features(actions) > 0, -inputs, inputs)), axis=-1)
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
@@ -186,24 +127,9 @@ class Bernoulli(Distribution):
         ones = tf.sigmoid(inputs) * (inputs - other)
         return tf.reduce_sum(ones + tf.nn.softplus(other) - tf.nn.softplus(inputs), axis=-1)
 
-    def deterministic(self, inputs: Any) -> Any:
-        """The bits that are likelier 1 than 0."""
-        return self._to_actions(inputs > 0)
-
-    def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
-        """See the base class."""
-        bits = tf.random.stateless_uniform(tf.shape(inputs), seed) < tf.sigmoid(inputs)
-        return self._to_actions(bits), self._logp(inputs, bits)
-
     def features(self, actions: Any) -> Any:
         """The bits as numbers."""
         return tf.cast(tf.reshape(actions, [-1, self.num_inputs]), tf.float32)
-
-    def _logp(self, inputs: Any, bits: Any) -> Any:
-        return -tf.reduce_sum(tf.nn.softplus(tf.where(bits, -inputs, inputs)), axis=-1)
-
-    def _to_actions(self, bits: Any) -> Any:
-        return tf.cast(tf.reshape(bits, [-1, *self._shape]), self._dtype)
 
 
 class DiagGaussian(Distribution):
@@ -232,12 +158,11 @@ class DiagGaussian(Distribution):
         spread = tf.exp(2.0 * (log_std - other_log_std))
         return tf.reduce_sum(other_log_std - log_std + 0.5 * (spread + shift * shift - 1.0), axis=-1)
 
-    def deterministic(self, inputs: Any) -> Any:
-        """The mean."""
-        return self._to_actions(self._parameters(inputs)[0])
-
     def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
-        """See the base class."""
+        """Actions [B, *action_shape] and their log-densities [B]; `seed` [2] int32 decides them.
+
+        Samples are reparametrised: gradients flow through them.
+        """
         values, logp = self._draw_normal(inputs, seed)
         return self._to_actions(values), logp
 
@@ -291,12 +216,8 @@ class SquashedGaussian(DiagGaussian):
         slope = 2.0 * math.log(2.0) - 2.0 * tf.reduce_sum(folded * _LOGISTIC_WEIGHTS, axis=-1)
         return super().entropy(inputs) + tf.reduce_sum(slope + tf.math.log(0.5 * self._span), axis=-1)
 
-    def deterministic(self, inputs: Any) -> Any:
-        """The squashed mean."""
-        return self._to_actions(self._squash(self._parameters(inputs)[0]))
-
     def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
-        """See the base class."""
+        """See `DiagGaussian`."""
         values, logp = self._draw_normal(inputs, seed)
         slope = tf.reduce_sum(_log_tanh_slope(values) + tf.math.log(0.5 * self._span), axis=-1)
         return self._to_actions(self._squash(values)), logp - slope
@@ -311,17 +232,12 @@ class Composite(Distribution):
     def __init__(self, twin: acting.Composite) -> None:
         super().__init__(twin)
         self._parts = [(to_tf_distribution(part.distribution), part) for part in twin.parts]
-        self._dtype = tf.as_dtype(twin.action_dtype)
         self.num_features = sum(kind.num_features for kind, _ in self._parts)
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
-        return tf.add_n(
-            [
-                kind.logp(inputs[:, part.inputs], batch)
-                for (kind, part), batch in zip(self._parts, self._split(actions), strict=True)
-            ]
-        )
+        actions = tf.convert_to_tensor(actions)
+        return tf.add_n([kind.logp(inputs[:, part.inputs], actions[:, part.actions]) for kind, part in self._parts])
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
@@ -331,38 +247,16 @@ class Composite(Distribution):
         """See the base class."""
         return tf.add_n([kind.kl(inputs[:, part.inputs], other[:, part.inputs]) for kind, part in self._parts])
 
-    def deterministic(self, inputs: Any) -> Any:
-        """The mode of each component."""
-        return self._joined([kind.deterministic(inputs[:, part.inputs]) for kind, part in self._parts])
-
-    def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
-        """See the base class."""
-        actions, logps = [], []
-        for index, (kind, part) in enumerate(self._parts):
-            own_seed = tf.random.experimental.stateless_fold_in(seed, index)
-            chosen, logp = kind.sample_with_logp(inputs[:, part.inputs], own_seed)
-            actions.append(chosen)
-            logps.append(logp)
-        return self._joined(actions), tf.add_n(logps)
-
     def features(self, actions: Any) -> Any:
         """Each component's features."""
-        batches = zip(self._parts, self._split(actions), strict=True)
-        return tf.concat([kind.features(batch) for (kind, _), batch in batches], axis=1)
-
-    def _split(self, actions: Any) -> list[Any]:
         actions = tf.convert_to_tensor(actions)
-        return [tf.reshape(actions[:, part.actions], [-1, *part.distribution.action_shape]) for _, part in self._parts]
-
-    def _joined(self, batches: list[Any]) -> Any:
-        sizes = [part.actions.stop - part.actions.start for _, part in self._parts]
-        flat = [tf.reshape(batch, [-1, size]) for batch, size in zip(batches, sizes, strict=True)]
-        return tf.concat([tf.cast(batch, self._dtype) for batch in flat], axis=1)
+        return tf.concat([kind.features(actions[:, part.actions]) for kind, part in self._parts], axis=1)
 
 
 _TWINS: dict[str, Callable[[Any], Distribution]] = {
-    acting.Categorical.name: Categorical,
-    acting.MultiCategorical.name: MultiCategorical,
+    acting.Categorical.name: Choices,
+    acting.Greedy.name: Choices,
+    acting.MultiCategorical.name: Choices,
     acting.Bernoulli.name: Bernoulli,
     acting.DiagGaussian.name: DiagGaussian,
     acting.SquashedGaussian.name: SquashedGaussian,
@@ -372,7 +266,7 @@ _TWINS: dict[str, Callable[[Any], Distribution]] = {
 
 
 def to_tf_distribution(distribution: acting.ActionDistribution) -> Distribution:
-    """The TensorFlow twin of a NumPy distribution."""
+    """Return the TensorFlow twin of a NumPy distribution."""
     return _TWINS[distribution.name](distribution)
 
 
@@ -380,30 +274,3 @@ def _log_tanh_slope(values: Any) -> Any:
     """log(1 - tanh(u)^2) without cancellation."""
     size = tf.abs(values)
     return 2.0 * (math.log(2.0) - size - tf.math.log1p(tf.exp(-2.0 * size)))
-
-
-def _chosen(log_probabilities: Any, index: Any) -> Any:
-    """Entries of the last axis at `index`, by a mask: XLA on a CPU is slow at gathering and scattering."""
-    mask = tf.one_hot(index, log_probabilities.shape[-1], on_value=True, off_value=False, dtype=tf.bool)
-    return tf.reduce_sum(tf.where(mask, log_probabilities, 0.0), axis=-1)
-
-
-def _one_hot(index: Any, size: int) -> Any:
-    """One-hot along a new last axis; zeros for an index out of range, which ONNX's own operator would wrap around."""
-    return tf.cast(tf.equal(index[..., None], np.arange(size, dtype=np.int32)), tf.float32)
-
-
-def _draw(logits: Any, seed: Any) -> Any:
-    """Choices along the last axis, by adding Gumbel noise."""
-    uniform = tf.random.stateless_uniform(tf.shape(logits), seed, minval=float(np.finfo(np.float32).tiny))
-    return tf.argmax(logits - tf.math.log(-tf.math.log(uniform)), axis=-1, output_type=tf.int32)
-
-
-def _categorical_entropy(logits: Any) -> Any:
-    log_probabilities = tf.nn.log_softmax(logits)
-    return -tf.reduce_sum(tf.exp(log_probabilities) * log_probabilities, axis=-1)
-
-
-def _categorical_kl(logits: Any, other: Any) -> Any:
-    log_probabilities = tf.nn.log_softmax(logits)
-    return tf.reduce_sum(tf.exp(log_probabilities) * (log_probabilities - tf.nn.log_softmax(other)), axis=-1)

@@ -34,19 +34,23 @@ from aiorl.learning.models.actor_critic import log_deviations
 from aiorl.learning.models.branch import CustomStack, channels_first, choose_layers
 from aiorl.learning.models.catalog import make_custom_model
 
-_POLICY = "policy"
-
 
 @dataclass(eq=False)
-class _Network:
-    """Layers of Keras's own with given weights, and what is between them.
+class FunctionalNetwork:
+    """Applies a network to Keras's tensors: layers of Keras's own with given weights, and what is between them.
+
+    What a network of action values consists of, its weights say.
 
     Attributes:
         layout: how an observation lies in its array.
         obs_dtype: "float32" or "uint8".
         distribution: of the actions.
         model_config: settings of the hidden layers, the keys of `model`.
-        weights: by name.
+        weights: by the names that `ActorCritic.variables` has.
+        returns: those of the first and the last atom of a network of action values with several.
+
+    Raises: ConfigError for a custom model that can't be made any more, networks of another kind, and atoms whose
+        returns are not known.
     """
 
     layout: ObsLayout
@@ -54,22 +58,102 @@ class _Network:
     distribution: ActionDistribution
     model_config: Mapping[str, Any]
     weights: Mapping[str, NDArray[Any]]
+    returns: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         self._config = ModelConfig.of(self.model_config)
+        self._custom, self._atoms = None, None
+        self._is_dueling = self._has("advantage") and self._has("value")
+        self._has_q = isinstance(self.distribution, Greedy) and (self._is_dueling or self._has("q"))
+        if self._has_q:
+            head = self.weights[f"{'advantage' if self._is_dueling else 'q'}/head/kernel"]
+            if (num_atoms := head.shape[1] // self.distribution.num_inputs) > 1:
+                if self.returns is None:
+                    raise ConfigError(
+                        f"which returns its {num_atoms} atoms stand for (v_min, v_max) is not known.",
+                        hint="Export it as onnx.",
+                    )
+                self._atoms = np.linspace(*self.returns, num_atoms, dtype=np.float32)
+        elif any(name.startswith("custom/") for name in self.weights):
+            self._custom = make_custom_model(
+                self.layout, self.obs_dtype, self.distribution, self._config, self.model_config, seed=0
+            )
+            self._custom.set_weights(self.weights)
+        elif not self._has("policy"):
+            raise _without_form(self.weights)
 
-    def _without_mask(self, obs: Any) -> tuple[Any, Any]:
-        """Observations [B, *layout.shape] and masks [B, M] (None without) of arrays [B, *layout.array_shape]."""
-        num_mask = self.layout.num_mask
-        if not num_mask:
-            return obs, None
-        return ops.reshape(obs[:, num_mask:], [-1, *self.layout.shape]), obs[:, :num_mask]
+    def __call__(
+        self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
+    ) -> tuple[Any, Any, list[Any]]:
+        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
 
-    def _previous(self, actions: Any, rewards: Any) -> Any:
-        """Previous actions and rewards as rows of numbers [B, E + 1]; None for networks that don't look back."""
-        if not self._config.lstm_use_prev_action_reward:
-            return None
-        return ops.concatenate([_features(self.distribution, actions), ops.reshape(rewards, [-1, 1])], axis=-1)
+        Raises: ConfigError if the weights are not those of such a network.
+        """
+        mask, previous, state_out = None, None, list[Any]()
+        if num_mask := self.layout.num_mask:
+            obs, mask = ops.reshape(obs[:, num_mask:], [-1, *self.layout.shape]), obs[:, :num_mask]
+        if self._config.lstm_use_prev_action_reward:
+            actions = _features(self.distribution, prev_actions)
+            previous = ops.concatenate([actions, ops.reshape(prev_rewards, [-1, 1])], axis=-1)
+        if self._has_q:
+            values, state_out = self._q(obs, mask, list(state), previous)
+            dist_inputs = self._masked(values, mask)
+            return dist_inputs, ops.max(dist_inputs, axis=-1), state_out
+        if self._custom is not None:
+            dist_inputs, *own = self._custom.network(obs)
+            values = own[0] if own else self._dense("value/head", self._stack("value", obs))
+        else:
+            dist_inputs, values, state_out = self._policy_and_value(obs, list(state), previous)
+        dist_inputs = self._masked(ops.cast(dist_inputs, "float32"), mask)
+        return dist_inputs, ops.reshape(ops.cast(values, "float32"), [-1]), state_out
+
+    def _policy_and_value(self, obs: Any, state: list[Any], previous: Any) -> tuple[Any, Any, list[Any]]:
+        has_value = self._has("value")  # else critics stayed with the learner
+        names = ["shared"] if self._config.vf_share_layers else ["policy", "value"] if has_value else ["policy"]
+        size = len(state) // len(names)
+        features, state_out = [], []
+        for index, name in enumerate(names):
+            found, after = self._branch(name, obs, state[index * size : (index + 1) * size], previous)
+            features.append(found)
+            state_out += after
+        dist_inputs = self._dense("policy/head", features[0])
+        if dist_inputs.shape[-1] != self.distribution.num_inputs:  # means alone
+            log_std = self.weights.get("policy/log_std", np.array(LOG_STD_MIN, np.float32))
+            has_features = self.distribution.num_features
+            rest = log_deviations(features[0], log_std) if has_features else ops.zeros_like(dist_inputs) + log_std
+            dist_inputs = ops.concatenate([dist_inputs, rest], axis=-1)
+        values = self._dense("value/head", features[-1]) if has_value else ops.zeros_like(dist_inputs[:, :1])
+        return dist_inputs, values, state_out
+
+    def _q(self, obs: Any, mask: Any, state: list[Any], previous: Any) -> tuple[Any, list[Any]]:
+        """Action values [B, A], and the next state; see `aiorl.learning.losses.q_learning.dueling`."""
+        features, state_out = self._branch("q", obs, state, previous)
+        if self._is_dueling:
+            values, advantages = (self._stream(name, features) for name in ("value", "advantage"))
+            legal = ops.ones_like(advantages)
+            if mask is not None:
+                legal = ops.cast(ops.greater(mask, 0), advantages.dtype)
+                legal = legal if self._atoms is None else ops.expand_dims(legal, -1)
+            total = ops.sum(ops.multiply(advantages, legal), axis=1, keepdims=True)
+            mean = ops.divide(total, ops.maximum(ops.sum(legal, axis=1, keepdims=True), 1.0))
+            found = ops.subtract(ops.add(values, advantages), mean)
+        else:
+            found = self._stream("q", features)
+        found = ops.cast(found, "float32")
+        if self._atoms is not None:
+            found = ops.sum(ops.multiply(ops.softmax(found), self._atoms), axis=-1)
+        return found, state_out
+
+    def _stream(self, name: str, features: Any) -> Any:
+        """What a stream gives: [B, A], or with atoms [B, A, Z]; for the value A is 1."""
+        _, _, activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
+        hiddens = (f"{name}/dense_{index}" for index in itertools.count())
+        for hidden in itertools.takewhile(lambda hidden: f"{hidden}/kernel" in self.weights, hiddens):
+            features = self._dense(hidden, features, activation)
+        outputs = self._dense(f"{name}/head", features)
+        if self._atoms is None:
+            return outputs
+        return ops.reshape(outputs, [-1, outputs.shape[-1] // len(self._atoms), len(self._atoms)])
 
     def _branch(self, name: str, obs: Any, state: list[Any], previous: Any) -> tuple[Any, list[Any]]:
         """Features [B, D] of observations [B, ...], and the next state, as `models.branch.Branch.step` gives them."""
@@ -99,10 +183,6 @@ class _Network:
         for index in range(len(hiddens)):
             features = self._dense(f"{name}/dense_{index}", features, activation)
         return features
-
-    def _head(self, name: str, features: Any) -> Any:
-        """Outputs [B, P] of the last layer of a stream."""
-        return self._dense(f"{name}/head", features)
 
     def _dense(self, name: str, features: Any, activation: str | None = None) -> Any:
         """Outputs [B, P] of a dense layer."""
@@ -135,150 +215,14 @@ class _Network:
         layer.set_weights(self._given(name, "kernel", "bias"))
         return outputs
 
+    def _has(self, head: str) -> bool:
+        return f"{head}/head/kernel" in self.weights
+
     def _given(self, name: str, *parts: str) -> list[NDArray[Any]]:
         try:
             return [self.weights[f"{name}/{part}"] for part in parts]
         except KeyError as error:
             raise _without_form(self.weights) from error
-
-
-class FunctionalNetwork(_Network):
-    """Applies a network, whose weights are given by the names that `ActorCritic.variables` has, to Keras's tensors.
-
-    The rest is what it was built from, see `aiorl.learning.models.catalog.build_model`.
-
-    Raises: ConfigError for a custom model that can't be made any more, and networks of another kind.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._custom = None
-        if any(name.startswith("custom/") for name in self.weights):
-            self._custom = make_custom_model(
-                self.layout, self.obs_dtype, self.distribution, self._config, self.model_config, seed=0
-            )
-            self._custom.set_weights(self.weights)
-        elif f"{_POLICY}/head/kernel" not in self.weights:
-            raise _without_form(self.weights)
-
-    def __call__(
-        self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
-    ) -> tuple[Any, Any, list[Any]]:
-        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
-
-        Raises: ConfigError if the weights are not those of such a network.
-        """
-        obs, mask = self._without_mask(obs)
-        if self._custom is not None:
-            dist_inputs, *own = self._custom.network(obs)
-            values = own[0] if own else self._head("value", self._stack("value", obs))
-            state_out: list[Any] = []
-        else:
-            previous = self._previous(prev_actions, prev_rewards)
-            dist_inputs, values, state_out = self._built_in(obs, list(state), previous)
-        dist_inputs = self._masked(ops.cast(dist_inputs, "float32"), mask)
-        return dist_inputs, ops.reshape(ops.cast(values, "float32"), [-1]), state_out
-
-    def _built_in(self, obs: Any, state: list[Any], previous: Any) -> tuple[Any, Any, list[Any]]:
-        has_value = "value/head/kernel" in self.weights  # else critics stayed with the learner
-        names = ["shared"] if self._config.vf_share_layers else [_POLICY, "value"] if has_value else [_POLICY]
-        size = len(state) // len(names)
-        features, state_out = [], []
-        for index, name in enumerate(names):
-            found, after = self._branch(name, obs, state[index * size : (index + 1) * size], previous)
-            features.append(found)
-            state_out += after
-        dist_inputs = self._head(_POLICY, features[0])
-        if dist_inputs.shape[-1] != self.distribution.num_inputs:  # means alone
-            log_std = self.weights.get(f"{_POLICY}/log_std", np.array(LOG_STD_MIN, np.float32))
-            if self.distribution.num_features:
-                rest = log_deviations(features[0], log_std)
-            else:
-                rest = ops.add(ops.zeros_like(dist_inputs), log_std)
-            dist_inputs = ops.concatenate([dist_inputs, rest], axis=-1)
-        values = self._head("value", features[-1]) if has_value else ops.zeros_like(dist_inputs[:, :1])
-        return dist_inputs, values, state_out
-
-
-@dataclass(eq=False)
-class FunctionalQNetwork(_Network):
-    """Applies a network of action values, whose weights are given by the names that `QNetwork.variables` has.
-
-    Whether it has streams, their hidden layers and the number of atoms are what the weights say; the rest is what it
-    was built from, see `aiorl.learning.models.q_network.QNetwork`.
-
-    Attributes:
-        returns: those of the first and the last atom; a network of expected returns needs none.
-
-    Raises: ConfigError for networks of another kind, and one with atoms whose returns are not known.
-    """
-
-    returns: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.is_form_of(self.distribution, self.weights):
-            raise _without_form(self.weights)
-        _, _, self._activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
-        self._is_dueling = "advantage/head/kernel" in self.weights
-        head = self.weights["advantage/head/kernel" if self._is_dueling else "q/head/kernel"]
-        self._num_atoms = head.shape[1] // self.distribution.num_inputs
-        self._atoms = None
-        if self._num_atoms > 1:
-            if self.returns is None:
-                raise ConfigError(
-                    f"which returns its {self._num_atoms} atoms stand for (v_min, v_max) is not known.",
-                    hint="Export it as onnx.",
-                )
-            self._atoms = np.linspace(*self.returns, self._num_atoms, dtype=np.float32)
-
-    @staticmethod
-    def is_form_of(distribution: ActionDistribution, weights: Mapping[str, NDArray[Any]]) -> bool:
-        """Whether a network with such actions and weights is one of action values."""
-        is_dueling = "advantage/head/kernel" in weights and "value/head/kernel" in weights
-        return isinstance(distribution, Greedy) and (is_dueling or "q/head/kernel" in weights)
-
-    def __call__(
-        self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
-    ) -> tuple[Any, Any, list[Any]]:
-        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
-
-        Raises: ConfigError if the weights are not those of such a network.
-        """
-        obs, mask = self._without_mask(obs)
-        previous = self._previous(prev_actions, prev_rewards)
-        features, state_out = self._branch("q", obs, list(state), previous)
-        values = ops.cast(self._dueling(features, mask) if self._is_dueling else self._values("q", features), "float32")
-        if self._atoms is not None:
-            values = ops.sum(ops.multiply(ops.softmax(values), self._atoms), axis=-1)
-        values = self._masked(values, mask)
-        return values, ops.max(values, axis=-1), state_out
-
-    def _dueling(self, features: Any, mask: Any) -> Any:
-        """See `aiorl.learning.losses.q_learning.dueling`."""
-        values, advantages = (self._stream(name, features) for name in ("value", "advantage"))
-        if mask is None:
-            mean = ops.mean(advantages, axis=1, keepdims=True)
-        else:
-            legal = ops.cast(ops.greater(mask, 0), advantages.dtype)
-            if self._atoms is not None:
-                legal = ops.expand_dims(legal, -1)
-            total = ops.sum(ops.multiply(advantages, legal), axis=1, keepdims=True)
-            mean = ops.divide(total, ops.maximum(ops.sum(legal, axis=1, keepdims=True), 1.0))
-        return ops.subtract(ops.add(values, advantages), mean)
-
-    def _stream(self, name: str, features: Any) -> Any:
-        hiddens = (f"{name}/dense_{index}" for index in itertools.count())
-        for hidden in itertools.takewhile(lambda hidden: f"{hidden}/kernel" in self.weights, hiddens):
-            features = self._dense(hidden, features, self._activation)
-        return self._values(name, features)
-
-    def _values(self, name: str, features: Any) -> Any:
-        """What a stream gives: [B, A], or with atoms [B, A, Z]; for the value A is 1."""
-        outputs = self._head(name, features)
-        if self._atoms is None:
-            return outputs
-        return ops.reshape(outputs, [-1, outputs.shape[-1] // self._num_atoms, self._num_atoms])
 
 
 def _without_form(weights: Mapping[str, NDArray[Any]]) -> ConfigError:

@@ -15,8 +15,7 @@ from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.learning.losses.q_learning import dueling, expected_q, support
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
-from aiorl.learning.models.branch import choose_layers, make_branch
-from aiorl.learning.models.distributions import Categorical
+from aiorl.learning.models.branch import choose_layers
 from aiorl.learning.models.networks import HIDDEN_GAIN, dense, layer_variables
 
 _GAIN = 0.1
@@ -105,11 +104,7 @@ class QNetwork(ActorCritic):
         self._is_dueling = is_dueling
         self._num_atoms = 1 if atoms is None else atoms[2]
         self.atoms = None if atoms is None else support(*atoms).numpy()
-        if config.lstm_use_prev_action_reward:
-            self._looks_at = Categorical(distribution)
-        num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
-        branch = make_branch("q", layout, obs_dtype, config, rng, num_previous)
-        self._branches = [branch]
+        self._branches = [branch := self._make_branch("q", rng)]
         outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
         named = branch.named_variables()
         self._streams: dict[str, list[tuple[str, Any]]] = {}
@@ -174,19 +169,10 @@ class QNetwork(ActorCritic):
             features = self._branches[0].sequence(own_obs, looked_at, state, resets, steps, burn_in=burn_in)
             return self._q(features, mask), mask
 
-    def acting_step(
-        self,
-        obs: Any,
-        state: Sequence[Any],
-        prev_actions: Any = None,
-        prev_rewards: Any = None,
-        *,
-        weights: Mapping[str, Any] | None = None,
-        noise: Any = None,
-    ) -> tuple[Any, Any, list[Any]]:
+    def forward_step(self, *arguments: Any, noise: Any = None, **options: Any) -> tuple[Any, Any, list[Any]]:
         """See the base class; `noise` [B, K] is that of noisy layers, and None takes their means."""
         with self._taking(noise):
-            return super().acting_step(obs, state, prev_actions, prev_rewards, weights=weights)
+            return super().forward_step(*arguments, **options)
 
     @contextmanager
     def _taking(self, noise: Any) -> Iterator[None]:
@@ -209,7 +195,9 @@ class QNetwork(ActorCritic):
                     start = end
                 else:
                     outputs = layer(outputs)
-            given[name] = self._shaped(outputs)
+            if self.atoms is not None:
+                outputs = tf.reshape(outputs, [-1, outputs.shape[-1] // self._num_atoms, self._num_atoms])
+            given[name] = outputs
         if not self._is_dueling:
             return given["q"]
         return dueling(given["value"], given["advantage"], mask, axis=-1 if self.atoms is None else -2)
@@ -222,10 +210,3 @@ class QNetwork(ActorCritic):
             values = expected_q(values, self.atoms)
         values = self._masked(values, mask)
         return Outputs(values, tf.reduce_max(values, axis=-1), state_out)
-
-    def _shaped(self, outputs: Any) -> Any:
-        return (
-            outputs
-            if self.atoms is None
-            else tf.reshape(outputs, [-1, outputs.shape[-1] // self._num_atoms, self._num_atoms])
-        )

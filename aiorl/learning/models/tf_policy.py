@@ -92,7 +92,8 @@ class TFNetwork:
 
     def _forward(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
         num_previous = 0 if self._spec.prev_action is None else 2
-        dist_inputs, values, state = self.model.acting_step(obs, list(rest[num_previous:]), *rest[:num_previous])
+        previous, state = rest[:num_previous], list(rest[num_previous:])
+        dist_inputs, values, state = self.model.forward_step(obs, state, *previous, for_acting=True)
         return (dist_inputs, values, *state)
 
 

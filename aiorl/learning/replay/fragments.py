@@ -71,21 +71,6 @@ def check_priorities(arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Non
         raise BatchError(c.PRIORITIES, "sizes of errors, at least 0", f"{array.min()}")
 
 
-def checked_errors(name: str, errors: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return absolute values of errors as float64.
-
-    Raises:
-        BatchError: another shape, or numbers that are not finite.
-    """
-    array = np.asarray(errors)
-    if array.shape != shape or array.dtype.kind not in "fiu":
-        raise BatchError(name, f"numbers {shape}", f"{array.dtype} {array.shape}")
-    found: NDArray[np.float64] = np.abs(array.astype(np.float64))
-    if not all_finite(found):
-        raise BatchError(name, "finite numbers", "a NaN or an infinity")
-    return found
-
-
 def newest_steps(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array], cut: int) -> dict[str, Array]:
     """Return what a fragment that is checked has of its rows, without its first steps.
 

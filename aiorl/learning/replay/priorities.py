@@ -5,13 +5,10 @@ Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, the proportional v
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from aiorl.errors import ConfigError
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -126,17 +123,6 @@ class Prioritised:
 
     alpha: float = 0.6
     epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        """Refuse what gives no priorities.
-
-        Raises:
-            ConfigError: a number out of its range.
-        """
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha of priorities is {self.alpha}; it is from 0 to 1.", value=self.alpha)
-        if not 0 <= self.epsilon < math.inf:
-            raise ConfigError(f"epsilon of priorities is {self.epsilon}; it is 0 or more.", value=self.epsilon)
 
 
 class Priorities:

@@ -13,7 +13,7 @@ from aiorl.acting.postprocess import last_rows, n_step_new_obs
 from aiorl.data import columns as c
 from aiorl.data.columns import Piece
 from aiorl.errors import BatchError, CheckpointError
-from aiorl.learning.replay.fragments import check_fragment, checked_errors, newest_steps
+from aiorl.learning.replay.fragments import check_fragment, newest_steps
 from aiorl.learning.replay.frames import FrameStore, observed
 from aiorl.learning.replay.priorities import Priorities
 from aiorl.learning.replay.ring import Ring, Snapshot
@@ -107,7 +107,7 @@ class Replay:
             raise BatchError(self.spec.columns[0].name, f"at most {most} rows a step, as the replay has", num_envs)
 
     def insert_fragment(self, arrays: Mapping[str, Array], *, priorities: Any = None) -> int:
-        """Store the transitions of a fragment, its newest steps if there is no room for all; on an error, none.
+        """Store the transitions of a fragment that `check_fragment` has passed, its newest steps if not all have room.
 
         Args:
             arrays: of the fragment by name: columns [T, N, ...], and what `new_obs` can be made of where it is not
@@ -117,15 +117,11 @@ class Replay:
                 that `update_priorities` has been told so far counts as that (1 before). None = the largest so far.
                 Read only if rows are drawn by priority.
         Returns: rows stored.
-
-        Raises:
-            BatchError: a column is missing or does not fit, or a step has more rows than the replay.
         """
-        self.check_fragment(arrays)
         shape = arrays[self.spec.columns[0].name].shape[:2]
         errors = None
         if priorities is not None and self._priorities is not None:
-            errors = checked_errors("priorities", priorities, shape)
+            errors = np.abs(np.asarray(priorities, np.float64))
         most = self._most_steps(arrays, *shape)
         if shape[0] > most:
             arrays = newest_steps(self.spec.columns, arrays, shape[0] - most)
@@ -189,17 +185,11 @@ class Replay:
         Args:
             ids: of a `Sample`, any shape. Rows that are gone since are passed over; of a row that is there several
                 times, the last one counts.
-            errors: the same shape, TD errors, whose absolute values are taken.
-
-        Raises:
-            BatchError: no ids of this replay, or errors that are not finite.
+            errors: the same shape, finite TD errors, whose absolute values are taken.
         """
-        if ids.dtype != np.int64 or (ids.size and not 0 <= ids.min() <= ids.max() < self.stored):
-            raise BatchError("ids", f"int64 from 0 to {self.stored - 1}", ids.dtype)
-        found = checked_errors("errors", errors, ids.shape).reshape(-1)
         if self._priorities is None:
             return
-        numbers = ids.reshape(-1)
+        numbers, found = ids.reshape(-1), np.abs(np.asarray(errors, np.float64)).reshape(-1)
         if numbers.size and numbers.min() < self._oldest:
             is_here = numbers >= self._oldest
             numbers, found = numbers[is_here], found[is_here]
@@ -247,8 +237,6 @@ class Replay:
             raise CheckpointError("replay", f"its saved state can't be used: {error}") from error
 
     def _restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
-        if not isinstance(values["spec"], Mapping):
-            raise ValueError(f"spec is {values['spec']!r:.50}")
         mine = self.spec.identity()
         known = {name: mine[name] for name in self.spec.made_with} | dict(values["spec"])  # older ones don't tell
         if known != mine:
@@ -259,66 +247,32 @@ class Replay:
                 f"it was saved with other settings: {'; '.join(differing)}. "
                 "With checkpoint_replay false a run goes on without it",
             )
-        for name in ("stored", "oldest", "sampled"):
-            if type(values[name]) is not int or not 0 <= values[name] < 2**62:
-                raise ValueError(f"{name} is {values[name]!r:.50}")
-        self._ring.written, self._oldest, self.sampled = values["stored"], values["oldest"], values["sampled"]
-        if not self._ring.oldest <= self._oldest <= self.stored:
+        self._ring.written, self._oldest, self.sampled = (int(values[name]) for name in ("stored", "oldest", "sampled"))
+        if not 0 <= self._ring.oldest <= self._oldest <= self.stored:
             raise ValueError(f"oldest is {self._oldest}, stored {self.stored}")
         rings = {"rows": self._ring}
-        arrays: dict[str, Array] = {}
         if self._frames is not None:
-            frames = rings["frames"] = self._frames.ring
-            frames.written = int(values["frames_stored"])
-            arrays["groups"] = np.zeros((0, 2), np.int64)
-            arrays["last"] = np.zeros((0, self.spec.stack), np.int64)
-        if self._priorities is not None:
-            arrays["priorities"] = np.zeros(self.spec.capacity)
-        is_there = {name: np.zeros(ring.capacity, np.bool_) for name, ring in rings.items()}
+            rings["frames"] = self._frames.ring
+            self._frames.ring.written = int(values["frames_stored"])
+        missing = {name: ring.written - ring.oldest for name, ring in rings.items()}
+        arrays: dict[str, Array] = {}
         for name, first, array in pieces:
             if name in rings:
-                _take_back(name, rings[name], first, array, is_there[name])
-            elif name in arrays:
-                arrays[name] = array
+                missing[name] -= rings[name].take_back(first, array)
             else:
-                raise ValueError(f"it has a piece {name!r:.50}")
-        for name, ring in rings.items():
-            found, wanted = np.count_nonzero(is_there[name]), ring.written - ring.oldest
-            if found != wanted:
-                raise ValueError(f"{found} of {wanted} {name} are there")
+                arrays[name] = array
+        if any(missing.values()):
+            raise ValueError(f"so many are missing: {missing}")
         if self._frames is not None:
-            self._take_groups(arrays["groups"], self._frames)
+            self._groups = deque(_Group(*pair) for pair in arrays["groups"].tolist())
             self._frames.set_last(arrays["last"])
         if self._priorities is not None:
-            self._take_priorities(self._priorities, arrays["priorities"], float(values["largest_error"]))
+            found = arrays["priorities"]
+            if found.shape != (self.spec.capacity,) or not np.isfinite(found).all():
+                raise ValueError(f"priorities are {found.dtype} {found.shape}, or not finite")
+            self._priorities.tree.set_run(0, found)
+            self._priorities.largest = float(values["largest_error"])
         self._rng.bit_generator.state = values["rng"]
-
-    def _take_priorities(self, priorities: Priorities, found: Array, largest: float) -> None:
-        if found.shape != (self.spec.capacity,) or found.dtype != np.float64:
-            raise ValueError(f"priorities are {found.dtype} {found.shape}")
-        if not np.isfinite(found).all() or (found < 0).any() or not 0 < largest < np.inf:
-            raise ValueError("priorities are not finite or below 0")
-        is_live = np.zeros(self.spec.capacity, np.bool_)
-        for slots, _ in self._ring.runs(self._oldest, self.stored) if len(self) else ():
-            is_live[slots] = True
-        if (found[is_live] <= 0).any() or found[~is_live].any():
-            raise ValueError("priorities are not those of its rows")
-        priorities.tree.set_run(0, found)
-        priorities.largest = largest
-
-    def _take_groups(self, groups: Array, frames: FrameStore) -> None:
-        if groups.ndim != 2 or groups.shape[1] != 2 or groups.dtype != np.int64:
-            raise ValueError(f"groups are {groups.dtype} {groups.shape}")
-        ends, firsts = groups[:, 0], groups[:, 1]
-        if (np.diff(groups, axis=0) < 0).any() or (firsts < frames.ring.oldest).any():
-            raise ValueError("groups are out of order")
-        if not (self._oldest < ends).all() or (len(self) and (not len(ends) or ends[-1] != self.stored)):
-            raise ValueError("groups are not those of its rows")
-        self._groups = deque(_Group(*pair) for pair in groups.tolist())
-        for name in FRAMES_OF.values():
-            slots = self._ring.slots[name]
-            if ((slots < 0) | (slots >= frames.ring.capacity)).any():
-                raise ValueError(f"{name} are not all slots of frames")
 
     def _most_steps(self, arrays: Mapping[str, Array], length: int, num_envs: int) -> int:
         """Newest steps of a fragment that there is room for: for their rows, and for their frames."""
@@ -403,20 +357,3 @@ def _rows(array: Array, keep: NDArray[np.int64] | None, *, leading: int = 2) -> 
     """Rows [B, ...] of a column [T, N, ...], only those kept."""
     rows = array.reshape(-1, *array.shape[leading:])
     return rows if keep is None else rows[keep]
-
-
-def _take_back(name: str, ring: Ring, first: int, array: Array, is_there: NDArray[np.bool_]) -> None:
-    """Write a piece where it was, and note its slots.
-
-    Raises:
-        ValueError: it does not fit.
-    """
-    if array.dtype == np.uint8 and array.ndim == 2 and array.shape[1] == ring.slots.dtype.itemsize:
-        array = np.ascontiguousarray(array).view(ring.slots.dtype)[:, 0]
-    if array.dtype != ring.slots.dtype or array.ndim != 1:
-        raise ValueError(f"{name} are {array.dtype} {array.shape}")
-    if not ring.oldest <= first <= first + len(array) <= ring.written:
-        raise ValueError(f"{name} from {first} on, {len(array)} of them, were not there")
-    for slots, part in ring.runs(first, first + len(array)):
-        ring.slots[slots] = array[part]
-        is_there[slots] = True

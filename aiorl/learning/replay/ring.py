@@ -71,6 +71,24 @@ class Ring:
         newest = self.written - 1
         return newest - (newest - slots) % self.capacity
 
+    def take_back(self, first: int, rows: Array) -> int:
+        """Write rows of a snapshot where they were.
+
+        Args:
+            first: number of the first.
+            rows: records, or uint8 [B, bytes of a record].
+        Returns: B.
+
+        Raises:
+            ValueError: they do not fit, or were not there.
+        """
+        rows = np.ascontiguousarray(rows).view(self.slots.dtype).reshape(-1)
+        if not self.oldest <= first <= first + len(rows) <= self.written:
+            raise ValueError(f"rows from {first} on, {len(rows)} of them, were not there")
+        for slots, part in self.runs(first, first + len(rows)):
+            self.slots[slots] = rows[part]
+        return len(rows)
+
     def snapshot(self) -> RingSnapshot:
         """Return the rows as they are now, to be read beside writing; the one before it ends."""
         with self._lock:

@@ -9,11 +9,9 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
@@ -22,7 +20,6 @@ from aiorl.errors import ConfigError
 from aiorl.learning.replay.priorities import Prioritised, SumTree
 from aiorl.process.machine import available_bytes
 
-_MAX_STACK = 16
 _SPARE_FRAMES = 1024
 
 RECENT_FRAMES = 3072
@@ -56,29 +53,6 @@ class ReplaySpec:
     spill_dir: str | None = None
     unit: str = "rows"
     made_with: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse what no replay can hold.
-
-        Raises:
-            ConfigError: no rows, or stacks that the columns have not.
-        """
-        if self.capacity < 1:
-            raise ConfigError(f"a replay of {self.capacity} rows holds nothing.", value=self.capacity)
-        if not self.stack:
-            return
-        shapes = {column.shape for column in self.columns if column.name in FRAMES_OF}
-        dtypes = {column.dtype for column in self.columns if column.name in FRAMES_OF}
-        has_both = {column.name for column in self.columns} >= FRAMES_OF.keys()
-        if not has_both or len(shapes) != 1 or len(dtypes) != 1:
-            raise ConfigError("frames are kept once where obs and new_obs are columns of one shape and dtype.")
-        (shape,) = shapes
-        if not 1 <= self.stack <= _MAX_STACK or (self.stack > 1 and shape[-1:] != (self.stack,)):
-            raise ConfigError(
-                f"observations of shape {shape} are no stacks of {self.stack} frames.",
-                value=self.stack,
-                hint=f"The last axis has the frames, 2 to {_MAX_STACK}.",
-            )
 
     @property
     def plain_columns(self) -> tuple[ColumnSpec, ...]:
@@ -169,7 +143,7 @@ def check_fits(specs: Iterable[ReplaySpec]) -> None:
     """
     specs = list(specs)
     what = ", ".join(map(str, specs))
-    needed, free = sum(map(_bytes_in_memory, specs)), available_bytes()
+    needed, free = sum(spec.memory_bytes for spec in specs), available_bytes()
     if needed > free:
         raise ConfigError(
             f"the replay ({what}) needs {_readable(needed)} of memory, and {_readable(free)} are free.",
@@ -222,18 +196,6 @@ def allocate(count: int, record: np.dtype[np.void], spill_dir: str | None) -> ND
             value=count,
             hint="Set a smaller replay_capacity, or replay_spill_dir.",
         ) from error
-
-
-def _bytes_in_memory(spec: ReplaySpec) -> int:
-    """What a replay takes of memory, in files of a file system that lies there, too."""
-    is_all = spec.spill_dir is not None and _lies_in_memory(spec.spill_dir)
-    return spec.memory_bytes + (spec.disk_bytes if is_all else 0)
-
-
-def _lies_in_memory(directory: str) -> bool:
-    path = Path(directory).resolve()
-    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
-    return next((mounts[place] for place in (path, *path.parents) if place in mounts), "") in ("tmpfs", "ramfs")
 
 
 def _unusable(directory: str, error: OSError) -> ConfigError:

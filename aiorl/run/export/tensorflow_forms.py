@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, PREV_ACTIONS_INPUT, PREV_REWARDS_INPUT
 from aiorl.errors import ExportError
-from aiorl.learning.models.functional import FunctionalNetwork, FunctionalQNetwork
+from aiorl.learning.models.functional import FunctionalNetwork
 from aiorl.run.export.check import Runner
 from aiorl.run.export.form import PolicyForm, choose_action, normalise
 
@@ -56,18 +56,16 @@ def to_keras(form: PolicyForm) -> Any:
     return keras.Model(inputs, actions | given, name="policy")
 
 
-def _network(form: PolicyForm) -> FunctionalNetwork | FunctionalQNetwork:
+def _network(form: PolicyForm) -> FunctionalNetwork:
     """The policy's network, to be applied to Keras's tensors.
 
     Raises: ConfigError if it can't be made of what the checkpoint holds.
     """
-    parts, settings, weights = form.parts, form.settings, form.weights
+    parts, settings = form.parts, form.settings
     layout, distribution, model = parts.preprocessor.layout, parts.policy.distribution, settings.get("model") or {}
-    if not FunctionalQNetwork.is_form_of(distribution, weights):
-        return FunctionalNetwork(layout, form.spec.obs_dtype, distribution, model, weights)
     least, largest = settings.get("v_min"), settings.get("v_max")
     returns = None if least is None or largest is None else (least, largest)
-    return FunctionalQNetwork(layout, form.spec.obs_dtype, distribution, model, weights, returns)
+    return FunctionalNetwork(layout, form.spec.obs_dtype, distribution, model, form.weights, returns)
 
 
 def write_keras(form: PolicyForm, path: Path) -> Runner:

@@ -72,15 +72,6 @@ def test_sequences_are_the_environments_of_the_fragments(length: int) -> None:
     assert (valid[2:, 3:] == 0).all()
 
 
-def test_behind_a_short_sequence_stands_the_observation_that_followed_it() -> None:
-    """So that a row's successor is the next row, wherever its sequence ends."""
-    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
-    given_fragment = fragment(3, 2)
-    obs = buffers.column(buffers.sequences([given_fragment], 2, 5), c.OBS)
-    np.testing.assert_array_equal(obs[:, 3], given_fragment[c.LAST_OBS])
-    assert (obs[:, 4] == 0).all()
-
-
 def test_buffers_are_used_again_after_two_batches_and_nothing_stale_is_left_in_them() -> None:
     buffers = BatchBuffers(COLUMNS)
     first = buffers.rows([fragment(4, 4, 1)], 16)
@@ -92,45 +83,6 @@ def test_buffers_are_used_again_after_two_batches_and_nothing_stale_is_left_in_t
     assert second[PACKED] is not first[PACKED]
     assert (third[PACKED][4:] == 0).all()
     assert (third["image"][4:] == 0).all()
-
-
-def test_zeros_have_the_same_arrays_as_a_batch_and_no_valid_row() -> None:
-    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
-    zeros = buffers.zeros(6, 4)
-    batch = buffers.sequences([fragment(4, 6)], 6, 4)
-    assert {name: (a.shape, a.dtype) for name, a in zeros.items()} == {
-        name: (a.shape, a.dtype) for name, a in batch.items()
-    }
-    assert not any(array.any() for array in zeros.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "column", "said"),
-    [
-        (c.REWARDS, None, "in every fragment"),
-        (c.REWARDS, np.zeros((4, 3), np.float32), "shape"),
-        (c.OBS, np.zeros((4, 2, 4), np.float32), "shape"),
-        (c.ACTIONS, np.zeros((4, 2), np.float32), "int32"),
-        ("image", np.zeros((4, 2, 2, 2, 1), np.float32), "uint8"),
-        (c.OBS, None, "a column"),
-    ],
-)
-def test_a_column_that_is_missing_or_does_not_fit_is_named(name: str, column: Any, said: str) -> None:
-    broken = fragment(4, 2)
-    if column is None:
-        del broken[name]
-    else:
-        broken[name] = column
-    with pytest.raises(BatchError, match=said) as caught:
-        BatchBuffers(COLUMNS).rows([broken], 8)
-    assert caught.value.column == name
-
-
-def test_more_rows_or_longer_sequences_than_there_is_room_for_are_refused() -> None:
-    with pytest.raises(BatchError, match="at most 7 rows"):
-        BatchBuffers(COLUMNS).rows([fragment(4, 2)], 7)
-    with pytest.raises(BatchError, match="at most 2 sequences of 3"):
-        BatchBuffers(COLUMNS + OF_SEQUENCES).sequences([fragment(4, 2)], 2, 3)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from algorithm_cases import make_model
 
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.compiled_algorithm import sequence_forward, sequence_forward_with_last, state_resets
@@ -45,7 +45,7 @@ def columns_for(model: Any, length: int, num: int) -> dict[str, tf.Tensor]:
 
 
 @pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
-def test_a_sequence_gives_what_single_steps_with_resets_give(make_model: Callable[..., Any], cell: str) -> None:
+def test_a_sequence_gives_what_single_steps_with_resets_give(cell: str) -> None:
     model = make_model(**{cell: True})
     columns = columns_for(model, 6, 3)
     dist_inputs, values, last_values = sequence_forward_with_last(model, columns)
@@ -64,9 +64,7 @@ def test_a_sequence_gives_what_single_steps_with_resets_give(make_model: Callabl
     np.testing.assert_allclose(sequence_forward(model, columns)[1], values, atol=1e-6)
 
 
-def test_previous_actions_and_rewards_reach_the_cell_and_those_of_the_last_transition_what_follows_it(
-    make_model: Callable[..., Any],
-) -> None:
+def test_previous_actions_and_rewards_reach_the_cell_and_those_of_the_last_transition_what_follows_it() -> None:
     model = make_model(use_lstm=True, lstm_use_prev_action_reward=True)
     columns = columns_for(model, 5, 2)
     valid = np.ones((5, 2), np.float32)
@@ -86,7 +84,7 @@ def test_previous_actions_and_rewards_reach_the_cell_and_those_of_the_last_trans
     np.testing.assert_allclose(last_values[0], model.forward_step(columns[c.LAST_OBS], state, *last)[1][0], atol=1e-6)
 
 
-def test_a_model_without_state_sees_the_rows_of_a_sequence_as_one_batch(make_model: Callable[..., Any]) -> None:
+def test_a_model_without_state_sees_the_rows_of_a_sequence_as_one_batch() -> None:
     model = make_model()
     columns = columns_for(model, 4, 3)
     dist_inputs, values, last_values = sequence_forward_with_last(model, columns)

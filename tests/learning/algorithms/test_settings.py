@@ -47,7 +47,7 @@ WITH_CRITICS = pytest.mark.parametrize("algo", ["sac", "td3", "cql", "iql"])
 
 def make(algo: str, **settings: Any) -> CommonConfig:
     return config_class(algo).from_mapping(
-        {"env": "E", "input": "data" if algo in ("cql", "iql") else "sampler"} | settings
+        {"env": "E", "input": "data" if algo in ("bc", "cql", "iql", "marwil") else "sampler"} | settings
     )
 
 
@@ -98,20 +98,154 @@ def test_workers_are_told_how_long_a_matrix_lasts(algo: str) -> None:
     assert "StateDependentNoise" not in str(kind.acting_settings(kind.config_class()))
 
 
+LSTM: dict[str, Any] = {"model": {"use_lstm": True}}
+LARGE = {"rollout_fragment_length": 64, "num_envs_per_worker": 32}
+OWN_PRIORITIES = {"worker_priorities": True, "prioritized_replay": True}
+SEQUENCES: dict[str, Any] = {
+    **LSTM, "rollout_fragment_length": 10, "replay_sequence_length": 6, "burn_in": 2, "train_batch_size": 8,
+}  # fmt: skip
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("ppo", {"sde_sample_freq": 4}, "sde_sample_freq"),
+    ("ppo", {"sde_initial_log_std": -1.0}, "sde_initial_log_std"),
+    ("ppo", {"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
+    ("ppo", {"use_sde": True, "model": {"free_log_std": True}}, "model.free_log_std"),
+    ("ppo", {"use_sde": True, "model": {"custom_model": "a:b"}}, "model.custom_model"),
+    ("ppo", {"train_batch_size": 4000, "rollout_fragment_length": 64}, "train_batch_size"),
+    ("ppo", {"train_batch_size": 2048, "sgd_minibatch_size": 4096}, "sgd_minibatch_size"),
+    ("ppo", {**LSTM, "sgd_minibatch_size": 100, "rollout_fragment_length": 64}, "sgd_minibatch_size"),
+    ("ppo", {"lr_schedule": [[10, 1e-3], [5, 1e-4]]}, "lr_schedule"),
+    ("ppo", {"entropy_coeff_schedule": []}, "entropy_coeff_schedule"),
+    ("ppo", {"clip_param": 0}, "clip_param"),
+    *(("ppo", {name: points}, name) for name in ("clip_param_schedule", "vf_clip_param_schedule")
+      for points in ([[0, 0.2], [10, 0.0]], [[5, 0.2], [1, 0.1]], [])),
+    ("ppo", {"kl_target": 0.1}, "kl_target"),
+    ("pg", {"lambda_": 0.9}, "lambda_"),
+    ("pg", {"vf_loss_coeff": 0.5}, "vf_loss_coeff"),
+    ("impala", {"sgd_minibatch_size": 100, "rollout_fragment_length": 64}, "sgd_minibatch_size"),
+    ("impala", {"sgd_minibatch_size": 8192, "train_batch_size": 4096}, "sgd_minibatch_size"),
+    ("impala", {"vtrace_clip_rho_threshold": 0}, "vtrace_clip_rho_threshold"),
+    ("impala", {"vtrace": False, "vtrace_clip_rho_threshold": 2.0}, "vtrace_clip_rho_threshold"),
+    ("impala", {"vtrace": False, "vtrace_clip_pg_rho_threshold": 2.0}, "vtrace_clip_pg_rho_threshold"),
+    ("impala", {"opt_type": "sgd"}, "opt_type"),
+    ("impala", {"decay": 0.5}, "decay"),
+    ("impala", {"max_policy_lag": -1}, "max_policy_lag"),
+    ("appo", {"train_batch_size": 4000, **LARGE}, "train_batch_size"),
+    ("appo", {**LSTM, "sgd_minibatch_size": 100, "rollout_fragment_length": 64}, "sgd_minibatch_size"),
+    ("appo", {"target_update_freq": 0}, "target_update_freq"),
+    ("appo", {"target_worker_clipping": 0}, "target_worker_clipping"),
+    ("appo", {"vf_clip_param": 1.0}, "vf_clip_param"),
+    ("bc", {"vf_loss_coeff": 0.3}, "vf_loss_coeff"),
+    ("bc", {"observation_filter": "MeanStdFilter", "gradients": "workers", "sgd_minibatch_size": 2048},
+     "observation_filter"),
+    ("marwil", {"normalize_advantages": True}, "normalize_advantages"),
+    ("marwil", {**LSTM, "postprocess_inputs": False}, "postprocess_inputs"),
+    ("dqn", {"learning_starts": 65, "replay_capacity": 64}, "learning_starts"),
+    ("dqn", {"replay_capacity": 7, "learning_starts": 1, "num_envs_per_worker": 2}, "replay_capacity"),
+    ("dqn", {"input": "files/*.json"}, "input"),
+    ("dqn", {"epsilon_schedule": [[0, 2.0]]}, "epsilon_schedule"),
+    ("dqn", {"num_atoms": 5, "v_min": 3, "v_max": 2}, "v_min"),
+    ("dqn", {"v_max": 100}, "v_max"),
+    ("dqn", {"sigma0": 1.0}, "sigma0"),
+    ("dqn", {"noisy": True, "epsilon_schedule": [[0, 0.5]]}, "epsilon_schedule"),
+    ("dqn", {"v_min": float("-inf")}, "v_min"),
+    ("dqn", {"v_max": float("nan")}, "v_max"),
+    ("dqn", {"num_atoms": 5, "huber_delta": 2}, "huber_delta"),
+    ("dqn", {"dueling": False, "dueling_hiddens": [4]}, "dueling_hiddens"),
+    ("dqn", {"model": {"vf_share_layers": True}}, "model.vf_share_layers"),
+    ("dqn", {"model": {"free_log_std": True}}, "model.free_log_std"),
+    ("dqn", {"prioritized_replay_alpha": 0.5}, "prioritized_replay_alpha"),
+    ("dqn", {"per_worker_epsilon": True, "num_workers": 0}, "per_worker_epsilon"),
+    ("dqn", {"per_worker_epsilon": True, "num_workers": 1, "epsilon_schedule": [[0, 1.0]]}, "epsilon_schedule"),
+    ("dqn", {"fragments_per_update": 10**9}, "fragments_per_update"),
+    ("dqn", {"training_intensity": float("inf")}, "training_intensity"),
+    ("dqn", {"n_step": 5, "rollout_fragment_length": 4}, "n_step"),
+    ("dqn", {"worker_priorities": True}, "worker_priorities"),
+    ("dqn", {**OWN_PRIORITIES, "value_rescaling": True}, "worker_priorities"),
+    ("dqn", {**OWN_PRIORITIES, **SEQUENCES}, "worker_priorities"),
+    ("dqn", {**LSTM, "rollout_fragment_length": 4}, "rollout_fragment_length"),
+    ("dqn", {"sequence_overlap": 0}, "sequence_overlap"),
+    ("dqn", {"sequence_priority_eta": 0.5}, "sequence_priority_eta"),
+    ("dqn", {**SEQUENCES, "sequence_priority_eta": 0.5}, "sequence_priority_eta"),
+    ("dqn", {**SEQUENCES, "burn_in": 6}, "burn_in"),
+    ("dqn", {**SEQUENCES, "sequence_overlap": 1}, "sequence_overlap"),
+    ("dqn", {**SEQUENCES, "sequence_overlap": 6}, "sequence_overlap"),
+    ("dqn", {**SEQUENCES, "replay_sequence_length": 11}, "replay_sequence_length"),
+    ("dqn", {**SEQUENCES, "n_step": 5}, "n_step"),
+    ("dqn", {**SEQUENCES, "train_batch_size": 3}, "train_batch_size"),
+    ("dqn", {**SEQUENCES, "batch_mode": "complete_episodes"}, "batch_mode"),
+    ("dqn", {**SEQUENCES, "model": {}}, "replay_sequence_length"),
+    ("dqn", {"num_atoms": 5, "value_rescaling": True}, "value_rescaling"),
+    ("apex", {"prioritized_replay": False}, "worker_priorities"),
+    ("apex", {"num_workers": 0}, "per_worker_epsilon"),
+    ("apex", {"model": {"use_gru": True}}, "worker_priorities"),
+    ("sac", {"model": {"use_gru": True}}, "model.use_gru"),
+    ("sac", {"model": {"free_log_std": True}}, "model.free_log_std"),
+    ("sac", {"model": {"vf_share_layers": True}}, "model.vf_share_layers"),
+    ("sac", {"target_entropy": "high"}, "target_entropy"),
+    ("sac", {"target_entropy": 0.5, "target_entropy_scale": 0.5}, "target_entropy_scale"),
+    ("sac", {"alpha_lr": 0, "target_entropy": 0.5}, "target_entropy"),
+    ("sac", {"alpha_lr": 0, "target_entropy_scale": 0.5}, "target_entropy_scale"),
+    ("sac", {"input": "files/*.json"}, "input"),
+    ("td3", {"smooth_target_policy": False, "target_noise": 0.1}, "target_noise"),
+    ("cql", {"postprocess_inputs": False}, "postprocess_inputs"),
+    ("cql", {"shuffle_buffer_size": 3}, "shuffle_buffer_size"),
+    ("cql", {"input_epochs": 1}, "input_epochs"),
+    ("cql", {"random_timesteps": 9}, "random_timesteps"),
+    ("cql", {"input": {"one": 0.5, "other": 0.5}}, "learning_starts"),
+    ("cql", {"input": "package.module:Reader"}, "learning_starts"),
+    ("cql", {"cql_weight": 0}, "cql_weight"),
+    ("cql", {"cql_weight_lr": 0.1}, "cql_weight_lr"),
+    ("iql", {"expectile": 1.0}, "expectile"),
+    ("iql", {"model": {"vf_share_layers": True}}, "model.vf_share_layers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("algo", "settings", "key"), REFUSED)
+def test_settings_that_do_not_go_together_are_refused(algo: str, settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(algo, **settings)
+    assert caught.value.key == key
+
+
+def test_settings_that_look_alike_and_do_go_together_are_taken() -> None:
+    make("dqn", per_worker_epsilon=True, num_workers=0, bind="tcp://127.0.0.1:5557")
+    make("dqn", n_step=4, rollout_fragment_length=4)
+    make("dqn", n_step=5, rollout_fragment_length=4, batch_mode="complete_episodes")
+    make("dqn", huber_delta=float("inf"))
+    for algo, more in (("a2c", {}), ("pg", {}), ("bc", {"sgd_minibatch_size": 2048})):
+        assert algorithm_class(algo).gradients_from_workers(make(algo, gradients="workers", **more))
+    assert algorithm_class("a3c").gradients_from_workers(make("a3c"))
+
+
 @pytest.mark.parametrize(
-    ("settings", "key"),
+    ("algo", "settings", "said"),
     [
-        ({"sde_sample_freq": 4}, "sde_sample_freq"),
-        ({"sde_initial_log_std": -1.0}, "sde_initial_log_std"),
-        ({"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
-        ({"use_sde": True, "model": {"free_log_std": True}}, "model.free_log_std"),
-        ({"use_sde": True, "model": {"custom_model": "a:b"}}, "model.custom_model"),
+        ("ppo", {}, "ppo needs them on the learner: it takes several steps"),
+        ("marwil", {}, "marwil needs them on the learner: each update moves the scale"),
+        ("a3c", {"num_sgd_iter": 3}, "passed over 3 times in minibatches of 128 of its 128 env steps"),
+        ("a2c", {"sgd_minibatch_size": 64}, "in minibatches of 64 of its 256 env steps"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config_class("ppo").from_mapping(settings)
-    assert caught.value.key == key
+def test_gradients_of_workers_where_there_is_more_than_one_step_on_a_batch_are_refused_with_what_would_do(
+    algo: str, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        make(algo, gradients="workers", **settings)
+    assert caught.value.key == "gradients"
+    assert "gradients: learner" in caught.value.hint
+
+
+@pytest.mark.parametrize(("batch", "minibatch"), [(4096, 128), (65_536, 2048), (32, 32), (2048, 64)])
+def test_minibatches_of_ppo_grow_with_the_train_batch(batch: int, minibatch: int) -> None:
+    config: Any = make("ppo", train_batch_size=batch, num_envs_per_worker=1, rollout_fragment_length=32)
+    assert (config.minibatch_steps(), config.fragments_per_batch()) == (minibatch, batch // 32)
+
+
+@pytest.mark.parametrize(("batch", "minibatch"), [(4000, 400), (12_800, 400), (200, 200)])
+def test_minibatches_of_a_recurrent_network_hold_four_sequences(batch: int, minibatch: int) -> None:
+    sizes = {"train_batch_size": batch, "rollout_fragment_length": 100, "num_envs_per_worker": 1}
+    config: Any = make("ppo", **LSTM, **sizes)
+    assert config.minibatch_steps() == minibatch
 
 
 class OneConfig(PPOConfig):

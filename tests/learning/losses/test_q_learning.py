@@ -19,14 +19,12 @@ from aiorl.learning.losses.q_learning import (
     chosen,
     cross_entropy,
     dueling,
-    expected_q,
     huber,
     legal_q,
     project,
     q_targets,
     relative_entropy,
     rescaled,
-    sequence_priorities,
     support,
     td_errors,
     unrescaled,
@@ -64,16 +62,6 @@ def test_targets_equal_the_slow_reference(left_out: tuple[str, ...], compiled: b
     x = {name: array for name, array in example(1).items() if name not in left_out}
     function = tf.function(q_targets, jit_compile=True) if compiled else q_targets
     np.testing.assert_allclose(function(**{n: tf.constant(a) for n, a in x.items()}), slow_targets(**x), rtol=1e-6)
-
-
-def test_hand_worked_targets() -> None:
-    """Reward 1, discount 0.5; target values 2, 8, 4; the learning network likes the third best."""
-    q = {"next_q": tf.constant([[2.0, 8.0, 4.0]]), "next_q_online": tf.constant([[0.0, 1.0, 3.0]])}
-    reward, discount = tf.constant([1.0]), tf.constant([0.5])
-    assert q_targets(reward, discount, q["next_q"]).numpy().tolist() == [5.0]
-    assert q_targets(reward, discount, **q).numpy().tolist() == [3.0]
-    assert q_targets(reward, discount, **q, mask=tf.constant([[1.0, 1.0, 0.0]])).numpy().tolist() == [5.0]
-    assert q_targets(reward, discount, q["next_q"], mask=tf.constant([[1.0, 0.0, 0.0]])).numpy().tolist() == [2.0]
 
 
 def test_an_illegal_action_never_wins_however_low_the_others_are() -> None:
@@ -114,28 +102,6 @@ def test_behind_a_truncation_where_nothing_is_legal_only_the_reward_counts(
     np.testing.assert_allclose(targets, expected, rtol=1e-5)
 
 
-def test_errors_are_those_of_the_action_taken() -> None:
-    q = tf.constant([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    assert td_errors(q, tf.constant([2, 0]), tf.constant([10.0, 10.0])).numpy().tolist() == [7.0, 6.0]
-    atoms = tf.reshape(tf.range(12.0), [2, 3, 2])
-    assert chosen(atoms, tf.constant([1, 2])).numpy().tolist() == [[2.0, 3.0], [10.0, 11.0]]
-
-
-def test_hubers_loss_is_quadratic_and_then_linear() -> None:
-    errors = tf.constant([0.0, 0.5, -0.5, 1.0, 3.0, -3.0])
-    assert huber(errors).numpy().tolist() == [0.0, 0.125, 0.125, 0.5, 2.5, 2.5]
-    assert huber(errors, delta=2.0).numpy().tolist() == [0.0, 0.125, 0.125, 0.5, 4.0, 4.0]
-    assert huber(errors, delta=float("inf")).numpy().tolist() == [0.0, 0.125, 0.125, 0.5, 4.5, 4.5]
-
-
-def test_dueling_takes_the_mean_of_the_advantages_off() -> None:
-    value, advantages = tf.constant([[10.0]]), tf.constant([[1.0, 2.0, 6.0]])
-    assert dueling(value, advantages).numpy().tolist() == [[8.0, 9.0, 13.0]]
-    # of the legal ones, 1 and 2
-    assert dueling(value, advantages, tf.constant([[1, 1, 0]])).numpy().tolist() == [[9.5, 10.5, 14.5]]
-    assert np.isfinite(dueling(value, advantages, tf.zeros((1, 3)))).all()
-
-
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_dueling_of_atoms_is_that_of_each_atom(is_masked: bool) -> None:
     rng = np.random.default_rng(0)
@@ -170,37 +136,10 @@ def test_gradients_are_those_of_finite_differences_and_targets_have_none() -> No
     check_gradients(loss, inputs, without=("next_q", "next_q_online", "weights"))
 
 
-def test_small_weights_make_small_steps() -> None:
-    losses = tf.constant([1.0, 3.0])
-    assert float(weighted_mean(losses, tf.constant([1.0, 1.0]))) == 2.0
-    assert float(weighted_mean(losses, tf.constant([0.5, 0.5]))) == 1.0
-
-
-def test_returns_are_rescaled_as_by_hand() -> None:
-    """h(8) = sqrt(9) - 1 + 0.008, and the same below 0."""
-    found = rescaled(tf.constant([0.0, 8.0, -8.0, 99.0])).numpy()
-    np.testing.assert_allclose(found, [0.0, 2.008, -2.008, 9.099], rtol=1e-6)
-
-
 def test_rescaled_returns_of_any_size_are_had_back() -> None:
     returns = np.concatenate([-np.logspace(-4, 6, 41), [0.0], np.logspace(-4, 6, 41)]).astype(np.float32)
     found = unrescaled(rescaled(tf.constant(returns))).numpy()
     np.testing.assert_allclose(found, returns, rtol=2e-5, atol=1e-6)
-
-
-def test_targets_of_rescaled_values_are_rescaled_returns() -> None:
-    """h(1 + 0.5 h^-1(2.008)) = h(1 + 0.5 * 8) = sqrt(6) - 1 + 0.005; behind a terminal state h(1)."""
-    next_q = tf.constant([[2.008, 0.0]] * 2)
-    found = q_targets(tf.constant([1.0, 1.0]), tf.constant([0.5, 0.0]), next_q, is_rescaled=True)
-    np.testing.assert_allclose(found, [6**0.5 - 1 + 0.005, 2**0.5 - 1 + 0.001], rtol=1e-5)
-
-
-def test_hand_worked_priorities_of_sequences_count_trained_steps_alone() -> None:
-    """0.9 * 4 + 0.1 * (4 + 1) / 2; of the second one only the last step counts, of the third none."""
-    errors = tf.constant([[9.0, 9.0, 9.0], [4.0, 7.0, 1.0], [1.0, 2.0, 1.0]])
-    trained = tf.constant([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-    np.testing.assert_allclose(sequence_priorities(errors, trained, 0.9), [3.85, 2.0, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(sequence_priorities(errors, trained, 0.0), [2.5, 2.0, 0.0], rtol=1e-6)
 
 
 F64 = NDArray[np.float64]
@@ -222,20 +161,6 @@ def slow_projection(rewards: F64, discounts: F64, probabilities: F64, v_min: flo
                 result[row, low] += probabilities[row, j] * (high - b)
                 result[row, min(high, count - 1)] += probabilities[row, j] * (b - low)
     return result
-
-
-def test_hand_worked_projection() -> None:
-    """Atoms 0, 1, 2 with probabilities 0.2, 0.3, 0.5; reward 0.5, discount 0.5: they come to lie at 0.5, 1 and 1.5."""
-    found = project(
-        tf.constant([0.5]), tf.constant([0.5]), tf.constant([[0.2, 0.3, 0.5]]), tf.constant([0.0, 1.0, 2.0])
-    )
-    np.testing.assert_allclose(found, [[0.1, 0.1 + 0.3 + 0.25, 0.25]], rtol=1e-6)
-
-
-def test_after_a_terminal_state_only_the_reward_is_left() -> None:
-    atoms, anything = support(-1.0, 1.0, 5), tf.constant([[0.1, 0.2, 0.3, 0.2, 0.2]])
-    found = project(tf.constant([0.25]), tf.constant([0.0]), anything, atoms)
-    np.testing.assert_allclose(found, [[0.0, 0.0, 0.5, 0.5, 0.0]], atol=1e-6)
 
 
 def test_returns_beyond_the_ends_go_to_these() -> None:
@@ -312,20 +237,6 @@ def test_of_distributions_only_the_reward_counts_where_nothing_is_legal() -> Non
     mask = tf.constant([[0.0, 0.0], [1.0, 0.0]])
     found = categorical_targets(tf.ones(2), tf.ones(2), logits, support(0.0, 2.0, 3), mask=mask)
     np.testing.assert_allclose(found, [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], atol=1e-6)
-
-
-def test_the_mean_of_a_distribution_is_its_q_value() -> None:
-    logits = tf.math.log(tf.constant([[[0.5, 0.25, 0.25], [0.0001, 0.0001, 0.9998]]]))
-    np.testing.assert_allclose(expected_q(logits, tf.constant([-4.0, 0.0, 8.0])), [[0.0, 7.998]], rtol=1e-4, atol=1e-6)
-
-
-def test_losses_of_a_distribution() -> None:
-    """Prediction 1/2, 1/4, 1/4 against 1/2, 1/2, 0: cross entropy 3/2 ln 2, of which ln 2 is the targets' entropy."""
-    logits, targets = tf.math.log(tf.constant([[0.5, 0.25, 0.25]])), tf.constant([[0.5, 0.5, 0.0]])
-    np.testing.assert_allclose(cross_entropy(logits, targets), [1.5 * math.log(2)], rtol=1e-6)
-    np.testing.assert_allclose(relative_entropy(logits, targets), [0.5 * math.log(2)], rtol=1e-6)
-    same = tf.constant([[0.2, 0.3, 0.5]])
-    np.testing.assert_allclose(relative_entropy(tf.math.log(same), same), [0.0], atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, relative_entropy])

@@ -11,7 +11,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from aiorl.acting.postprocess import gae
-from aiorl.errors import BatchError
 from aiorl.learning.losses.vtrace import impact_log_ratio, pg_advantages, vtrace
 
 F32 = NDArray[np.float32]
@@ -120,24 +119,6 @@ def test_equals_the_slow_reference_with_ends_and_rows_that_are_no_transitions(
     np.testing.assert_allclose(advantages, expected_advantages, rtol=1e-4, atol=1e-5)
 
 
-def test_hand_worked_numbers() -> None:
-    """Two steps, gamma 0.5, V = 1, 2, then 4 behind the end; ratios 2 (cut to 1) and 0.5."""
-    x = {
-        "values": np.array([[1.0], [2.0]], np.float32),
-        "last_values": np.array([4.0], np.float32),
-        "rewards": np.array([[3.0], [5.0]], np.float32),
-        "terminateds": np.zeros((2, 1), np.float32),
-        "truncateds": np.zeros((2, 1), np.float32),
-        "bootstrap_values": np.zeros((2, 1), np.float32),
-        "log_rhos": np.log(np.array([[2.0], [0.5]], np.float32)),
-    }
-    vs, advantages = run(x, gamma=0.5)
-    # delta_1 = 0.5 (5 + 2 - 2) = 2.5, vs_1 = 4.5; delta_0 = 3 + 1 - 1 = 3, vs_0 = 1 + 3 + 0.5 * 1 * 2.5 = 5.25
-    np.testing.assert_allclose(vs[:, 0], [5.25, 4.5])
-    # adv_1 = 0.5 (5 + 0.5 * 4 - 2) = 2.5; adv_0 = 1 (3 + 0.5 * 4.5 - 1) = 4.25
-    np.testing.assert_allclose(advantages[:, 0], [4.25, 2.5])
-
-
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("invalid", [False, True])
 def test_on_policy_value_targets_and_advantages_are_those_of_gae(lam: float, invalid: bool) -> None:
@@ -150,38 +131,6 @@ def test_on_policy_value_targets_and_advantages_are_those_of_gae(lam: float, inv
     vs, advantages = run(x, gamma=0.95, lam=lam)
     np.testing.assert_allclose(vs, targets, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_on_policy_without_ends_vs_are_n_step_returns() -> None:
-    x = example(5, length=4, num=2, ends=0.0, on_policy=True)
-    vs, _ = run(x, gamma=0.9)
-    returns = x["last_values"].copy()
-    for t in reversed(range(4)):
-        returns = x["rewards"][t] + 0.9 * returns
-        np.testing.assert_allclose(vs[t], returns, rtol=1e-5, atol=1e-6)
-
-
-def test_no_number_crosses_the_end_of_an_episode_or_a_row_that_is_no_transition() -> None:
-    x = example(2, length=6, num=1, ends=0.0)
-    x["terminateds"][2] = 1.0
-    x["valid"][3] = 0.0
-    before = run(x, gamma=0.9)
-    changed = {name: column.copy() for name, column in x.items()}
-    for name in ("values", "rewards", "log_rhos"):
-        changed[name][3:] += 7.0
-    changed["last_values"] += 7.0
-    after = run(changed, gamma=0.9)
-    np.testing.assert_array_equal(before[0][:3], after[0][:3])
-    np.testing.assert_array_equal(before[1][:3], after[1][:3])
-
-
-def test_rows_that_are_no_transitions_keep_their_value_and_teach_nothing() -> None:
-    x = example(8, ends=0.4)
-    invalid = x["valid"] == 0
-    assert invalid.any()
-    vs, advantages = run(x, gamma=0.9)
-    np.testing.assert_array_equal(vs[invalid], x["values"][invalid])
-    assert (advantages[invalid] == 0).all()
 
 
 def test_a_number_that_is_not_finite_in_an_invalid_row_does_not_spread() -> None:
@@ -198,35 +147,6 @@ def test_no_gradient_flows_through_the_targets() -> None:
         returns = vtrace(**x, gamma=0.9)
         total = tf.add_n([tf.reduce_sum(column) for column in returns])
     assert tape.gradient(total, x["values"]) is None
-
-
-@pytest.mark.parametrize("name", ["rewards", "log_rhos", "valid", "last_values"])
-def test_refuses_columns_of_another_shape_by_name(name: str) -> None:
-    x = example(1)
-    x[name] = x[name][..., :-1]
-    with pytest.raises(BatchError, match=name):
-        run(x, gamma=0.9)
-
-
-def log_ratio(new: float, target: float, behaviour: float, max_ratio: float = 2.0) -> float:
-    logs = (tf.constant([math.log(p)]) for p in (new, target, behaviour))
-    return float(impact_log_ratio(*logs, max_ratio=max_ratio)[0])
-
-
-@pytest.mark.parametrize(
-    ("new", "target", "behaviour", "expected"),
-    [
-        (0.6, 0.5, 0.5, 1.2),  # the target policy sampled: PPO's ratio
-        (0.6, 0.5, 0.9, 1.2),  # 0.9 / 0.5 is below 2: to the target policy, whoever sampled
-        (0.6, 0.5, 0.1, 1.2),
-        (0.2, 0.1, 0.8, 0.5),  # 0.8 / 0.1 is cut at 2: 2 * 0.2 / 0.8
-        (0.4, 0.1, 0.2, 4.0),  # just not cut
-    ],
-)
-def test_is_the_ratio_to_the_target_policy_unless_that_gave_the_action_up(
-    new: float, target: float, behaviour: float, expected: float
-) -> None:
-    assert math.exp(log_ratio(new, target, behaviour)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("max_ratio", [0.5, 1.0, 2.0, math.inf])

@@ -29,31 +29,6 @@ def obs_of(model, *leading, seed=0):
     return rng.standard_normal((*leading, *model.obs_shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "distribution", "config"),
-    [
-        ((4,), "float32", DISCRETE, {}),
-        ((), "float32", DISCRETE, SMALL),
-        ((2, 3), "float32", GAUSSIAN, SMALL | {"free_log_std": True}),
-        ((84, 84, 4), "uint8", DISCRETE, {"vf_share_layers": True}),
-        ((10, 12, 3), "float32", DISCRETE, {}),
-        ((3, 3, 1), "float32", DISCRETE, SMALL),
-        ((128,), "uint8", DISCRETE, SMALL),
-        ((12, 12, 1), "uint8", DISCRETE, SMALL | {"conv_filters": [[4, 3, 2], [4, [3, 2], [1, 2]]]}),
-        ((4,), "float32", make_distribution(spaces.Box(-1.0, 1.0, (2,)), squash=True), SMALL),
-        ((4,), "float32", make_distribution(spaces.MultiDiscrete([2, 3])), SMALL),
-    ],
-)
-def test_outputs_have_the_shapes_of_the_distribution(shape, dtype, distribution, config):
-    model = build_model(shape, dtype, distribution, config, seed=0)
-    dist_inputs, values = model.forward(obs_of(model, 5))
-    assert dist_inputs.shape == (5, distribution.num_inputs)
-    assert values.shape == (5,)
-    assert dist_inputs.dtype == values.dtype == tf.float32
-    assert not model.is_recurrent
-    assert model.initial_state(5) == []
-
-
 def test_names_are_stable_whatever_was_built_before():
     names = []
     for _ in range(2):
@@ -150,20 +125,6 @@ def test_a_sequence_gives_the_numbers_of_its_steps(config, jit_compile):
         np.testing.assert_allclose(values[t], step_values, rtol=1e-4, atol=1e-5)
 
 
-def test_policy_and_value_have_a_cell_each_unless_they_share():
-    shapes = [build_model((4,), "float32", DISCRETE, SMALL | config).state_shapes for config in RECURRENT]
-    assert shapes == [((5,),) * 4, ((5,),) * 2, ((5,),) * 2]
-
-
-def test_a_sequence_without_recurrence_is_a_batch():
-    model = build_model((4,), "float32", DISCRETE, SMALL, seed=0)
-    obs = obs_of(model, 6, 2)
-    dist_inputs, values = model.forward_sequence(obs, [], np.zeros((6, 2), bool))
-    flat_inputs, flat_values = model.forward(obs.reshape(12, 4))
-    np.testing.assert_allclose(dist_inputs, np.reshape(flat_inputs, (6, 2, 3)), rtol=1e-6)
-    np.testing.assert_allclose(values, np.reshape(flat_values, (6, 2)), rtol=1e-6)
-
-
 @pytest.mark.parametrize("config", [{}, {"use_lstm": True}], ids=str)
 def test_every_weight_gets_a_gradient(config):
     model = build_model((4,), "float32", GAUSSIAN, SMALL | config, seed=0)
@@ -187,16 +148,6 @@ def test_given_weights_stand_in_for_all_variables_over_sequences_too(config):
     for mine, others, own in zip(run(other.get_weights()), wanted, run(one.get_weights()), strict=True):
         np.testing.assert_allclose(mine, others, rtol=1e-4, atol=1e-6)
         assert not np.allclose(mine, own)
-
-
-def test_weights_round_trip_as_copies():
-    model, other = (build_model((4,), "float32", DISCRETE, SMALL, seed=seed) for seed in (0, 1))
-    weights = model.get_weights()
-    other.set_weights(weights)
-    obs = obs_of(model, 3)
-    np.testing.assert_array_equal(model.forward(obs)[0], other.forward(obs)[0])
-    model.variables["policy/head/bias"].assign([9.0, 9.0, 9.0])
-    assert not weights["policy/head/bias"].any()
 
 
 @pytest.mark.parametrize(
@@ -252,11 +203,6 @@ def test_a_recurrent_network_wants_its_state():
 def test_settings_that_make_no_network_are_config_errors(shape, dtype, distribution, config, message):
     with pytest.raises(ConfigError, match=message):
         build_model(shape, dtype, distribution, config)
-
-
-def test_settings_of_others_are_left_alone():
-    model = build_model((4,), "float32", DISCRETE, {"framestack": True, "of_others": 1, "fcnet_hiddens": [3]})
-    assert model.variables["policy/dense_0/kernel"].shape == (4, 3)
 
 
 LOOKS_BACK = SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True}

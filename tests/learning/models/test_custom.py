@@ -17,7 +17,7 @@ from gymnasium import spaces
 from aiorl.acting.distributions import make_distribution
 from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data.obs_layout import ObsLayout
-from aiorl.errors import ConfigError, PolicyError
+from aiorl.errors import ConfigError
 from aiorl.learning.models.catalog import CustomActorCritic, build_model
 from aiorl.learning.models.export import export_acting_graph
 
@@ -95,10 +95,6 @@ class ByName(keras.Model):
         return self.out(keras.ops.concatenate([keras.layers.Flatten()(part) for part in parts.values()], axis=1))
 
 
-def told_but_flat(obs_shape, num_outputs, model_config, obs_parts):
-    return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.Dense(num_outputs * len(obs_parts))])
-
-
 @pytest.fixture(autouse=True)
 def users_module(monkeypatch):
     module = types.SimpleNamespace(
@@ -107,7 +103,6 @@ def users_module(monkeypatch):
         with_tensor=with_tensor,
         by_name=by_name,
         ByName=ByName,
-        told_but_flat=told_but_flat,
         Subclassed=Subclassed,
         wrong_size=lambda shape, outputs, config: policy_only(shape, outputs + 1, config),
         no_model=lambda *_: 3,
@@ -205,12 +200,6 @@ def test_a_model_may_ask_for_the_parts_of_a_nested_observation_by_name(name, num
     np.testing.assert_allclose(policy.graph.run(obs)[0], inputs, rtol=1e-4, atol=1e-5)
 
 
-def test_parts_of_an_observation_without_any_are_the_observation():
-    told = custom("told_but_flat")
-    assert told.forward(obs_of(told, 2))[0].shape == (2, 3)
-    assert custom("ByName").network.keras_model.wanted == {"obs": (4,)}
-
-
 @pytest.mark.parametrize("name", ["policy_only", "Subclassed"])
 def test_given_weights_stand_in_for_those_of_the_users_model(name):
     one, other = (custom(name, seed=seed) for seed in (0, 1))
@@ -231,16 +220,6 @@ def test_names_and_weights_follow_the_seed_alone():
     for name, weight in first.get_weights().items():
         np.testing.assert_array_equal(weight, second.get_weights()[name])
     assert (first.get_weights()["custom/0/kernel"] != other.get_weights()["custom/0/kernel"]).any()
-
-
-def test_it_gets_all_settings_and_what_shapes_it():
-    model = custom("policy_only", width=13)
-    assert model.variables["custom/0/kernel"].shape == (4, 13)
-    assert not model.looks_back
-    assert model.state_shapes == ()
-    assert model.initial_state(3) == []
-    with pytest.raises(PolicyError, match="no previous"):
-        model.forward_step(obs_of(model, 2), [], np.zeros(2), np.zeros(2))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,13 @@ from replay_worlds import StackWorld
 
 from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec, Dtype
-from aiorl.errors import BatchError, ConfigError
-from aiorl.learning.replay import Prioritised, Replay, ReplaySpec, spec
+from aiorl.errors import BatchError
 from aiorl.learning.replay import frames as frames_module
 from aiorl.learning.replay import replay as replay_module
+from aiorl.learning.replay import spec
+from aiorl.learning.replay.priorities import Prioritised
+from aiorl.learning.replay.replay import Replay
+from aiorl.learning.replay.spec import ReplaySpec
 
 SHAPE = (3, 2, 4)
 
@@ -111,19 +114,6 @@ def test_each_frame_is_kept_once() -> None:
     world.fragment(10)  # is lost on its way
     replay.insert_fragment(world.fragment(10))
     assert frames.ring.written == at_start + 220 + 20 + 2 * 4
-
-
-@pytest.mark.parametrize("gives_new_obs", [False, True])
-def test_a_million_atari_rows_need_no_more_frames_than_there_are(gives_new_obs: bool) -> None:
-    """Fragments of 50 rows, episodes of 200: rows are dropped for new rows, never for want of frames."""
-    world = StackWorld(4, SHAPE, seed=3, ends=1 / 200, gives_new_obs=gives_new_obs)
-    replay = make(5000, 4)
-    frames = replay._frames
-    assert frames is not None
-    for _ in range(60):
-        replay.insert_fragment(world.fragment(50))
-    assert len(replay) == 5000
-    assert frames.ring.written <= 12000 * 1.02
 
 
 def test_a_million_atari_transitions_take_at_most_7500_megabytes() -> None:
@@ -234,22 +224,6 @@ def test_frames_are_not_shared_that_the_fragment_itself_writes_over() -> None:
         assert (behind == obs[number]).all()
 
 
-def test_a_worker_that_comes_back_after_long_shares_nothing() -> None:
-    """Else the rows in between would go with the old ones that it shares frames with."""
-    replay = make(2000, 4)
-    frames = replay._frames
-    assert frames is not None
-    old, other = StackWorld(1, SHAPE, seed=0, ends=0.0), StackWorld(1, SHAPE, seed=1, ends=0.0)
-    for world, length in ((old, 2), (other, 1000), (old, 2)):
-        replay.insert_fragment(world.fragment(length))
-    assert frames.ring.written <= 2 * 4 + 1004, "the second time it goes on"
-    written = frames.ring.written
-    replay.insert_fragment(other.fragment(1600))
-    assert frames.ring.written == written + 1600
-    replay.insert_fragment(old.fragment(2))
-    assert frames.ring.written == written + 1600 + 4 + 2
-
-
 def test_observations_of_the_same_checksum_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames_module.zlib, "crc32", lambda data: 0)
     replay = make(200, 4)
@@ -297,17 +271,3 @@ def test_observations_of_floats_are_shared_by_the_rows_before_and_behind_them() 
         assert (behind == following.reshape(10, 6)[number]).all()
     replay.insert_fragment({**arrays, c.OBS: np.concatenate([arrays[c.LAST_OBS][None], obs[1:]])})
     assert frames.ring.written == 12 + 10
-
-
-@pytest.mark.parametrize(
-    ("shape", "stack", "what"),
-    [((84, 84, 3), 4, "no stacks of 4 frames"), ((4,), 17, "no stacks of 17"), ((4,), -1, "no stacks of -1 frames")],
-)
-def test_stacks_that_observations_are_not_are_refused(shape: tuple[int, ...], stack: int, what: str) -> None:
-    with pytest.raises(ConfigError, match=what):
-        make(10, stack, shape=shape)
-
-
-def test_stacks_need_both_observations() -> None:
-    with pytest.raises(ConfigError, match="obs and new_obs are columns of one shape"):
-        ReplaySpec((ColumnSpec(c.OBS, (4,)),), 10, stack=1)

@@ -15,8 +15,10 @@ from replay_worlds import insert
 from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec
 from aiorl.errors import ConfigError
-from aiorl.learning.replay import Prioritised, Replay, ReplaySpec, check_fits
 from aiorl.learning.replay import spec as memory
+from aiorl.learning.replay.priorities import Prioritised
+from aiorl.learning.replay.replay import Replay
+from aiorl.learning.replay.spec import ReplaySpec, check_fits
 
 COLUMNS = (ColumnSpec(c.OBS, (64,)), ColumnSpec(c.NEW_OBS, (64,)), ColumnSpec(c.ACTIONS, (), "int32"))
 
@@ -40,11 +42,6 @@ def test_a_replay_takes_as_much_as_was_said_before(stack: int) -> None:
     assert wanted.disk_bytes == 0
 
 
-def test_columns_lie_side_by_side_without_gaps() -> None:
-    columns = (ColumnSpec("flags", (3,), "uint8"), ColumnSpec(c.OBS, (4,)), ColumnSpec("a", (), "int32"))
-    assert ReplaySpec(columns, 1000).bytes_needed == 1000 * (3 + 16 + 4 + 1)  # one to end at a multiple of 4
-
-
 def test_a_replay_that_memory_has_no_room_for_is_refused_with_figures_and_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -65,15 +62,6 @@ def test_a_replay_that_a_disk_has_no_room_for_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match=r"needs [\d,.]+ GB in .*, and [\d,.]+ GB are free there") as refused:
         check_fits([ReplaySpec(COLUMNS, 10**14, None, 0, str(tmp_path))])
     assert refused.value.key == "replay_spill_dir"
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_mount(), reason="there is no file system in memory at /dev/shm")
-def test_files_in_memory_are_no_more_room_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 10**7)
-    check_fits([spec(10_000, spill_dir=Path("/dev/shm"))])
-    with pytest.raises(ConfigError, match=r"needs 0\.0\d GB of memory, and 0\.01 GB are free") as refused:
-        check_fits([spec(50_000, spill_dir=Path("/dev/shm"))])
-    assert refused.value.key == "replay_capacity"
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:

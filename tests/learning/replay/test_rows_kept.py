@@ -14,7 +14,8 @@ from replay_worlds import StackWorld
 
 from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec
-from aiorl.learning.replay import Replay, ReplaySpec
+from aiorl.learning.replay.replay import Replay
+from aiorl.learning.replay.spec import ReplaySpec
 
 Array = NDArray[Any]
 Rows = list[tuple[Array, Array]]
@@ -90,17 +91,6 @@ def test_a_replay_that_was_full_once_stays_full(is_polled: bool, num_workers: in
         if len(workers.rows) > 30_000:
             break
     check_rows(replay, workers.rows)
-
-
-@pytest.mark.parametrize("is_polled", [False, True])
-def test_a_small_replay_stays_full_too(is_polled: bool) -> None:
-    replay, workers = make(300), Workers(2, 4, is_polled, ends=1 / 50)
-    for arrays in workers.fragments():
-        replay.insert_fragment(arrays)
-        assert len(replay) == min(len(workers.rows), 300)
-        check_rows(replay, workers.rows)
-        if len(workers.rows) > 4000:
-            break
 
 
 def test_with_too_many_workers_for_the_spare_frames_stacks_are_written_again() -> None:

@@ -63,10 +63,3 @@ def test_a_slot_of_priority_0_is_never_found_not_even_by_rounding(priorities: li
     tree = filled(priorities)
     values = np.array([*where, 0.0, 1.0]) * tree.total
     assert (tree.priorities[tree.find(values)] > 0).all()
-
-
-def test_of_a_slot_that_is_set_twice_the_last_value_counts() -> None:
-    tree = filled([1.0] * 4)
-    tree.set(np.array([2, 0, 2, 2], np.int64), np.array([5.0, 6.0, 7.0, 8.0]))
-    assert tree.priorities.tolist() == [6.0, 1.0, 8.0, 1.0]
-    assert tree.total == 16.0

@@ -1,0 +1,231 @@
+"""What holds for every algorithm: it learns, compiles once, goes on to the bit, and takes no harm from bad rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from algorithm_cases import OF_FRAGMENTS, WITH_REPLAY, Case, equal
+from gymnasium import spaces
+
+from aiorl.acting.acting_graph import ActingGraph
+from aiorl.data import columns as c
+from aiorl.errors import BatchError, CheckpointError, InternalError, TrainingDiverged
+from aiorl.learning.algorithms import ALGORITHMS
+from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.learning.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW
+from aiorl.learning.algorithms.registry import algorithm_class, config_class
+from aiorl.learning.models.export import export_acting_graph
+
+ALL = pytest.mark.parametrize("name", ALGORITHMS)
+KINDS = pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "td3"])
+"""One for each kind of network and update."""
+ROWS = pytest.mark.parametrize("name", OF_FRAGMENTS)
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
+    """The case of a name, as it was at first."""
+    name = request.getfixturevalue("name")
+    if name not in cases:
+        cases[name] = Case(name)
+        cases[name].beginning = cases[name].algorithm.get_state()  # type: ignore[attr-defined]
+    cases[name].algorithm.set_state(cases[name].beginning)  # type: ignore[attr-defined]
+    return cases[name]
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, Case]:
+    """Cases by name, built once."""
+    return {}
+
+
+@ALL
+def test_warming_up_changes_nothing_and_all_batches_are_one_compilation(name: str) -> None:
+    case = Case(name, eager=False, xla="off", lr_schedule=[[0, 1e-2], [100, 1e-3]])
+    before = case.algorithm.get_state()
+    case.algorithm.warm_up()
+    after = case.algorithm.get_state()
+    assert equal(before.tensors, after.tensors)
+    assert before.values == after.values
+    for seed in range(3):
+        (result,) = case.train(seed, invalid=seed == 1)
+        assert not result.skipped
+        assert all(np.isfinite(value) for value in result.metrics.values())
+    assert not equal(before.tensors, case.tensors)
+    assert any((before.tensors[name] != case.tensors[name]).any() for name in before.tensors if "weights/" in name)
+    assert case.algorithm.compiled.traces == 1
+
+
+@ALL
+def test_a_run_that_is_resumed_goes_on_as_one_that_was_never_interrupted(name: str) -> None:
+    """G5; random numbers, optimisers, targets, coefficients and stored experience come back, too."""
+    more = {"target_update_freq": 3} if name in (*WITH_REPLAY, "appo") else {}
+    through, first, resumed = (Case(name, **more, seed=seed, net_seed=seed) for seed in (1, 1, 2))
+    through.train(0, 1)
+    first.train(0, 1)
+    assert equal(through.tensors, first.tensors)
+    assert not equal(through.tensors, resumed.tensors)
+    resumed.restore(*first.saved())
+    wanted, found = through.train(2, 3), resumed.train(2, 3)
+    assert [result.metrics for result in found] == [result.metrics for result in wanted]
+    assert equal(through.tensors, resumed.tensors)
+    assert through.algorithm.get_state().values == resumed.algorithm.get_state().values
+
+
+@KINDS
+def test_a_state_that_does_not_fit_is_refused_before_any_of_it_is_taken(name: str, case: Case) -> None:
+    before = case.algorithm.get_state()
+    kernel = next(tensor for tensor in before.tensors if tensor.startswith("weights/"))
+    others = {key: tensor for key, tensor in before.tensors.items() if key != kernel}
+    wide = {**others, kernel: before.tensors[kernel].astype(np.float64)}
+    without_rng = {key: value for key, value in before.values.items() if key != "rng"}
+    damaged = [
+        (Case(name, model={"fcnet_hiddens": [5]}).algorithm.get_state(), "don't fit this model"),
+        (AlgorithmState(before.tensors, without_rng), "rng"),
+        (AlgorithmState(wide, before.values), "float64"),
+        (AlgorithmState(others, before.values), "missing"),
+    ]
+    for state, said in damaged:
+        with pytest.raises(CheckpointError, match=said):
+            case.algorithm.set_state(state)
+    assert equal(before.tensors, case.tensors)
+
+
+@KINDS
+def test_a_state_that_is_held_stays_as_it_was_whatever_is_learned_after_it(name: str, case: Case) -> None:
+    case.train(1)
+    held, copied = case.algorithm.hold_state(), case.algorithm.get_state()
+    case.train(2)
+    assert equal(held().tensors, copied.tensors)
+    assert held().values == copied.values
+    assert not equal(case.tensors, copied.tensors)
+
+
+@pytest.mark.parametrize("name", ["appo", "dqn", "td3"])
+def test_targets_of_the_model_are_weights_that_are_set_from_elsewhere(name: str, case: Case) -> None:
+    state = case.algorithm.get_state()
+    moved = {name: tensor + 1 if name.startswith("weights/") else tensor for name, tensor in state.tensors.items()}
+    case.algorithm.set_state(AlgorithmState(moved, state.values))
+    case.algorithm.weights_replaced()
+    (target,) = (target for target in case.algorithm.targets.values() if target.network is case.model)
+    assert equal({name: x.numpy() for name, x in target.variables.items()}, case.algorithm.get_weights())
+
+
+@ALL
+def test_what_does_not_fit_is_refused_by_the_name_of_its_column(name: str, case: Case) -> None:
+    fragment = case.fragments()[0]
+    case.algorithm.check_fragment(fragment)
+    obs = fragment[c.OBS]
+    for column, array in (
+        (c.OBS, obs[..., :-1]),
+        (c.ACTIONS, None),
+        (c.ACTIONS, np.full(obs.shape[:2], "a")),
+        ("junk", np.zeros(1)),
+        (c.VALID, np.ones(obs.shape[:2], np.int8)),
+    ):
+        damaged = {key: x for key, x in {**fragment, column: array}.items() if x is not None}
+        with pytest.raises(BatchError, match=column):
+            case.algorithm.check_fragment(damaged)
+
+
+@pytest.mark.parametrize("name", WITH_REPLAY)
+def test_numbers_that_are_not_finite_are_never_stored(name: str, case: Case) -> None:
+    for column in (c.OBS, c.N_STEP_RETURNS):
+        fragment = case.fragment()
+        fragment[column][1, 0] = np.nan
+        with pytest.raises(BatchError, match=column):
+            case.algorithm.check_fragment(fragment)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("ppo", c.ACTION_LOGP), ("impala", c.REWARDS), ("appo", c.OBS), ("pg", c.ADVANTAGES), ("bc", c.OBS)],
+)
+def test_a_number_that_is_not_finite_skips_the_update_until_there_are_too_many(
+    name: str, column: str, case: Case
+) -> None:
+    case.train(0)
+    before = case.tensors
+    fragments = case.fragments(1)
+    fragments[1][column][2, 1] = np.nan
+    result = case.update(fragments)
+    assert (result.skipped, result.bad_column, result.metrics["updates_skipped"]) == (True, column, 1.0)
+    assert equal(before, case.tensors)
+    (result,) = case.train(2)
+    assert (result.skipped, result.metrics["updates_skipped"]) == (False, 1.0)
+    for _ in range(MAX_SKIPS_IN_A_ROW - 1):
+        case.update(fragments)
+    with pytest.raises(TrainingDiverged, match=column):
+        case.update(fragments)
+    assert all(np.isfinite(weight).all() for weight in case.algorithm.get_weights().values())
+
+
+@pytest.mark.parametrize("name", WITH_REPLAY)
+def test_an_update_that_is_not_finite_leaves_weights_targets_and_optimisers_as_they_were(name: str) -> None:
+    case = Case(name, lr=1e38, target_update_freq=1, learning_starts=16)
+    case.train(0)
+    before = case.tensors
+    (result,) = case.train(1)
+    assert (result.skipped, result.bad_column, result.metrics["updates_skipped"]) == (True, "", 1)
+    for key, tensor in before.items():
+        if tensor.shape or tensor.dtype.kind != "f" or "log" in key:  # but learning rates
+            np.testing.assert_array_equal(case.tensors[key], tensor, key)
+
+
+@ROWS
+def test_rows_that_are_no_transitions_teach_nothing_whatever_stands_in_them(name: str, case: Case) -> None:
+    weights = []
+    for noise in (0.0, 5.0):
+        case.algorithm.set_state(case.beginning)  # type: ignore[attr-defined]
+        fragments = case.fragments(invalid=True)
+        for fragment in fragments:
+            invalid = ~fragment[c.VALID]
+            assert invalid.any()
+            for column in {c.TERMINATEDS, c.TRUNCATEDS} & fragment.keys():  # no episode goes on across such a row
+                fragment[column] &= fragment[c.VALID]
+                fragment[column][:-1] |= invalid[1:]
+            for column in {c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS, c.REWARDS, c.OBS} & fragment.keys():
+                fragment[column][invalid] += noise
+        case.update(fragments)
+        weights.append(case.algorithm.get_weights())
+    for key, weight in weights[0].items():
+        np.testing.assert_allclose(weight, weights[1][key], rtol=1e-5, atol=1e-7)
+
+
+@KINDS
+def test_a_worker_gets_a_graph_of_the_model_alone_that_gives_its_numbers(name: str, case: Case) -> None:
+    case.train(0)
+    graph, spec = export_acting_graph(case.model)
+    weights = case.algorithm.get_weights()
+    assert weights.keys() == {weight.name for weight in spec.weights}
+    parts = {"ppo": {"policy", "value"}, "dqn": {"q", "advantage", "value"}}
+    assert {weight.partition("/")[0] for weight in weights} == parts.get(name, {"policy"})
+    acting = ActingGraph(graph, spec)
+    acting.set_weights(weights)
+    obs = np.random.default_rng(0).normal(size=(50, *case.model.obs_shape)).astype(np.float32)
+    inputs, values, _ = acting.run(obs)
+    for found, wanted in zip((inputs, values), case.model.forward(obs), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    kind = case.model.distribution
+    assert all(kind.action_space.contains(action) for action in kind.deterministic(inputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        *((name, spaces.MultiDiscrete([2, 3])) for name in ("ppo", "impala", "appo")),
+        *((name, spaces.Box(-1.0, 1.0, (), np.float64)) for name in ("ppo", "impala", "appo", "sac", "td3", "iql")),
+        *((name, spaces.Box(-2.0, 2.0, (2,), np.float32)) for name in ("sac", "cql", "iql")),
+    ],
+)
+def test_learns_with_every_kind_of_action(name: str, space: Any) -> None:
+    assert not any(result.skipped for result in Case(name, space).train(0, 1))
+
+
+@ALL
+def test_a_config_of_another_algorithm_is_refused(name: str) -> None:
+    other = config_class("bc" if name == "ppo" else "ppo")(env="x")
+    with pytest.raises(InternalError, match=type(other).__name__):
+        algorithm_class(name).lease_plan(other)

@@ -1,0 +1,459 @@
+"""Algorithms that train on fragments as they come: plans, batches, minibatches, and coefficients that change."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from algorithm_cases import BOX, OF_FRAGMENTS, Case, equal
+
+from aiorl.acting.filters import MeanStdFilter
+from aiorl.acting.postprocess import gae
+from aiorl.data import columns as c
+from aiorl.errors import BatchError, CheckpointError, ConfigError
+from aiorl.learning.algorithms import compiled_algorithm
+from aiorl.learning.algorithms.registry import algorithm_class, config_class
+from aiorl.learning.algorithms.rows import state_columns
+
+THREE = pytest.mark.parametrize("name", ["ppo", "impala", "appo"])
+RECURRENT = {"use_gru": True, "vf_share_layers": True}
+OF_ROWS = [c.OBS, c.ACTIONS]
+GAE = [*OF_ROWS, c.ADVANTAGES, c.VALUE_TARGETS]
+PPO = [*OF_ROWS, c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "columns", "made"),
+    [
+        ("ppo", {"lambda_": 0.8}, PPO, ("gae", {"gamma": 0.9, "lam": 0.8})),
+        ("ppo", {"vf_clip_param": 10.0}, [*PPO, c.VF_PREDS], ("gae", {"gamma": 0.9, "lam": 0.95})),
+        ("ppo", {"kl_coeff": 0.2}, [*PPO, c.ACTION_DIST_INPUTS], ("gae", {"gamma": 0.9, "lam": 0.95})),
+        ("a2c", {}, GAE, ("gae", {"gamma": 0.9, "lam": 1.0})),
+        ("a3c", {}, GAE, ("gae", {"gamma": 0.9, "lam": 1.0})),
+        ("pg", {}, [*OF_ROWS, c.ADVANTAGES], ("returns", {"gamma": 0.9})),
+        ("bc", {}, OF_ROWS, ("none", {})),
+        ("marwil", {}, [*OF_ROWS, c.VALUE_TARGETS], ("gae", {"gamma": 0.9, "lam": 1.0})),
+    ],
+)
+def test_workers_are_asked_for_no_column_that_is_not_used(
+    name: str, settings: dict[str, Any], columns: list[str], made: tuple[str, dict[str, float]]
+) -> None:
+    kind, own = algorithm_class(name), {"env": "x", "input": "data" if name in ("bc", "marwil") else "sampler"}
+    plan = kind.sample_plan(config_class(name)(**own, gamma=0.9, **settings))
+    assert list(plan.columns) == columns
+    assert (plan.postprocess, plan.postprocess_params) == made
+    recurrent = {"postprocess_inputs": True} if name in ("bc", "marwil") else {}
+    model = {"use_lstm": True, "lstm_use_prev_action_reward": True}
+    plan = kind.sample_plan(config_class(name)(**own, **settings, **recurrent, model=model))
+    assert {c.TERMINATEDS, c.TRUNCATEDS, c.PREV_ACTIONS, c.PREV_REWARDS} <= set(plan.of_rows)
+    assert len(plan.of_sequences) == 4
+
+
+@pytest.mark.parametrize("name", ["impala", "appo"])
+def test_workers_are_asked_for_raw_transitions_where_vtrace_is_computed(name: str) -> None:
+    plan = Case(name).plan
+    assert plan.postprocess == "none"
+    assert c.ADVANTAGES not in plan.columns
+    assert {c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES} <= set(plan.columns)
+    assert plan.of_sequences == (c.LAST_OBS,)
+    plan = Case(name, model={"use_gru": True, "lstm_use_prev_action_reward": True}, normalize_rewards=True).plan
+    assert plan.of_sequences == (c.LAST_OBS, c.state_in(0), c.state_in(1))
+    assert {c.PREV_ACTIONS, c.PREV_REWARDS, c.SCALED_REWARDS} <= set(plan.columns)
+
+
+@pytest.mark.parametrize("name", OF_FRAGMENTS)
+def test_leases_are_for_exactly_one_batch_or_kept_topped_up_within_a_bound(name: str) -> None:
+    config = Case(name).config
+    plan = algorithm_class(name).lease_plan(config)
+    if name in ("ppo", "a2c", "pg"):
+        assert (plan.mode, plan.fragments_per_batch, plan.max_policy_lag) == ("on_policy", 2, 0)
+        return
+    assert (plan.mode, plan.fragments_per_batch) == ("streaming", 2)
+    assert plan.max_policy_lag == {"bc": None, "marwil": None, "a3c": 20}.get(name, 10)
+    changed: dict[str, Any] = {"outstanding_fragments_per_worker": 5}
+    if name not in ("bc", "marwil"):
+        changed |= {"max_policy_lag": 7, "broadcast_updates": 4, "broadcast_interval_ms": 20}
+    plan = algorithm_class(name).lease_plan(config.updated(changed))
+    assert plan.outstanding_per_worker == 5
+    if name not in ("bc", "marwil"):
+        assert (plan.max_policy_lag, plan.publish_every, plan.publish_interval_s) == (7, 4, 0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "appo"])
+def test_eager_updates_can_be_stepped_through_and_learn_the_same(name: str) -> None:
+    runs = [Case(name, xla="off", **settings) for settings in ({"eager": False}, {}, {"eager_tracing": True})]
+    for it in runs:
+        it.train()
+    graph, eager, traced = (it.algorithm for it in runs)
+    assert [run.compiled.mode for run in (graph, eager, traced)] == ["graph", "eager", "graph"]
+    for weights in (eager.get_weights(), traced.get_weights()):
+        for key, values in graph.get_weights().items():
+            np.testing.assert_allclose(weights[key], values, rtol=1e-4, atol=1e-5)
+
+    def loss(*arguments: Any) -> Any:
+        assert tf.executing_eagerly()
+        raise ZeroDivisionError("a debugger would stop here")
+
+    eager.compiled._spec = dataclasses.replace(eager.compiled._spec, loss=loss)
+    with pytest.raises(ZeroDivisionError):
+        runs[1].train()
+
+
+def test_options_of_the_optimizer_are_keras_own() -> None:
+    optimizer = Case("ppo", optimizer={"beta_1": 0.5, "amsgrad": True}).algorithm.compiled.optimizer
+    assert (optimizer.beta_1, optimizer.amsgrad) == (0.5, True)
+    with pytest.raises(ConfigError, match=r"Keras makes no Adam with these options: .*beta_one") as caught:
+        Case("ppo", optimizer={"beta_one": 0.5})
+    assert caught.value.key == "optimizer"
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate can't be set: the algorithm has a key of its own"):
+        Case("ppo", optimizer={"learning_rate": 0.5})
+    case = Case("impala", opt_type="rmsprop", momentum=0.5)
+    assert type(case.algorithm.compiled.optimizer).__name__ == "RMSprop"
+    assert not case.train()[0].skipped
+
+
+def test_learns_from_images_with_a_plain_graph() -> None:
+    case = Case("ppo", obs_shape=(10, 10, 1), eager=False, xla="auto")
+    before = case.tensors
+    assert not case.train()[0].skipped
+    assert case.algorithm.compiled.mode == "graph"
+    assert not equal(before, case.tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "shared", "xla"),
+    [
+        ("ppo", "use_lstm", True, "on"),
+        ("impala", "use_gru", False, "off"),
+        pytest.param("appo", "use_gru", True, "off", marks=pytest.mark.slow),
+        pytest.param("appo", "use_lstm", True, "on", marks=pytest.mark.slow),
+        pytest.param("impala", "use_lstm", True, "on", marks=pytest.mark.slow),
+    ],
+)
+def test_learns_with_recurrent_models(name: str, cell: str, shared: bool, xla: str) -> None:
+    case = Case(name, model={cell: True, "vf_share_layers": shared}, eager=False, xla=xla)
+    assert len(state_columns(case.config)) == len(case.model.state_shapes)
+    before = case.algorithm.get_weights()
+    assert not case.train(invalid=True)[0].skipped
+    assert all((weight != before[key]).any() for key, weight in case.algorithm.get_weights().items())
+
+
+@pytest.mark.parametrize(("name", "model"), [("ppo", {}), ("ppo", RECURRENT), ("impala", {}), ("appo", {})])
+def test_fragments_of_whole_episodes_are_padded_to_few_shapes(name: str, model: dict[str, Any]) -> None:
+    """They are rows of episodes one after the other, [B, 1], at least as many as a fragment of steps has."""
+    case = Case(name, batch_mode="complete_episodes", model=model)
+    shapes = set()
+    for length in (24, 30, 33):
+        batch = case.algorithm.make_batch([case.fragment(index, length, 1) for index in range(2)])
+        valid = case.algorithm.buffers.column(batch, c.VALID)
+        assert valid.sum() == 2 * length
+        assert valid.size <= 4 * length
+        shapes.add(valid.shape)
+        assert not case.algorithm.update(batch, 0).skipped
+    assert len(shapes) <= 2
+
+
+def test_whole_episodes_come_as_one_sequence_or_as_many_of_the_length_that_was_asked_for() -> None:
+    """One of [1, 100_000], and one of [100_000, 1], would be 10^10 rows of padding together."""
+    case = Case("ppo", batch_mode="complete_episodes", model=RECURRENT)
+    for steps, num_sequences in ((24, 1), (40, 1), (24, 5)):
+        case.algorithm.check_fragment(case.fragment(0, steps, num_sequences))
+    for steps, num_sequences in ((1, 50), (25, 2), (23, 1)):
+        with pytest.raises(BatchError, match="sequences of 24 steps"):
+            case.algorithm.check_fragment(case.fragment(0, steps, num_sequences))
+
+
+def test_a_batch_of_next_to_nothing_but_padding_is_made_without_the_longest_sequence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_algorithm, "_MAX_PADDED", 5000)
+    case = Case("ppo", batch_mode="complete_episodes", model=RECURRENT)
+    short, one, long = (case.fragment(0, *shape) for shape in ((24, 30), (40, 1), (600, 1)))
+    batch = case.algorithm.make_batch([long, short, one])
+    assert case.algorithm.buffers.column(batch, c.VALID).sum() == 24 * 30 + 40
+    assert "a sequence of 600 steps is left out" in caplog.text
+    batch = case.algorithm.make_batch([long, one])
+    assert case.algorithm.buffers.column(batch, c.VALID).sum() == 640
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "shape"),
+    [
+        ("ppo", {}, (0, 2)),
+        ("impala", {}, (7, 2)),
+        ("appo", {}, (5, 2)),
+        ("ppo", {"use_lstm": True}, (5, 2)),
+    ],
+)
+def test_fragments_without_rows_or_of_sequences_of_another_length_are_refused(
+    name: str, model: dict[str, Any], shape: tuple[int, int]
+) -> None:
+    case = Case(name, model=model)
+    with pytest.raises(BatchError):
+        case.algorithm.check_fragment(case.fragment(0, *shape))
+
+
+def test_schedules_go_by_the_env_steps_trained_on() -> None:
+    schedules = {"lr_schedule": [[0, 1e-2], [100, 0.0]], "entropy_coeff_schedule": [[0, 0.1], [100, 0.3]]}
+    clips = {"clip_param_schedule": [[0, 0.3], [100, 0.1]], "vf_clip_param_schedule": [[0, 5], [100, 1]]}
+    case = Case("ppo", **schedules, **clips)
+    assert c.VF_PREDS in case.plan.columns
+    metrics = case.update(case.fragments(), 50).metrics
+    wanted = {"cur_lr": 5e-3, "entropy_coeff": 0.2, "clip_param": 0.2, "vf_clip_param": 3.0}
+    assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
+    before = case.algorithm.get_weights()
+    case.update(case.fragments(), 1000)
+    assert equal(before, case.algorithm.get_weights())
+
+
+def test_a_schedule_of_one_value_clips_as_that_value_does() -> None:
+    first = Case("ppo", clip_param=0.05, vf_clip_param=0.1)
+    other = Case("ppo", clip_param_schedule=[[0, 0.05]], clip_param=0.7, vf_clip_param_schedule=[[0, 0.1]])
+    for case in (first, other):
+        case.train()
+    assert equal(first.tensors, other.tensors)
+
+
+def test_a_learning_rate_that_has_ended_at_0_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    said = []
+    for end in (0.0, 1e-3):
+        case = Case("ppo", lr_schedule=[[0, 0.0], [500, 1e-2], [1000, end]])
+        for env_steps in (999, 1000, 1100):
+            case.update(case.fragments(), env_steps)
+            said.append([record.getMessage() for record in caplog.records if record.name.startswith("aiorl")])
+    assert said[0] == []
+    (sentence,) = said[1]
+    assert all(part in sentence for part in ("lr_schedule", "1,000 env steps", "stop_timesteps: 1000"))
+    assert said[2:] == [said[1]] * 4, "once, and not where it ends elsewhere"
+
+
+def rows_or_sequences(name: str, size: int) -> tuple[int, int]:
+    """The shape of a fragment of so many rows, or sequences."""
+    return (size, 1) if name == "ppo" else (6, size)
+
+
+@THREE
+def test_fragments_may_hold_any_number_of_rows_or_sequences(name: str) -> None:
+    case, whole = Case(name), 24 if name == "ppo" else 4
+    for sizes in ((1, 2), (40, 41)):
+        fragments = [case.fragment(seed, *rows_or_sequences(name, size)) for seed, size in enumerate(sizes)]
+        for fragment in fragments:
+            case.algorithm.check_fragment(fragment)
+        batch = case.algorithm.make_batch(fragments)
+        valid = case.algorithm.buffers.column(batch, c.VALID)
+        assert valid.sum() == sum(sizes) * (1 if name == "ppo" else 6)
+        assert len(valid) % whole == 0
+        assert len(valid) <= max(2 * whole, 2 * sum(sizes))
+        result = case.algorithm.update(batch, 0)
+        assert not result.skipped
+        assert result.metrics["num_sgd_steps"] == -(-sum(sizes) // whole)
+
+
+def test_one_huge_batch_does_not_make_those_after_it_as_large() -> None:
+    fitted = Case("ppo").algorithm.fitted
+    sizes = [fitted(count) for count in (10, 100_000, 10, 60)]
+    assert sizes[1] >= 100_000
+    assert sizes[0] == sizes[2] < 100
+    assert 60 <= sizes[3] < 240
+
+
+@THREE
+def test_smaller_batches_need_no_other_compilation(name: str) -> None:
+    case = Case(name, eager=False, xla="off")
+    for seed, size in enumerate((41, 15, 24)):
+        assert not case.update([case.fragment(seed, *rows_or_sequences(name, size))]).skipped
+    assert case.algorithm.compiled.traces == 1
+
+
+def order_of(case: Case, batch: Any) -> Any:
+    """Minibatches [K, M] of an update."""
+    order, num_minibatches = case.algorithm._order(batch)
+    return order[:num_minibatches]
+
+
+def test_ppo_visits_each_row_once_an_epoch_in_a_new_order_unless_told_not_to() -> None:
+    for shuffles in (False, True):
+        case = Case("ppo", shuffle_sequences=shuffles, num_sgd_iter=2)
+        first, second = order_of(case, case.algorithm.make_batch(case.fragments())).reshape(2, 48)
+        np.testing.assert_array_equal(np.sort([first, second]), [np.arange(48)] * 2)
+        assert (first == second).all() == (not shuffles)
+        assert (first == np.arange(48)).all() == (not shuffles)
+
+
+@pytest.mark.parametrize("size", [16, 24, 5])
+def test_minibatches_of_appo_are_rows_of_any_sequence_and_each_epoch_visits_every_transition_once(size: int) -> None:
+    case = Case("appo", sgd_minibatch_size=size, num_sgd_iter=2)
+    batch = case.algorithm.make_batch(case.fragments(invalid=True))
+    order = order_of(case, batch)
+    (transitions,) = np.nonzero(case.algorithm.buffers.column(batch, c.VALID).ravel())
+    assert len(order) == 2 * -(-len(transitions) // size)
+    for epoch in order.reshape(2, -1):
+        np.testing.assert_array_equal(np.sort(epoch[: len(transitions)]), transitions)
+        assert set(epoch) <= set(transitions)
+    assert len({row // 6 for row in order[0]}) > 2, "of several sequences"
+    assert case.algorithm.update(batch, 0).metrics["num_sgd_steps"] == len(order)
+
+
+@pytest.mark.parametrize(("name", "model"), [("impala", {}), ("appo", RECURRENT), ("ppo", RECURRENT)])
+def test_minibatches_are_whole_sequences_where_these_are_trained_on(name: str, model: dict[str, Any]) -> None:
+    case = Case(name, model=model, sgd_minibatch_size=12)
+    order = order_of(case, case.algorithm.make_batch(case.fragments()))
+    assert order.shape == (4, 2)
+    assert set(order.ravel()) == set(range(8))
+
+
+@THREE
+def test_padding_changes_nothing_that_is_learned(name: str) -> None:
+    """One minibatch of all rows: the same step whether half of its places are filled or all."""
+    case = Case(name, sgd_minibatch_size=48)
+    state, half = case.algorithm.get_state(), case.fragment(1, *rows_or_sequences(name, 24 if name == "ppo" else 4))
+    blank = {key: np.zeros_like(value) for key, value in half.items()}
+    blank[c.VALID] = np.zeros(half[c.ACTIONS].shape[:2], bool)
+    losses, weights = [], []
+    for fragments in ([half, blank], [half]):
+        case.algorithm.set_state(state)
+        losses.append(case.update(fragments).metrics["policy_loss"])
+        weights.append(case.algorithm.get_weights())
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    for weight, other in zip(weights[0].values(), weights[1].values(), strict=True):
+        np.testing.assert_allclose(weight, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ppo", "appo"])
+@pytest.mark.parametrize(("target", "factor"), [(1e-6, 1.5), (1e6, 0.5)])
+def test_the_penalty_adapts_towards_its_target_and_is_kept(name: str, target: float, factor: float) -> None:
+    settings = {"kl_coeff": 0.2, "kl_target": target, **({"target_update_freq": 9} if name == "appo" else {})}
+    case, other = Case(name, **settings), Case(name, **settings)
+    metrics = case.train(1)[0].metrics
+    assert metrics["kl"] > 1e-5
+    assert metrics["cur_kl_coeff"] == pytest.approx(0.2)
+    assert case.algorithm.coefficients(0)["kl_coeff"] == pytest.approx(0.2 * factor)
+    state = case.algorithm.get_state()
+    other.algorithm.set_state(state)
+    assert other.algorithm.coefficients(0)["kl_coeff"] == pytest.approx(0.2 * factor)
+    del state.values["kl_coeff"]
+    with pytest.raises(CheckpointError, match="kl_coeff"):
+        other.algorithm.set_state(state)
+
+
+def test_the_penalty_goes_by_the_divergence_of_the_last_epoch() -> None:
+    """Three times the mean over three epochs is twice that over the first two, and that of the third.
+
+    The policy moves away. With half of a number between the two as the target, the mean over all would leave the weight
+    as it was.
+    """
+
+    def run(epochs: int, **more: float) -> tuple[Case, dict[str, float]]:
+        case = Case("ppo", kl_coeff=0.2, num_sgd_iter=epochs, lr=0.03, **more)
+        return case, case.train()[0].metrics
+
+    two, three = (run(epochs)[1]["kl"] for epochs in (2, 3))
+    last = 3 * three - 2 * two
+    assert last > 1.05 * three
+    case, metrics = run(3, kl_target=(last + three) / 4)
+    assert metrics["kl"] == pytest.approx(three)
+    assert case.algorithm.coefficients(0)["kl_coeff"] == pytest.approx(0.2 * 1.5)
+    assert metrics["kl_last_epoch"] == pytest.approx(last, rel=1e-4)
+
+
+@THREE
+def test_an_update_ends_once_the_policy_is_too_far_from_those_that_sampled(name: str) -> None:
+    for kl_stop, steps in ((None, 6), (1e-9, 1)):
+        metrics = Case(name, num_sgd_iter=3, kl_stop=kl_stop).train()[0].metrics
+        if name != "appo":  # of one step, before which the policy is the target network's
+            assert metrics["num_sgd_steps"] == steps
+            assert metrics["kl"] > 1e-9
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("impala", "algo: appo"), ("appo", "kl_stop")])
+def test_a_policy_far_from_those_that_sampled_is_warned_of_once(
+    name: str, wanted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case(name)
+    for behaviour_logp in (-1.1, 3.0, 3.0):
+        fragment = case.fragment()
+        fragment[c.ACTION_LOGP] = np.full_like(fragment[c.ACTION_LOGP], behaviour_logp)
+        case.update([fragment, fragment])
+        said = [record.getMessage() for record in caplog.records if record.name.startswith("aiorl")]
+        assert len(said) == (behaviour_logp > 0)
+    for key in ("mean_rho", "num_sgd_iter", "max_policy_lag", wanted):
+        assert key in said[0]
+
+
+def test_the_target_network_judges_no_more_steps_at_a_time_than_a_minibatch_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of complete episodes, which are longer than the sequences that a config names."""
+    case = Case("appo", batch_mode="complete_episodes", rollout_fragment_length=4, num_envs_per_worker=1)
+    judge, sizes = type(case.algorithm).judge, []
+
+    def noting(self: Any, columns: Any, weights: Any) -> Any:
+        sizes.append(tuple(columns[c.VALID].shape))
+        return judge(self, columns, weights)
+
+    monkeypatch.setattr(type(case.algorithm), "judge", noting)
+    assert not case.update([case.fragment(3, 8, 1) for _ in range(6)]).skipped
+    assert {length * count for length, count in sizes} == {24}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_target_network_of_appo_is_the_one_of_so_many_updates_ago(every: int) -> None:
+    def weights(case: Case, prefix: str) -> dict[str, Any]:
+        return {name.removeprefix(prefix): x for name, x in case.tensors.items() if name.startswith(prefix)}
+
+    case = Case("appo", target_update_freq=every)
+    seen = [weights(case, "weights/")]
+    for number in range(1, 7):
+        case.train(number)
+        seen.append(weights(case, "weights/"))
+        assert not equal(seen[-1], seen[-2])
+        assert equal(weights(case, "target/"), seen[number - number % every])
+
+
+@pytest.mark.parametrize("model", [{}, {"use_gru": True}])
+def test_on_what_the_newest_policy_sampled_an_update_of_appo_is_that_of_ppo(model: dict[str, Any]) -> None:
+    """GAE by the network that sampled, computed by the worker's code, against V-trace by the target network."""
+    shared: dict[str, Any] = {"num_sgd_iter": 4, "gamma": 0.95, "lambda_": 0.8, "lr": 0.05, "model": model}
+    shared |= {"normalize_advantages": True, "sgd_minibatch_size": 48, "entropy_coeff": 0.0}
+    appo, ppo = Case("appo", **shared), Case("ppo", **shared)
+    raw, ready = appo.fragments(), []
+    for x in raw:
+        columns = {name: tf.constant(array) for name, array in {**x, c.VALID: np.ones((6, 4), np.float32)}.items()}
+        columns |= {name: tf.cast(columns[name], tf.float32) for name in (c.TERMINATEDS, c.TRUNCATEDS)}
+        seen = appo.algorithm.judge(columns)
+        x[c.ACTION_LOGP] = seen.logp.numpy()
+        advantages, targets = gae(
+            x[c.REWARDS], seen.values.numpy(), seen.last_values.numpy(), x[c.TERMINATEDS], x[c.TRUNCATEDS],
+            x[c.BOOTSTRAP_VALUES], gamma=0.95, lam=0.8,
+        )  # fmt: skip
+        every = {**x, c.ADVANTAGES: advantages, c.VALUE_TARGETS: targets}
+        ready.append({name: every[name] for name in ppo.plan.columns})
+    found, expected = appo.update(raw).metrics, ppo.update(ready).metrics
+    assert found["clip_fraction"] > 0
+    for name in ("policy_loss", "vf_loss", "entropy", "clip_fraction", "grad_gnorm"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-2, abs=1e-4), name
+
+
+def test_raw_rows_are_filtered_when_they_become_a_train_batch() -> None:
+    case = Case("bc", BOX, observation_filter="MeanStdFilter")
+    assert case.plan.raw_obs
+    case.algorithm.merged_filter = own = MeanStdFilter((4,))
+    obs = (fragment := case.fragment())[c.OBS].reshape(-1, 4)
+    own.learn(5.0 + obs)
+    found = case.algorithm.buffers.column(case.algorithm.make_batch([fragment]), c.OBS)[:24]
+    np.testing.assert_allclose(found, own(obs, update=False), atol=1e-5)
+
+
+def test_advantages_of_marwil_are_divided_by_the_root_of_their_mean_square_so_far_and_it_is_kept() -> None:
+    settings = {"moving_average_sqd_adv_norm_start": 9.0, "moving_average_sqd_adv_norm_update_rate": 0.5}
+    case, other = Case("marwil", **settings), Case("marwil", **settings)
+    assert case.algorithm.coefficients(0)["advantage_scale"] == pytest.approx(3.0)
+    metrics = case.train()[0].metrics
+    expected = (9.0 + metrics["vf_loss"]) / 2
+    assert metrics["advantages_mean_square"] == pytest.approx(expected)
+    other.algorithm.set_state(case.algorithm.get_state())
+    assert other.algorithm.coefficients(0)["advantage_scale"] == pytest.approx(expected**0.5)

@@ -1,0 +1,382 @@
+"""Algorithms with a replay: what is stored, what is due when, what is drawn, and what the log says of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from itertools import pairwise
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from algorithm_cases import BOX, CHOICES, NUM_OBS, WITH_REPLAY, Case, Fragment
+
+from aiorl.acting.filters import MeanStdFilter
+from aiorl.data import columns as c
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.errors import BatchError, CheckpointError, ConfigError
+from aiorl.learning.algorithms.algorithm import Observations
+from aiorl.learning.algorithms.apex import Apex, ApexConfig
+from aiorl.learning.algorithms.dqn import DQN, DQNConfig
+from aiorl.learning.algorithms.registry import algorithm_class
+from aiorl.learning.algorithms.replay_algorithm import replay_spec
+from aiorl.learning.models.export import export_acting_graph
+from aiorl.learning.replay import spec as memory
+
+DUE: dict[str, Any] = {"learning_starts": 16, "training_intensity": 3}
+"""Eight rows of a fragment make six minibatches of four due; the first fragment is only stored."""
+
+
+def steps(results: Any) -> list[float]:
+    return [result.metrics["num_sgd_steps"] for result in results]
+
+
+def pieces(case: Case, numbers: list[int]) -> list[Any]:
+    """Train on pieces of stored experience of eight rows each, by their numbers."""
+    fragments = [{**case.fragment(number, 8, 1), c.PIECE: np.full((8, 1), number)} for number in numbers]
+    return [case.update([fragment]) for fragment in fragments]
+
+
+def test_leases_are_kept_topped_up_within_a_bound_and_weights_go_out_at_times() -> None:
+    settings = {"fragments_per_update": 3, "max_env_steps_ahead": 100, "n_step": 3}
+    case = Case("dqn", **settings, broadcast_updates=7, broadcast_interval_ms=20)
+    plan = DQN.lease_plan(case.config)
+    assert (plan.mode, plan.fragments_per_batch, plan.max_policy_lag, plan.max_under_way) == ("streaming", 3, None, 12)
+    assert (plan.publish_every, plan.publish_interval_s) == (7, 0.02)
+    assert (case.plan.postprocess, case.plan.postprocess_params) == ("n_step", {"gamma": 0.99, "n": 3})
+    assert c.N_STEPS in case.plan.columns
+    assert c.N_STEPS not in Case("dqn").plan.columns
+    assert Case("dqn", max_env_steps_ahead=1).config.max_fragments_under_way() == 2
+
+
+def test_apex_is_dqn_with_other_defaults_of_which_each_can_be_switched_off() -> None:
+    config = ApexConfig(env="E")
+    same = DQNConfig(**{**config.to_dict(), "algo": "dqn"})
+    assert Apex.lease_plan(config) == DQN.lease_plan(same)
+    assert Apex.sample_plan(config) == DQN.sample_plan(same)
+    assert Apex.acting_settings(config) == {"exploration": {"type": "PerWorkerEpsilonGreedy"}}
+    assert Apex.sample_plan(config).postprocess_params == {"gamma": 0.99, "n": 3}
+    parts = ("double_q", "dueling", "prioritized_replay", "worker_priorities", "per_worker_epsilon")
+    assert all(getattr(config, name) for name in parts)
+    off: dict[str, Any] = dict.fromkeys(parts, False)
+    assert c.PRIORITIES in Apex.sample_plan(config).columns
+    assert c.PRIORITIES not in Apex.sample_plan(ApexConfig(env="E", **off, n_step=1)).columns
+
+
+@pytest.mark.parametrize(("num_frames", "frame"), [(1, (8, 8, 4)), (4, (8, 8))])
+def test_only_what_is_known_as_a_stack_is_stored_frame_by_frame(num_frames: int, frame: tuple[int, ...]) -> None:
+    """Else the four channels of an image would take the room of four rows."""
+    config, layout = Case("dqn").config, ObsLayout((8, 8, 4), num_frames=num_frames)
+    spec = replay_spec(config, DQN.build_model(config, Observations(layout.shape, "uint8", layout), CHOICES, 1))
+    assert (spec.stack, spec.frame["frame"].shape) == (num_frames, frame)
+
+
+def test_the_log_says_what_the_replay_and_its_checkpoints_take(caplog: pytest.LogCaptureFixture) -> None:
+    case, other = Case("dqn", checkpoint_keep=2), Case("dqn", checkpoint_replay=False)
+    with caplog.at_level(logging.INFO):
+        DQN.check_room([(one.config, one.model) for one in (case, other)])
+    size = 64 * replay_spec(case.config, case.model).row.itemsize + 64 * 8
+    assert (
+        f"each checkpoint takes up to {size / 1e6:.3g} MB of disk for it, the 2 that are kept (checkpoint_keep) and "
+        f"the one being written up to {3 * size / 1e6:.3g} MB"
+    ) in caplog.messages[0]
+    assert "checkpoints leave it out (checkpoint_replay: false)" in caplog.messages[1]
+
+
+def test_the_log_says_where_workers_will_wait_and_where_few_rows_have_all_their_steps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def said(**settings: Any) -> list[str]:
+        case = Case("dqn", **settings)
+        caplog.clear()
+        DQN.check_room(2 * [(case.config, case.model)])  # two policies, one plan of leases
+        return caplog.messages
+
+    shape = {"num_envs_per_worker": 8, "rollout_fragment_length": 2, "max_env_steps_ahead": 64}
+    assert said(**shape, num_workers=4) == []
+    (waiting,) = said(**shape, num_workers=5)
+    assert "no more than 4 fragments are under way at a time" in waiting
+    assert "of 5 workers the others wait" in waiting
+    assert said(n_step=2, rollout_fragment_length=8) == said(n_step=4, batch_mode="complete_episodes") == []
+    assert "only 50 % of the rows have so many. Set rollout_fragment_length to 12 or more" in said(n_step=3)[0]
+
+
+def test_a_replay_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("dqn")
+    needed = replay_spec(case.config, case.model).bytes_needed
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed)
+    DQN.check_room([(case.config, case.model)])
+    with pytest.raises(ConfigError, match=f"needs {2 * needed:,} bytes of memory"):
+        DQN.check_room(2 * [(case.config, case.model)])
+
+
+def test_minibatches_are_made_as_they_become_due_and_the_rest_is_carried_over() -> None:
+    """Eight rows at an intensity of 1.25 are two minibatches of four, and half a one."""
+    results = Case("dqn", learning_starts=16, training_intensity=1.25).train(*range(6))
+    assert steps(results) == [0, 2, 3, 2, 3, 2]
+    last = results[-1].metrics
+    assert (last["rows_stored"], last["rows_evicted"], last["rows_trained"]) == (48, 0, 48)
+    assert last["training_intensity"] == pytest.approx(1.25, abs=0.1)
+
+
+def test_in_a_hurry_minibatches_stay_due_and_are_made_after_a_restore() -> None:
+    """So that what is stored is in the last checkpoint, however many minibatches an update has."""
+    first, second = Case("dqn", **DUE), Case("dqn", **DUE)
+    first.train(0, 1)
+    first.algorithm.hurry()
+    (result,) = first.train(2)
+    assert (result.metrics["num_sgd_steps"], result.metrics["rows_stored"]) == (0, 24)
+    second.restore(*first.saved())
+    assert steps(second.train(3)) == [12]
+
+
+def test_nothing_is_traced_after_warm_up_whatever_is_due_and_rows_are_drawn_by_the_errors_that_were_found() -> None:
+    case = Case("dqn", **DUE, eager=False, xla="on")
+    case.algorithm.warm_up()
+    results = case.train(0, 1, 2)
+    assert steps(results) == [0, 6, 6]
+    case.update([case.fragment(98, 1), case.fragment(99, 7)])
+    case.update([case.fragment(97, 32, 1)])
+    assert case.algorithm.compiled.traces == 1
+    assert results[-1].metrics["prioritized_replay_beta"] == pytest.approx(0.4, abs=0.01)
+    assert case.algorithm.compiled.rows.shape == (6, 4)
+    assert len(np.unique(case.algorithm.replay.sample(4, num_batches=50, beta=1.0).weights)) > 10
+
+
+def test_the_target_follows_after_so_many_minibatches_across_calls() -> None:
+    """6, 12 and 18 minibatches are made: it follows at 5, at 10 and at 15, or never."""
+    name = "value/head/kernel"
+    for freq, times in ((5, 3), (1000, 0)):
+        case = Case("dqn", **DUE, target_update_freq=freq)
+        targets = [case.tensors[f"target/{name}"]]
+        for number in range(4):
+            case.train(number)
+            targets.append(case.tensors[f"target/{name}"])
+        assert sum(bool((one != other).any()) for one, other in pairwise(targets)) == times
+        assert (case.tensors[f"weights/{name}"] != targets[0]).any()
+
+
+def test_with_a_small_tau_the_target_comes_nearer_at_each_minibatch() -> None:
+    case = Case("dqn", target_update_freq=1, tau=0.5, training_intensity=0.5)  # one minibatch a fragment
+    name = "value/head/kernel"
+    expected = case.tensors[f"target/{name}"]
+    for number in range(3):
+        case.train(number)
+        expected = expected + 0.5 * (case.tensors[f"weights/{name}"] - expected)
+        np.testing.assert_allclose(case.tensors[f"target/{name}"], expected, rtol=1e-5, atol=1e-7)
+
+
+PRIORITISED = {"prioritized_replay": True, "worker_priorities": True, "prioritized_replay_alpha": 1.0}
+
+
+def with_priorities(case: Case, number: int) -> Fragment:
+    """A fragment whose second row alone has an error to speak of."""
+    fragment = case.fragment(number)
+    fragment[c.PRIORITIES][:] = 0
+    fragment[c.PRIORITIES][1, 0] = 1 + number
+    return fragment
+
+
+def test_rows_are_drawn_by_what_workers_sent_until_they_are_trained_on() -> None:
+    case = Case("dqn", **PRIORITISED, **DUE)
+    fragment = with_priorities(case, 3)
+    case.algorithm.make_batch([fragment])
+    drawn = case.algorithm.replay.sample(4, num_batches=8)
+    np.testing.assert_array_equal(drawn.columns[c.OBS], np.broadcast_to(fragment[c.OBS][1, 0], (8, 4, NUM_OBS)))
+    case.update([with_priorities(case, 4)])
+    assert len(np.unique(case.algorithm.replay.sample(4, num_batches=50).ids)) < 12
+    for number in range(3):
+        case.update([case.fragment(number) | {c.PRIORITIES: np.ones((4, 2), np.float32)}])
+    assert len(np.unique(case.algorithm.replay.sample(4, num_batches=50).ids)) > 20
+
+
+@pytest.mark.parametrize(
+    ("priorities", "said"),
+    [
+        (None, "in every fragment"),
+        (np.full((4, 2), np.inf, np.float32), "finite numbers"),
+        (np.full((4, 2), 1e39), "numbers of float32"),
+        (np.full((4, 2), -0.5, np.float32), "at least 0"),
+        (np.zeros((2, 4), np.float32), r"shape \(4, 2\)"),
+        (np.zeros((4, 2), "U3"), "what fits float32"),
+    ],
+)
+def test_priorities_that_are_none_are_refused(priorities: Any, said: str) -> None:
+    case = Case("dqn", **PRIORITISED)
+    fragment = {name: x for name, x in {**case.fragment(), c.PRIORITIES: priorities}.items() if x is not None}
+    with pytest.raises(BatchError, match=f"priorities.*{said}"):
+        case.algorithm.check_fragment(fragment)
+
+
+def test_rows_made_with_other_settings_are_refused_unless_the_checkpoint_does_not_say() -> None:
+    """As older ones don't; or the replay is left out."""
+    case = Case("dqn")
+    case.train(0, 1)
+    _, values, stored = case.saved()
+    for changed, said in (
+        ({"gamma": 0.5}, "gamma 0.99 there, 0.5 here"),
+        ({"n_step": 2}, "n_step 1 there, 2 here"),
+        ({"clip_rewards": True}, "clip_rewards None there, True here"),
+        ({"prioritized_replay_alpha": 1.0}, "prioritized_replay_alpha 0.6 there, 1.0 here"),
+        ({"replay_capacity": 32}, "With checkpoint_replay false a run goes on without it"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            Case("dqn", **changed).algorithm.restore_experience(values, stored)
+    without = Case("dqn", replay_capacity=32, checkpoint_replay=False)
+    without.algorithm.restore_experience(values, stored)
+    assert len(without.algorithm.replay) == 0
+    for name in ("gamma", "n_step", "clip_rewards", "prioritized_replay_alpha", "prioritized_replay_eps"):
+        del values["spec"][name]
+    older = Case("dqn")
+    older.algorithm.restore_experience(values, stored)
+    assert len(older.algorithm.replay) == 16
+
+
+STORED: dict[str, Any] = {"learning_starts": None, "rollout_fragment_length": 8, "num_envs_per_worker": 1}
+STORED["training_intensity"] = 0.5
+
+
+def test_each_piece_is_stored_once_and_training_begins_when_one_is_read_again() -> None:
+    """Minibatches are due by what is read again, so the training intensity holds."""
+    results = pieces(Case("cql", **STORED), [1, 2, 3, 2, 1, 3, 3])
+    assert [result.metrics["replay_rows"] for result in results] == [8, 16, 24, 24, 24, 24, 24]
+    assert steps(results) == [0, 0, 0, 1, 1, 1, 1]
+    assert results[-1].metrics["training_intensity"] == pytest.approx(0.5)
+    assert results[-1].metrics["rows_evicted"] == 0
+
+
+def test_so_many_rows_read_make_as_many_minibatches_due_if_one_worker_reads_its_share_sooner() -> None:
+    """G7: one of two has read pieces 1 and 2 twice before the other has brought 3 and 4."""
+    results = pieces(Case("cql", **STORED), [1, 2, 1, 2, 3, 4, 3, 4])
+    assert steps(results) == [0, 0, 1, 1, 0, 0, 1, 1]
+    last = pieces(Case("cql", **STORED), [1, 2, 3, 4, 1, 2, 3, 4])[-1]
+    assert results[-1].metrics["rows_trained"] == last.metrics["rows_trained"] == 16
+
+
+def test_what_does_not_fit_into_the_replay_is_stored_again_and_again() -> None:
+    """Training begins when the replay is full."""
+    results = pieces(Case("cql", **STORED, replay_capacity=16), [1, 2, 3, 1, 2, 3])
+    assert steps(results) == [0, 1, 1, 1, 1, 1]
+    assert [result.metrics["rows_stored"] for result in results] == [8, 16, 24, 32, 40, 48]
+
+
+def test_a_replay_that_is_full_of_images_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that follow no other have two images each, so that there is no room for all rows; training begins then."""
+    monkeypatch.setattr(memory, "_SPARE_FRAMES", 0)
+    monkeypatch.setattr(memory, "RECENT_FRAMES", 0)
+    model = {"conv_filters": [[2, [4, 4], 4]], "fcnet_hiddens": [4]}
+    case = Case("cql", **{**STORED, "rollout_fragment_length": 1}, obs_shape=(4, 4, 2), model=model)
+    for number in 2 * list(range(1, 41)):
+        images = np.full((1, 1, 4, 4, 2), number, np.uint8)
+        result = case.update([{**case.fragment(number), c.OBS: images, c.NEW_OBS: images + 100}])
+    assert result.metrics["rows_evicted"] > 0
+    assert result.metrics["rows_trained"] == pytest.approx(0.5 * 48, abs=4), "32 rows have room"
+
+
+def test_rows_of_no_piece_are_always_stored_and_enough_at_learning_starts() -> None:
+    """As those of a mixture."""
+    results = pieces(Case("cql", **{**STORED, "learning_starts": 16}), [0, 0, 0])
+    assert [result.metrics["rows_stored"] for result in results] == [8, 16, 24]
+    assert steps(results) == [0, 1, 1]
+
+
+def test_a_checkpoint_without_the_replay_has_all_of_it_read_again() -> None:
+    first, second = (Case("cql", **STORED, checkpoint_replay=False) for _ in range(2))
+    pieces(first, [1, 2, 1])
+    second.algorithm.set_state(first.algorithm.get_state())
+    assert steps(pieces(second, [1, 2, 1])) == [0, 0, 1]
+    assert len(second.algorithm.replay) == 16
+
+
+@pytest.mark.parametrize("name", ["cql", "iql"])
+def test_without_stored_experience_it_says_what_to_give(name: str) -> None:
+    with pytest.raises(ConfigError, match="stored experience") as caught:
+        algorithm_class(name).lease_plan(Case(name, input="sampler").config)
+    assert caught.value.key == "input"
+    assert "--input" in str(caught.value.hint)
+
+
+def test_a_fragment_whose_pieces_do_not_fit_is_refused_and_where_nobody_asked_for_them() -> None:
+    for name, column in (("cql", np.zeros((4, 2), np.float32)), ("dqn", np.ones((4, 2), np.int64))):
+        case = Case(name)
+        with pytest.raises(BatchError, match="piece"):
+            case.algorithm.check_fragment({**case.fragment(), c.PIECE: column})
+
+
+@pytest.mark.parametrize("name", ["dqn", "iql"])
+def test_raw_rows_are_filtered_when_drawn_by_what_the_merged_filter_knows_then(name: str) -> None:
+    own = MeanStdFilter((NUM_OBS,))
+    filtered, plain = Case(name, observation_filter="MeanStdFilter"), Case(name)
+    filtered.algorithm.merged_filter = own
+    assert filtered.plan.raw_obs
+    assert not plain.plan.raw_obs
+    raw = filtered.fragment()
+    for column in (c.OBS, c.NEW_OBS):
+        raw[column] = 100.0 + 5.0 * raw[column]
+    stored = filtered.algorithm.make_batch([raw])
+    own.learn(raw[c.OBS].reshape(-1, NUM_OBS))  # after the rows were stored
+    shape = raw[c.OBS].shape
+    changed = {key: own(raw[key].reshape(-1, NUM_OBS), update=False).reshape(shape) for key in (c.OBS, c.NEW_OBS)}
+    filtered.algorithm.update(stored, 0)
+    plain.update([{**raw, **changed}])
+    for key, tensor in plain.tensors.items():
+        np.testing.assert_allclose(filtered.tensors[key], tensor, atol=1e-4, err_msg=key)
+
+
+def normalised(obs_shape: Any, num_outputs: int, settings: Any) -> Any:
+    """Features, by layers with weights that are not trained, and counts."""
+    dense = keras.layers.Dense(settings.get("width", num_outputs), activation="tanh")
+    return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.BatchNormalization(), dense])
+
+
+def with_values(obs_shape: Any, num_outputs: int, _: Any) -> Any:
+    obs = keras.layers.Input(obs_shape)
+    return keras.Model(obs, [keras.layers.Dense(num_outputs)(obs), keras.layers.Dense(1)(obs)])
+
+
+@pytest.fixture
+def users_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = keras.Sequential([keras.layers.Input((NUM_OBS,)), keras.layers.Dense(4)])
+    flat = lambda shape, *_: keras.Sequential([keras.layers.Input(shape), keras.layers.Reshape([4, 1])])  # noqa: E731
+    module = types.SimpleNamespace(
+        normalised=normalised, with_values=with_values, flat=flat, shared=lambda *_: shared
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "users_models", module)
+
+
+@pytest.mark.usefixtures("users_models")
+@pytest.mark.parametrize("name", [name for name in WITH_REPLAY if name != "apex"])
+def test_a_custom_model_gives_features_that_are_trained_exported_and_acted_with(name: str) -> None:
+    model = {"custom_model": "users_models:normalised", "width": 5, "fcnet_hiddens": [7]}
+    more = {"dqn": {"num_atoms": 11, "dueling_hiddens": [4]}, "td3": {"policy_delay": 1}}.get(name, {})
+    case = Case(name, BOX if name in ("cql", "iql", "td3") else CHOICES, model=model, **more)
+    before = case.tensors
+    case.train()
+    after = case.tensors
+    own = [key for key in after if "custom/" in key and "optimizer" not in key and "/kernel" in key]
+    assert own
+    assert all((before[key] != after[key]).any() for key in own if "target" not in key)
+    frozen = [key for key in after if "custom/" in key and "moving_mean" in key]
+    assert frozen
+    assert all((before[key] == after[key]).all() for key in frozen)
+    export_acting_graph(case.model)  # which compares it with the model
+
+
+@pytest.mark.usefixtures("users_models")
+def test_each_network_has_a_custom_model_with_first_weights_of_its_own_that_the_seed_decides() -> None:
+    model = {"custom_model": "users_models:normalised"}
+    first, again = (Case("sac", model=model).tensors for _ in range(2))
+    kernels = [name for name in first if name.endswith("custom/4/kernel") and "target" not in name]
+    assert kernels == [f"{net}/custom/4/kernel" for net in ("weights/policy", "critics/critic_0", "critics/critic_1")]
+    assert len({first[name].tobytes() for name in kernels}) == 3
+    assert all((first[name] == again[name]).all() for name in kernels)
+
+
+@pytest.mark.usefixtures("users_models")
+@pytest.mark.parametrize(("name", "said"), [("with_values", "one output"), ("flat", "one output"), ("shared", "twice")])
+def test_a_custom_model_that_gives_no_features_of_its_own_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        Case("sac", model={"custom_model": f"users_models:{name}"})
+    assert caught.value.key == "model.custom_model"

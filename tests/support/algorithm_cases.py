@@ -1,0 +1,171 @@
+"""Any algorithm with a tiny network, and fragments as its workers would send them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.acting.distributions import make_distribution
+from aiorl.data import columns as c
+from aiorl.data.fragment import SamplePlan
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.learning.algorithms.algorithm import AlgorithmState, Observations, UpdateResult
+from aiorl.learning.algorithms.registry import algorithm_class
+from aiorl.learning.models.actor_critic import ActorCritic
+from aiorl.learning.models.catalog import build_model
+
+Fragment = dict[str, NDArray[Any]]
+
+NUM_OBS, START = 4, 5
+BOX = spaces.Box(np.array([-2.0, 1.0], np.float32), np.array([2.0, 5.0], np.float32))
+CHOICES = spaces.Discrete(3, start=START)
+
+_ONE_STEP = {"rollout_fragment_length": 6, "num_envs_per_worker": 4, "train_batch_size": 48, "sgd_minibatch_size": 48}
+_STEPS = {**_ONE_STEP, "sgd_minibatch_size": 24, "num_sgd_iter": 1}
+_REPLAY = {
+    "rollout_fragment_length": 4, "num_envs_per_worker": 2, "train_batch_size": 4, "training_intensity": 1.5,
+    "learning_starts": 8, "replay_capacity": 64,
+}  # fmt: skip
+_OFFLINE = {"input": "data"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "a2c": _ONE_STEP,
+    "a3c": {**_ONE_STEP, "gradients": "learner"},
+    "apex": {**_REPLAY, "num_workers": 2, "prioritized_replay": True, "n_step": 1},
+    "appo": _STEPS,
+    "bc": {**_STEPS, **_OFFLINE},
+    "cql": {**_REPLAY, **_OFFLINE, "cql_actions": 3},
+    "dqn": {**_REPLAY, "prioritized_replay": True},
+    "impala": _STEPS,
+    "iql": {**_REPLAY, **_OFFLINE},
+    "marwil": {**_STEPS, **_OFFLINE},
+    "pg": {**_ONE_STEP, "batch_mode": "complete_episodes"},
+    "ppo": _STEPS,
+    "sac": _REPLAY,
+    "td3": _REPLAY,
+}
+"""Sizes with which an update takes a step or two."""
+WITH_REPLAY = ("apex", "cql", "dqn", "iql", "sac", "td3")
+OF_FRAGMENTS = ("a2c", "a3c", "appo", "bc", "impala", "marwil", "pg", "ppo")
+
+
+class Case:
+    """An algorithm and its network of 8 tanh units, run eagerly unless settings say otherwise.
+
+    Attributes:
+        algorithm: the algorithm.
+        config: its settings.
+        model: its network.
+        plan: what workers send it.
+    """
+
+    def __init__(
+        self, name: str, space: spaces.Space[Any] | None = None, *, obs_shape: tuple[int, ...] = (NUM_OBS,),
+        num_mask: int = 0, net_seed: int = 1, **settings: Any,
+    ) -> None:  # fmt: skip
+        """Build it; the space is BOX where choices are not possible, else CHOICES."""
+        kind = algorithm_class(name)
+        model = {"fcnet_hiddens": [8], "fcnet_activation": "tanh", "lstm_cell_size": 4, **settings.pop("model", {})}
+        small = {"env": "x", "seed": 3, "eager": True, "lr": 0.01, **SETTINGS[name], "model": model}
+        self.config: Any = kind.config_class.from_mapping(small | settings)
+        layout = ObsLayout(obs_shape, num_mask=num_mask)
+        seen = Observations(layout.array_shape, "uint8" if len(obs_shape) == 3 else "float32", layout)
+        self.model: Any = kind.build_model(self.config, seen, space or (BOX if name == "td3" else CHOICES), net_seed)
+        self.plan = kind.sample_plan(self.config)
+        self.algorithm: Any = kind(self.config, self.model)
+
+    def fragment(
+        self, seed: int = 0, length: int | None = None, num_envs: int | None = None, *, invalid: bool = False
+    ) -> Fragment:
+        """A fragment [T, N], of the usual size unless another is given."""
+        length = self.config.rollout_fragment_length if length is None else length
+        num_envs = self.config.num_envs_per_worker if num_envs is None else num_envs
+        return make_fragment(self.plan, self.model, length, num_envs, seed, invalid=invalid)
+
+    def fragments(self, seed: int = 0, **options: Any) -> list[Fragment]:
+        """Those of one train batch."""
+        count = type(self.algorithm).lease_plan(self.config).fragments_per_batch
+        return [self.fragment(10 * seed + index, **options) for index in range(count)]
+
+    def update(self, fragments: Sequence[Fragment], env_steps: int = 0) -> UpdateResult:
+        """Train on fragments."""
+        result: UpdateResult = self.algorithm.update(self.algorithm.make_batch(fragments), env_steps)
+        return result
+
+    def train(self, *seeds: int, **options: Any) -> list[UpdateResult]:
+        """Train on the train batch of each seed."""
+        return [self.update(self.fragments(seed, **options)) for seed in seeds or (0,)]
+
+    @property
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Of its state."""
+        found: dict[str, NDArray[Any]] = self.algorithm.get_state().tensors
+        return found
+
+    def saved(self) -> tuple[AlgorithmState, dict[str, Any], list[Any]]:
+        """Its state, and values and pieces of what it has stored, as a checkpoint brings them back."""
+        state, held = self.algorithm.get_state(), self.algorithm.hold_experience()
+        pieces = [] if held is None else [(name, first, rows.copy()) for name, first, rows in held.pieces()]
+        values = {} if held is None else json.loads(json.dumps(held.values))
+        return AlgorithmState(state.tensors, json.loads(json.dumps(state.values))), values, pieces
+
+    def restore(self, state: AlgorithmState, values: dict[str, Any], pieces: list[Any]) -> None:
+        """Go on from what `saved` gave."""
+        self.algorithm.set_state(state)
+        if values:
+            self.algorithm.restore_experience(values, pieces)
+
+
+def equal(x: dict[str, Any], y: dict[str, Any]) -> bool:
+    """Whether tensors by name are the same to the bit."""
+    return x.keys() == y.keys() and all(np.array_equal(x[name], y[name]) for name in x)
+
+
+def make_model(
+    space: spaces.Space[Any] | None = None, obs_shape: tuple[int, ...] = (3,), **settings: Any
+) -> ActorCritic:
+    """A network of 8 hidden units for 3-vectors and two actions, unless told otherwise."""
+    config = {"fcnet_hiddens": (8,), "lstm_cell_size": 4, **settings}
+    distribution = make_distribution(space or spaces.Discrete(2))
+    return build_model(obs_shape, "uint8" if len(obs_shape) == 3 else "float32", distribution, config, seed=1)
+
+
+def make_fragment(
+    plan: SamplePlan, model: ActorCritic, length: int, num_envs: int, seed: int = 0, *, invalid: bool = False
+) -> Fragment:
+    """A fragment [T, N] with all that a sample plan asks for, as a worker with that network would send it."""
+    rng, kind, shape = np.random.default_rng(seed), model.distribution, (length, num_envs)
+
+    def normal(*leading: int) -> NDArray[np.float32]:
+        return rng.normal(size=leading).astype(np.float32)
+
+    def obs(*leading: int) -> NDArray[Any]:
+        return (rng.random((*leading, *model.obs_shape)) * 4).astype(model.obs_dtype)
+
+    inputs = 0.3 * normal(length * num_envs, kind.num_inputs)
+    actions = kind.sample(inputs, rng)
+    columns: Fragment = {
+        c.OBS: obs(*shape), c.NEW_OBS: obs(*shape), c.LAST_OBS: obs(num_envs),
+        c.ACTIONS: actions.reshape(*shape, *kind.action_shape),
+        c.ACTION_DIST_INPUTS: inputs.reshape(*shape, kind.num_inputs),
+        c.TERMINATEDS: rng.random(shape) < 0.1, c.TRUNCATEDS: rng.random(shape) < 0.1,
+        c.DISCOUNTS: rng.choice([0.0, 0.9], shape).astype(np.float32), c.N_STEPS: np.ones(shape, np.int32),
+        c.PIECE: np.full(shape, seed + 1, np.int64), c.PRIORITIES: rng.random(shape).astype(np.float32),
+    }  # fmt: skip
+    columns[c.ACTION_LOGP] = kind.logp(inputs, actions).reshape(shape)
+    columns[c.PREV_ACTIONS] = np.roll(columns[c.ACTIONS], 1, axis=0)
+    for name in (c.REWARDS, c.PREV_REWARDS, c.ADVANTAGES, c.VALUE_TARGETS, c.VF_PREDS, c.N_STEP_RETURNS):
+        columns[name] = normal(*shape)
+    columns[c.BOOTSTRAP_VALUES] = np.where(columns[c.TRUNCATEDS], normal(*shape), np.float32(0))
+    for index, state in enumerate(model.state_shapes):
+        times = (-(-length // plan.state_every),) if plan.state_every else ()
+        columns[c.state_in(index)] = normal(num_envs, *times, *state)
+    fragment = {name: columns[name] for name in plan.columns}
+    if invalid:
+        fragment[c.VALID] = rng.random(shape) < 0.8
+        fragment[c.VALID][-1] = True
+    return fragment
