@@ -151,7 +151,11 @@ class ObservationCheck:
 
 
 class NestedCheck:
-    """What an observation of a Dict or Tuple space, or one inside the other, must look like."""
+    """What an observation of a Dict or Tuple space, or one inside the other, must look like.
+
+    Attributes:
+        leaf: the check of an observation that is a single array; else None.
+    """
 
     def __init__(self, env_id: str, space: spaces.Space[Any], *, may_have_more: bool = True) -> None:
         """Derive the checks from a space; kinds of space that hold no arrays are not checked.
@@ -162,7 +166,7 @@ class NestedCheck:
             may_have_more: keys that a Dict space does not have are left out; else they are refused.
         """
         self._env_id = env_id
-        self._leaf: ObservationCheck | None = None
+        self.leaf: ObservationCheck | None = None
         self._kind: type[dict[Any, Any]] | type[tuple[Any, ...]] | None = None
         self._may_have_more = may_have_more
         parts: Iterable[tuple[Any, spaces.Space[Any]]] = ()
@@ -171,7 +175,7 @@ class NestedCheck:
         elif isinstance(space, spaces.Tuple):
             self._kind, parts = tuple, enumerate(space.spaces)
         elif isinstance(space, SIMPLE_SPACES):
-            self._leaf = ObservationCheck(env_id, space)
+            self.leaf = ObservationCheck(env_id, space)
         self._parts = {key: NestedCheck(env_id, part, may_have_more=may_have_more) for key, part in parts}
 
     def coerce(self, obs: Any, index: int, step: int) -> Any:
@@ -180,13 +184,13 @@ class NestedCheck:
         Raises:
             BadObservationError: a part is missing or too many, has another shape or dtype, or holds a bad value.
         """
-        if self._leaf is not None:
-            given = self._leaf.coerce(obs, index, step)
-            self._leaf.check_values(given[None], lambda row: step, lambda row: index)
-            if given.dtype == self._leaf.dtype:
+        if self.leaf is not None:
+            given = self.leaf.coerce(obs, index, step)
+            self.leaf.check_values(given[None], lambda row: step, lambda row: index)
+            if given.dtype == self.leaf.dtype:
                 return given
             with np.errstate(over="ignore"):
-                array = given.astype(self._leaf.dtype)
+                array = given.astype(self.leaf.dtype)
             if array.dtype.kind == "f" and not all_finite(array):
                 raise self._bad(f"observation holds numbers too large for {array.dtype}: {_short(given)}", index, step)
             return array

@@ -149,7 +149,8 @@ class EnvMaker:
         """
         plan = self.plan
         remote_settings = None
-        if plan.vectorize == "remote" and not kind_of(env, self.env_id).holds_copies:
+        if plan.vectorize == "remote":
+            check_can_be_remote(env, self.env_id)
             remote_settings = RemoteSettings(
                 name_elsewhere(plan.env),
                 dict(self.context),

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.base_env import BaseEnv, LockstepEnv
 from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
-from aiorl.env.gym_like import check_gym_like, seed_env_now
+from aiorl.env.gym_like import check_gym_like, is_gym_like, seed_env_now
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
 from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv
 from aiorl.env.vector_env import Copies, VectorBaseEnv, VectorEnv
@@ -109,6 +109,11 @@ def kind_of(env: Any, env_id: str) -> EnvKind:
     if kind.is_single:
         check_gym_like(env, env_id)
     return kind
+
+
+def is_single(env: Any) -> bool:
+    """Whether it is a gym-like environment with one agent, which may get wrappers."""
+    return is_gym_like(env) and kind_of(env, "").is_single
 
 
 def check_can_be_remote(env: Any, env_id: str) -> None:

@@ -20,7 +20,6 @@ from aiorl.env.base_env import (
     ASYNC_RESET_RETURN,
     FinishedGame,
     LockstepEnv,
-    Poll,
     SteppedBaseEnv,
     VectorStep,
     add_step,
@@ -213,9 +212,6 @@ class LockstepBaseEnv(SteppedBaseEnv):
         for index, by_agent in action_dict.items():
             if DEFAULT_AGENT_ID in by_agent:
                 self._actions[index] = by_agent[DEFAULT_AGENT_ID]
-        self._stepped = self._step()
-
-    def _step(self) -> Poll:
         step = self.lockstep_env.step(self._actions)
         ended = step.terminateds | step.truncateds
         finals = (
@@ -235,7 +231,7 @@ class LockstepBaseEnv(SteppedBaseEnv):
                 info = {} if infos is None else infos[index]
                 ob = finals.get(index, obs[index])
                 add_step(poll, index, ob, rewards[index], terminateds[index], truncateds[index], info)
-        return poll
+        self._stepped = poll
 
     def try_reset(self, env_id: Any) -> dict[Any, Any] | str | None:
         """The first observation of the episode that the copy began by itself."""

@@ -29,9 +29,7 @@ from aiorl.env.base_env import (
     stepped_poll,
 )
 from aiorl.env.checks import (
-    SIMPLE_SPACES,
     NestedCheck,
-    ObservationCheck,
     as_reward,
     check_flags,
     check_rewards,
@@ -253,9 +251,8 @@ class Copies(VectorEnv):
         self.seeds: list[int | None] = [None] * len(envs)
         if seed is not None:
             self.seed(seed)
-        space = self.observation_space
-        self.check = ObservationCheck(env_id, space) if isinstance(space, SIMPLE_SPACES) else None
         self.nested = NestedCheck(env_id, self.observation_space)
+        self.check = self.nested.leaf
         self.rewards = np.zeros(len(envs), np.float64)
         self.terminateds = np.zeros(len(envs), np.bool_)
         self.truncateds = np.zeros(len(envs), np.bool_)
@@ -276,21 +273,17 @@ class Copies(VectorEnv):
             return [None] * len(self.envs)
         return np.empty((len(self.envs), *self.check.shape), self.check.dtype)
 
-    def reset_into(self, rows: MutableSequence[Any] | NDArray[Any], index: int) -> None:
-        """Begin a new episode in one copy; its first observation is written to ``rows[index]``.
+    def first_obs(self, index: int) -> Any:
+        """Begin a new episode in one copy; return its first observation, which the copy may use again.
 
         Raises:
             EnvError: the environment raised, or its observation does not fit its space.
         """
-        kind = self.check if self.check is not None and isinstance(rows, np.ndarray) else self.nested
-        rows[index] = self._first_obs(index, kind)
-
-    def _first_obs(self, index: int, kind: ObservationCheck | NestedCheck) -> Any:
         self.started_at[index] = self.step_count
         seed, env = self.seeds[index], self.envs[index]
         try:
             obs, _ = reset_env(env, None if seed is None else seed_env(env, seed))
-            obs = kind.coerce(obs, index, 0)
+            obs = self.nested.coerce(obs, index, 0)
         except Exception as error:
             raise_env_fault(self.env_id, "reset", error, index, 0)
         self.seeds[index] = None
@@ -356,8 +349,8 @@ class Copies(VectorEnv):
         return [self.reset_at(index) for index in range(self.num_envs)]
 
     def reset_at(self, index: int) -> Any:
-        """See VectorEnv; raises as ``reset_into``."""
-        return copied(self._first_obs(index, self.nested))
+        """See VectorEnv; raises as ``first_obs``."""
+        return copied(self.first_obs(index))
 
     def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
         """See VectorEnv; raises as ``step_into``."""
@@ -401,7 +394,7 @@ class SerialEnv(LockstepEnv):
         """Take over the environments; they are closed with this object.
 
         Args:
-            envs: copies with equal spaces.
+            envs: copies with equal spaces; an observation is a single array.
             env_id: name for messages.
             horizon: truncate episodes at this many steps; None or 0 = the environment's own limit, whether the
                 environment keeps to it or not.
@@ -409,11 +402,10 @@ class SerialEnv(LockstepEnv):
         Raises:
             ConfigError: a horizon above the environment's own limit.
             UnsupportedEnvError: no environments, or an object that is not gym-like.
-            UnsupportedSpaceError: an observation space without a single array per observation.
         """
         copies = envs if isinstance(envs, Copies) else Copies(envs, env_id=env_id)
         self._copies = copies
-        self._check = copies.check or ObservationCheck(copies.env_id, copies.observation_space)
+        assert copies.check is not None, "observations are single arrays"
         self.env_id = copies.env_id
         self.num_envs = copies.num_envs
         self.observation_space = copies.observation_space
@@ -435,8 +427,7 @@ class SerialEnv(LockstepEnv):
         if seeds is not None:
             copies.seeds = [int(seed) for seed in seeds]
         for index in range(self.num_envs):
-            copies.reset_into(self._obs, index)
-        self._check.check_values(self._obs, copies.step_of)
+            self._obs[index] = copies.first_obs(index)
         return self._obs
 
     def begin(self, copies: slice, actions: NDArray[Any]) -> None:
@@ -458,8 +449,7 @@ class SerialEnv(LockstepEnv):
             result.final_index = done
             result.final_obs = obs_rows[done]
             for row in done.tolist():
-                copies.reset_into(obs_rows, row)
-            self._check.check_values(obs_rows, copies.step_of)
+                obs_rows[row] = copies.first_obs(row)
         return result
 
     def _cut_at_limit(self, limit: int) -> bool:

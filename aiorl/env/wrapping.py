@@ -19,8 +19,8 @@ from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
 
 from aiorl.config.code import import_object, named_failures
 from aiorl.env.atari import is_atari, wrap_deepmind
-from aiorl.env.gym_like import AsGymnasium, is_gym_like
-from aiorl.env.kinds import kind_of
+from aiorl.env.gym_like import AsGymnasium
+from aiorl.env.kinds import is_single, kind_of
 from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry
 from aiorl.errors import ConfigError
 from aiorl.process.imports import install_command
@@ -79,7 +79,7 @@ class Wrapping:
         """
         for position, wrapper in enumerate(self.users):
             env = _wrapped(env, wrapper, f"wrappers[{position}]")
-        if not (is_gym_like(env) and kind_of(env, "").is_single):
+        if not is_single(env):
             if self.monitor_path is not None:
                 logger.info("environments of kind %s are not monitored", type(env).__name__)
             return env
@@ -119,7 +119,7 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> gymnasium.
     Raises:
         ConfigError: the environment is no single one, or the wrapper can't be imported, fails, or gives something else.
     """
-    if not (is_gym_like(env) and kind_of(env, "").is_single):
+    if not is_single(env):
         raise ConfigError(
             f"{key} is for a gymnasium.Env, and the environment, a {type(env).__name__}, is {kind_of(env, '').name}.",
             key=key, value=wrapper, hint="Have what makes the environment put the wrappers into it.",
