@@ -28,7 +28,7 @@ from aiorl.env.native_vector_env import training_disabled
 from aiorl.errors import SamplerDied
 from aiorl.process.log_once import report
 from aiorl.sampling.fragments import FRAGMENT_COLUMNS, EpisodeCollector, EpisodeTracker
-from aiorl.sampling.table import FinalRows, LevelTable, level_layout
+from aiorl.sampling.table import DERIVED, FinalRows, Layout, LevelTable
 
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
@@ -92,15 +92,8 @@ class Lockstep:
         needs_dist_inputs = self._needs_action_values or c.ACTION_DIST_INPUTS in columns
         self._collector = None if settings.is_truncating else EpisodeCollector(env.num_envs)
         self._steps, self._state_every = settings.rollout_fragment_length, plan.state_every
-        self._layout = level_layout(
-            self._steps,
-            env.num_envs,
-            obs=(self._preprocessor.shape, self.filter.output_dtype(self._preprocessor.dtype)),
-            action=(policy.distribution.action_shape, policy.distribution.action_dtype),
-            num_dist_inputs=int(policy.distribution.num_inputs),
-            keep_dist_inputs=needs_dist_inputs or policy.logp_is_apart,
-            keep_values=self._needs_values,
-            sent=columns if settings.is_truncating else (),
+        self._layout = self._layout_with(
+            columns if settings.is_truncating else (), keeps_dist_inputs=needs_dist_inputs or policy.logp_is_apart
         )
         layout = ActionLayout(env.action_space)
         self._clip = layout.clip if settings.clip_actions and layout.is_bounded else None
@@ -109,6 +102,30 @@ class Lockstep:
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
         self._state: list[F32] = policy.initial_state(env.num_envs)
         self._table: LevelTable | None = None
+
+    def _layout_with(self, sent: Collection[str], *, keeps_dist_inputs: bool) -> Layout:
+        """Return shape and dtype of each array of a table by column name, in the order in which they lie in memory.
+
+        Columns that are sent come first: integers before floats, because integers leave compressed and would part the
+        floats otherwise, and observations last, because the one that follows the last step may leave too. Of what
+        need not be kept there is one row.
+        """
+        steps, num_envs, acts = self._steps, self.env.num_envs, self.policy.distribution
+        each_step, float32, flag = (steps, num_envs), np.dtype(np.float32), np.dtype(np.bool_)
+        obs_dtype = np.dtype(self.filter.output_dtype(self._preprocessor.dtype))
+        arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            c.ACTIONS: ((*each_step, *acts.action_shape), np.dtype(acts.action_dtype)),
+            c.TERMINATEDS: (each_step, flag),
+            c.TRUNCATEDS: (each_step, flag),
+            c.ACTION_DIST_INPUTS: ((steps if keeps_dist_inputs else 1, num_envs, int(acts.num_inputs)), float32),
+            c.ACTION_LOGP: (each_step, float32),
+            c.VF_PREDS: ((steps if self._needs_values else 1, num_envs), float32),
+            c.REWARDS: (each_step, float32),
+            **{name: (each_step, float32) for name in DERIVED if name in sent},
+            c.OBS: ((steps + 1, num_envs, *self._preprocessor.shape), obs_dtype),
+        }
+        order = sorted(arrays, key=lambda name: (name not in sent, name == c.OBS, arrays[name][1].kind == "f"))
+        return {name: arrays[name] for name in order}
 
     def sample(self, on_step: Callable[[], None] | None = None) -> Fragment:
         """Return the next fragment; block until it is full.

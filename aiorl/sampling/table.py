@@ -11,7 +11,7 @@ an episode starts with: no action, no reward, the initial state.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -33,7 +33,8 @@ _LEAST_LENGTH = 16
 _LOOK_BACK = 4
 """Rows before the latest one that may still be asked for: previous actions and states, also around a soft reset."""
 _NUMBERS = "biufc"
-_DERIVED = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
+DERIVED = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
+"""Columns of a LevelTable that are computed once it is full."""
 
 
 class Table:
@@ -298,49 +299,6 @@ class FinalRows(NamedTuple):
     state: list[F32]
 
 
-def level_layout(
-    steps: int,
-    num_envs: int,
-    *,
-    obs: tuple[Sequence[int], DTypeLike],
-    action: tuple[Sequence[int], DTypeLike],
-    num_dist_inputs: int,
-    keep_dist_inputs: bool = True,
-    keep_values: bool = True,
-    sent: Collection[str] = (),
-) -> Layout:
-    """Return shape and dtype of each array of a LevelTable by column name, in the order in which they lie in memory.
-
-    Columns that are sent come first: integers before floats, because integers leave compressed and would part the
-    floats otherwise, and observations last, because the one that follows the last step may leave too.
-
-    Args:
-        steps: T.
-        num_envs: N.
-        obs: shape and dtype of one filtered observation.
-        action: shape and dtype of one action.
-        num_dist_inputs: P.
-        keep_dist_inputs: False records only the latest row of them.
-        keep_values: False records only the latest row of values.
-        sent: names of the columns that leave with a fragment.
-    """
-    each_step = (steps, num_envs)
-    float32, flag = np.dtype(np.float32), np.dtype(np.bool_)
-    arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
-        c.ACTIONS: ((*each_step, *action[0]), np.dtype(action[1])),
-        c.TERMINATEDS: (each_step, flag),
-        c.TRUNCATEDS: (each_step, flag),
-        c.ACTION_DIST_INPUTS: ((steps if keep_dist_inputs else 1, num_envs, num_dist_inputs), float32),
-        c.ACTION_LOGP: (each_step, float32),
-        c.VF_PREDS: ((steps if keep_values else 1, num_envs), float32),
-        c.REWARDS: (each_step, float32),
-        **{name: (each_step, float32) for name in _DERIVED if name in sent},
-        c.OBS: ((steps + 1, num_envs, *obs[0]), np.dtype(obs[1])),
-    }
-    order = sorted(arrays, key=lambda name: (name not in sent, name == c.OBS, arrays[name][1].kind == "f"))
-    return {name: arrays[name] for name in order}
-
-
 class LevelTable:
     """T steps that all N seats take together: rows lie side by side, and leave as whole columns with the table.
 
@@ -368,7 +326,7 @@ class LevelTable:
         """Take memory for T steps.
 
         Args:
-            layout: from `level_layout`.
+            layout: shape and dtype of each array by column name, in the order in which they lie in memory.
             noise: see the class.
             state_in: recurrent state at the first step.
             state_every: record states at every so many steps; 0 = at the first alone.
@@ -384,7 +342,7 @@ class LevelTable:
         self.rewards: F32 = arrays[c.REWARDS]
         self.terminateds: NDArray[np.bool_] = arrays[c.TERMINATEDS]
         self.truncateds: NDArray[np.bool_] = arrays[c.TRUNCATEDS]
-        self.derived: dict[str, F32] = {name: arrays[name] for name in _DERIVED if name in arrays}
+        self.derived: dict[str, F32] = {name: arrays[name] for name in DERIVED if name in arrays}
         self.valid: NDArray[np.bool_] | None = None
         self.finals: list[FinalRows] = []
         self.states: list[list[F32]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from aiorl.data import columns as c
 from aiorl.sampling.fragments import EpisodeCollector, EpisodeTracker
-from aiorl.sampling.table import LevelTable, level_layout
 
 
 @settings(max_examples=200, deadline=None)
@@ -143,20 +141,3 @@ def test_returns_are_summed_in_double_precision():
     dones[-1] = True
     tracker.advance(rewards, dones)
     assert abs(tracker.take_finished().rewards[0] - 100_000 * float(np.float32(0.1))) < 1e-7
-
-
-def test_what_is_sent_lies_together_integers_first_and_observations_last():
-    sent = frozenset({c.OBS, c.LAST_OBS, c.ACTIONS, c.TRUNCATEDS, c.ADVANTAGES, c.REWARDS, c.ACTION_LOGP})
-    obs, action = ((4,), np.float32), ((), np.int64)
-    layout = level_layout(3, 2, obs=obs, action=action, num_dist_inputs=5, sent=sent)
-    names = list(layout)
-    assert names[:6] == [c.ACTIONS, c.TRUNCATEDS, c.ACTION_LOGP, c.REWARDS, c.ADVANTAGES, c.OBS]
-    assert set(names[6:]) == {c.TERMINATEDS, c.ACTION_DIST_INPUTS, c.VF_PREDS}
-    table = LevelTable(layout, np.zeros((3, 2, 1), np.float32), [])
-    assert set(table.derived) == {c.ADVANTAGES}
-    parts = [table.logp, table.rewards, table.derived[c.ADVANTAGES], table.obs[:-1], table.obs[-1]]
-    for before, after in itertools.pairwise(parts):
-        assert after.__array_interface__["data"][0] == before.__array_interface__["data"][0] + before.nbytes
-    frames = level_layout(3, 2, obs=((4,), np.uint8), action=((2,), np.float32), num_dist_inputs=5, sent=sent)
-    assert list(frames)[:5] == [c.TRUNCATEDS, c.ACTIONS, c.ACTION_LOGP, c.REWARDS, c.ADVANTAGES]
-    assert list(frames)[5] == c.OBS, "whatever their dtype"
