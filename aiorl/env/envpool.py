@@ -48,15 +48,16 @@ def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPo
     def create(context: EnvContext) -> EnvPoolEnv | AsyncEnvPoolEnv:
         settings = dict(context)
         is_async = settings.pop("async", False)
-        if not is_async and settings.get("batch_size", context.num_envs) != context.num_envs:
-            raise ConfigError(
-                f"batch_size is {settings['batch_size']!r}, but all {context.num_envs} environments step together.",
-                key="env_config.batch_size",
-                value=settings["batch_size"],
-                hint="Set env_config.async: true as well, or leave batch_size out.",
-            )
         if is_async:
             settings.setdefault("batch_size", max(1, context.num_envs // 2))
+        size, least = settings.get("batch_size", context.num_envs), 1 if is_async else context.num_envs
+        if not least <= size <= context.num_envs:
+            raise ConfigError(
+                f"batch_size is {size!r}, expected {least} to {context.num_envs}, the number of environments.",
+                key="env_config.batch_size",
+                value=size,
+                hint="" if is_async else "Set env_config.async: true as well, or leave batch_size out.",
+            )
         pool = _Pool(module, task, context.num_envs, settings)
         return AsyncEnvPoolEnv(pool, name) if is_async else EnvPoolEnv(pool, name)
 
@@ -105,12 +106,6 @@ class _Pool:
         config = {**known, **self.settings}
         if config["max_num_players"] > 1:
             raise ConfigError(f"EnvPool's {self._task} has several players, which is not supported.", key="env")
-        if not 1 <= config["batch_size"] <= self.num_envs and "batch_size" in self.settings:
-            raise ConfigError(
-                f"batch_size is {config['batch_size']!r}, expected 1 to {self.num_envs}, the number of environments.",
-                key="env_config.batch_size",
-                value=config["batch_size"],
-            )
         return config
 
     def make(self, seeds: Sequence[int] | None) -> Any:
