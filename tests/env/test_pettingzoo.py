@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -202,9 +200,3 @@ def test_modules_that_are_missing_or_hold_no_environment_are_told(tmp_path, monk
         pettingzoo_creator("pettingzoo:failing_module")
     with pytest.raises(ConfigError, match="division by zero"):
         pettingzoo_creator("pettingzoo:raising_module")
-
-
-def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    with pytest.raises(ConfigError, match=r"pip install .*\[pettingzoo\]"):
-        resolve_env("pettingzoo:classic.tictactoe_v3")

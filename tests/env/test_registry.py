@@ -137,12 +137,6 @@ def test_old_gym_time_limit_truncates():
     env.close()
 
 
-def test_missing_old_gym_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gym", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '?/.*\[gym\]"):
-        resolve_env("gym:CartPole-v1")
-
-
 class Corridor(gymnasium.Env):
     """Takes two settings."""
 
