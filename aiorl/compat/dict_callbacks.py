@@ -41,28 +41,20 @@ def named_callbacks(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
     return None if kind is None else callbacks.with_named_failures(kind, setting)
 
 
-def _env_and_episode(given: dict[str, Any]) -> dict[str, Any]:
-    return {"env": given["base_env"], "episode": given["episode"]}
-
-
-_HOOKS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "on_episode_start": ("on_episode_start", _env_and_episode),
-    "on_episode_step": ("on_episode_step", _env_and_episode),
-    "on_episode_end": ("on_episode_end", _env_and_episode),
-    "on_sample_end": ("on_sample_end", lambda given: {name: given[name] for name in ("worker", "samples")}),
-    "on_train_result": ("on_train_result", lambda given: {name: given[name] for name in ("trainer", "result")}),
-    "on_postprocess_traj": (
-        "on_postprocess_trajectory",
-        lambda given: {
-            "episode": given["episode"],
-            "agent_id": given["agent_id"],
-            "pre_batch": given["original_batches"][given["agent_id"]],
-            "post_batch": given["postprocessed_batch"],
-            "all_pre_batches": given["original_batches"],
-        },
-    ),
-}
-"""Name of a function -> the hook that calls it, and what makes its dict of the hook's arguments."""
+_POSTPROCESS = "on_postprocess_traj"
+_EPISODE = {"env": "base_env", "episode": "episode"}
+_HOOKS = {
+    "on_episode_start": _EPISODE,
+    "on_episode_step": _EPISODE,
+    "on_episode_end": _EPISODE,
+    "on_sample_end": {"worker": "worker", "samples": "samples"},
+    "on_train_result": {"trainer": "trainer", "result": "result"},
+    _POSTPROCESS: {
+        "episode": "episode", "agent_id": "agent_id", "post_batch": "postprocessed_batch",
+        "all_pre_batches": "original_batches",
+    },
+}  # fmt: skip
+"""Name of a function -> the entries of its dict, and the arguments of the hook that they are."""
 
 InfoFunction = Callable[[dict[str, Any]], None]
 
@@ -88,8 +80,7 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCa
         if not callable(function):
             raise ConfigError(f"{key} is {function!r}, expected a function.", key=key, value=function)
         check_takes(function, key, key, {})
-        hook, info_of = _HOOKS[name]
-        members[hook] = _as_method(function, info_of)
+        members["on_postprocess_trajectory" if name == _POSTPROCESS else name] = _as_method(name, function)
     warnings.warn(
         "callbacks given as a dict are deprecated; subclass aiorl.DefaultCallbacks instead",
         DeprecationWarning,
@@ -98,9 +89,12 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCa
     return type("DictCallbacks", (DefaultCallbacks,), members)
 
 
-def _as_method(function: InfoFunction, info_of: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., None]:
+def _as_method(name: str, function: InfoFunction) -> Callable[..., None]:
     def call(self: DefaultCallbacks, **given: Any) -> None:
         """Call the function with one dict."""
-        function(info_of(given))
+        info = {entry: given[argument] for entry, argument in _HOOKS[name].items()}
+        if name == _POSTPROCESS:
+            info["pre_batch"] = info["all_pre_batches"][info["agent_id"]]
+        function(info)
 
     return call

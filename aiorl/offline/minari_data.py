@@ -165,8 +165,10 @@ class _Group:
         self.room.take(self._bytes_of_rows(found))
         made = np.empty((count, *shape), np.uint8)
         for at in range(count):
-            content = np.asarray(found[at], np.uint8).tobytes()
-            with Image.open(io.BytesIO(content), formats=["JPEG"]) as picture:
+            content = np.asarray(found[at])
+            if content.dtype != np.uint8:
+                raise DataError(f"pictures of {one_line(str(content.dtype), 80)}, which are no bytes")
+            with Image.open(io.BytesIO(content.tobytes()), formats=["JPEG"]) as picture:
                 if (*picture.size[::-1], len(picture.getbands())) != (*shape[:2], bands):
                     raise DataError(f"pictures that are not of shape {shape}")
                 made[at] = np.asarray(picture).reshape(shape)

@@ -331,7 +331,8 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
     if shape is None:
         return flat.reshape(rows, -1) if pa.types.is_nested(kind) else flat
     if dtype is not None and flat.dtype != dtype:
-        flat = flat.view(dtype) if pa.types.is_fixed_size_binary(kind) else flat.astype(dtype)
+        with np.errstate(all="ignore"):  # numbers of another program's that the dtype can't hold
+            flat = flat.view(dtype) if pa.types.is_fixed_size_binary(kind) else flat.astype(dtype)
     if dtype == np.bool_ and flat.size and flat.view(np.uint8).max() > 1:
         raise DataError("booleans other than 0 and 1")
     if flat.size != rows * math.prod(shape):

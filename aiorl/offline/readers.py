@@ -418,7 +418,9 @@ class PreparedReader(InputReader):
         """Return the next batch, whether it was stored, and the number of its piece if that is known."""
         is_mixture = len(self._readers) > 1
         reader = self._readers[int(self._rng.choice(len(self._readers), p=self._weights)) if is_mixture else 0]
-        batch, is_stored = reader.next(), not isinstance(reader, SamplerInput)
+        batch = reader.next()
+        # a user's reader may give anything, which whoever asked for a batch refuses
+        is_stored = isinstance(batch, SampleBatch | MultiAgentBatch) and not isinstance(reader, SamplerInput)
         if is_stored and self._take_in is not None:
             batch = map_policies(batch, self._taken_in) or batch
         return batch, is_stored, None if is_mixture else getattr(reader, "piece", None)
