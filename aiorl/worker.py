@@ -19,14 +19,7 @@ from typing import NamedTuple
 
 from aiorl.config.command_line import Parser, at_least, split_address
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.process.children import (
-    DEFAULT_MAX_RESTARTS,
-    FAILED,
-    HOPELESS,
-    KEYS_VARIABLE,
-    WORKER_ID_VARIABLE,
-    take_handed_over,
-)
+from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, HOPELESS
 from aiorl.process.imports import child_python, find_modules_here, python_path
 
 __all__ = ["command", "main"]
@@ -43,8 +36,8 @@ Examples:
   # eight workers on this host for a learner on another one
   python -m aiorl.worker --connect tcp://learner-host:5557 --num-workers 8 --keys keys
 
-Environment, policy and config come from the learner: the address (and keys) is all a worker needs. Keys of a learner
-of the same user on the same host it finds by itself.
+Environment, policy and config come from the learner: the address (and keys) is all a worker needs. A learner of the
+same user on the same host needs no keys.
 """
 _LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
 
@@ -66,12 +59,13 @@ class WorkerArgs(NamedTuple):
     """Command line of a worker, or of the supervisor of several.
 
     Attributes:
-        connect: the learner's address, tcp://HOST:PORT.
+        connect: the learner's address, tcp://HOST:PORT; ipc://PATH for a worker that it started itself.
         num_workers: worker processes on this host.
         keys: directory of this host's CURVE keys, or None.
         log_level: level of the log on stderr; None takes the learner's.
         max_worker_restarts: restarts of one worker process before it stays down.
         slot: index that the learner gave a worker which it started itself; None for all others.
+        worker_id: name by which the learner knows a worker which it started itself; "" for all others.
         exit_with_parent: end as soon as the process that started this one is gone.
     """
 
@@ -81,6 +75,7 @@ class WorkerArgs(NamedTuple):
     log_level: str | None = None
     max_worker_restarts: int = DEFAULT_MAX_RESTARTS
     slot: int | None = None
+    worker_id: str = ""
     exit_with_parent: bool = False
 
 
@@ -107,6 +102,7 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     add("--log-level", metavar="|".join(_LEVELS), type=_level, help="Level of the log. (default: the learner's)")
     # those that the learner gives the workers it starts itself
     add("--slot", type=at_least(0), help=argparse.SUPPRESS)
+    add("--worker-id", help=argparse.SUPPRESS)
     add("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     found = parser.parse(argv)
     if "connect" not in found:
@@ -115,6 +111,8 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
 
 
 def _address(text: str) -> str:
+    if text.startswith("ipc://"):
+        return text
     try:
         _, port = split_address(text, key="--connect")
     except ConfigError as error:
@@ -136,7 +134,6 @@ def _level(text: str) -> str:
 def _keep_workers(words: list[str]) -> int:
     from aiorl.process.keeper import Keeper
 
-    take_handed_over()  # is for one worker, not for several
     args = parse_worker_args(words)
     _log_to_stderr(args.log_level)
     os.environ.update(python_path())
@@ -178,7 +175,6 @@ async def _work(args: WorkerArgs) -> int:
     import threading
 
     from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
-    from aiorl.net.transport.run_keys import from_variable
     from aiorl.net.transport.security import load_worker_keys
     from aiorl.net.transport.system import raise_open_file_limit, share_one_heap
     from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
@@ -189,12 +185,9 @@ async def _work(args: WorkerArgs) -> int:
 
     share_one_heap()
     raise_open_file_limit()  # libzmq may abort where it can have no descriptor
-    handed_over = take_handed_over()
-    keys = from_variable(handed_over[KEYS_VARIABLE]) if handed_over[KEYS_VARIABLE] else None
-    if args.keys is not None:
-        keys = load_worker_keys(args.keys)
+    keys = None if args.keys is None else load_worker_keys(args.keys)
     settings = WorkerSettings(
-        worker_id=handed_over[WORKER_ID_VARIABLE] or secrets.token_hex(8),
+        worker_id=args.worker_id or secrets.token_hex(8),
         host=socket.gethostname(),
         pid=os.getpid(),
         slot_hint=args.slot or 0,

@@ -2,8 +2,8 @@
 
 Each kind is bounded, so that what it costs is the learner's own work and not the attacker's share of the cores. WHO
 is *anyone* (no key, for a learner without keys), *keyless* (the same, at a learner that wants keys), *admitted*
-(with the run's key, which the learner's own user can read) or *stranger* (with a key of its own making, a new one
-for each connection). It prints "begins", and at the end how much it has done at what cost.
+(with a worker's key from --keys DIR) or *stranger* (with a key of its own making, a new one for each connection). It
+prints "begins", and at the end how much it has done at what cost.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -30,8 +31,7 @@ from numpy.typing import NDArray
 
 from aiorl.data.metrics import EpisodeColumns
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
-from aiorl.net.transport.run_keys import find_run_keys
-from aiorl.net.transport.security import WorkerKeys
+from aiorl.net.transport.security import WorkerKeys, load_worker_keys
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.encoding import encode
@@ -56,7 +56,7 @@ class Attacker:
 
     Attributes:
         port: the learner's first port.
-        keys: the run's, None where it has none that we could use.
+        keys: those of an admitted worker, None to connect without.
         invents_keys: connect with new ones each time instead.
         until: by the monotonic clock.
     """
@@ -339,9 +339,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=tuple(ATTACKS))
     parser.add_argument("--port", type=int, required=True, help="the learner's first port, on loopback")
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--keys", type=Path, help="directory of the learner's keys and a worker's")
     parser.add_argument("--who", choices=("anyone", "keyless", "admitted", "stranger"), default="anyone")
     args = parser.parse_args(argv)
-    keys = find_run_keys(args.port) if args.who in ("admitted", "stranger") else None
+    keys = load_worker_keys(args.keys) if args.who in ("admitted", "stranger") else None
     attacker = Attacker(args.port, keys, args.who == "stranger", time.monotonic() + args.seconds)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

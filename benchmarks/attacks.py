@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from aiorl.keys import make_keys
 from benchmarks.chaos.link import free_pair
 from benchmarks.chaos.progress import Progress
 from benchmarks.result import Figure
@@ -59,14 +60,14 @@ def attacks_open() -> list[Figure]:
 
 
 def attacks_closed() -> list[Figure]:
-    """A learner on loopback as it is by default, and peers that are not admitted."""
-    with _run() as run:
+    """A learner with keys, and peers that are not admitted."""
+    with _run_with_keys() as run:
         return run.measure([("knocking", "stranger"), *((kind, "keyless") for kind in _ANYONE)], "closed")
 
 
 def attacks_admitted() -> list[Figure]:
-    """The same learner, and peers that have the run's key."""
-    with _run() as run:
+    """The same learner, and peers that have a worker's key."""
+    with _run_with_keys() as run:
         return run.measure([(kind, "admitted") for kind in _REGISTERED], "closed")
 
 
@@ -168,8 +169,9 @@ class _Learner:
 class _Run:
     """A learner that is attacked, and its twin."""
 
-    def __init__(self, learner: _Learner, twin: _Learner) -> None:
+    def __init__(self, learner: _Learner, twin: _Learner, keys: str | None) -> None:
         self._learner, self._twin = learner, twin
+        self._keys = keys
         self._cores = sorted(os.sched_getaffinity(0))[:2]
 
     def measure(self, attacks: Sequence[tuple[str, str]], label: str) -> list[Figure]:
@@ -201,6 +203,7 @@ class _Run:
             spans = [self._window(WINDOW_S)]
             command = [sys.executable, "-m", "benchmarks.attacker", kind, "--who", who]
             command += ["--port", str(self._learner.port), "--seconds", str(ATTACK_S + _MOVES_S)]
+            command += [] if self._keys is None else ["--keys", self._keys]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:
                 assert attacker.stdout is not None
                 attacker.stdout.readline()  # it begins
@@ -243,10 +246,18 @@ def _after(quiet: Sequence[Sequence[Window]]) -> list[Compared]:
 
 
 @contextlib.contextmanager
-def _run(*options: str) -> Iterator[_Run]:
+def _run(*options: str, keys: str | None = None) -> Iterator[_Run]:
     with _learner(*options) as learner, _learner(*options) as twin:
         time.sleep(_SETTLES_S)
-        yield _Run(learner, twin)
+        yield _Run(learner, twin, keys)
+
+
+@contextlib.contextmanager
+def _run_with_keys() -> Iterator[_Run]:
+    with tempfile.TemporaryDirectory() as keys:
+        make_keys(Path(keys))
+        with _run(f"--keys={keys}", keys=keys) as run:
+            yield run
 
 
 @contextlib.contextmanager

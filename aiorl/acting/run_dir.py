@@ -9,8 +9,8 @@ It holds:
     progress.csv, result.jsonl, events.out.tfevents.*, learning_curve.png
     checkpoints/
 
-Nothing outside of it is written but the key of the run, where other processes of the same user find it
-(`aiorl.net.transport.run_keys`), and what XLA compiled, for later runs (`aiorl.learning.compilation_cache`).
+Nothing outside of it is written but the sockets by which workers of the same user join (`aiorl.net.transport.local`),
+and what XLA compiled, for later runs (`aiorl.learning.compilation_cache`).
 """
 
 from __future__ import annotations

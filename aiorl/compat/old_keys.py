@@ -71,6 +71,9 @@ OLD_KEYS: dict[str, OldKey] = {
     "transport.receive_queue_length": OldKey(
         warning="transport.receive_queue_length has no effect any more: leases bound what waits to be read"
     ),
+    "transport.resend_after_s": OldKey(
+        warning="transport.resend_after_s has no effect any more: fragments are sent again after a reconnect", quiet=5.0
+    ),
 }
 """Dotted name of an old key -> what becomes of it."""
 

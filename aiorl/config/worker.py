@@ -110,8 +110,6 @@ class TransportConfig(BaseModel):
     """Messages that may wait to be sent to one peer."""
     compression: Literal["auto", "off"] = _transport("auto")
     """auto compresses a column with LZ4 if that pays; off never does."""
-    resend_after_s: float = _transport(5.0, where="workers", unit="s", gt=0)
-    """A fragment that is not acknowledged for this long is sent again."""
     reconnect_max_s: float = _transport(5.0, where="workers", unit="s", gt=0)
     """Longest pause between two tries to reach the learner."""
 

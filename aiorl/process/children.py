@@ -1,20 +1,31 @@
-"""What a parent and the worker processes that it starts have agreed on.
+"""Worker processes and their parent: what they agree on, and how the parent keeps them running.
 
 Whatever ends a worker, its parent starts it again, unless the worker says with its exit status that this would be of no
-use. A status of 0 says nothing: an environment may have called ``exit``. A learner hands things to its workers by
-environment variables, which other users can't read. A worker takes them out of its environment before anything else
-runs there, so that nothing it starts inherits them. A worker ends when its parent does, however that ended.
+use. A status of 0 says nothing: an environment may have called ``exit``. A start that fails for a lack of processes,
+memory or descriptors is tried again every ten seconds, and does not count. A worker ends when its parent does, however
+that ended: its standard input is a pipe that ends then. It is in a session of its own, so that a terminal's Ctrl-C
+reaches only the parent.
+
+The parent may be a learner or a process that loads next to nothing (`keeper`), so there is no event loop here, nor
+`dataclasses`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+logger = logging.getLogger(__name__)
 
 FAILED = 1
 """The worker failed; another one may do better."""
@@ -29,10 +40,8 @@ STOPPED = 128 + signal.SIGTERM
 DEFAULT_MAX_RESTARTS = 3
 TRY_AGAIN_S = 10.0
 """How long to wait before a start is tried again that failed for a lack which may pass."""
-_UVLOOP_MEANS_EMFILE = -1  # what its spawn raises where some descriptors are left, but too few
-_LACKS = frozenset(
-    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, _UVLOOP_MEANS_EMFILE}
-)
+_LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
+"""Why a start may fail that says nothing of the child."""
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEALTHY_BEFORE_A_SIGNAL_S = 10.0
 
@@ -42,11 +51,6 @@ def status_text(status: int) -> str:
     with contextlib.suppress(ValueError):
         return f"status {status} ({signal.Signals(-status).name})"
     return f"status {status}"
-
-
-def may_pass(error: OSError) -> bool:
-    """Whether a start failed for want of processes, memory, descriptors or disk, which says nothing of the child."""
-    return error.errno in _LACKS
 
 
 class Restarts:
@@ -84,15 +88,208 @@ class Restarts:
         return pause_s
 
 
-KEYS_VARIABLE = "AIORL_RUN_KEYS"
-"""The run's keys, see `aiorl.net.transport.run_keys`."""
-WORKER_ID_VARIABLE = "AIORL_WORKER_ID"
-"""The name by which the learner will know the worker."""
+class ChildStarted(NamedTuple):
+    """The child runs; ``restarts``: how often it had to be started again in a row."""
+
+    slot: int
+    pid: int
+    restarts: int
 
 
-def take_handed_over() -> dict[str, str]:
-    """Take all of it out of this process's environment; what is not there is ""."""
-    return {name: os.environ.pop(name, "") for name in (KEYS_VARIABLE, WORKER_ID_VARIABLE)}
+class ChildRestarting(NamedTuple):
+    """The child has ended and will be started again after ``wait_s`` seconds."""
+
+    slot: int
+    status: int
+    restarts: int
+    wait_s: float
+
+
+class ChildGaveUp(NamedTuple):
+    """The child has ended, more often than allowed or for good, and stays down."""
+
+    slot: int
+    status: int
+    restarts: int
+
+
+class ChildKilled(NamedTuple):
+    """The child runs but is of no use: it was killed, ChildRestarting or ChildGaveUp follows."""
+
+    slot: int
+
+
+ChildEvent: TypeAlias = ChildStarted | ChildRestarting | ChildGaveUp | ChildKilled
+
+
+class _Child:
+    """One process after the other.
+
+    Attributes:
+        process: the one that runs, None between two and at the end.
+        due: when the next one is to be started; None if there is none to come.
+        began: when the last one was started.
+        status: exit status of the last one.
+        is_lacking: the next one could not be started for a lack that may pass, which was told.
+    """
+
+    def __init__(self, restarts: Restarts) -> None:
+        self.restarts = restarts
+        self.process: subprocess.Popen[bytes] | None = None
+        self.due: float | None = None
+        self.began = 0.0
+        self.status = 0
+        self.is_lacking = False
+
+
+class Children:
+    """One child process for each slot. Whoever has them calls `look` again and again, and `stop` at the end."""
+
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        slots: Iterable[int],
+        *,
+        max_restarts: int,
+        on_event: Callable[[ChildEvent], None],
+        log_path: Callable[[int], Path] | None = None,
+        environment: Mapping[str, str] | None = None,
+        has_worked: Callable[[int], bool] = lambda slot: True,
+        healthy_after_s: float = 60.0,
+        try_again_s: float = TRY_AGAIN_S,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            command: slot -> argument vector, the program first; asked before each start.
+            slots: one child each.
+            max_restarts: restarts in a row after which a child stays down.
+            on_event: told of every start, restart and surrender.
+            log_path: slot -> file its output is appended to; None = this process's own output.
+            environment: variables added to this process's own.
+            has_worked: slot -> whether its child has done anything of what it is there for, asked when it has ended.
+            healthy_after_s: seconds after which the restarts of a running child that has worked are forgotten.
+            try_again_s: seconds after which a start is tried again that failed for a lack of processes or the like.
+        """
+        self._command = command
+        self._on_event = on_event
+        self._log_path = log_path
+        self._environment = environment or {}
+        self._has_worked = has_worked
+        self._try_again_s = try_again_s
+        self._children = {slot: _Child(Restarts(max_restarts, healthy_after_s=healthy_after_s)) for slot in slots}
+        self._is_stopping = False
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process id of every running child by slot."""
+        return {slot: process.pid for slot, process in self._running().items()}
+
+    @property
+    def next_start(self) -> float | None:
+        """When the next start is due, by the monotonic clock; None if none is."""
+        return min((child.due for child in self._children.values() if child.due is not None), default=None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether none runs and none will be started again."""
+        return self.next_start is None and all(child.process is None for child in self._children.values())
+
+    @property
+    def statuses(self) -> set[int]:
+        """The last exit statuses of all."""
+        return {child.status for child in self._children.values()}
+
+    def start(self) -> None:
+        """Start every child.
+
+        Raises: OSError if one cannot be started; those that run are killed then.
+        """
+        try:
+            for slot, child in self._children.items():
+                self._start(slot, child)
+        except OSError:
+            self.stop(signal.SIGKILL)
+            raise
+
+    def look(self) -> None:
+        """Take note of children that have ended, and start them again when that is due."""
+        for slot, child in self._children.items():
+            if child.process is not None:
+                status = child.process.poll()
+                if status is None:
+                    continue
+                assert child.process.stdin is not None
+                child.process.stdin.close()
+                child.process, child.status = None, status
+                self._plan_restart(slot, child)
+            elif child.due is not None and time.monotonic() >= child.due:
+                self._start_again(slot, child)
+
+    def kill(self, slot: int) -> None:
+        """End a child that runs but is of no use; it is started again like any other that a signal has ended."""
+        process = self._running().get(slot)
+        if process is not None:
+            self._on_event(ChildKilled(slot))
+            process.kill()
+
+    def stop(self, number: int | None = None) -> None:
+        """Start none again from now on, and send a signal to those that run."""
+        self._is_stopping = True
+        for child in self._children.values():
+            child.due = None
+        if number is not None:
+            for process in self._running().values():
+                process.send_signal(number)
+
+    def _running(self) -> dict[int, subprocess.Popen[bytes]]:
+        processes = {slot: child.process for slot, child in self._children.items()}
+        return {slot: process for slot, process in processes.items() if process is not None and process.poll() is None}
+
+    def _start(self, slot: int, child: _Child) -> None:
+        child.began, child.due = time.monotonic(), None
+        command = self._command(slot)
+        path = self._log_path(slot) if self._log_path else None
+        with contextlib.ExitStack() as stack:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it while we run
+            output = stack.enter_context(path.open("ab")) if path else None
+            child.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self._environment},
+                start_new_session=True,
+            )
+        child.is_lacking = False
+        self._on_event(ChildStarted(slot, child.process.pid, child.restarts.in_a_row))
+
+    def _start_again(self, slot: int, child: _Child) -> None:
+        try:
+            self._start(slot, child)
+        except OSError as error:
+            if error.errno not in _LACKS:
+                logger.warning("worker process %d could not be started: %s", slot, error)
+                child.status = FAILED
+                self._plan_restart(slot, child)
+                return
+            child.due = time.monotonic() + self._try_again_s
+            if not child.is_lacking:
+                child.is_lacking = True
+                text = "worker process %d can't be started for now (%s); tried again every %g s"
+                logger.warning(text, slot, error.strerror, self._try_again_s)
+
+    def _plan_restart(self, slot: int, child: _Child) -> None:
+        if self._is_stopping or child.status == RUN_IS_OVER:
+            return
+        now = time.monotonic()
+        wait_s = child.restarts.pause_after(child.status, now - child.began, has_worked=self._has_worked(slot))
+        if wait_s is None:
+            self._on_event(ChildGaveUp(slot, child.status, child.restarts.in_a_row))
+        else:
+            child.due = now + wait_s
+            self._on_event(ChildRestarting(slot, child.status, child.restarts.in_a_row, wait_s))
 
 
 def watch_parent(

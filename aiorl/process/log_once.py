@@ -62,18 +62,8 @@ class LogOnce:
 
     def set_up(self, worker_index: int, log_level: str | None) -> None:
         """As a worker does it: workers 0 and 1 report, at DEBUG again and again; others keep quiet, also at DEBUG."""
-        if worker_index > 1:
-            self.disable()
-        elif log_level == "DEBUG":
-            self.repeat_periodically()
-
-    def disable(self) -> None:
-        """No message any more, not even in periodic mode."""
-        self._disabled = True
-
-    def repeat_periodically(self) -> None:
-        """From now on each message may come again after PERIOD_S."""
-        self._periodic = True
+        self._disabled = self._disabled or worker_index > 1
+        self._periodic = self._periodic or (worker_index <= 1 and log_level == "DEBUG")
 
     def reset(self) -> None:
         """Back to the start: each message once."""

@@ -49,15 +49,12 @@ def age_s() -> float:
     except (OSError, AttributeError):  # another system
         pass
     try:
-        import psutil
-
         return float(time.time() - psutil.Process().create_time())
-    except Exception:  # whatever an import or psutil makes of it
+    except (OSError, psutil.Error):
         return math.nan
 
 
 _EVERY_S = 0.2
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def heap_bytes() -> int:
@@ -66,17 +63,10 @@ def heap_bytes() -> int:
     Where the system does not tell these apart, all that is resident; 0 where no descriptor is left to look with.
     """
     try:
-        with open("/proc/self/statm", "rb") as file:
-            _, resident, shared = map(int, file.read().split()[:3])
-        return (resident - shared) * _PAGE
-    except OSError:
-        pass
-    try:
-        import psutil
-
-        return int(psutil.Process().memory_info().rss)
-    except Exception:  # whatever an import or psutil makes of it
+        taken = psutil.Process().memory_info()
+    except (OSError, psutil.Error):
         return 0
+    return int(taken.rss - getattr(taken, "shared", 0))
 
 
 def check_heap(max_bytes: int, key: str) -> None:

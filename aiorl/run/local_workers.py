@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import signal
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -16,13 +17,19 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import WorkerError
 from aiorl.net.protocol.events import WorkerFailed
 from aiorl.net.protocol.learner_session import LearnerSession
-from aiorl.net.protocol.rates import EventRates
-from aiorl.net.transport.run_keys import to_variable
-from aiorl.net.transport.security import WorkerKeys
-from aiorl.process.children import FAILED, KEYS_VARIABLE, WORKER_ID_VARIABLE, status_text
+from aiorl.process.children import (
+    FAILED,
+    ChildEvent,
+    ChildGaveUp,
+    ChildKilled,
+    Children,
+    ChildRestarting,
+    ChildStarted,
+    status_text,
+)
 from aiorl.process.imports import child_python
-from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildKilled, ChildRestarting, ChildStarted, Supervisor
 from aiorl.process.tasks import Tasks
+from aiorl.run.service import EventRates
 from aiorl.text import without_numbers
 
 if TYPE_CHECKING:
@@ -34,7 +41,7 @@ HINT = "with ignore_worker_failures (--ignore-worker-failures) a run goes on wit
 """Advice in an error with which failures of workers end a run."""
 
 _JOIN_WITHIN_S = 120.0
-_LOOK_EVERY_S = 0.2
+_LOOK_EVERY_S, _END_EVERY_S = 0.1, 0.02
 
 
 class LocalWorkers:
@@ -55,7 +62,6 @@ class LocalWorkers:
         session: LearnerSession,
         *,
         max_restarts: int,
-        keys: WorkerKeys | None,
         environment: dict[str, str],
         log_path: Callable[[int], Path],
         on_event: Callable[[ChildEvent], None],
@@ -66,10 +72,9 @@ class LocalWorkers:
 
         Args:
             num_workers: how many.
-            address: where the learner listens.
+            address: where they connect to.
             session: keeps slots for them, and knows who is registered.
             max_restarts: restarts in a row after which a worker is given up.
-            keys: what they prove, None without keys.
             environment: variables added to theirs.
             log_path: slot -> log file.
             on_event: told of starts, restarts and surrenders.
@@ -88,24 +93,20 @@ class LocalWorkers:
         self._has_joined: dict[int, int] = {}
         self._worked: set[int] = set()
         self._tasks = Tasks(on_failure)
-        if keys is not None:
-            environment = {**environment, KEYS_VARIABLE: to_variable(keys)}
-        self._supervisor = Supervisor(
+        self._children = Children(
             self._command,
             range(1, num_workers + 1),
             max_restarts=max_restarts,
-            on_failure=on_failure,
             log_path=log_path,
             on_event=self._handle,
-            # other users can read a process's arguments, but not its environment
-            environment_of=lambda slot: {**environment, WORKER_ID_VARIABLE: self._worker_ids[slot]},
+            environment=environment,
             has_worked=self.has_worked,
         )
 
     @property
     def pids(self) -> dict[int, int]:
         """Process id of every running worker by slot."""
-        return self._supervisor.pids
+        return self._children.pids
 
     def has_worked(self, slot: int) -> bool:
         """Whether the process of a slot that was started last has brought a fragment."""
@@ -117,16 +118,23 @@ class LocalWorkers:
         Raises:
             OSError: a process cannot be started.
         """
-        await self._supervisor.start()
-        self._tasks.start(self._look_for_lost(), "lost-workers")
+        self._children.start()
+        self._tasks.start(self._look_after(), "local-workers")
 
     async def stop(self, grace_s: float) -> None:
         """End every worker: those that do not leave by themselves within ``grace_s`` by signal.
 
         From the call on, none is started again.
         """
+        self._children.stop()
         try:
-            await self._supervisor.stop(grace_s)
+            for wait_s, number in ((grace_s, signal.SIGTERM), (min(1.0, grace_s), signal.SIGKILL), (5.0, None)):
+                for _ in range(round(wait_s / _END_EVERY_S)):
+                    self._children.look()
+                    if not self._children.pids:
+                        return
+                    await asyncio.sleep(_END_EVERY_S)
+                self._children.stop(number)
         finally:
             await self._tasks.close()
 
@@ -134,7 +142,7 @@ class LocalWorkers:
         worker_id = self._worker_ids[slot] = secrets.token_hex(8)
         self._session.reserve_slot(slot, worker_id)
         command = [*child_python("aiorl.worker"), "--connect", self._address]
-        return [*command, "--slot", str(slot), "--exit-with-parent"]
+        return [*command, "--slot", str(slot), "--worker-id", worker_id, "--exit-with-parent"]
 
     def _handle(self, event: ChildEvent) -> None:
         match event:
@@ -148,10 +156,11 @@ class LocalWorkers:
                 self._worked.discard(slot)
         self._on_event(event)
 
-    async def _look_for_lost(self) -> None:
+    async def _look_after(self) -> None:
         looked_s = 0.0  # only time in which we looked counts: nobody can register while this process stands still
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
+            self._children.look()
             looked_s += _LOOK_EVERY_S
             if self.may_be_lost:
                 self._kill_lost(self._session.slots, looked_s)
@@ -172,7 +181,7 @@ class LocalWorkers:
                 within_s = 0.0 if _is_stopped(pid) else self._come_back_s
             if now - self._absent[slot][1] > within_s:
                 del self._absent[slot]
-                self._supervisor.kill(slot)
+                self._children.kill(slot)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from aiorl.errors import ConfigError, InternalError
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.net.transport.endpoint import EndpointLimits
-from aiorl.net.transport.security import WorkerKeys, load_learner_keys, reachable_from_elsewhere, reachable_from_here
+from aiorl.net.transport.security import load_learner_keys, reachable_from_elsewhere
 from aiorl.net.transport.system import raise_open_file_limit
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.format import limits_of, max_workers_of
@@ -65,13 +65,12 @@ class RemoteSource(Source):
         self._began = time.monotonic()
         self._steps_before = training.counters.env_steps_sampled
         self._failures = WorkerFailures(config, directory.worker_log, tell=training.tell, source=self)
-        self.service, keys = self._listen()
+        self.service, address = self._listen()
         self.workers = LocalWorkers(
             config.num_workers,
-            reachable_from_here(self.service.address),
+            address,
             self.service.session,
             max_restarts=config.max_worker_restarts,
-            keys=keys,
             environment={
                 **python_path(),
                 "OMP_NUM_THREADS": str(config.num_cpus_per_worker),
@@ -86,10 +85,10 @@ class RemoteSource(Source):
         self._compiled = asyncio.Event()
         self._is_over = False
 
-    def _listen(self) -> tuple[LearnerService, WorkerKeys | None]:
+    def _listen(self) -> tuple[LearnerService, str]:
         """Listen where the run listened before a resume if that is free, else at the address of the config.
 
-        Returns: the service, and the keys of workers that the learner starts; None without keys.
+        Returns: the service, and where workers connect to that the learner starts.
         """
         config, training, last = self._config, self._training, self._training.directory.last_address
         keys = None if config.keys is None else load_learner_keys(Path(config.keys))
@@ -117,7 +116,7 @@ class RemoteSource(Source):
                     raise
                 self._tell(f"workers will not find the learner where it was: {error}", logging.WARNING)
             else:
-                return service, endpoint.worker_keys
+                return service, endpoint.local_address
         raise InternalError("there is no address to listen on")
 
     @property

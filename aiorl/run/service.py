@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,9 @@ from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteP
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession
 from aiorl.net.protocol.ledger import Ledger
-from aiorl.net.protocol.rates import EventRates
-from aiorl.net.transport.endpoint import Event, EventKind, LearnerEndpoint
+from aiorl.net.transport.endpoint import Event, EventKind
 from aiorl.net.transport.system import give_back_regularly
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import ACK_BYTES, DEFAULT_LIMITS, Limits
@@ -60,7 +61,7 @@ class LearnerService:
     def __init__(
         self,
         training: Training,
-        endpoint: LearnerEndpoint,
+        endpoint: ZmqLearnerEndpoint,
         session: LearnerSession,
         *,
         on_worker_failed: Callable[[ev.WorkerFailed], None],
@@ -259,17 +260,16 @@ class LearnerService:
         self._pump_due = False
         if self._is_over:
             return
-        rejected: list[ev.PeerRejected] = []
-        for event in self.session.events():
+        events = self.session.events()
+        for event in events:
             self._handle(event)
-            if isinstance(event, ev.PeerRejected) and event.dropped:
-                rejected.append(event)
         if self._flow is not None:
             self._flow.feed_updates()
         for target, message in self.session.messages_to_send():
             self._say(target, message)
-        for event in rejected:  # after it was told why
-            self._endpoint.drop(event.peer, event.reason)
+        for event in events:
+            if isinstance(event, ev.PeerRejected):  # after it was told why
+                self._endpoint.drop(event.peer, event.reason)
 
     def _say(self, target: bytes | None, message: DownMessage) -> None:
         try:
@@ -287,19 +287,19 @@ class LearnerService:
         match event:
             case ev.SamplesAccepted():
                 self.flow.take(event)
-            case ev.WorkerJoined(slot, incarnation, _, host, pid, local):
+            case ev.WorkerJoined(slot, incarnation, host, pid, local):
                 self.flow.publisher.join(incarnation)
                 kind = "local worker" if local else "worker"
                 self._tell_of("workers that joined", slot, f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
                 self._joined.set()
                 self.flow.stream()
-            case ev.WorkerLost(slot, incarnation, _, reason, lost_env_steps):
+            case ev.WorkerLost(slot, incarnation, reason, lost_env_steps):
                 lost = f"; {lost_env_steps:,} env steps on their way are lost" if lost_env_steps else ""
                 said = f"worker {slot} lost: {reason}{lost}"
                 what = without_numbers(reason) if reason.startswith("failed: ") else None  # the failure is told already
                 self._tell_of("workers lost", slot, said, logging.WARNING, what=what)
                 self.flow.publisher.forget(incarnation)
-            case ev.WorkerFailed(slot, _, _, message, text, _):
+            case ev.WorkerFailed(slot, _, message, text):
                 said = f"worker {slot} failed: {message}\n{text}".rstrip()
                 self._tell_of("failures of workers", slot, said, logging.ERROR, what=without_numbers(message))
                 self._on_worker_failed(event)
@@ -309,8 +309,6 @@ class LearnerService:
                     f"the {fragments} fragments that it owes are leased to others"
                 )
                 self._tell_of("workers that bring nothing", slot, said, logging.WARNING)
-            case ev.PeerRejected(peer, reason, dropped):  # where it is dropped, that is told, with its address
-                logger.debug("peer %s %s: %s", peer.hex(), "is to be dropped" if dropped else "erred", reason)
             case ev.CallReplied(slot, _, ok, result):
                 if ok:
                     said = result if isinstance(result, str) else "(it does not say)"
@@ -365,7 +363,6 @@ class LearnerService:
 
     def _look_for_hung_workers(self) -> None:
         """Name a worker whose environment does not return, and have it say where it is stuck."""
-        now = time.monotonic()
         hung = [worker for worker in self.session.workers if worker.in_env_s >= _HUNG_S]
         for info in hung:
             if info.incarnation not in self._hung:
@@ -374,7 +371,7 @@ class LearnerService:
                     "its stacks follow in the log"
                 )
                 if self._tell_of("environments that hang", info.slot, said, logging.WARNING):
-                    self.session.call(info.slot, "stacks", {}, now)
+                    self.session.call(info.slot, "stacks", {})
         self._hung = {info.incarnation for info in hung}
 
     def _look_for_end_of_data(self) -> None:
@@ -402,3 +399,62 @@ def _host(address: str) -> str:
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.partition(":")[0] if address.count(":") == 1 else address
+
+
+class EventRates:
+    """Decides which of the things that peers do are told one by one; the others are counted by kind.
+
+    Kinds are few and ours; sources, and what is said, may be anything a peer chooses. No more than ``per_kind`` of each
+    are remembered for each kind, and all are forgotten when the window ends.
+    """
+
+    def __init__(self, per_source: int = 10, per_kind: int = 60, window_s: float = 60.0) -> None:
+        """Allow so many in a window.
+
+        Args:
+            per_source: of one kind from one source.
+            per_kind: of one kind in all.
+            window_s: length of a window; it begins with the first event after the one before has ended.
+        """
+        self._per_source = per_source
+        self._per_kind = per_kind
+        self._window_s = window_s
+        self._ends = float("-inf")
+        self._told: Counter[str] = Counter()
+        self._told_of: Counter[tuple[object, ...]] = Counter()
+        self._left_out: Counter[str] = Counter()
+
+    def allow(
+        self, kind: str, source: object, now: float, *, at_most: int | None = None, what: str | None = None
+    ) -> bool:
+        """Whether this event is to be told; if not, it is counted.
+
+        Args:
+            kind: which of our kinds it is.
+            source: who it is of.
+            now: the time.
+            at_most: of this kind from this source, where it is not ``per_source``.
+            what: told once in a window, whoever it is of.
+        """
+        most = self._per_source if at_most is None else at_most
+        if now >= self._ends:
+            self._ends = now + self._window_s
+            self._told.clear()
+            self._told_of.clear()
+        is_known = what is not None and self._told_of[kind, "what", what] > 0
+        if is_known or self._told[kind] >= self._per_kind or self._told_of[kind, source] >= most:
+            self._left_out[kind] += 1
+            return False
+        self._told[kind] += 1
+        self._told_of[kind, source] += 1
+        if what is not None:
+            self._told_of[kind, "what", what] = 1
+        return True
+
+    def take_left_out(self, now: float) -> dict[str, int]:
+        """Kind -> how many were left out, once their window is over; they are gone from here."""
+        if not self._left_out or now < self._ends:
+            return {}
+        left_out = dict(self._left_out)
+        self._left_out.clear()
+        return left_out

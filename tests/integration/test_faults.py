@@ -140,7 +140,7 @@ def test_a_broken_environment_is_reported_and_ends_the_run_restarted_if_it_had_b
 
 
 def test_garbage_on_both_ports_costs_the_run_nothing(processes, ledger_balances) -> None:
-    learner = processes.learner("--seed=1", "--min-iter-time-s=0.2", "--stop-time-s=60")
+    learner = processes.learner("--insecure", "--seed=1", "--min-iter-time-s=0.2", "--stop-time-s=60")
     learner.wait_for_result(lambda result: result["updates_total"] >= 2)
     port = int(learner.address.rpartition(":")[2])
     for target in (port, port + 1):

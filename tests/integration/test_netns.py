@@ -25,7 +25,7 @@ from aiorl.net.transport.security import load_learner_keys, load_worker_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
-LIMITS = EndpointLimits(heartbeat_s=0.5, dead_after_s=2.0, retry_s=0.2, max_retry_s=0.5, handshake_s=2.0, tick_s=0.1)
+LIMITS = EndpointLimits(dead_after_s=2.5, retry_s=0.2, max_retry_s=0.5, handshake_s=2.0, tick_s=0.1)
 
 def tell(**what):
     print(json.dumps(what), flush=True)

@@ -1,14 +1,38 @@
-"""What parents and their worker processes agree on."""
+"""What parents and their worker processes agree on, and children that are started again."""
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED, WRONG_USAGE, Restarts, status_text
+from aiorl.process.children import (
+    FAILED,
+    HOPELESS,
+    RUN_IS_OVER,
+    STOPPED,
+    WRONG_USAGE,
+    ChildEvent,
+    ChildGaveUp,
+    ChildKilled,
+    Children,
+    ChildRestarting,
+    ChildStarted,
+    Restarts,
+    status_text,
+)
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
 
 def test_failures_in_a_row_are_followed_by_growing_pauses_and_then_by_none() -> None:
@@ -53,6 +77,145 @@ def test_who_lives_long_but_does_no_work_is_given_up(status: int) -> None:
     restarts = Restarts(2)
     assert [restarts.pause_after(status, 500.0, has_worked=False) for _ in range(3)] == [0.2, 0.5, None]
 
+
+# Children that are started again --------------------------------------------------------------------------------
+
+
+def exits_with(status: int) -> list[str]:
+    return [sys.executable, "-S", "-c", f"import sys; sys.exit({status})"]
+
+
+class Watched:
+    """Children, what was told of them, and somebody who looks after them."""
+
+    def __init__(self, command: list[str] | Callable[[int], list[str]], slots: list[int], **options: Any) -> None:
+        self.events: list[ChildEvent] = []
+        options = {"max_restarts": 2, **options}
+        commands = command if callable(command) else lambda slot: command
+        self.children = Children(commands, slots, on_event=self.events.append, **options)
+
+    def until(self, condition: Callable[[], object] | None = None) -> list[type]:
+        """Look until something is so, or all is over; returns the kinds of what was told."""
+        deadline = time.monotonic() + 15
+        while not (self.children.is_over if condition is None else condition()):
+            assert time.monotonic() < deadline, self.events
+            self.children.look()
+            time.sleep(0.005)
+        return [type(event) for event in self.events]
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(event, kind) for event in self.events)
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., Watched]]:
+    made: list[Watched] = []
+
+    def make(*args: Any, **options: Any) -> Watched:
+        made.append(Watched(*args, **options))
+        made[-1].children.start()
+        return made[-1]
+
+    yield make
+    for watched in made:
+        watched.children.stop(signal.SIGKILL)
+        watched.until()
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (RUN_IS_OVER, [ChildStarted]),
+        (HOPELESS, [ChildStarted, ChildGaveUp]),
+        (0, [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]),  # for no reason that we know
+        (7, [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]),
+    ],
+)
+def test_a_child_is_started_as_often_as_its_status_calls_for(
+    watch: Callable[..., Watched], status: int, told: list[type]
+) -> None:
+    watched = watch(exits_with(status), [3], max_restarts=1)
+    assert watched.until() == told
+    assert watched.children.statuses == {status}
+    assert not watched.children.pids
+    if told[-1] is ChildGaveUp:
+        assert watched.events[-1] == ChildGaveUp(3, status, told.count(ChildRestarting))
+
+
+def test_a_child_that_is_of_no_use_can_be_killed_and_is_started_again(watch: Callable[..., Watched]) -> None:
+    watched = watch(SLEEP, [1], max_restarts=1)
+    watched.children.kill(1)
+    watched.until(lambda: watched.count(ChildRestarting))
+    watched.children.kill(1)  # there is none between two
+    watched.until(lambda: watched.count(ChildStarted) == 2)
+    started, killed, restarting, again = watched.events
+    assert (killed, restarting) == (ChildKilled(1), ChildRestarting(1, -9, 1, 0.2))
+    assert isinstance(started, ChildStarted)
+    assert isinstance(again, ChildStarted)
+    assert started.pid != again.pid == watched.children.pids[1]
+
+
+def test_a_program_that_is_gone_for_a_while_counts_as_a_failure(watch: Callable[..., Watched]) -> None:
+    commands = iter([exits_with(1), ["/nowhere/program"], exits_with(RUN_IS_OVER)])
+    watched = watch(lambda slot: next(commands), [1])
+    assert watched.until() == [ChildStarted, ChildRestarting, ChildRestarting, ChildStarted]
+
+
+def test_a_child_that_lacks_a_process_for_now_is_tried_again_until_there_is_one(
+    watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spawn, errors = subprocess.Popen, [OSError(number, os.strerror(number)) for number in [errno.EAGAIN] * 5]
+    errors.append(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    watched = watch(exits_with(1), [1], max_restarts=1, try_again_s=0.01)
+
+    def lacking(*args: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return spawn(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", lacking)
+    with caplog.at_level(logging.WARNING, "aiorl"):
+        assert watched.until() == [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "worker process 1 can't be started for now (Too many open files); tried again every 0.01 s"
+
+
+def test_once_they_are_to_stop_none_is_started_again(watch: Callable[..., Watched]) -> None:
+    watched = watch(SLEEP, [1, 2])
+    watched.children.stop()
+    watched.children.kill(1)
+    watched.until(lambda: 1 not in watched.children.pids)
+    watched.children.stop(signal.SIGTERM)
+    assert watched.until() == [ChildStarted, ChildStarted, ChildKilled]
+
+
+def test_a_healthy_time_gives_the_restarts_back(watch: Callable[..., Watched]) -> None:
+    watched = watch(exits_with(1), [1], max_restarts=1, healthy_after_s=0.0)
+    watched.until(lambda: watched.count(ChildRestarting) == 3)
+    assert {event.restarts for event in watched.events if isinstance(event, ChildRestarting)} == {1}
+
+
+def test_output_goes_to_the_slots_log_and_the_environment_is_extended(
+    watch: Callable[..., Watched], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", "import os, sys; print(os.environ['GREETING']); sys.exit(32)"]
+    watched = watch(
+        command, [4], environment={"GREETING": "hello"}, log_path=lambda slot: tmp_path / f"logs/{slot}.txt"
+    )
+    watched.until()
+    assert (tmp_path / "logs" / "4.txt").read_text() == "hello\n"
+
+
+def test_a_program_that_cannot_be_started_is_an_error_and_leaves_no_others_behind(
+    watch: Callable[..., Watched],
+) -> None:
+    watched = Watched(lambda slot: SLEEP if slot == 1 else ["/nowhere/program"], [1, 2])
+    with pytest.raises(OSError, match="nowhere"):
+        watched.children.start()
+    watched.until()
+
+
+# The watch over a parent ------------------------------------------------------------------------------------------
 
 CODE = """
 import time
@@ -101,3 +264,21 @@ def test_the_process_that_evaluates_ends_with_its_parent_also_during_an_evaluati
     process.stdin.close()
     assert process.wait(20) == 3
     process.stderr.close()
+
+
+def test_a_child_whose_parent_is_killed_ends(tmp_path: Path) -> None:
+    child = "from aiorl.process.children import watch_parent; import time; watch_parent(grace_s=0.1); time.sleep(60)"
+    parent = (
+        "import sys, time\n"
+        "from aiorl.process.children import Children\n"
+        f"command = [sys.executable, '-c', {child!r}]\n"
+        "children = Children(lambda slot: command, [1], max_restarts=0, on_event=lambda event: None)\n"
+        "children.start()\n"
+        "print(children.pids[1], flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        orphan = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    assert orphan.wait(10) in (3, None)

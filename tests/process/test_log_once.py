@@ -25,7 +25,7 @@ def test_each_message_comes_once(once, clock):
 
 def test_in_periodic_mode_each_message_comes_once_a_minute(once, clock):
     """R31: worker 0 or 1 at DEBUG."""
-    once.repeat_periodically()
+    once.set_up(1, "DEBUG")
     assert once("a")
     clock[0] += PERIOD_S / 2
     assert once("b")
@@ -38,8 +38,7 @@ def test_in_periodic_mode_each_message_comes_once_a_minute(once, clock):
 
 def test_a_disabled_one_says_nothing_not_even_periodically(once, clock):
     """R31: worker index above 1, even at DEBUG."""
-    once.disable()
-    once.repeat_periodically()
+    once.set_up(2, "DEBUG")
     assert not once("a")
     clock[0] += 2 * PERIOD_S
     assert not once("a")

@@ -12,7 +12,7 @@ import pytest
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import WorkerError
 from aiorl.net.protocol.events import WorkerFailed
-from aiorl.process.supervisor import ChildGaveUp, ChildRestarting
+from aiorl.process.children import ChildGaveUp, ChildRestarting
 from aiorl.run.local_workers import WorkerFailures
 
 HINT = "--ignore-worker-failures"
@@ -43,7 +43,7 @@ class Judged(WorkerFailures):
         return self.sampled
 
     def fails(self, slot: int, message: str, kind: str = "env") -> None:
-        self.on_failed(WorkerFailed(slot, f"i{slot}", kind, message, "Traceback", True))
+        self.on_failed(WorkerFailed(slot, kind, message, "Traceback"))
 
     @property
     def error(self) -> str:

@@ -19,7 +19,7 @@ from over_tcp import learner_over_tcp, until
 
 from aiorl.config.worker import TransportConfig
 from aiorl.net.protocol.learner_session import LearnerSettings
-from aiorl.process.supervisor import ChildEvent, ChildKilled, ChildRestarting, ChildStarted
+from aiorl.process.children import ChildEvent, ChildKilled, ChildRestarting, ChildStarted
 from aiorl.run.local_workers import LocalWorkers
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,6 @@ def local_workers(both: InProcess, folder: Path, events: list[ChildEvent], **opt
         service.address,
         service.session,
         max_restarts=3,
-        keys=None,
         environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'run'}"},
         log_path=lambda slot: folder / f"{slot}.txt",
         on_event=events.append,
@@ -114,8 +113,8 @@ class Watched:
         session = SimpleNamespace(has_brought=self.working.__contains__)
         both: Any = SimpleNamespace(service=SimpleNamespace(address="tcp://nowhere:1", session=session))
         self.workers = local_workers(both, Path(), [], come_back_s=5.0)
-        fake: Any = SimpleNamespace(pids=self.pids, kill=self.killed.append)
-        self.workers._supervisor = fake
+        fake: Any = SimpleNamespace(pids=self.pids, kill=self.killed.append, look=lambda: None)
+        self.workers._children = fake
         monkeypatch.setattr(module, "_is_stopped", lambda pid: pid in self.stopped)
 
     def look(self, now: float, *registered: int) -> list[int]:
@@ -165,7 +164,7 @@ def test_nobody_is_killed_for_time_in_which_the_learner_itself_stood_still(monke
     monkeypatch.setattr(watched.workers, "_session", Session())
 
     async def main() -> None:
-        looking = asyncio.get_running_loop().create_task(watched.workers._look_for_lost())
+        looking = asyncio.get_running_loop().create_task(watched.workers._look_after())
         while looks < 5:
             await asyncio.sleep(1e-3)
         looking.cancel()

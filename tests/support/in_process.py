@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 LENGTH, NUM_ENVS = 8, 2
-QUICK = TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=1.0, resend_after_s=0.3)
+QUICK = TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=1.0)
 
 
 class FakeAlgorithm(Algorithm):

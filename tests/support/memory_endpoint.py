@@ -42,6 +42,7 @@ class MemoryNetwork:
         self._learner: MemoryLearnerEndpoint | None = None
         self._workers: list[MemoryWorkerEndpoint] = []
         self._numbers = dict.fromkeys(Direction, 0)
+        self._due: dict[tuple[Direction, bytes], float] = {}
         self._lives = 0
 
     def learner(self) -> MemoryLearnerEndpoint:
@@ -81,16 +82,24 @@ class MemoryNetwork:
                 worker._connect(self._learner, b"memory-%d" % self._lives)
 
     def _carry(
-        self, direction: Direction, frames: Sequence[Buffer], deliver: Callable[[list[memoryview]], None]
+        self, direction: Direction, peer: bytes, frames: Sequence[Buffer], deliver: Callable[[list[memoryview]], None]
     ) -> None:
+        """Deliver copies; a connection keeps their order, however long each is to take."""
         self._numbers[direction] += 1
         copies = [memoryview(bytes(frame)) for frame in frames]
         loop = asyncio.get_running_loop()
         for delay_s in self.fault(direction, self._numbers[direction]):
-            if delay_s > 0:
-                loop.call_later(delay_s, deliver, copies)
+            now, last = loop.time(), self._due.get((direction, peer), 0.0)
+            if delay_s > 0 or last > now:
+                due = self._due[direction, peer] = max(now + delay_s, last + 1e-6)
+                loop.call_at(due, deliver, copies)
             else:
                 loop.call_soon(deliver, copies)
+
+    async def _deliver_all(self) -> None:
+        """Wait until all that is on its way has come."""
+        late_s = max(self._due.values(), default=0.0) - asyncio.get_running_loop().time()
+        await asyncio.sleep(late_s + 0.005 if late_s > 0 else 0)
 
 
 class _Counters:
@@ -98,7 +107,7 @@ class _Counters:
 
     def __init__(self) -> None:
         self.bytes_in = self.bytes_out = 0
-        self.dropped = self.connections = 0
+        self.dropped = 0
 
     def count_in(self, frames: Sequence[memoryview]) -> None:
         self.bytes_in += sum(frame.nbytes for frame in frames)
@@ -106,19 +115,12 @@ class _Counters:
     def count_out(self, frames: Sequence[Buffer]) -> None:
         self.bytes_out += sum(len(memoryview(frame).cast("B")) for frame in frames)
 
-    def stats(self, *, peers: int, queued: int = 0) -> EndpointStats:
-        return EndpointStats(
-            bytes_in=self.bytes_in,
-            bytes_out=self.bytes_out,
-            queued_messages=queued,
-            peers=peers,
-            dropped=self.dropped,
-            reconnects=max(0, self.connections - 1),
-        )
+    def stats(self) -> EndpointStats:
+        return EndpointStats(bytes_in=self.bytes_in, bytes_out=self.bytes_out, dropped=self.dropped)
 
 
 class MemoryLearnerEndpoint:
-    """`LearnerEndpoint` in memory; made by `MemoryNetwork.learner`."""
+    """The learner's endpoint in memory; made by `MemoryNetwork.learner`."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
@@ -139,24 +141,24 @@ class MemoryLearnerEndpoint:
         self._network._attach(self)
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
-        """As `LearnerEndpoint.send`."""
+        """As `ZmqLearnerEndpoint.send`."""
         self._check_open()
         worker = self._peers.get(peer)
         if worker is None:
             return False
         self._counters.count_out(frames)
-        self._network._carry(Direction.DOWN, frames, lambda copies: worker._deliver(peer, copies))
+        self._network._carry(Direction.DOWN, peer, frames, lambda copies: worker._deliver(peer, copies))
         return True
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
-        """As `LearnerEndpoint.broadcast`; each worker's copy meets its own faults."""
+        """As `ZmqLearnerEndpoint.broadcast`; each worker's copy meets its own faults."""
         self._check_open()
         self._counters.count_out(frames)
         for peer, worker in list(self._peers.items()):
-            self._network._carry(Direction.BROADCAST, frames, self._to_subscriber(peer, worker))
+            self._network._carry(Direction.BROADCAST, peer, frames, self._to_subscriber(peer, worker))
 
     def drop(self, peer: bytes, reason: str) -> None:
-        """As `LearnerEndpoint.drop`; the worker connects again as a new peer."""
+        """As `ZmqLearnerEndpoint.drop`; the worker connects again as a new peer."""
         worker = self._peers.get(peer)
         if worker is not None:
             self._counters.dropped += 1
@@ -168,17 +170,17 @@ class MemoryLearnerEndpoint:
         return False
 
     def host_of(self, peer: bytes) -> str:
-        """As `LearnerEndpoint.host_of`: all are on one."""
+        """As `ZmqLearnerEndpoint.host_of`: all are on one."""
         return "memory"
 
     def stats(self) -> EndpointStats:
         """Counters now."""
-        return self._counters.stats(peers=len(self._peers))
+        return self._counters.stats()
 
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Deliver what is due, then end every connection."""
         if self._open:
-            await asyncio.sleep(0)
+            await self._network._deliver_all()
             self._open = False
             self._network._attach(None)
 
@@ -206,7 +208,7 @@ class MemoryLearnerEndpoint:
 
 
 class MemoryWorkerEndpoint:
-    """`WorkerEndpoint` in memory; made by `MemoryNetwork.worker`."""
+    """A worker's endpoint in memory; made by `MemoryNetwork.worker`."""
 
     def __init__(self, network: MemoryNetwork, queue_messages: int, user_id: str) -> None:
         self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
@@ -235,7 +237,7 @@ class MemoryWorkerEndpoint:
         self._network._join()
 
     def send(self, frames: Sequence[Buffer]) -> bool:
-        """As `WorkerEndpoint.send`."""
+        """As `ZmqWorkerEndpoint.send`."""
         self._check_open()
         learner, peer = self._learner, self._peer
         if learner is None or self._queued >= self._queue_messages:
@@ -245,23 +247,19 @@ class MemoryWorkerEndpoint:
         if self._queued >= self._queue_messages:
             self._writable.clear()
         asyncio.get_running_loop().call_soon(self._release, peer)
-        self._network._carry(Direction.UP, frames, lambda copies: learner._deliver(peer, copies))
+        self._network._carry(Direction.UP, peer, frames, lambda copies: learner._deliver(peer, copies))
         return True
 
     async def wait_writable(self) -> None:
-        """As `WorkerEndpoint.wait_writable`."""
+        """As `ZmqWorkerEndpoint.wait_writable`."""
         self._check_open()
         await self._writable.wait()
         self._check_open()
 
-    def stats(self) -> EndpointStats:
-        """Counters now."""
-        return self._counters.stats(peers=int(self.connected), queued=self._queued)
-
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Deliver what is due, then end the connection."""
         if self._open and not self._closed:
-            await asyncio.sleep(0)
+            await self._network._deliver_all()
             self._disconnect("the worker closed")
             self._network._workers.remove(self)
         self._open, self._closed = False, True
@@ -273,7 +271,6 @@ class MemoryWorkerEndpoint:
     def _connect(self, learner: MemoryLearnerEndpoint, peer: bytes) -> None:
         self._learner, self._peer = learner, peer
         self._queued = 0
-        self._counters.connections += 1
         self._writable.set()
         learner._add(peer, self)
         asyncio.get_running_loop().call_soon(self._tell, peer, Event(EventKind.CONNECTED, address=learner.address))

@@ -14,9 +14,9 @@ from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 __all__ = ["learner_over_tcp", "until"]
 
 
-def learner_over_tcp(**settings: Any) -> InProcess:
-    """A learner that listens on loopback and has no worker yet; use within a running loop."""
-    network: Any = SimpleNamespace(learner=lambda: ZmqLearnerEndpoint("tcp://127.0.0.1:0"))
+def learner_over_tcp(*, insecure: bool = False, **settings: Any) -> InProcess:
+    """A learner that listens for workers of this user, or on loopback, and has none yet; use within a running loop."""
+    network: Any = SimpleNamespace(learner=lambda: ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=insecure))
     both = InProcess(network=network, **settings)
     both.start(0)
     both.service.go_on()

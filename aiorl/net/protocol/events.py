@@ -16,7 +16,6 @@ class WorkerJoined:
 
     slot: int
     incarnation: str
-    worker_id: str
     host: str
     pid: int
     local: bool
@@ -28,7 +27,6 @@ class WorkerLost:
 
     slot: int
     incarnation: str
-    worker_id: str
     reason: str
     lost_env_steps: int
 
@@ -56,28 +54,25 @@ class LeaseOverdue:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker reports a failure of its own; after a ``fatal`` one WorkerLost follows."""
+    """A worker reports a failure of its own."""
 
     slot: int
-    incarnation: str
     kind: str
     message: str
     traceback: str
-    fatal: bool
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRejected:
-    """A peer broke the protocol; told once for each peer. ``dropped``: nothing it sends is read any more."""
+    """A peer broke the protocol; nothing it sends is read any more."""
 
     peer: bytes
     reason: str
-    dropped: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallReplied:
-    """The answer to a call; ``ok`` False with a text if it failed, timed out or the worker was lost."""
+    """The answer to a call; ``ok`` False with a text if it failed."""
 
     slot: int
     call_id: int
@@ -106,13 +101,12 @@ class SnapshotReceived:
     snapshot: Snapshot
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class CallRequested:
     """Run a method and answer with ``WorkerSession.reply``."""
 
     call_id: int
     method: str
-    args: dict[str, Plain]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +125,6 @@ class LearnerBack:
 class Reincarnated:
     """The old incarnation is over: drop unfinished fragments; Registered will follow with a new slot."""
 
-    incarnation: str
     reason: str
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -31,16 +30,13 @@ from aiorl.net.protocol.rates import Allowance, Newest
 from aiorl.net.protocol.roster import MAX_REMEMBERED, Line, Peer, Roster, Waiting, Worker
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.format import MAX_STRANGER_BYTES, MAX_WORKERS
-from aiorl.text import MAX_NAME, is_name, one_line
+from aiorl.text import one_line
 
 Target: TypeAlias = bytes | None
 """Whom a message is for: a peer, or BROADCAST."""
 BROADCAST: Final = None
 
 _MAX_REASON = 300
-_RESEND_ASK_S = 0.25
-"""How often at most a worker is asked to send again what is missing."""
-_CALL_TIMEOUT_S = 60.0
 _SNAPSHOT_AGAIN_S = 0.25
 """A connection gets no other snapshot for so long, unless a new incarnation registers over it."""
 _NEW_COST = 5.0
@@ -49,14 +45,10 @@ _REGISTRATIONS_AT_FIRST, _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S = 1024, 64
 """Over all connections, so that new ones buy nothing; at first so many that a whole run can join at once."""
 _SNAPSHOT_UNIT = 4 << 20
 """So many bytes of a snapshot count as one registration more."""
-_ENDED_GRACE = 4096
-"""Messages that a worker may have under way when it is counted lost: what it keeps unacknowledged, with ample room."""
 _FAILURE_COST = 1024.0
 """A failure is told to people, so it counts as so much that nobody needs."""
-_SPOKE_BEFORE = "spoke before saying hello"
-_OTHERS_NAME = "used another worker's name"
-_NOT_A_WORKERS = "sent what only a learner sends"
-_BROKE_ACCOUNT = "broke its lease or its account"
+_ENDED_GRACE = 4096
+"""Messages that a worker may have under way when it is counted lost: what it keeps unacknowledged, with ample room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +70,6 @@ class LearnerSettings:
     data_ends: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    worker: Worker
-    message: m.Call
-    deadline: float
-
-
 class LearnerSession:
     """What the learner says to its workers, and what follows from what they say.
 
@@ -94,12 +79,9 @@ class LearnerSession:
         settings: times and bounds.
         ledger: the account to go on with after a resume.
 
-    Raises: LocalProtocolError for a name that may not be said.
-
     Attributes:
         ledger: the account of env steps; the service tells it what was trained and discarded.
         leases: the leases; granted through this session only.
-        violations: what peers did wrong -> how often.
     """
 
     def __init__(
@@ -109,21 +91,17 @@ class LearnerSession:
         settings: LearnerSettings | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        for name in (run_id, learner_incarnation):
-            if not is_name(name):
-                raise LocalProtocolError(f"{name[:80]!r} is no name: at most {MAX_NAME} visible ASCII characters")
         self.run_id = run_id
         self.learner_incarnation = learner_incarnation
         self.settings = settings or LearnerSettings()
         self.ledger = ledger or Ledger()
         # ids of two learner lives must not be mistaken for each other by a worker that outlives one
         self.leases = LeaseBook(first_id=(zlib.crc32(learner_incarnation.encode()) << 20) + 1)
-        self.violations: Counter[str] = Counter()
         self._roster = Roster(self.settings.max_workers)
         self._peers: Newest[bytes, Peer] = Newest(MAX_REMEMBERED)
         self._line = Line()
         self._registrations = Allowance(_REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST)
-        self._calls: dict[int, _Call] = {}  # those not answered yet; only we make any
+        self._calls: dict[int, Worker] = {}  # those not answered yet; only we make any
         self._next_call = 1
         self._config: Mapping[str, Any] | None = None
         self._graphs: Mapping[str, PolicyGraph] = {}
@@ -175,27 +153,19 @@ class LearnerSession:
         """Lease what the budget of the run allows (see `Pacing`), ``waiting`` fragments being queued or in use."""
         self._send_grants(self.leases.stream(waiting, min_version, self._now))
 
-    def grant(self, slot: int, fragments: int, min_version: int) -> int:
-        """Give one lease apart from deals and top-ups; returns its id.
+    def call(self, slot: int, method: str, args: Mapping[str, m.Plain]) -> int:
+        """Have a worker run a method; a CallReplied of the returned id follows, unless it or its connection is lost.
 
         Raises: LocalProtocolError if no worker has that slot.
         """
-        self._worker(slot)
-        grant = self.leases.grant(slot, fragments, min_version, self._now)
-        self._send_grants([grant])
-        return grant.lease.lease_id
-
-    def call(self, slot: int, method: str, args: Mapping[str, m.Plain], now: float) -> int:
-        """Have a worker run a method; a CallReplied of the returned id follows in any case.
-
-        Raises: LocalProtocolError if no worker has that slot.
-        """
-        worker = self._worker(slot)
-        message = m.Call(self._next_call, method, args)
+        worker = self._roster.by_slot.get(slot)
+        if worker is None:
+            raise LocalProtocolError(f"no worker in slot {slot}; live slots: {self.slots}")
+        call_id = self._next_call
         self._next_call += 1
-        self._calls[message.call_id] = _Call(worker, message, now + _CALL_TIMEOUT_S)
-        self._say_to(worker, message)
-        return message.call_id
+        self._calls[call_id] = worker
+        self._say_to(worker, m.Call(call_id, method, args))
+        return call_id
 
     def lose(self, slot: int, reason: str, now: float) -> None:
         """Count a worker lost that is known to be gone; its heartbeat need not say so."""
@@ -314,25 +284,22 @@ class LearnerSession:
                 if snapshot is not None and have_version < snapshot.version and self._may_give(peer, has_unsent):
                     self._give(worker, snapshot)
             case m.Failure(kind, text, fatal=fatal, traceback=traceback):
-                if not fatal and not worker.needless.take(now, _FAILURE_COST):
-                    self._violated(
-                        peer, "reported failures without end", "reported more failures than anybody can read"
-                    )
+                if not fatal and not self._needless(worker, "failures", _FAILURE_COST):
                     return
-                self._events.append(ev.WorkerFailed(worker.slot, worker.incarnation, kind, text, traceback, fatal))
+                self._events.append(ev.WorkerFailed(worker.slot, kind, text, traceback))
                 if fatal:
                     self._bury(worker, f"failed: {one_line(text, _MAX_REASON)}", notify=False)
             case m.Reply(call_id, ok, result):
-                call = self._calls.get(call_id)
-                if call is not None and call.worker is worker:
-                    self._end_call(call, ok, result)
+                if self._calls.get(call_id) is worker:
+                    del self._calls[call_id]
+                    self._events.append(ev.CallReplied(worker.slot, call_id, ok, result))
                 else:
                     self._needless(worker, "replies that nobody asked for")
             case m.Leaving(reason):
                 if self._report(worker, message):
                     self._bury(worker, f"left: {one_line(reason, _MAX_REASON)}", notify=False)
             case _:
-                self._violated(peer, _NOT_A_WORKERS, f"sent a {type(message).__name__}")
+                self._violated(peer, f"sent a {type(message).__name__}")
 
     def unread(self, peer: bytes, num_bytes: int) -> None:
         """Take note of so much from a peer that is not registered; it is no Hello and was not decoded."""
@@ -344,7 +311,7 @@ class LearnerSession:
         self._note_time(now)
         if not self._is_dropped(peer):
             what = one_line(str(error), _MAX_REASON)
-            self._violated(peer, "sent frames that do not decode", f"sent frames that do not decode: {what}")
+            self._violated(peer, f"sent frames that do not decode: {what}")
 
     def peer_gone(self, peer: bytes, now: float, *, was_silent: bool = False) -> None:
         """Note that a connection has ended; its worker may come back over another one until it counts as silent.
@@ -360,7 +327,7 @@ class LearnerSession:
             self._roster.unbind(worker)
 
     def tick(self, now: float) -> None:
-        """Let time pass: silent workers are lost, calls fail, heartbeats go out, as due."""
+        """Let time pass: silent workers are lost, heartbeats go out, as due."""
         transport = self.settings.transport
         self._note_time(now)
         self._last_tick = now
@@ -371,8 +338,6 @@ class LearnerSession:
             if now - waiting.since > transport.heartbeat_timeout_s:
                 self._line.remove(waiting.peer)
         self._admit_waiting()
-        for call in [call for call in self._calls.values() if now >= call.deadline]:
-            self._end_call(call, False, "timed out")
         for overdue in self.leases.take_overdue(transport.lease_timeout_s, now):
             self._events.append(overdue)
             self._redeal()
@@ -382,7 +347,6 @@ class LearnerSession:
             self._say(BROADCAST, beat)
             for worker in self._roster.workers():
                 self._say_to(worker, beat)
-                self._say_open_again(worker)
             for waiting in self._line:
                 self._say(waiting.peer, beat)
 
@@ -396,8 +360,6 @@ class LearnerSession:
         self.leases.forgive(stood_still)
         for worker in self._roster.workers():  # hear what has come in the meantime first
             worker.last_heard += stood_still
-            if worker.gap_since is not None:
-                worker.gap_since += stood_still
 
     # Registration -----------------------------------------------------------------------------------------
 
@@ -414,7 +376,7 @@ class LearnerSession:
             or (before is not None and before.hello.incarnation == hello.incarnation)
         )
         if not self._peer(peer).hellos.take(self._now, _NEW_COST if is_new else 1.0):
-            self._violated(peer, "said hello too often", "said hello too often")
+            self._violated(peer, "said hello too often")
             return
         wrong = self._refusal(hello)
         if wrong is not None:
@@ -458,7 +420,7 @@ class LearnerSession:
         if worker is None:
             self._refuse_ended(peer, hello.incarnation)
         elif worker.key != waiting.key or worker.worker_id != hello.worker_id:
-            self._violated(peer, _OTHERS_NAME, "used the name of a worker with another key")
+            self._violated(peer, "used the name of a worker with another key")
         else:
             if worker.peer != peer:
                 former = self._roster.by_peer.get(peer)
@@ -469,8 +431,8 @@ class LearnerSession:
             worker.last_heard = self._now
             if self._may_give(peer, has_unsent):  # else it says Hello once more
                 self._welcome(worker)
-                worker.gap_since = None
-                self._say_open_again(worker)
+                for lease in self.leases.outstanding_leases(worker.slot):
+                    self._say_to(worker, lease)
         return True
 
     def _admit_waiting(self) -> None:
@@ -489,7 +451,7 @@ class LearnerSession:
         hello, peer = waiting.hello, waiting.peer
         twins = self._roster.of_process(hello.worker_id)
         if any(twin.key != waiting.key for twin in twins):
-            self._violated(peer, _OTHERS_NAME, "used the name of a worker with another key")
+            self._violated(peer, "used the name of a worker with another key")
             return
         over_peer = self._roster.by_peer.get(peer)
         if over_peer is not None and over_peer not in twins:
@@ -505,8 +467,7 @@ class LearnerSession:
         self._settled_in(peer)
         self.ledger.open(worker.incarnation)
         self.leases.join(slot)
-        names = (worker.incarnation, worker.worker_id, worker.host, worker.pid, worker.local)
-        self._events.append(ev.WorkerJoined(slot, *names))
+        self._events.append(ev.WorkerJoined(slot, worker.incarnation, worker.host, worker.pid, worker.local))
         self._welcome(worker)
         self._redeal()
 
@@ -545,15 +506,10 @@ class LearnerSession:
     def _samples(self, worker: Worker, samples: m.Samples) -> None:
         """Take a fragment: each once, in order, within a lease, and accounted for."""
         if samples.seq <= worker.last_seq:
-            if self._needless(worker, "double fragments (sent again after a reconnect)"):
-                self._ack_due.setdefault(worker)
+            self._needless(worker, "double fragments (sent again after a reconnect)")
             return
         if samples.seq > worker.last_seq + 1:
-            if self._needless(worker, "fragments ahead of a missing one"):
-                worker.gap_since = self._now if worker.gap_since is None else worker.gap_since
-                if self._now - worker.asked_resend >= _RESEND_ASK_S:
-                    worker.asked_resend = self._now
-                    self._say_to(worker, m.Ack(worker.last_seq, resend=True))
+            self._worker_violated(worker, f"sent fragment {samples.seq} where {worker.last_seq + 1} was due")
             return
         if not samples.first_version <= samples.last_version <= self.version:
             wrong = (
@@ -565,7 +521,6 @@ class LearnerSession:
         if wrong:
             self._worker_violated(worker, f"sent {wrong}")
         elif self._report(worker, samples):
-            worker.gap_since = None
             worker.last_seq = samples.seq
             self._ack_due.setdefault(worker)
             self._events.append(ev.SamplesAccepted(worker.slot, worker.incarnation, samples))
@@ -577,7 +532,7 @@ class LearnerSession:
         """
         most = (self.leases.outstanding(worker.slot) + 1) * MAX_FRAGMENT_STEPS
         try:
-            self.ledger.report(worker.incarnation, said.sampled_total, said.abandoned_total, max_in_flight=most)
+            self.ledger.report(worker.incarnation, said.sampled_total - said.abandoned_total, max_in_flight=most)
             if isinstance(said, m.Samples):
                 self.ledger.receive(worker.incarnation, said.env_steps)
         except RemoteProtocolError as error:
@@ -585,31 +540,21 @@ class LearnerSession:
             return False
         return True
 
-    def _needless(self, worker: Worker, kind: str) -> bool:
+    def _needless(self, worker: Worker, kind: str, cost: float = 1.0) -> bool:
         """Count what a worker need not have sent; False if that was too much of it, and the worker is lost for it."""
-        self.violations[kind] += 1
-        if worker.needless.take(self._now):
+        if worker.needless.take(self._now, cost):
             return True
-        self._worker_violated(worker, f"sent {kind} without end", "sent without end what nobody asked for")
+        self._worker_violated(worker, f"sent {kind} without end")
         return False
 
     def _watch(self, worker: Worker) -> None:
-        """Count a worker lost that is silent, or has left a gap, for too long."""
+        """Count a worker lost that is silent for too long."""
         transport = self.settings.transport
         silent_s, patience_s = self._now - worker.last_heard, transport.heartbeat_timeout_s
         if worker.state == m.BUILDING and not worker.hung_up:  # some of it keeps a process from doing anything else
             patience_s = max(patience_s, transport.build_timeout_s)
         if silent_s > patience_s:
             self._bury(worker, "heartbeats stopped")
-        elif worker.gap_since is not None and self._now - worker.gap_since > transport.heartbeat_timeout_s:
-            what = f"never sent fragment {worker.last_seq + 1} but later ones"
-            self._worker_violated(worker, what, "left a gap")
-
-    def _worker(self, slot: int) -> Worker:
-        worker = self._roster.by_slot.get(slot)
-        if worker is None:
-            raise LocalProtocolError(f"no worker in slot {slot}; live slots: {self.slots}")
-        return worker
 
     # What is said -----------------------------------------------------------------------------------------
 
@@ -620,14 +565,6 @@ class LearnerSession:
         """Say something to a worker; without a connection it hears all that matters when it comes back."""
         if worker.peer is not None:
             self._messages.append((worker.peer, message))
-
-    def _say_open_again(self, worker: Worker) -> None:
-        """Say again what the worker owes us; whatever it has heard before changes nothing."""
-        for lease in self.leases.outstanding_leases(worker.slot):
-            self._say_to(worker, lease)
-        for call in self._calls.values():
-            if call.worker is worker:
-                self._say_to(worker, call.message)
 
     def _send_grants(self, grants: Iterable[Grant]) -> None:
         for slot, lease in grants:
@@ -642,10 +579,6 @@ class LearnerSession:
         self._say(peer, m.Refused(reason, True, m.RefusalCode.ENDED, incarnation))
 
     # Ends and violations ----------------------------------------------------------------------------------
-
-    def _end_call(self, call: _Call, ok: bool, result: m.Plain) -> None:
-        del self._calls[call.message.call_id]
-        self._events.append(ev.CallReplied(call.worker.slot, call.message.call_id, ok, result))
 
     def _bury(self, worker: Worker, reason: str, *, notify: bool = True) -> None:
         """End an incarnation: account closed, leases to the others, slot free.
@@ -662,37 +595,32 @@ class LearnerSession:
                 self._refuse_ended(peer, worker.incarnation)
         self._roster.bury(worker)
         self._ack_due.pop(worker, None)
-        for call in [call for call in self._calls.values() if call.worker is worker]:
-            self._end_call(call, False, f"the worker was lost: {reason}")
+        self._calls = {call_id: asked for call_id, asked in self._calls.items() if asked is not worker}
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
         self.leases.drop_slot(worker.slot)
-        self._events.append(ev.WorkerLost(worker.slot, worker.incarnation, worker.worker_id, reason, lost))
+        self._events.append(ev.WorkerLost(worker.slot, worker.incarnation, reason, lost))
         self._redeal()
 
-    def _worker_violated(self, worker: Worker, reason: str, kind: str = _BROKE_ACCOUNT) -> None:
+    def _worker_violated(self, worker: Worker, reason: str) -> None:
         """Lose a worker that broke the protocol; it is told why, and its connection dropped."""
-        if worker.peer is not None:
-            self._violated(worker.peer, kind, reason)
-        else:
-            self.violations[kind] += 1
-            self._bury(worker, f"broke the protocol: {reason}")
+        assert worker.peer is not None  # it has just spoken
+        self._violated(worker.peer, reason)
 
-    def _violated(self, peer: bytes, kind: str, reason: str) -> None:
+    def _violated(self, peer: bytes, reason: str) -> None:
         """Drop a peer, which is told why; the worker that spoke over it is lost."""
         worker = self._roster.by_peer.get(peer)
         incarnation = worker.incarnation if worker is not None else ""
-        self._reject(peer, m.Refused(f"you {reason}", False, m.RefusalCode.VIOLATION, incarnation), kind)
+        self._reject(peer, m.Refused(f"you {reason}", False, m.RefusalCode.VIOLATION, incarnation))
 
-    def _reject(self, peer: bytes, refusal: m.Refused, kind: str = "") -> None:
-        """Drop a peer for good; counted as ``kind``, by default the refusal's code."""
-        self.violations[kind or refusal.code] += 1
+    def _reject(self, peer: bytes, refusal: m.Refused) -> None:
+        """Drop a peer for good."""
         worker = self._roster.by_peer.get(peer)
         if worker is not None:
             self._bury(worker, f"broke the protocol: {refusal.reason}", notify=False)
         self._say(peer, refusal)
         self._line.remove(peer)
         self._peer(peer).is_dropped = True
-        self._events.append(ev.PeerRejected(peer, refusal.reason.removeprefix("you "), dropped=True))
+        self._events.append(ev.PeerRejected(peer, refusal.reason.removeprefix("you ")))
 
     # Other peers ------------------------------------------------------------------------------------------
 
@@ -706,12 +634,11 @@ class LearnerSession:
         known.num_strange, known.ended = 0, ""
 
     def _is_dropped(self, peer: bytes) -> bool:
-        """Return whether a peer is not listened to any more; that it speaks nevertheless is counted."""
+        """Return whether a peer is not listened to any more."""
         known = self._peers.get(peer)
         if known is None or not known.is_dropped:
             return False
         self._peer(peer)  # it has spoken, so it is remembered for longer
-        self.violations["spoke after it was dropped"] += 1
         return True
 
     def _stranger(self, peer: bytes, num_bytes: int) -> None:
@@ -720,14 +647,10 @@ class LearnerSession:
         known.num_strange += 1
         if known.ended and known.num_strange <= _ENDED_GRACE:
             # it has not heard of its end yet, and may have much under way
-            self.violations["spoke after its incarnation ended"] += 1
             self._refuse_ended(peer, known.ended)
         elif num_bytes > MAX_STRANGER_BYTES:
-            self._violated(peer, _SPOKE_BEFORE, f"sent {num_bytes} bytes before saying hello")
+            self._violated(peer, f"sent {num_bytes} bytes before saying hello")
         elif known.num_strange > self.settings.hello_grace:
-            self._violated(peer, _SPOKE_BEFORE, "went on without saying hello")
+            self._violated(peer, "went on without saying hello")
         else:
-            self.violations[_SPOKE_BEFORE] += 1
-            if known.num_strange == 1:
-                self._events.append(ev.PeerRejected(peer, _SPOKE_BEFORE, dropped=False))
-            self._say(peer, m.Refused(f"you {_SPOKE_BEFORE}", True, m.RefusalCode.HELLO_FIRST))
+            self._say(peer, m.Refused("you spoke before saying hello", True, m.RefusalCode.HELLO_FIRST))

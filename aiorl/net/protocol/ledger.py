@@ -17,7 +17,6 @@ from typing import Any
 
 from aiorl.errors import InternalError, RemoteProtocolError
 
-ABANDONED = "abandoned by the worker"
 LEARNER_RESTARTED = "learner restarted"
 MAX_FRAGMENT_STEPS = 1 << 24
 """Env steps, and rows, that one fragment may hold, whatever the run; the size of messages bounds most far below."""
@@ -27,11 +26,10 @@ MAX_FRAGMENT_STEPS = 1 << 24
 class _Account:
     reported: int = 0
     received: int = 0
-    abandoned: int = 0
 
     @property
     def in_flight(self) -> int:
-        return self.reported - self.received - self.abandoned
+        return self.reported - self.received
 
 
 class Ledger:
@@ -61,41 +59,27 @@ class Ledger:
             raise InternalError(f"incarnation {incarnation} has an account already")
         self._accounts[incarnation] = _Account()
 
-    def report(
-        self, incarnation: str, sampled_total: int, abandoned_total: int = 0, *, max_in_flight: float = math.inf
-    ) -> None:
-        """Take over what an incarnation says it has sampled and abandoned so far; lower figures are old news.
+    def report(self, incarnation: str, sampled_total: int, *, max_in_flight: float = math.inf) -> None:
+        """Take over what an incarnation says it has sampled so far; lower figures are old news.
 
         Args:
             incarnation: whose account it is.
-            sampled_total: env steps it has taken so far.
-            abandoned_total: those of them that will never be sent.
-            max_in_flight: env steps that it can have taken and neither brought nor reported as abandoned before.
+            sampled_total: env steps it has taken so far, but for those that it will never send.
+            max_in_flight: env steps that it can have taken and not brought.
 
-        Raises: RemoteProtocolError if it took more than that, or abandoned more than it had in flight; nothing is
-            changed then.
+        Raises: RemoteProtocolError if it took more than that; nothing is changed then.
         """
         account = self._accounts[incarnation]
         fresh = max(0, sampled_total - account.reported)
-        dropped = max(0, abandoned_total - account.abandoned)
         if fresh and account.in_flight + fresh > max_in_flight:
             raise RemoteProtocolError(
                 f"claims {sampled_total} env steps sampled, {account.received} of which have arrived, where its leases "
                 f"allow {max_in_flight:.0f} on their way",
                 field="sampled_total",
             )
-        if dropped > account.in_flight + fresh:
-            raise RemoteProtocolError(
-                f"claims {abandoned_total} env steps abandoned of {sampled_total} sampled, "
-                f"{account.received} of which have arrived",
-                field="abandoned_total",
-            )
         account.reported += fresh
-        account.abandoned += dropped
         self.sampled += fresh
-        self.in_flight += fresh - dropped
-        if dropped:
-            self.discarded[ABANDONED] += dropped
+        self.in_flight += fresh
 
     def receive(self, incarnation: str, env_steps: int) -> None:
         """In flight -> queued.

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from aiorl.errors import InternalError
 from aiorl.net.protocol.rates import Allowance, Newest
 from aiorl.net.wire.messages import Hello
 
@@ -14,10 +13,9 @@ MAX_REMEMBERED = 4096
 """Connections that speak for no worker, and incarnations that have ended: the newest so many are remembered."""
 _HELLOS_AT_ONCE, _HELLOS_PER_S = 256, 4.0
 _NEEDLESS_AT_ONCE, _NEEDLESS_PER_S = 1 << 16, 256.0
-"""What a worker may send needlessly: doubles, fragments ahead of a missing one, replies that nobody asked for.
+"""What a worker may send needlessly: doubles, replies that nobody asked for, failures that do not end it.
 
-A worker keeps 1,024 fragments at most and sends them all again after each welcome, when asked to, and every 16 s while
-it is not answered; those of ten minutes may come at once, after a standstill.
+A worker keeps 1,024 fragments at most and sends them all again after each welcome.
 """
 
 
@@ -36,8 +34,6 @@ class Worker:
         peer: the connection it speaks over; None while that is gone.
         last_heard: when anything was heard from it.
         last_seq: fragments received.
-        gap_since: since when a fragment is missing before those that came; None if none is.
-        asked_resend: when it was asked to send again.
         state: what it said it does.
         in_env_s: how long its running environment call had lasted when it last said so, seconds.
         hung_up: it has ended its connection itself.
@@ -54,8 +50,6 @@ class Worker:
     peer: bytes | None
     last_heard: float
     last_seq: int = 0
-    gap_since: float | None = None
-    asked_resend: float = float("-inf")
     state: str = "joining"
     in_env_s: float = 0.0
     hung_up: bool = False
@@ -133,15 +127,6 @@ class Roster:
         self.lives[worker.slot] += worker.last_seq > 0
         self._buried[worker.incarnation] = None
 
-    def check_valid(self) -> None:
-        """Raise InternalError if the three indices differ."""
-        for slot, worker in self.by_slot.items():
-            bound = worker.peer is None or self.by_peer.get(worker.peer) is worker
-            if slot != worker.slot or self.by_incarnation.get(worker.incarnation) is not worker or not bound:
-                raise InternalError(f"worker {worker.slot} is not found where it belongs")
-        if len(self.by_incarnation) != len(self.by_slot) or len(self.by_peer) > len(self.by_slot):
-            raise InternalError("the roster's indices differ in length")
-
 
 @dataclass(slots=True, eq=False)
 class Peer:
@@ -177,37 +162,35 @@ class Line:
     """Hellos that wait, one for each connection; sources take turns, so that none can keep the others waiting."""
 
     def __init__(self) -> None:
-        self._by_source: dict[str, dict[bytes, Waiting]] = {}
-        self._source: dict[bytes, str] = {}
+        self._waiting: dict[bytes, Waiting] = {}
+        self._turns: dict[str, None] = {}  # the sources of those, the next one first
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._waiting)
 
     def __iter__(self) -> Iterator[Waiting]:
-        return (waiting for line in self._by_source.values() for waiting in line.values())
+        return iter(self._waiting.values())
 
     def get(self, peer: bytes) -> Waiting | None:
         """Return what waits from this connection."""
-        source = self._source.get(peer)
-        return None if source is None else self._by_source[source][peer]
+        return self._waiting.get(peer)
 
     def put(self, waiting: Waiting) -> None:
         """Let a Hello wait; a later one of its connection takes its place in line."""
-        source = self._source.setdefault(waiting.peer, waiting.source)
-        self._by_source.setdefault(source, {})[waiting.peer] = waiting
+        self._waiting[waiting.peer] = waiting
+        self._turns.setdefault(waiting.source)
 
     def pop(self) -> Waiting:
         """Take the one whose turn it is."""
-        source, line = next(iter(self._by_source.items()))
-        waiting = next(iter(line.values()))
-        self._by_source[source] = self._by_source.pop(source)
+        source = next(iter(self._turns))
+        waiting = next(each for each in self if each.source == source)
+        del self._turns[source]
+        self._turns[source] = None
         self.remove(waiting.peer)
         return waiting
 
     def remove(self, peer: bytes) -> None:
         """Let this connection's wait no more, if one did."""
-        source = self._source.pop(peer, None)
-        if source is not None:
-            del self._by_source[source][peer]
-            if not self._by_source[source]:
-                del self._by_source[source]
+        waiting = self._waiting.pop(peer, None)
+        if waiting is not None and not any(each.source == waiting.source for each in self):
+            del self._turns[waiting.source]

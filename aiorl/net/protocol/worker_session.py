@@ -14,26 +14,21 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from aiorl.config.worker import TransportConfig
-from aiorl.errors import ConfigError, RemoteProtocolError
+from aiorl.errors import RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.leases import WorkerLeases
-from aiorl.net.protocol.rates import Newest
 from aiorl.net.wire import messages as m
-from aiorl.text import MAX_NAME, is_name
 
 MAX_UNACKED_BYTES = 1 << 28
 """Bytes of fragments sent and not acknowledged, where a configuration says nothing else."""
 
-_KEPT_REPLIES = 64
-_KEPT_FAILURES = 16
 _HELLO_AGAIN_S = 0.25
 _FIRST_HELLO_WAIT_S = 0.5
-_MAX_RESEND_WAIT_S = 16.0
 _SNAPSHOT_WAIT_S, _MAX_SNAPSHOT_WAIT_S = 1.0, 8.0
 
 
@@ -45,34 +40,21 @@ class WorkerSettings:
         worker_id: stable random name of this process.
         host: its host's name.
         pid: its process id.
-        run_id: the only run it joins, "" for any.
         slot_hint: the slot it would like, 0 for any.
         transport: the times that a configuration sets; the learner's once it has told them.
         max_unacked: fragments sent and not acknowledged; no other is begun beyond.
         max_unacked_bytes: the same in bytes, as far as the newest fragment tells how large the next ones are; a single
             one may be larger.
 
-    Raises: ConfigError for a worker_id or run_id that is too long or not printable.
     """
 
     worker_id: str
     host: str = ""
     pid: int = 0
-    run_id: str = ""
     slot_hint: int = 0
     transport: TransportConfig = field(default_factory=TransportConfig)
     max_unacked: int = 1024
     max_unacked_bytes: int = MAX_UNACKED_BYTES
-
-    def __post_init__(self) -> None:
-        """Refuse names that no learner would take."""
-        for key, value in (("worker_id", self.worker_id), ("run_id", self.run_id)):
-            if not is_name(value):
-                raise ConfigError(
-                    f"{key} is {value[:80]!r}, but may have at most {MAX_NAME} visible ASCII characters",
-                    key=key,
-                    value=value,
-                )
 
 
 class WorkerState(StrEnum):
@@ -95,10 +77,8 @@ class WorkerSession:
         state: see `WorkerState`.
         incarnation: name of this registration life.
         slot: index given by the learner, 0 before it is registered.
-        run_id: run of the learner, "" before it is registered.
         learner_incarnation: life of the learner we are registered with, "" before.
         version: newest snapshot received, -1 for none.
-        bad_messages: broken messages from the learner, counted.
     """
 
     def __init__(
@@ -108,10 +88,8 @@ class WorkerSession:
         self.state = WorkerState.CONNECTING
         self.incarnation = make_incarnation()
         self.slot = 0
-        self.run_id = ""
         self.learner_incarnation = ""
         self.version = -1
-        self.bad_messages = 0
         self._make_incarnation = make_incarnation
         self._leases = WorkerLeases()
         self._fragments = _SentFragments(settings)
@@ -131,8 +109,6 @@ class WorkerSession:
         self._last_tick: float | None = None
         self._last_beat = float("-inf")
         self._former_slot = 0
-        self._replies: Newest[int, m.Reply | None] = Newest(_KEPT_REPLIES)
-        self._unreported: list[m.Failure] = []  # until there is a learner to hear of them; _KEPT_FAILURES at most
         self._in_env_s = 0.0
         self._doing = ""
 
@@ -151,11 +127,6 @@ class WorkerSession:
         self._is_linked = False
         self._link_words = reason or "the connection broke"
         self._greet(now)
-
-    def gap(self, now: float) -> None:
-        """Broadcasts were missed: ask for the newest snapshot at once."""
-        if self._may_speak():
-            self._ask_snapshot(now)
 
     def receive(self, message: m.Message, now: float) -> None:
         """A message addressed to this worker has come.
@@ -186,9 +157,8 @@ class WorkerSession:
                 if message.learner_incarnation == self.learner_incarnation:
                     self._take_snapshot(message)
             case m.Call():
-                self._called(message, now)
+                self._events.append(ev.CallRequested(message.call_id, message.method))
             case _:
-                self.bad_messages += 1
                 raise RemoteProtocolError(f"a learner does not send {type(message).__name__}", field="type")
 
     def broadcast(self, message: m.Message, now: float) -> None:
@@ -207,11 +177,10 @@ class WorkerSession:
             case m.Bye():
                 self._bye(message, now)
             case _:
-                self.bad_messages += 1
                 raise RemoteProtocolError(f"{type(message).__name__} is never broadcast", field="type")
 
     def tick(self, now: float) -> None:
-        """Time has passed: heartbeat, Hello, resend, snapshot request and the learner's silence, as due."""
+        """Time has passed: heartbeat, Hello, snapshot request and the learner's silence, as due."""
         transport = self.settings.transport
         stood_still = 0.0 if self._last_tick is None else now - self._last_tick
         self._last_tick = now
@@ -228,11 +197,8 @@ class WorkerSession:
             self._say_hello(now)
         if not self._may_speak():
             return
-        beat_waits = any(isinstance(message, m.Beat) for message in self._out)
-        if now - self._last_beat >= transport.heartbeat_interval_s and not beat_waits:
+        if now - self._last_beat >= transport.heartbeat_interval_s:
             self._say(self.beat(), now)
-        if self._fragments.is_resend_due(now):
-            self._resend(now)
         needed = self._leases.version_needed()
         if max(self._learners_version, -1 if needed is None else needed) <= self.version:
             self._behind_since = None
@@ -261,7 +227,7 @@ class WorkerSession:
         """
         if not self._leases.finish(samples.lease_id):
             return False
-        message = self._fragments.add(samples, now)
+        message = self._fragments.add(samples)
         if self._may_speak():
             self._say(message, now)
         return True
@@ -301,20 +267,15 @@ class WorkerSession:
 
     def reply(self, call_id: int, ok: bool, result: m.Plain, now: float) -> None:
         """Answer a CallRequested."""
-        answer = self._replies[call_id] = m.Reply(call_id, ok, result)
         if self._may_speak():
-            self._say(answer, now)
+            self._say(m.Reply(call_id, ok, result), now)
 
-    def failure(self, kind: str, message: str, traceback: str, fatal: bool, now: float) -> None:
-        """Report a failure. After a ``fatal`` one the learner ends this incarnation and so does the session."""
-        report = m.Failure(kind, message, traceback, fatal=fatal)
+    def failure(self, kind: str, message: str, traceback: str, now: float) -> None:
+        """Report a failure, after which the learner ends this incarnation, and end."""
         if self._may_speak():
             self._say(self.beat(), now)
-            self._say(report, now)
-        elif len(self._unreported) < _KEPT_FAILURES:
-            self._unreported.append(report)
-        if fatal:
-            self.state = WorkerState.ENDED
+            self._say(m.Failure(kind, message, traceback, fatal=True), now)
+        self.state = WorkerState.ENDED
 
     def leaving(self, reason: str, now: float) -> None:
         """End on purpose: the learner frees the slot at once. Unfinished fragments are counted lost."""
@@ -330,7 +291,6 @@ class WorkerSession:
     def messages_to_send(self) -> list[m.UpMessage]:
         """What to send, in order; drained by the call.
 
-        Call it only when the endpoint takes more: what waits here is not sent twice, and stays bounded.
         What could not be sent before the connection broke must be thrown away: the session sends again
         whatever matters once the learner has answered its next Hello.
         """
@@ -390,8 +350,6 @@ class WorkerSession:
         self._is_greeting = True
         self._hello_wait_s = min(_FIRST_HELLO_WAIT_S, self.settings.transport.reconnect_max_s)
         self._next_hello = now
-        self._unreported += [message for message in self._out if isinstance(message, m.Failure)]
-        del self._unreported[_KEPT_FAILURES:]
         self._out.clear()
 
     def _hurry(self, now: float) -> None:
@@ -407,7 +365,7 @@ class WorkerSession:
         self._out = [
             m.Hello(
                 m.PROTOCOL_VERSION,
-                settings.run_id,
+                "",
                 settings.worker_id,
                 self.incarnation,
                 self.slot or self._former_slot or settings.slot_hint,
@@ -429,7 +387,6 @@ class WorkerSession:
         self._is_greeting = self._is_learner_unready = False
         self._refusal = ""
         self.slot = welcome.slot
-        self.run_id = welcome.run_id
         self.learner_incarnation = welcome.learner_incarnation
         if first:
             self._begin_with(welcome.snapshot.version)
@@ -439,8 +396,6 @@ class WorkerSession:
             if was_paused:
                 self._events.append(ev.LearnerBack())
         self._acked(m.Ack(welcome.acked_seq, resend=True), now)
-        self._out += self._unreported
-        self._unreported.clear()
         self._last_beat = float("-inf")  # a Beat at the next tick: the totals may have been lost on the way
 
     def _refused(self, refusal: m.Refused, now: float) -> None:
@@ -488,25 +443,18 @@ class WorkerSession:
         self._begin_with(-1)
         self._refusal = ""
         self._leases.clear()
-        self._replies.clear()
         self._fragments.reset()
         self._in_env_s = 0.0
         self._doing = ""
-        self._events.append(ev.Reincarnated(self.incarnation, reason))
+        self._events.append(ev.Reincarnated(reason))
         self._greet(now)
         if self._is_linked:
             self._say_hello(now)
 
     def _acked(self, ack: m.Ack, now: float) -> None:
-        self._fragments.acked(ack.seq, now)
-        if ack.resend and self.num_unacked:
-            self._resend(now)
-
-    def _resend(self, now: float) -> None:
-        """Send all unacknowledged fragments again, those apart that still wait to be taken."""
-        waiting = {message.seq for message in self._out if isinstance(message, m.Samples)}
-        for message in self._fragments.take_again(now):
-            if message.seq not in waiting:
+        self._fragments.acked(ack.seq)
+        if ack.resend:
+            for message in self._fragments:
                 self._say(message, now)
 
     def _begin_with(self, version: int) -> None:
@@ -528,15 +476,6 @@ class WorkerSession:
         self._behind_since = now
         self._snapshot_wait_s = min(2 * self._snapshot_wait_s, _MAX_SNAPSHOT_WAIT_S)
 
-    def _called(self, call: m.Call, now: float) -> None:
-        if call.call_id not in self._replies:
-            self._replies[call.call_id] = None
-            self._events.append(ev.CallRequested(call.call_id, call.method, dict(call.args)))
-            return
-        answer = self._replies[call.call_id]
-        if answer is not None:
-            self._say(answer, now)
-
 
 class _SentFragments:
     """Fragments finished and not acknowledged, in order; one incarnation's, until `reset`.
@@ -549,7 +488,6 @@ class _SentFragments:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._unacked: deque[tuple[m.Samples, int]] = deque()
-        self._resend_wait = 0.0
         self.reset()
 
     def reset(self) -> None:
@@ -558,10 +496,12 @@ class _SentFragments:
         self.sampled_total = 0
         self._unacked.clear()
         self._bytes = self._newest_bytes = 0
-        self._wait_anew(float("inf"))
 
     def __len__(self) -> int:
         return len(self._unacked)
+
+    def __iter__(self) -> Iterator[m.Samples]:
+        return (message for message, _ in self._unacked)
 
     def is_full(self, begun: int) -> bool:
         """Whether no other fragment may be begun beside the ``begun`` ones until more is acknowledged."""
@@ -569,42 +509,21 @@ class _SentFragments:
         expected = self._bytes + (begun + 1) * self._newest_bytes
         return held >= settings.max_unacked or (held > 0 and expected > settings.max_unacked_bytes)
 
-    def add(self, samples: m.Samples, now: float) -> m.Samples:
+    def add(self, samples: m.Samples) -> m.Samples:
         """Keep a finished fragment; the message to be sent, with its number and the total."""
         self.sampled_total += samples.env_steps
         message = dataclasses.replace(samples, seq=self.next_seq, sampled_total=self.sampled_total)
         self.next_seq += 1
-        if not self._unacked:
-            self._wait_anew(now)
         size = _array_bytes(message)
         self._unacked.append((message, size))
         self._bytes += size
         self._newest_bytes = size
         return message
 
-    def acked(self, seq: int, now: float) -> None:
+    def acked(self, seq: int) -> None:
         """All fragments up to this number have come."""
-        unacked = self._unacked
-        advanced = False
-        while unacked and unacked[0][0].seq <= seq:
-            self._bytes -= unacked.popleft()[1]
-            advanced = True
-        if advanced:
-            self._wait_anew(now)
-
-    def is_resend_due(self, now: float) -> bool:
-        """Whether fragments have waited for their acknowledgement long enough."""
-        return bool(self._unacked) and now >= self._resend_at
-
-    def take_again(self, now: float) -> list[m.Samples]:
-        """All unacknowledged fragments, to be sent again; the next time comes twice as late."""
-        self._resend_at = now + self._resend_wait
-        self._resend_wait = min(2 * self._resend_wait, _MAX_RESEND_WAIT_S)
-        return [message for message, _ in self._unacked]
-
-    def _wait_anew(self, now: float) -> None:
-        self._resend_wait = self._settings.transport.resend_after_s
-        self._resend_at = now + self._resend_wait
+        while self._unacked and self._unacked[0][0].seq <= seq:
+            self._bytes -= self._unacked.popleft()[1]
 
 
 def _array_bytes(samples: m.Samples) -> int:

@@ -10,16 +10,13 @@ sends no whole messages, or more of them than are read (`BacklogGuard`), and tel
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import socket
 import struct
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +27,6 @@ import zmq
 from aiorl.net.transport.endpoint import EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.net.transport.security import LearnerKeys, reason_seen_by_learner
 from aiorl.net.transport.sockets import SocketMonitor, SocketPump
-from aiorl.process.machine import heap_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +34,8 @@ logger = logging.getLogger(__name__)
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 8 + 24 * 4 + 3 * 8
 
+LOCAL = "local"
+"""Address of whoever comes over a Unix socket."""
 CAN_TELL_BYTES = hasattr(socket, "TCP_INFO")
 """Whether `bytes_received` knows anything."""
 _LOOK_S = 0.05
@@ -46,12 +44,8 @@ _UNSEEN_BYTES = 64 << 20
 _STRANGER_BYTES = 1 << 20
 _FRAME_COST = 32
 """An empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
-_GROWTH_BYTES, _GROWTH_FACTOR = 1 << 30, 4
-"""This process may grow by so much, and by so many times all that comes, while one message is on its way."""
 _LOOKS_WHILE_CALM = 5
 _SHARE = 0.02
-_SAMPLE_MESSAGES = 256
-_SAMPLE_WITHIN_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +54,7 @@ class Connection:
 
     Attributes:
         fd: libzmq's descriptor; only to be used through `ConnectionTable`.
-        address: "host:port" of the remote side, "" if it was gone before we could ask.
+        address: "host:port" of the remote side, `LOCAL` for a Unix socket, "" if it was gone before we could ask.
         peer: routing id, b"" until its first message.
         user_id: public key it proved (Z85); "" until its first message, and without keys.
         reason: why it is to be reported as refused or dropped, "" if it is not.
@@ -69,7 +63,6 @@ class Connection:
         seen_delivered: ``delivered`` at the last survey.
         received: bytes received by the kernel at the last survey.
         silent_s: for how long surveys have found nothing new.
-        answered: whether its sign of life was answered since the last survey.
         is_served: whether the learner has sent it a message, or has taken its subscription.
     """
 
@@ -83,12 +76,11 @@ class Connection:
     seen_delivered: int = 0
     received: int = 0
     silent_s: float = 0.0
-    answered: bool = False
     is_served: bool = False
 
 
 def remote_address(fd: int) -> str:
-    """Host and port of the other end of a TCP descriptor, "" if there is none any more."""
+    """Host and port of the other end of a descriptor, `LOCAL` for a Unix socket, "" if there is none any more."""
     with _borrow(fd) as connection:
         return "" if connection is None else _name(connection)
 
@@ -147,6 +139,8 @@ def _borrow(fd: int, address: str | None = None) -> Iterator[socket.socket | Non
 
 
 def _name(connection: socket.socket) -> str:
+    if connection.family == socket.AF_UNIX:
+        return LOCAL
     try:
         host, port, *_ = connection.getpeername()
     except (OSError, ValueError):
@@ -227,22 +221,9 @@ class ConnectionTable:
                 return False
         return True
 
-    def has_unsent(self, connection: Connection) -> bool:
-        """Whether the kernel holds bytes for it that the other side has not confirmed."""
-        with _borrow(connection.fd, connection.address) as borrowed:
-            if borrowed is None:
-                return False
-            unsent = array.array("i", [0])
-            try:
-                fcntl.ioctl(borrowed.fileno(), termios.TIOCOUTQ, unsent)
-            except OSError:
-                return False
-            return unsent[0] > 0
-
     def survey(self, elapsed_s: float) -> None:
         """Note what each connection has sent since the survey before, ``elapsed_s`` ago."""
         for connection in self:
-            connection.answered = False
             received = self.look(connection)
             if connection.delivered != connection.seen_delivered or received != connection.received:
                 connection.silent_s = 0.0
@@ -264,29 +245,6 @@ def wire_overhead(*, curve: bool) -> tuple[int, int, int]:
     """Largest frame with a short head, and how many bytes more than its payload a short and a long frame take."""
     box = 33 if curve else 0  # name of the command, nonce, authentication and flags
     return 255 - box, 2 + box, 9 + box
-
-
-@dataclass(slots=True)
-class _Account:
-    """The account of one connection.
-
-    Attributes:
-        since, taken_bytes, taken_messages: the beginning of a sample of its messages.
-        num_excesses: samples in a row that showed too many.
-        brought_bytes, unread_bytes: at the last look.
-        delivered, heap_bytes, arrived_bytes: messages taken from it, and memory of this process and bytes of all
-            connections, when the message on its way began.
-    """
-
-    since: float
-    taken_bytes: int = 0
-    taken_messages: int = 0
-    num_excesses: int = 0
-    brought_bytes: int = 0
-    unread_bytes: int = 0
-    delivered: int = 0
-    heap_bytes: int = 0
-    arrived_bytes: int = 0
 
 
 class BacklogGuard:
@@ -311,9 +269,6 @@ class BacklogGuard:
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and why.
         max_bytes: bound of a connection that was answered, if it isn't twice the largest message.
-        is_open: anybody may register, also who then sends a message of empty frames without end. So the largest message
-            on its way is cut off, too, if this process has grown since it began by far more than all that came, and
-            unfinished messages can be the reason.
 
     Should its thread die, that is raised on the loop, to be handled like the error of a callback.
     """
@@ -325,20 +280,16 @@ class BacklogGuard:
         on_cut: Callable[[Connection, str], None],
         *,
         max_bytes: int | None = None,
-        is_open: bool = False,
     ) -> None:
-        self._is_open = is_open
-        self._arrived_bytes = 0
         self._emptied = False
         self._left_behind = 0
         self._table = table
         self._max_bytes = 2 * limits.max_message_bytes if max_bytes is None else max_bytes
         self._max_of_stranger = min(self._max_bytes, _STRANGER_BYTES)
         self._max_total_bytes = max(limits.max_unread_bytes, self._max_bytes)
-        self._max_messages = limits.max_unread_messages
         self._on_cut = on_cut
         self._loop = asyncio.get_running_loop()
-        self._accounts: dict[Connection, _Account] = {}
+        self._unread: dict[Connection, int] = {}
         self._cut: set[Connection] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aiorl-backlog", daemon=True)
@@ -356,8 +307,7 @@ class BacklogGuard:
 
     def ended(self, connection: Connection) -> None:
         """A connection has ended, and what it has brought may not be taken yet."""
-        account = self._accounts.get(connection)
-        self._left_behind += _UNSEEN_BYTES + (account.unread_bytes if account is not None else 0)
+        self._left_behind += _UNSEEN_BYTES + self._unread.get(connection, 0)
 
     def close(self) -> None:
         """End the thread."""
@@ -387,72 +337,31 @@ class BacklogGuard:
                 continue
             num_calm = 0
             before = time.thread_time()  # others may keep this thread waiting, on a busy machine for seconds
-            self._look(time.monotonic())
+            self._look()
             pause_s = max(_LOOK_S, (time.thread_time() - before) / _SHARE)
 
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
         connections = list(self._table)
         self._cut.intersection_update(connections)
-        accounts: dict[Connection, _Account] = {}
-        unread: list[tuple[int, int, Connection]] = []
-        unfinished: list[tuple[int, Connection]] = []
-        heap = heap_bytes() if self._is_open else 0
+        unread: dict[Connection, int] = {}
         for connection in connections:
             if connection in self._cut:
                 continue
             taken = connection.taken_bytes  # before what was received, which only grows
-            brought = self._table.look(connection)
-            num_bytes = brought - taken
-            accounts[connection] = account = self._accounts.get(connection) or _Account(now)
-            self._arrived_bytes += brought - account.brought_bytes
-            account.brought_bytes, account.unread_bytes = brought, num_bytes
-            is_one = account.heap_bytes and account.delivered == connection.delivered and num_bytes > _STRANGER_BYTES
-            if not is_one:
-                account.delivered, account.heap_bytes = connection.delivered, heap
-                account.arrived_bytes = self._arrived_bytes
-            most, cost = (self._max_bytes, 1) if connection.is_served else (self._max_of_stranger, _FRAME_COST)
-            if num_bytes > most:
+            num_bytes = self._table.look(connection) - taken
+            if num_bytes > (self._max_bytes if connection.is_served else self._max_of_stranger):
                 self._end(connection, f"{num_bytes} bytes")
-            elif self._is_flood_of_small(connection, account, num_bytes, now):
-                self._end(connection, f"more than {self._max_messages} messages")
             else:
-                unread.append((num_bytes * cost, num_bytes, connection))
-                if is_one:
-                    unfinished.append((num_bytes, connection))
-        self._accounts = accounts
-        if unfinished:
-            num_bytes, connection = max(unfinished, key=lambda each: each[0])
-            account = accounts[connection]
-            growth = min(heap - account.heap_bytes, _FRAME_COST * sum(num_bytes for num_bytes, _ in unfinished))
-            if growth > _GROWTH_BYTES + _GROWTH_FACTOR * (self._arrived_bytes - account.arrived_bytes):
-                self._end(connection, f"{num_bytes} bytes of one message, in frames that take far more memory")
-                for account in accounts.values():
-                    account.heap_bytes = 0  # what was taken is not given back at once: all begin from here
-                return
-        total = sum(costs for costs, _, _ in unread)
-        if total <= self._max_total_bytes:
-            return
-        for costs, num_bytes, connection in sorted(unread, key=lambda each: each[0], reverse=True):
-            self._end(connection, f"{num_bytes} bytes, the most of all connections")
-            total -= costs
-            if total <= self._max_total_bytes:
-                return
-
-    def _is_flood_of_small(self, connection: Connection, account: _Account, num_bytes: int, now: float) -> bool:
-        """Return whether too many messages wait, judged by the size of those just taken, twice in a row.
-
-        Each costs far more memory than its bytes, however small it is. Once is not enough: a large message may wait
-        behind small ones.
-        """
-        num_messages = connection.delivered - account.taken_messages
-        if num_messages < _SAMPLE_MESSAGES and now - account.since < _SAMPLE_WITHIN_S:
-            return False
-        mean_bytes = (connection.taken_bytes - account.taken_bytes) / max(1, num_messages)
-        is_excess = num_messages >= _SAMPLE_MESSAGES and num_bytes > self._max_messages * mean_bytes
-        account.num_excesses = account.num_excesses + 1 if is_excess else 0
-        account.since = now
-        account.taken_bytes, account.taken_messages = connection.taken_bytes, connection.delivered
-        return account.num_excesses > 1
+                unread[connection] = num_bytes
+        self._unread = unread
+        costs = {each: num_bytes * (1 if each.is_served else _FRAME_COST) for each, num_bytes in unread.items()}
+        total = sum(costs.values())
+        if total > self._max_total_bytes:
+            for connection in sorted(costs, key=lambda each: costs[each], reverse=True):
+                self._end(connection, f"{unread[connection]} bytes, the most of all connections")
+                total -= costs[connection]
+                if total <= self._max_total_bytes:
+                    return
 
     def _end(self, connection: Connection, what: str) -> None:
         if self._table.cut(connection, reset=True):
@@ -502,8 +411,6 @@ class ListeningPort:
         self._keys = keys
         self._tell = tell
         self._on_gone = on_gone
-        self._num_silent = 0  # connections that made a handshake and have not said a word
-        self._num_ended = 0  # connections that have ended and are still to be judged
         self._failure = ""
 
     def tell(self, kind: EventKind, connection: Connection, reason: str = "") -> None:
@@ -516,22 +423,16 @@ class ListeningPort:
         logger.debug("%s refused: %s", address or "a peer", reason)
         self._tell(Event(EventKind.REFUSED, reason, address=address))
 
-    def spoke(self) -> None:
-        """One of those that had not said a word has said the first one."""
-        self._num_silent -= 1
-
     def finish(self, connection: Connection) -> None:
-        """All that an ended connection has brought was read.
+        """All that an ended connection has brought was read."""
+        if not connection.delivered:
+            self.refuse(connection.address, "it left without a word: is something else calling this port?")
 
-        If that is not a word, it was refused, unless a handshake was made that nobody else lays claim to.
-        """
-        self._num_ended -= 1
-        if connection.peer:
-            return
-        if self._num_silent > 0:
-            self._num_silent -= 1
-        else:
-            self.refuse(connection.address, "it made no ZeroMQ handshake: is something else calling this port?")
+    def overflow(self, connection: Connection, reason: str) -> None:
+        """Cut off a connection that has brought too much."""
+        if not connection.reason:
+            self.stats.rejected += 1
+            self.cut(connection, reason)
 
     def cut(self, connection: Connection, reason: str) -> None:
         """Cut a connection off at once; what is on its way either way is thrown away."""
@@ -550,8 +451,6 @@ class ListeningPort:
         """Close a connection over which nothing has come for too long."""
         if connection.reason:
             return
-        if not connection.delivered:
-            self._num_silent = max(0, self._num_silent - 1)
         connection.reason = f"nothing was heard from it for {connection.silent_s:.1f} s"
         logger.debug("%s cut off: %s", connection.address or "a peer", connection.reason)
         self.table.cut(connection)
@@ -565,8 +464,6 @@ class ListeningPort:
                 self.cut(connection, "others have left too much behind that is unread, and ended")
             else:
                 self.tell(EventKind.CONNECTED, connection)
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._num_silent = min(self._num_silent + 1, len(self.table) + self._num_ended)
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
             self._failure = reason_seen_by_learner(event, value, self._keys)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -596,5 +493,4 @@ class ListeningPort:
             if failure != "-":
                 self.refuse(connection.address, failure)
         elif connection.peer or not connection.delivered:
-            self._num_ended += 1
             self._on_gone(self, connection)

@@ -1,4 +1,4 @@
-"""Who may connect: keys on disk, what may be bound without them, and the list of admitted clients.
+"""Who may connect: keys on disk, and the list of admitted clients.
 
 Key files are ZeroMQ certificates, as `python -m aiorl.keys` makes them::
 
@@ -12,9 +12,9 @@ Whoever can write there could admit himself, or pass for the learner. So all of 
 root, and nobody else may write it.
 
 Each handshake with a listening socket is answered by ZeroMQ's authentication protocol (ZAP, RFC 27). With keys, only
-clients with a public key in the admitted directory, or made for the run, pass, and they get that key, in Z85, as user
-id. Without keys (--insecure) everyone who speaks ZeroMQ 4 passes; asking all the same makes libzmq refuse what is no
-ZeroMQ 4 peer.
+clients with a public key in the admitted directory pass, and they get that key, in Z85, as user id. Without keys
+(--insecure), and over the Unix sockets that only this user can reach, everyone who speaks ZeroMQ 4 passes; asking all
+the same makes libzmq refuse what is no ZeroMQ 4 peer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 import zmq
 import zmq.utils.z85
 
-from aiorl.config.command_line import is_open_bind, split_address
+from aiorl.config.command_line import split_address
 from aiorl.errors import SecurityError
 from aiorl.net.transport.sockets import SocketPump
 
@@ -44,23 +44,13 @@ ADMITTED = "admitted"
 _MAX_KEY_FILE_BYTES = 16 << 10
 _LOOK_EVERY_S = 0.2
 _Z85_CHARS = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
-ZAP_DOMAIN = b"aiorl"
+_ZAP_DOMAIN, _LOCAL_ZAP_DOMAIN = b"aiorl", b"local"
 _ADDRESS = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
 _MECHANISM_MISMATCH = 0x11000002
 _CRYPTOGRAPHIC = 0x11000001
-_OTHER_USERS = (
-    "only workers of the same user on the same host find the key of this run by themselves; for others, start "
-    "learner and workers with --keys DIR"
-)
 _SILENT = "it left or fell silent in the middle of the handshake"
 _LEARNER = {
-    ("run", "silent"): f"{_SILENT}: a stranger, or no worker ({_OTHER_USERS})",
-    (
-        "run",
-        "crypto",
-    ): f"its message could not be decrypted: it has the keys of another learner or run ({_OTHER_USERS})",
-    ("run", "mismatch"): f"it came without keys: {_OTHER_USERS}",
     ("keys", "silent"): f"{_SILENT}: it may have no keys (--keys DIR), or be no worker at all",
     ("keys", "mismatch"): "it came without keys, and this learner asks for them: start it with --keys DIR",
     ("none", "silent"): f"{_SILENT}: it may use keys while this learner has none, or be no worker at all",
@@ -69,17 +59,7 @@ _LEARNER = {
         "its message could not be decrypted: it holds another learner's public key; give it this learner's learner.key"
     ),
 }
-_STRANGERS_LEARNER = (
-    "the learner may want a key, and this user's processes on this host have none for that port: start the worker as "
-    "the learner's user on its host, or both with --keys DIR"
-)
-_OTHERS_RUN = (
-    "the key of the run that listened on that port is not that of who listens there now: is it another user's learner, "
-    "or one with --keys DIR?"
-)
 _WORKER = {
-    **{("run", fault): _OTHERS_RUN for fault in ("auth", "mismatch", "crypto", "silent")},
-    **{("stranger", fault): _STRANGERS_LEARNER for fault in ("auth", "mismatch", "crypto", "silent")},
     ("keys", "auth"): (
         "the learner refused our key: add {file} to its 'admitted' directory (it takes effect without a restart)"
     ),
@@ -103,13 +83,12 @@ class LearnerKeys:
     Attributes:
         public_key: Z85, 40 bytes.
         secret_key: Z85, 40 bytes.
-        admitted: directory of admitted public keys, read again whenever it changes; None where nobody is admitted
-            but workers of the learner's own user, by a key made for the run (see `aiorl.net.transport.run_keys`).
+        admitted: directory of admitted public keys, read again whenever it changes.
     """
 
     public_key: bytes
     secret_key: bytes = field(repr=False)
-    admitted: Path | None
+    admitted: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +99,13 @@ class WorkerKeys:
         public_key: Z85, 40 bytes.
         secret_key: Z85, 40 bytes.
         learner_key: the learner's public key, Z85, 40 bytes.
-        public_key_file: the file an administrator has to copy to the learner's admitted directory, "" for keys that
-            the learner made for its run.
+        public_key_file: the file an administrator has to copy to the learner's admitted directory.
     """
 
     public_key: bytes
     secret_key: bytes = field(repr=False)
     learner_key: bytes
     public_key_file: str
-
-
-def check_bind(address: str, keys: LearnerKeys | None, *, insecure: bool) -> None:
-    """Refuse to open a port to the network without keys, unless that is said aloud.
-
-    Raises:
-        SecurityError: the address is not a loopback one, there are no keys, and ``insecure`` is False.
-        ConfigError: the address is malformed.
-    """
-    if is_open_bind(address, has_keys=keys is not None, insecure=insecure):
-        logger.warning("%s is open to everyone who can reach it: no keys, --insecure was given", address)
 
 
 def load_learner_keys(directory: Path | str) -> LearnerKeys:
@@ -155,7 +122,7 @@ def load_learner_keys(directory: Path | str) -> LearnerKeys:
     admitted = directory / ADMITTED
     if not admitted.is_dir():
         hint = f"make it, and copy each worker's .key file there, or run `python -m aiorl.keys {directory}`."
-        raise unusable(admitted, " is missing: it holds the public keys of the workers to admit;", hint)
+        raise _unusable(admitted, " is missing: it holds the public keys of the workers to admit;", hint)
     _check_trusted(directory, secret_file, admitted)
     return LearnerKeys(public_key, secret_key, admitted)
 
@@ -165,8 +132,7 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
 
     Args:
         path: a directory with ``learner.key`` and one worker's ``.key_secret`` (``worker.key_secret`` is preferred
-            if there are several), or such a ``.key_secret`` file with ``learner.key`` beside it, or the file that
-            a learner made for its run.
+            if there are several), or such a ``.key_secret`` file with ``learner.key`` beside it.
 
     Raises:
         SecurityError: a file is missing, unreadable, malformed or readable by others, the choice is unclear, or others
@@ -179,38 +145,11 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
         directory = path
         _check_directory(directory)
         secret_file = _own_secret_file(directory)
-    keys = read_worker_file(secret_file)
-    if keys.public_key_file:
-        _check_trusted(directory, secret_file, directory / "learner.key")
+    public_key, secret_key = read_secret_key(secret_file)
+    learner_file = directory / "learner.key"
+    keys = WorkerKeys(public_key, secret_key, read_public_key(learner_file), str(secret_file.with_suffix(".key")))
+    _check_trusted(directory, secret_file, learner_file)
     return keys
-
-
-def read_worker_file(path: Path, *, directory: int | None = None) -> WorkerKeys:
-    """A worker's keys in one private file, and the learner's public key there or in ``learner.key`` beside it.
-
-    Args:
-        path: the file.
-        directory: descriptor of the directory it is to be opened in, None to go by the path.
-
-    Raises:
-        SecurityError: a file is missing, unreadable, malformed or readable by others than its owner.
-        FileNotFoundError: it is not in ``directory``.
-    """
-    return parse_worker_keys(_read(path, private=True, directory=directory), path)
-
-
-def parse_worker_keys(text: str, path: Path) -> WorkerKeys:
-    """See `read_worker_file`; ``path`` is where the text came from.
-
-    Raises:
-        SecurityError: the text is malformed, or ``learner.key`` is needed and missing or malformed.
-    """
-    found = _parse(text, path)
-    public_key, secret_key = _pair(found, path)
-    if "learner-key" in found:
-        return WorkerKeys(public_key, secret_key, found["learner-key"], "")
-    learner_key = read_public_key(path.parent / "learner.key")
-    return WorkerKeys(public_key, secret_key, learner_key, str(path.with_suffix(".key")))
 
 
 def reachable_from_here(address: str) -> str:
@@ -245,16 +184,19 @@ def read_secret_key(path: Path) -> tuple[bytes, bytes]:
     Raises:
         SecurityError: the file is missing, unreadable, malformed or readable by others than its owner.
     """
-    return _pair(_parse(_read(path, private=True), path), path)
+    found = _parse(_read(path, private=True), path)
+    if "secret-key" not in found:
+        raise _malformed(path, "secret")
+    return bytes(zmq.curve_public(found["secret-key"])), found["secret-key"]
 
 
-def unusable(path: Path, why: str, hint: str) -> SecurityError:
+def _unusable(path: Path, why: str, hint: str) -> SecurityError:
     """The error of a file or directory of keys that can't be used; ``why`` follows its name."""
     return SecurityError(f"{path}{why}", key="keys", value=str(path), hint=hint)
 
 
 class AdmittedKeys:
-    """The public keys in a directory, each file read again when it has changed, and those made for the run.
+    """The public keys in a directory, each file read again when it has changed.
 
     A file that is no key, or that others could have written, is left out and named in the log. A directory that is gone
     admits nobody, and one that others may write to by now nobody else; one that cannot be read for another reason (no
@@ -263,41 +205,37 @@ class AdmittedKeys:
 
     def __init__(
         self,
-        directory: Path | None,
-        own: Mapping[bytes, str] | None = None,
+        directory: Path,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Look at the directory.
 
         Args:
-            directory: where a file NAME.key is the public key of a worker; None for none.
-            own: names of the keys (Z85) made for the run, which are admitted as long as it lasts.
+            directory: where a file NAME.key is the public key of a worker.
             clock: seconds.
         """
         self._directory = directory
-        self._owners = _trusted_owners(directory) if directory else frozenset()
-        self._own = own or {}
+        self._owners = _trusted_owners(directory)
         self._clock = clock
         self._looked = -_LOOK_EVERY_S
         self._readable = True
         self._files: dict[str, tuple[object, bytes | None]] = {}  # file name -> what tells a change, key
-        self._names: Mapping[bytes, str] = self._own
+        self._names: Mapping[bytes, str] = {}
         self.refresh()
 
     def refresh(self) -> Mapping[bytes, str]:
         """Look at the directory; returns the name of each key (Z85) that is admitted now, never changed later."""
         self._looked = self._clock()
-        files = self._files if self._directory is None else self._look(self._directory)
+        files = self._look(self._directory)
         if files != self._files:
             self._files = files
-            names: dict[bytes, str] = dict(self._own)
+            names: dict[bytes, str] = {}
             for file_name, (_, public_key) in sorted(files.items()):
                 if public_key is not None:
                     names.setdefault(public_key, file_name.removesuffix(".key"))
             self._names = names
-            admitted = [name for key, name in names.items() if key not in self._own]
-            logger.info("%d keys are admitted by %s: %s", len(admitted), self._directory, ", ".join(admitted))
+            logger.info("%d keys are admitted by %s: %s", len(names), self._directory, ", ".join(names.values()))
         return self._names
 
     def name_of(self, public_key: bytes) -> str | None:
@@ -347,7 +285,7 @@ class AdmittedKeys:
 
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
-        raise unusable(directory, " is no directory of keys:", f"make one with `python -m aiorl.keys {directory}`.")
+        raise _unusable(directory, " is no directory of keys:", f"make one with `python -m aiorl.keys {directory}`.")
 
 
 def _check_trusted(directory: Path, *within: Path) -> None:
@@ -379,12 +317,18 @@ def _check_owner_and_mode(path: Path, found: os.stat_result, owners: Collection[
     facts = f"owner {_name_of(found.st_uid)}, mode {mode:04o}"
     if found.st_uid not in owners:
         hint = f"run `sudo chown -R {_name_of(os.geteuid())} {path}` if it should be yours, or take keys of your own."
-        raise unusable(path, f" belongs to somebody else ({facts}), who could put other keys there:", hint)
-    is_sticky = bool(stat.S_ISDIR(found.st_mode) and mode & stat.S_ISVTX)  # others can replace nothing there
-    by_group = mode & 0o020 and not _is_group_of_one(found.st_gid, found.st_uid)
-    if (mode & 0o002 or by_group) and not is_sticky:
+        raise _unusable(path, f" belongs to somebody else ({facts}), who could put other keys there:", hint)
+    if others_may_write(found):
         hint = f"run `chmod go-w {path}`; look at what is in it first."
-        raise unusable(path, f" can be written by others ({facts}), who could put other keys there:", hint)
+        raise _unusable(path, f" can be written by others ({facts}), who could put other keys there:", hint)
+
+
+def others_may_write(found: os.stat_result) -> bool:
+    """Return whether others than its owner may change a file, or replace what is in a directory."""
+    mode = found.st_mode
+    is_sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
+    by_group = mode & 0o020 and not _is_group_of_one(found.st_gid, found.st_uid)
+    return bool((mode & 0o002 or by_group) and not is_sticky)
 
 
 def _is_group_of_one(group: int, user: int) -> bool:
@@ -410,34 +354,31 @@ def _own_secret_file(directory: Path) -> Path:
     found = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
     if not found:
         hint = "copy one there from where `python -m aiorl.keys` was run, with learner.key."
-        raise unusable(directory, " holds no worker's private key (NAME.key_secret):", hint)
+        raise _unusable(directory, " holds no worker's private key (NAME.key_secret):", hint)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         hint = f"name the one to use, such as --keys {found[0]}."
-        raise unusable(directory, f" holds several private keys ({names}):", hint)
+        raise _unusable(directory, f" holds several private keys ({names}):", hint)
     return found[0]
 
 
-def _read(path: Path, *, private: bool = False, directory: int | None = None) -> str:
+def _read(path: Path, *, private: bool = False) -> str:
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # to open a pipe would wait for a writer otherwise
     try:
-        name = path if directory is None else path.name
-        with open(os.open(name, flags, dir_fd=directory), "rb") as file:
+        with open(os.open(path, flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_KEY_FILE_BYTES:
                 raise _malformed(path, "ZeroMQ")
             mode = stat.S_IMODE(found.st_mode)
             if private and mode & 0o077:
                 hint = f"run `chmod 600 {path}`; if others may have read it, make new keys."
-                raise unusable(path, f" can be read or written by others (mode {mode:04o}):", hint)
+                raise _unusable(path, f" can be read or written by others (mode {mode:04o}):", hint)
             data = file.read(_MAX_KEY_FILE_BYTES)
     except FileNotFoundError:
-        if directory is not None:
-            raise
         hint = "copy it from where `python -m aiorl.keys` was run, or run that to make keys."
-        raise unusable(path, " is missing:", hint) from None
+        raise _unusable(path, " is missing:", hint) from None
     except OSError as error:
-        raise unusable(path, f" cannot be read ({error.strerror}):", "check its owner and mode.") from error
+        raise _unusable(path, f" cannot be read ({error.strerror}):", "check its owner and mode.") from error
     return data.decode("utf-8", errors="replace")
 
 
@@ -447,7 +388,7 @@ def _parse(text: str, path: Path) -> dict[str, bytes]:
         line = line.strip()
         name, equals, value = line.partition("=")
         name, value = name.strip(), value.strip()
-        if equals and name in ("public-key", "secret-key", "learner-key") and value[:1] == value[-1:] == '"':
+        if equals and name in ("public-key", "secret-key") and value[:1] == value[-1:] == '"':
             found[name] = _check_key(value[1:-1], path)
     bare = text.strip()
     if not found and len(bare) == 40:
@@ -466,23 +407,16 @@ def _check_key(text: str, path: Path) -> bytes:
     return key
 
 
-def _pair(found: Mapping[str, bytes], path: Path) -> tuple[bytes, bytes]:
-    """Public and secret key of what a private file holds."""
-    if "secret-key" not in found:
-        raise _malformed(path, "secret")
-    return bytes(zmq.curve_public(found["secret-key"])), found["secret-key"]
-
-
 def _malformed(path: Path, what: str) -> SecurityError:
     hint = "it should be a file made by `python -m aiorl.keys`; copy it again."
-    return unusable(path, f" holds no {what} key:", hint)
+    return _unusable(path, f" holds no {what} key:", hint)
 
 
 class Authenticator:
     """Answers the handshakes of one context's listening sockets.
 
     Args:
-        context: whose sockets to answer for; they must set ``zap_domain`` to `ZAP_DOMAIN`.
+        context: whose sockets to answer for, see `serve` and `serve_local`.
         admitted: the admitted keys, None if no keys are in use.
         on_refused: called with (ip address, reason) of each client that is turned away.
 
@@ -511,8 +445,8 @@ class Authenticator:
         frames = self._socket.recv_multipart(zmq.DONTWAIT)
         if len(frames) < 8 or frames[2] != _VERSION:
             return  # only libzmq itself can reach an inproc address of our context
-        asker, _, _, request_id, _domain, address, _identity, mechanism, *credentials = frames
-        user_id, reason = self._judge(mechanism, credentials)
+        asker, _, _, request_id, domain, address, _identity, mechanism, *credentials = frames
+        user_id, reason = self._judge(domain, mechanism, credentials)
         status = b"400" if reason else b"200"
         reply = [asker, b"", _VERSION, request_id, status, reason.encode(), user_id.encode(), b""]
         self._socket.send_multipart(reply, zmq.DONTWAIT)
@@ -520,8 +454,8 @@ class Authenticator:
         if reason:
             self._on_refused(address.decode("ascii", errors="replace"), reason)
 
-    def _judge(self, mechanism: bytes, credentials: list[bytes]) -> tuple[str, str]:
-        if self._admitted is None:
+    def _judge(self, domain: bytes, mechanism: bytes, credentials: list[bytes]) -> tuple[str, str]:
+        if self._admitted is None or domain == _LOCAL_ZAP_DOMAIN:
             return "", "" if mechanism == b"NULL" else "this learner uses no keys"
         if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
             return "", "it came without a key"
@@ -532,12 +466,18 @@ class Authenticator:
 
 
 def serve(socket: zmq.Socket[bytes], keys: LearnerKeys | None) -> None:
-    """Make a listening socket ask the authenticator, and speak CURVE if there are keys."""
-    socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+    """Make a socket ask the authenticator where it is bound next, and speak CURVE if there are keys."""
+    socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
     if keys is not None:
         socket.curve_publickey = keys.public_key
         socket.curve_secretkey = keys.secret_key
         socket.curve_server = True
+
+
+def serve_local(socket: zmq.Socket[bytes]) -> None:
+    """Make a socket take whoever reaches it where it is bound next: others than this user can't."""
+    socket.setsockopt(zmq.ZAP_DOMAIN, _LOCAL_ZAP_DOMAIN)
+    socket.curve_server = False
 
 
 def present(socket: zmq.Socket[bytes], keys: WorkerKeys | None) -> None:
@@ -550,17 +490,13 @@ def present(socket: zmq.Socket[bytes], keys: WorkerKeys | None) -> None:
 
 def reason_seen_by_learner(event: int, code: int, keys: LearnerKeys | None) -> str:
     """Why a handshake failed, in words for the learner's user."""
-    side = "none" if keys is None else "run" if keys.admitted is None else "keys"
     broken = f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
-    return _LEARNER.get((side, _fault(event, code)), broken)
+    return _LEARNER.get(("none" if keys is None else "keys", _fault(event, code)), broken)
 
 
-def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None, *, on_loopback: bool) -> str:
+def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None) -> str:
     """Why a handshake failed, in words for the worker's user."""
-    if keys is None:
-        side, file = "stranger" if on_loopback else "none", ""
-    else:
-        side, file = "keys" if keys.public_key_file or not on_loopback else "run", keys.public_key_file
+    side, file = ("none", "") if keys is None else ("keys", keys.public_key_file)
     broken = f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a learner?"
     return _WORKER.get((side, _fault(event, code)), broken).replace("{file}", file)
 

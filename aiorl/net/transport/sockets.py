@@ -13,6 +13,7 @@ import errno
 import itertools
 import logging
 import math
+import socket
 import struct
 import threading
 import time
@@ -391,38 +392,52 @@ def bind_pair(first: zmq.Socket[bytes], second: zmq.Socket[bytes], host: str, po
     Raises:
         ConfigError: a port is in use, or the address is not one of this machine.
     """
-    if port:
-        _bind(first, host, port)
-        _bind(second, host, port + 1)
-        return port
-    for _ in range(_FREE_PAIR_TRIES):
-        _bind(first, host, 0)
-        bound = first.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(bound, bytes)
-        endpoint = bound.rstrip(b"\0").decode()
-        free = int(endpoint.rpartition(":")[2])
+    if not port:
+        port, reserved = reserve_pair("", 0)
+        for each in reserved:
+            each.close()
+    for bound, number in ((first, port), (second, port + 1)):
+        address = url(host, number)
         try:
-            _bind(second, host, free + 1)
-        except ConfigError:
-            first.unbind(endpoint)
-            continue
-        return free
-    raise ConfigError(f"no two consecutive free ports on {host}:", key="bind", value=host, hint="name a port.")
+            bound.bind(address)
+        except (zmq.ZMQError, OverflowError) as error:
+            raise _cannot_bind(host, address, error) from error
+    return port
 
 
-def _bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
-    address = url(host, port) if port else url(host, 0).removesuffix("0") + "*"
-    try:
-        socket.bind(address)
-    except (zmq.ZMQError, OverflowError) as error:
-        number = getattr(error, "errno", None)
-        if number == errno.EADDRINUSE:
-            why, hint = "the port is in use", "is another learner running? Choose another port with --bind."
-        elif number in (errno.EADDRNOTAVAIL, errno.ENODEV) or not is_loopback(host):
-            why, hint = f"{error}", "name an address of this machine, or tcp://0.0.0.0:PORT for all of them."
+def reserve_pair(host: str, port: int) -> tuple[int, list[socket.socket]]:
+    """Take two consecutive ports without listening on them; port 0 takes a free pair.
+
+    Returns: the first port, and what keeps others from both until it is closed.
+
+    Raises: ConfigError: a port is in use, or the address is not one of this machine.
+    """
+    for tries_left in reversed(range(1 if port else _FREE_PAIR_TRIES)):
+        reserved = [socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) for _ in range(2)]
+        number = port
+        try:
+            for each in reserved:
+                each.bind((host, number))
+                number = each.getsockname()[1] + 1
+        except (OSError, OverflowError) as error:
+            for each in reserved:
+                each.close()
+            if not tries_left:
+                raise _cannot_bind(host, url(host, number), error) from error
         else:
-            why, hint = f"{error}", "choose another address or port with --bind."
-        raise ConfigError(f"cannot bind {address}: {why};", key="bind", value=address, hint=hint) from error
+            return number - 2, reserved
+    raise AssertionError
+
+
+def _cannot_bind(host: str, address: str, error: Exception) -> ConfigError:
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRINUSE:
+        why, hint = "the port is in use", "is another learner running? Choose another port with --bind."
+    elif number in (errno.EADDRNOTAVAIL, errno.ENODEV) or not is_loopback(host):
+        why, hint = f"{error}", "name an address of this machine, or tcp://0.0.0.0:PORT for all of them."
+    else:
+        why, hint = f"{error}", "choose another address or port with --bind."
+    return ConfigError(f"cannot bind {address}: {why};", key="bind", value=address, hint=hint)
 
 
 async def term(context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.Socket[bytes]], linger_s: float) -> None:
@@ -430,9 +445,9 @@ async def term(context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.So
 
     Takes at most ``linger_s`` + 2 s. When cancelled, the context is freed in the background.
     """
-    for socket in sockets:
-        if not socket.closed:
-            socket.close(int(linger_s * 1000))
+    for each in sockets:
+        if not each.closed:
+            each.close(int(linger_s * 1000))
     loop = asyncio.get_running_loop()
     freed = asyncio.Event()
 

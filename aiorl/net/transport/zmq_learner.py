@@ -6,15 +6,18 @@ import asyncio
 import dataclasses
 import logging
 import secrets
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import zmq
 
-from aiorl.config.command_line import split_address
-from aiorl.errors import EndpointClosed
+from aiorl.config.command_line import is_loopback, split_address
+from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.net.transport.connections import (
     CAN_TELL_BYTES,
+    LOCAL,
     BacklogGuard,
     Connection,
     ConnectionTable,
@@ -22,8 +25,15 @@ from aiorl.net.transport.connections import (
     wire_overhead,
 )
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
-from aiorl.net.transport.run_keys import RunKeyFile, forget_run_keys, make_learner_keys, make_worker_keys
-from aiorl.net.transport.security import AdmittedKeys, Authenticator, LearnerKeys, WorkerKeys, check_bind, serve
+from aiorl.net.transport.local import bind_local, forget_local, urls_of
+from aiorl.net.transport.security import (
+    AdmittedKeys,
+    Authenticator,
+    LearnerKeys,
+    reachable_from_here,
+    serve,
+    serve_local,
+)
 from aiorl.net.transport.sockets import (
     BROADCAST_HEAD,
     MORE,
@@ -33,6 +43,7 @@ from aiorl.net.transport.sockets import (
     fd_of,
     keep,
     make_socket,
+    reserve_pair,
     send_frames,
     term,
     total_bytes,
@@ -46,30 +57,28 @@ logger = logging.getLogger(__name__)
 _SETTLE_S = 0.05
 _GONE_WITHIN_S = 1.0
 _RETRY_S = 0.02
-_PART_AFTER_S = 0.25
-_PART_WITHIN_S = 1.0
+_PART_AFTER_S = 0.5
 _ANNOUNCE_S = 0.002
-_KEEP_FILE_S = 60.0
-MAX_SUBSCRIPTION_BYTES = 4096
+_LOOK_FOR_FILES_S = 10.0
 MAX_SUBSCRIBER_BYTES = 4096
-"""Handshake and subscription take some hundred."""
-
-_SUBSCRIPTIONS_PER_LOOK = 16
+"""Of one message, and of all: handshake and subscription take some hundred."""
 _NOT_A_SUBSCRIPTION = "it sent more than a subscription to the broadcast port"
 
 
 class ZmqLearnerEndpoint:
-    """`LearnerEndpoint` over ZeroMQ.
+    """The learner's side: addressed messages both ways, and one broadcast to all.
 
     Args:
         bind: "tcp://HOST:PORT"; the broadcast port is PORT + 1. PORT 0 takes a free pair.
-        keys: the learner's keys; None makes some for the run, by which only its own user's workers on this host
-            join.
-        insecure: do without keys if none are given: everyone who can reach the address may connect.
+        keys: the learner's keys; without any, only workers of its own user on this host join, see
+            `aiorl.net.transport.local`, and nobody listens on the two ports.
+        insecure: without keys, everyone who can reach the address may connect.
         limits: every bound.
 
     Attributes:
-        worker_keys: what workers that the learner itself starts prove, made for the run; None if it does without keys.
+        on_message: called with (peer, frames, user_id); ``user_id`` is the public key that the peer proved (Z85), ""
+            where no keys are in use.
+        on_event: called with each `Event`.
     """
 
     def __init__(
@@ -80,26 +89,24 @@ class ZmqLearnerEndpoint:
         insecure: bool = False,
         limits: EndpointLimits | None = None,
     ) -> None:
-        check_bind(bind, keys, insecure=insecure)
         self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
         self.on_event: Callable[[Event], None] = lambda event: None
         self._host, self._port = split_address(bind, key="bind")
-        self._keys = make_learner_keys() if keys is None and not insecure else keys
-        self.worker_keys: WorkerKeys | None = None if self._keys is None else make_worker_keys(self._keys)
-        self._key_file: RunKeyFile | None = None
-        self._key_file_due = 0.0
+        self._keys = keys
+        self._is_insecure = insecure and keys is None
+        if self._is_insecure and not is_loopback(self._host):
+            logger.warning("%s is open to everyone who can reach it: no keys, --insecure was given", bind)
+        self._path: Path | None = None
+        self._reserved: list[socket.socket] = []
         self._limits = limits or EndpointLimits()
         self._queues = SendQueues(self._limits.peer_queue_messages, self._limits.queue_bytes)
         self._leaving: dict[bytes, zmq.MessageTracker] = {}  # of each peer, the large message sent last
         self._peers = ConnectionTable()
         self._subscribers = ConnectionTable()
         self._surveyed = 0.0
-        self._taken = self._taken_at_survey = 0
         self._ports: tuple[ListeningPort, ...] = ()
         self._gone: deque[tuple[float, ListeningPort, Connection]] = deque()  # ended in the last _GONE_WITHIN_S
-        self._parting: dict[bytes, tuple[float, Connection]] = {}  # each still in self._peers, or ended just now
         self._discarding = False
-        self._max_peers = self._limits.max_peers
         self._max_short, self._overhead, self._long_overhead = wire_overhead(curve=self._keys is not None)
         self._guard: BacklogGuard | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -112,34 +119,45 @@ class ZmqLearnerEndpoint:
         """Where workers connect to; valid after `start`."""
         return url(self._host, self._port)
 
+    @property
+    def local_address(self) -> str:
+        """Where workers connect to that the learner itself starts; valid after `start`."""
+        return reachable_from_here(self.address) if self._path is None else urls_of(self._path)[0]
+
     def start(self) -> None:
-        """Bind both ports and begin to receive.
+        """Bind both sockets and begin to receive.
 
         Raises:
             ConfigError: a port is in use, or the address is not one of this machine.
+            SecurityError: there is no place for the sockets that only this user's workers can reach.
         """
         self._loop = asyncio.get_running_loop()
         keep_message_buffers()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-        self._admitted = None
-        if self._keys is not None and self.worker_keys is not None:
-            own = {self.worker_keys.public_key: "the run's own"}
-            self._admitted = AdmittedKeys(self._keys.admitted, own)
+        self._admitted = None if self._keys is None else AdmittedKeys(self._keys.admitted)
         self._acted_on: Mapping[bytes, str] = {} if self._admitted is None else self._admitted.refresh()
-        self._router = self._make(zmq.ROUTER)
+        is_ipv6 = ":" in self._host
+        self._router = make_socket(self._context, zmq.ROUTER, self._limits, ipv6=is_ipv6)
         self._router.router_mandatory = True
-        self._xpub = self._make(zmq.XPUB)
+        self._xpub = make_socket(self._context, zmq.XPUB, self._limits, ipv6=is_ipv6)
         self._xpub.sndhwm = self._limits.broadcast_messages
-        self._xpub.maxmsgsize = MAX_SUBSCRIPTION_BYTES
+        self._xpub.maxmsgsize = MAX_SUBSCRIBER_BYTES
         self._xpub.setsockopt(zmq.XPUB_VERBOSER, 1)
+        most = self._max_peers = peers_per_port(self._limits.max_peers)
+        if most < self._limits.max_peers:
+            text = (
+                "at most %d connections are taken on each port instead of %d: this process may have %d files open; "
+                "raise the limit (ulimit -n) where there are more workers"
+            )
+            logger.warning(text, most, self._limits.max_peers, open_file_limit())
         self._ports = tuple(
-            ListeningPort(socket, table, self._keys, self._stats, self.on_event, self._on_gone, self._limits.max_peers)
+            ListeningPort(socket, table, self._keys, self._stats, self.on_event, self._on_gone, most)
             for socket, table in ((self._router, self._peers), (self._xpub, self._subscribers))
         )
         self._samples_port, self._broadcast_port = self._ports
         self._authenticator = Authenticator(self._context, self._admitted, self._samples_port.refuse)
         try:
-            self._port = bind_pair(self._router, self._xpub, self._host, self._port)
+            self._bind()
         except BaseException:
             self._release()
             self._router.close(0)
@@ -155,34 +173,22 @@ class ZmqLearnerEndpoint:
             self._check_key,
             lambda: self._later("announce", _ANNOUNCE_S, self._broadcaster.announce),
         )
-        if self._keys is not None and self.worker_keys is not None and self._keys.admitted is None:
-            self._key_file = RunKeyFile(self._port, self.worker_keys)
-            self._keep_key_file()
-        else:
-            forget_run_keys(self._port)
-        if CAN_TELL_BYTES:
+        if CAN_TELL_BYTES and not self._reserved:
             self._guard = self._samples_port.guard = BacklogGuard(
-                self._peers, self._limits, self._on_backlog, is_open=self._keys is None
+                self._peers, self._limits, self._samples_port.overflow
             )
             self._samples_port.pump = self._pump
             self._broadcast_port.guard = BacklogGuard(
-                self._subscribers, self._limits, self._on_talkative, max_bytes=MAX_SUBSCRIBER_BYTES
+                self._subscribers, self._limits, self._broadcast_port.overflow, max_bytes=MAX_SUBSCRIBER_BYTES
             )
         self._started = True
         self._surveyed = self._loop.time()
         self._later("tick", self._limits.tick_s, self._tick)
-        logger.info("listening on %s and on port %d", self.address, self._port + 1)
-        self._max_peers = peers_per_port(self._limits.max_peers)
-        for port in self._ports:
-            port.max_connections = self._max_peers
-        if self._max_peers < self._limits.max_peers:
-            logger.warning(
-                "at most %d connections are taken on each port instead of %d: this process may have %d files open; "
-                "raise the limit (ulimit -n) where there are more workers",
-                self._max_peers,
-                self._limits.max_peers,
-                open_file_limit(),
-            )
+        if self._path is not None:
+            self._later("files", _LOOK_FOR_FILES_S, self._keep_files)
+            logger.info("workers of this user on this host find the learner at %s", self._path)
+        if not self._reserved:
+            logger.info("listening on %s and on port %d", self.address, self._port + 1)
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """Send one message to a peer, or queue it while its connection is busy.
@@ -224,7 +230,7 @@ class ZmqLearnerEndpoint:
         self._stats.bytes_out += total_bytes(frames)
 
     def drop(self, peer: bytes, reason: str) -> None:
-        """Cut a peer off: nothing more is taken from it, what was sent to it before may take up to a second to leave.
+        """Cut a peer off: nothing more is taken from it, what was sent to it before has half a second to leave.
 
         What it sent and we have not read is thrown away.
         """
@@ -232,8 +238,7 @@ class ZmqLearnerEndpoint:
         if connection is None or connection.reason or self._closed:
             return
         self._samples_port.condemn(connection, reason)
-        self._parting[peer] = (self._loop.time(), connection)
-        self._later("part", _RETRY_S, self._part)
+        self._loop.call_later(_PART_AFTER_S, self._part, connection)
         self._samples_port.tell(EventKind.DROPPED, connection, reason)
 
     def has_unsent(self, peer: bytes) -> bool:
@@ -251,9 +256,7 @@ class ZmqLearnerEndpoint:
 
     def stats(self) -> EndpointStats:
         """Counters now."""
-        return dataclasses.replace(
-            self._stats, queued_messages=self._queues.num_messages, peers=len(self._peers.by_peer)
-        )
+        return dataclasses.replace(self._stats, queued_messages=self._queues.num_messages)
 
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Let goodbyes leave for up to ``flush_s`` seconds, then free everything; takes at most 2 s more."""
@@ -265,8 +268,6 @@ class ZmqLearnerEndpoint:
             self._flush()
             await asyncio.sleep(_RETRY_S)
         self._closed = True
-        if self._key_file is not None:
-            self._key_file.remove()
         for timer in self._timers.values():
             timer.cancel()
         for port in self._ports:
@@ -357,7 +358,6 @@ class ZmqLearnerEndpoint:
                     reason = f"its message is beyond the limit: {len(frames)} frames, {num_bytes} bytes"
                     self._samples_port.cut(connection, reason)
                 return
-        self._taken += 1
         if connection is None:
             self._stats.rejected += 1  # its end has been told
             return
@@ -367,8 +367,7 @@ class ZmqLearnerEndpoint:
             self._stats.rejected += 1  # it was cut off; this was on its way before
             return
         if not num_bytes and len(frames) == 1:
-            self._answer(connection)
-            return
+            return  # a worker's endpoint makes itself known
         self._stats.bytes_in += num_bytes
         self.on_message(peer, frames, connection.user_id)
 
@@ -378,18 +377,9 @@ class ZmqLearnerEndpoint:
                 self._discarding = False
                 return
 
-    def _answer(self, connection: Connection) -> None:
-        """A worker's endpoint makes itself known; when it does so again, it wants to hear whether we live."""
-        if connection.delivered > 1 and not connection.answered and connection.peer not in self._queues:
-            connection.answered = True
-            self._try_send(connection.peer, [b""])
-
     def _attach(self, frame: zmq.Frame, peer: bytes) -> Connection | None:
         port = self._samples_port
         port.monitor.pump.drain()  # what was reported before this message comes first
-        known = self._peers.by_fd.get(fd_of(frame))
-        if known is not None and not known.peer:
-            port.spoke()
         connection = self._peers.attach(fd_of(frame), peer, user_id_of(frame))
         if connection is not None:
             self._check_key(port, connection)
@@ -426,35 +416,15 @@ class ZmqLearnerEndpoint:
         self._peers.forget(connection)
         self._queues.forget(connection.peer)
         self._leaving.pop(connection.peer, None)
-        self._parting.pop(connection.peer, None)
         reason = connection.reason or "its connection ended"
-        kind = EventKind.SILENT if connection.silent_s > self._limits.silence_s else EventKind.DISCONNECTED
+        kind = EventKind.SILENT if connection.silent_s > self._limits.dead_after_s else EventKind.DISCONNECTED
         self._samples_port.tell(kind, connection, reason)
 
-    def _on_backlog(self, connection: Connection, reason: str) -> None:
+    def _part(self, connection: Connection) -> None:
+        """Cut off one that was dropped, whatever it has left unread."""
         if not self._closed:
-            self._stats.rejected += 1
-            self._samples_port.cut(connection, reason)
-
-    def _on_talkative(self, connection: Connection, reason: str) -> None:
-        if not self._closed:
-            self._broadcaster.cut_talkative(connection)
-
-    def _part(self) -> None:
-        """Cut off those that were dropped once what was sent to them has left; they can't hold it up for long.
-
-        Nothing tells when ZeroMQ has handed all of it to the kernel, so that gets some time in any case.
-        """
-        now = self._loop.time()
-        for peer, (since, connection) in list(self._parting.items()):
-            waits = peer in self._queues or self._peers.has_unsent(connection)
-            if now - since < (_PART_WITHIN_S if waits else _PART_AFTER_S):
-                continue
-            del self._parting[peer]
-            self._queues.forget(peer)
+            self._queues.forget(connection.peer)
             self._peers.cut(connection)
-        if self._parting:
-            self._later("part", _RETRY_S, self._part)
 
     # --- upkeep
 
@@ -464,9 +434,7 @@ class ZmqLearnerEndpoint:
         for pump in (*pumps, *(port.monitor.pump for port in self._ports)):
             pump.look()
         self._flush()
-        self._broadcaster.announce_if_due(self._limits.heartbeat_s)
         self._cut_withdrawn()
-        self._keep_key_file()
         self._survey(is_empty=self._pump.drain(at_most=self._limits.messages_per_turn))
 
     def _survey(self, *, is_empty: bool) -> None:
@@ -477,27 +445,31 @@ class ZmqLearnerEndpoint:
         limits, now = self._limits, self._loop.time()
         elapsed_s = min(now - self._surveyed, 2 * limits.tick_s)
         self._surveyed = now
-        # Peers take turns: once as many messages were taken as there are peers, whoever had one was served.
-        all_served = is_empty or self._taken - self._taken_at_survey > len(self._peers)
-        self._taken_at_survey = self._taken
-        self._peers.survey(elapsed_s if all_served else 0.0)
+        self._peers.survey(elapsed_s if is_empty else 0.0)  # else what others have said may not be taken yet
         for connection in self._peers:
-            if connection.silent_s > limits.silence_s + (0 if connection.delivered else limits.handshake_s):
+            if connection.silent_s > limits.dead_after_s + (0 if connection.delivered else limits.handshake_s):
                 self._samples_port.end_silent(connection)
         self._subscribers.survey(elapsed_s)
         for connection in self._subscribers:
-            self._broadcaster.bound(connection, connection.received)
-            if not connection.delivered and connection.silent_s > limits.silence_s + limits.handshake_s:
+            if not connection.delivered and connection.silent_s > limits.dead_after_s + limits.handshake_s:
                 self._broadcast_port.end_silent(connection)
 
-    def _keep_key_file(self) -> None:
-        if self._key_file is not None and self._loop.time() >= self._key_file_due:
-            self._key_file.keep()
-            self._key_file_due = self._loop.time() + _KEEP_FILE_S
+    def _keep_files(self) -> None:
+        """Bind anew where the files were cleaned away, as when their user has logged out."""
+        self._later("files", _LOOK_FOR_FILES_S, self._keep_files)
+        if self._path is not None and not self._path.is_socket():
+            try:
+                self._path = bind_local((self._router, self._xpub), self._port)
+            except SecurityError as error:
+                logger.warning("%s; new workers do not find the learner", error)
+            else:
+                logger.warning("workers of this user on this host now find the learner at %s", self._path)
 
     def _check_key(self, port: ListeningPort, connection: Connection) -> None:
         """Judge a connection by the key it proved: that may have been withdrawn since the handshake."""
-        if self._admitted is not None and self._admitted.name_of(connection.user_id.encode()) is None:
+        if self._admitted is None or connection.address == LOCAL:
+            return
+        if self._admitted.name_of(connection.user_id.encode()) is None:
             port.cut(connection, "its key is not admitted any more")
 
     def _cut_withdrawn(self) -> None:
@@ -516,20 +488,41 @@ class ZmqLearnerEndpoint:
         for port in self._ports:
             for connection in port.table:
                 public_key = connection.user_id.encode()
+                if connection.address == LOCAL:
+                    continue
                 if not public_key:
                     port.cut(connection, "a key was withdrawn while it had not said which one it has")
                 elif public_key not in self._acted_on:
                     name = before.get(public_key, connection.user_id)
                     port.cut(connection, f"its key {name!r} is not admitted any more")
 
-    def _make(self, kind: int) -> zmq.Socket[bytes]:
-        socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)
-        if CAN_TELL_BYTES:
-            socket.rcvhwm = 0  # see `BacklogGuard`
-        serve(socket, self._keys)
-        return socket
+    def _bind(self) -> None:
+        """Bind both sockets to ports that others can reach, if they may, and to files that only this user can reach.
+
+        Each listener keeps the options that its socket has when it is bound.
+        """
+        pair = self._router, self._xpub
+        if self._keys is None and not self._is_insecure:
+            self._port, self._reserved = reserve_pair(self._host, self._port)
+        else:
+            for each in pair:
+                serve(each, self._keys)
+                if CAN_TELL_BYTES:
+                    each.rcvhwm = 0  # see `BacklogGuard`
+            self._port = bind_pair(*pair, self._host, self._port)
+        if self._is_insecure:
+            forget_local(self._port)
+            return
+        for each in pair:
+            serve_local(each)
+            each.rcvhwm = self._limits.receive_messages
+        self._path = bind_local(pair, self._port)
 
     def _release(self) -> None:
+        for each in self._reserved:
+            each.close()
+        if self._path is not None:
+            forget_local(self._port)
         for port in self._ports:
             port.monitor.close()
         self._authenticator.close()
@@ -567,45 +560,18 @@ class Broadcaster:
         self._announce_soon = announce_soon
         self._epoch = secrets.token_bytes(8)
         self._count = 0
-        self._announced = True
-        self._loop = asyncio.get_running_loop()
-        self._head_sent = self._loop.time()
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send one message to every subscription in force; never waits."""
         self._count += 1
         self._socket.send(self._head(), MORE)
         send_frames(self._socket, frames)
-        self._announced = False
-        self._head_sent = self._loop.time()
         self.pump.settle()
 
     def announce(self) -> None:
-        """Tell all subscribers how many broadcasts there have been, without one.
-
-        A new subscriber learns so that its subscription is in force; one that has missed the last broadcast
-        learns that; all learn that we live.
-        """
+        """Tell all subscribers how many broadcasts there have been, so that a new one knows that it is one."""
         self._socket.send(self._head(), zmq.DONTWAIT)
-        self._announced = True
-        self._head_sent = self._loop.time()
         self.pump.schedule()
-
-    def announce_if_due(self, every_s: float) -> None:
-        """Announce the last broadcast, if that was not done, or that we live."""
-        if not self._announced or self._loop.time() - self._head_sent >= every_s:
-            self.announce()
-
-    def bound(self, connection: Connection, received: int) -> None:
-        """Cut a subscriber off that has sent more than subscriptions take."""
-        if received > MAX_SUBSCRIBER_BYTES:
-            self.cut_talkative(connection)
-
-    def cut_talkative(self, connection: Connection) -> None:
-        """Cut a subscriber off that says what it has no need to say."""
-        if not connection.reason:
-            self._port.stats.rejected += 1
-            self._port.cut(connection, _NOT_A_SUBSCRIPTION)
 
     def _head(self) -> bytes:
         return BROADCAST_HEAD.pack(self._epoch, self._count)
@@ -622,25 +588,14 @@ class Broadcaster:
             return  # made by libzmq itself when a subscriber is gone
         if not port.monitor.pump.is_empty():
             port.monitor.pump.drain()  # what was reported before this message comes first
-        connection = port.table.by_fd.get(fd)
+        connection = port.table.attach(fd, b"", user_id_of(frame))
         if connection is None:
             return
-        is_anothers = fd in port.ended_fds  # or may be: of the connection that had this descriptor before
-        user_id = user_id_of(frame)
-        if is_anothers or not connection.delivered or connection.user_id != user_id:
-            port.table.attach(fd, b"", user_id)
-            self._check_key(port, connection)
+        self._check_key(port, connection)
         if connection.reason:
             return
-        if not connection.delivered:
-            port.spoke()
-        connection.delivered += 1
-        if not is_anothers:
-            if connection.is_served or frame.more or frame.bytes != b"\x01":
-                self.cut_talkative(connection)
-                return
-            connection.is_served = True
-        if is_anothers or connection.delivered == 1:
-            self._announce_soon()
-        if connection.delivered % _SUBSCRIPTIONS_PER_LOOK == 0:  # what the kernel says is of this one in any case
-            self.bound(connection, port.table.look(connection))
+        connection.delivered += fd not in port.ended_fds
+        if fd in port.ended_fds or (frame.bytes == b"\x01" and not frame.more and connection.delivered == 1):
+            self._announce_soon()  # in the former case it may be that of another: what the kernel says bounds it
+        else:
+            port.overflow(connection, _NOT_A_SUBSCRIPTION)

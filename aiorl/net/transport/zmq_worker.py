@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import random
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import zmq
 
 from aiorl.config.command_line import is_loopback, split_address
 from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.net.transport.connections import bytes_received
-from aiorl.net.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
-from aiorl.net.transport.run_keys import find_run_keys
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind
+from aiorl.net.transport.local import find_local, urls_of
 from aiorl.net.transport.security import WorkerKeys, present, reason_seen_by_worker
 from aiorl.net.transport.sockets import (
     BROADCAST_HEAD,
@@ -33,7 +33,6 @@ from aiorl.net.transport.sockets import (
     make_socket,
     send_frames,
     term,
-    total_bytes,
     url,
 )
 from aiorl.net.transport.system import keep_message_buffers
@@ -41,7 +40,6 @@ from aiorl.process.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-_SAY_AGAIN_S = 60.0
 _TRIES = 3
 _KEPT_BYTES = 16 << 20
 
@@ -52,54 +50,52 @@ _ROUTING_ID_BYTES = 16
 
 
 class ZmqWorkerEndpoint:
-    """`WorkerEndpoint` over ZeroMQ.
+    """The worker's side; it connects, and connects again, by itself.
 
     Args:
-        connect: "tcp://HOST:PORT" of the learner; broadcasts are taken from PORT + 1.
-        keys: the worker's keys; None takes those that a learner of the same user on this host made for its run, if
-            there are any, anew for each connection.
+        connect: "tcp://HOST:PORT" of the learner; broadcasts are taken from PORT + 1. Or "ipc://PATH", which a learner
+            gives to workers that it starts.
+        keys: the worker's keys; without any, a learner of the same user on this host is reached by its Unix sockets,
+            which are looked for anew for each connection (see `aiorl.net.transport.local`).
         limits: every bound.
+
+    Attributes:
+        on_message: called with the frames of a message addressed to this worker.
+        on_broadcast: called with the frames of a broadcast, in the order they were made.
+        on_event: called with each `Event`.
+        address: where the learner is looked for.
     """
 
     def __init__(self, connect: str, *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None) -> None:
         self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_event: Callable[[Event], None] = lambda event: None
-        self._host, self._port = split_address(connect, key="connect")
+        self.address = connect
+        self._path = connect.removeprefix("ipc://") if connect.startswith("ipc://") else ""
+        self._host, self._port = ("localhost", 0) if self._path else split_address(connect, key="connect")
         self._keys = keys
-        self._presented = keys
-        self._on_loopback = is_loopback(self._host)
+        self._urls = ("", "")
         self._limits = limits or EndpointLimits()
         self._channels: tuple[Channel, ...] = ()
         self._connected = False
         self._ending = False
         self._since = 0.0
         self._listened = 0.0
-        self._unshown_s = 0.0
-        self._shown_bytes = 0
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
-        self._said: dict[str, float] = {}
-        self._seen: tuple[bytes, int] | None = None
+        self._said: set[str] = set()  # since it was connected last
         self._queue = SendQueue(self._limits.queue_messages, self._limits.queue_bytes)
-        self._writable: list[asyncio.Future[None]] = []
+        self._writable = asyncio.Event()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks = Tasks(_raise)
         self._lookup: asyncio.Task[None] | None = None
         self._started = False
         self._closed = False
-        self._was_connected = False
-        self._stats = EndpointStats()
 
     @property
     def connected(self) -> bool:
         """Whether both channels are up."""
         return self._connected
-
-    @property
-    def address(self) -> str:
-        """Where the learner is looked for."""
-        return url(self._host, self._port)
 
     def start(self) -> None:
         """Begin to connect; call it on the running loop."""
@@ -133,18 +129,9 @@ class ZmqWorkerEndpoint:
         """
         self._check_open()
         while not (self._connected and not self._ending and not self._queue):
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._writable.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._writable:
-                    self._writable.remove(waiter)
+            self._writable.clear()
+            await self._writable.wait()
             self._check_open()
-
-    def stats(self) -> EndpointStats:
-        """Counters now."""
-        return dataclasses.replace(self._stats, queued_messages=len(self._queue), peers=int(self._connected))
 
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Let goodbyes leave for up to ``flush_s`` seconds, then free everything; takes at most 2 s more."""
@@ -160,7 +147,7 @@ class ZmqWorkerEndpoint:
             timer.cancel()
         was_connected = self._connected
         sockets = self._give_up_channels()
-        self._wake_writers()
+        self._writable.set()
         await self._tasks.close()
         await term(self._context, sockets, max(0.0, until - self._loop.time()) if was_connected else 0.0)
 
@@ -181,7 +168,6 @@ class ZmqWorkerEndpoint:
         else:  # room that vanished as often as we looked: once more in the next turn
             channel.pump.schedule()
             return False
-        self._stats.bytes_out += total_bytes(frames)
         return True
 
     def _flush(self) -> None:
@@ -189,58 +175,32 @@ class ZmqWorkerEndpoint:
             return
         self._queue.flush(self._try_send)
         if not self._queue:
-            self._wake_writers()
-
-    def _wake_writers(self) -> None:
-        waiters, self._writable = self._writable, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            self._writable.set()
 
     # --- receiving
 
-    def _receive(self, channel: Channel) -> list[memoryview]:
-        frames = channel.receive()
-        self._stats.rejected += not frames
-        return frames
-
     def _receive_message(self) -> None:
-        frames = self._receive(self._channels[0])
+        frames = self._channels[0].receive()
         if frames and self._connected and (len(frames) > 1 or frames[0].nbytes):  # else the learner's endpoint lives
-            self._stats.bytes_in += total_bytes(frames)
             self.on_message(frames)
 
     def _receive_broadcast(self) -> None:
-        frames = self._receive(self._channels[1])
-        if not frames:
+        head, *frames = self._channels[1].receive() or [memoryview(b"")]
+        if head.nbytes != BROADCAST_HEAD.size:
             return
-        if frames[0].nbytes != BROADCAST_HEAD.size:
-            self._stats.rejected += 1
-            return
-        epoch, number = BROADCAST_HEAD.unpack(frames[0])
-        expected = number if len(frames) == 1 else number - 1
-        seen, self._seen = self._seen, (epoch, number)
-        if not self._channels[1].ready:  # our subscription is in force: from here on we see everything
+        if not self._channels[1].ready:  # our subscription is in force
             self._channels[1].ready = True
             self._on_progress()
-        elif seen is not None and seen[0] == epoch and expected > seen[1]:
-            missed = expected - seen[1]
-            self._stats.missed_broadcasts += missed
-            self.on_event(Event(EventKind.GAP, f"{missed} broadcasts were missed", count=missed))
-        if len(frames) == 1 or not self._connected:
-            return
-        del frames[0]
-        self._stats.bytes_in += total_bytes(frames)
-        self.on_broadcast(frames)
+        if frames and self._connected:
+            self.on_broadcast(frames)
 
     # --- connections
 
     def _connect(self) -> None:
         self._ending = False
         self._since = self._loop.time()
-        self._seen = None
+        self._urls = self._find()
         try:
-            self._presented = self._keys or self._find_keys()
             with contextlib.ExitStack() as undo:
                 self._channels = self._open_channels(undo)
                 undo.pop_all()
@@ -260,20 +220,18 @@ class ZmqWorkerEndpoint:
         undo.callback(sub.close, 0)
         sub.rcvhwm = self._limits.broadcast_messages
         sub.subscribe(b"")
-        channels = (Channel(self._port, dealer, self._limits), Channel(self._port + 1, sub, self._limits))
+        first, second = self._urls
+        channels = (Channel(first, dealer, self._limits), Channel(second, sub, self._limits))
         for channel, receive in zip(channels, (self._receive_message, self._receive_broadcast), strict=True):
-            present(channel.socket, self._presented)
-            channel.monitor = SocketMonitor(channel.socket, self._monitor_handler(channel))
+            present(channel.socket, self._keys)
+            channel.monitor = SocketMonitor(channel.socket, partial(self._on_monitor, channel))
             undo.callback(channel.monitor.close)
             channel.pump = SocketPump(
                 channel.socket, receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
             )
             undo.callback(channel.pump.close)
-            channel.socket.connect(url(self._host, channel.port))
+            channel.socket.connect(channel.url)
         return channels
-
-    def _monitor_handler(self, channel: Channel) -> Callable[[int, int], None]:
-        return lambda event, value: self._on_monitor(channel, event, value)
 
     def _on_monitor(self, channel: Channel, event: int, value: int) -> None:
         if self._ending or channel not in self._channels:
@@ -293,37 +251,41 @@ class ZmqWorkerEndpoint:
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
         ):
-            self._on_refused(
-                channel, reason_seen_by_worker(event, value, self._presented, on_loopback=self._on_loopback)
-            )
+            self._on_refused(channel, reason_seen_by_worker(event, value, self._keys))
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_ended(channel)
         elif event == zmq.EVENT_CLOSED and not self._connected:
-            where = url(self._host, channel.port)
-            self._wait_for(f"nothing answers at {where}: is the learner running there?", kind="nothing answers")
+            self._wait_for(f"nothing answers at {channel.url}: is the learner running there?", kind="nothing answers")
+            if self._find() != self._urls:  # a learner has come, or another than the one before
+                self._ending = True
+                self._loop.call_soon(self._close_refused)
+                self._again(_RETRY_S)
 
-    def _find_keys(self) -> WorkerKeys | None:
-        if not self._on_loopback:
-            return None
-        try:
-            return find_run_keys(self._port)
-        except SecurityError as error:
-            self._log_once(str(error))
-            return None
+    def _find(self) -> tuple[str, str]:
+        """Return where the learner is now: at the Unix sockets of this user's, if there are any for its port."""
+        if self._path:
+            return urls_of(self._path)
+        if self._keys is None and is_loopback(self._host):
+            try:
+                path = find_local(self._port)
+            except SecurityError as error:
+                self._log_once(str(error))
+            else:
+                if path is not None:
+                    return urls_of(path)
+        return url(self._host, self._port), url(self._host, self._port + 1)
 
     def _on_progress(self) -> None:
         if self._connected or not all(channel.ready for channel in self._channels):
             return
         self._connected = True
-        self._stats.reconnects += self._was_connected
-        self._was_connected = True
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
         self._said.clear()
         logger.info("connected to %s", self.address)
         self.on_event(Event(EventKind.CONNECTED, f"connected to {self.address}", address=self.address))
         if not self._queue:
-            self._wake_writers()
+            self._writable.set()
 
     def _on_ended(self, channel: Channel) -> None:
         """The connection of an accepted pair has ended; deliver what has come before, then tell."""
@@ -341,8 +303,8 @@ class ZmqWorkerEndpoint:
         for socket in self._give_up_channels():
             socket.close(0)
         if was_connected:
-            address = url(self._host, channel.port)
-            if channel.silent_s > self._limits.silence_s:
+            address = channel.url
+            if channel.silent_s > self._limits.dead_after_s:
                 reason = f"nothing was heard from {address} for {channel.silent_s:.1f} s"
             else:
                 reason = f"the connection to {address} ended"
@@ -355,8 +317,7 @@ class ZmqWorkerEndpoint:
     def _on_refused(self, channel: Channel, reason: str) -> None:
         was_connected, self._connected = self._connected, False
         self._ending = True
-        self._stats.refused += 1
-        address = url(self._host, channel.port)
+        address = channel.url
         pause_s = self._next_pause()
         self._loop.call_soon(self._close_refused)
         if was_connected:
@@ -400,7 +361,13 @@ class ZmqWorkerEndpoint:
         now = self._loop.time()
         # time in which we did not run ourselves does not count as silence
         elapsed_s, self._listened = min(now - self._listened, 2 * self._limits.tick_s), now
-        if self._is_silent(elapsed_s) or self._connected:
+        for channel in self._channels:
+            if channel.shook_hands:
+                channel.listen(elapsed_s)
+            if channel.silent_s > self._limits.dead_after_s:
+                self._on_ended(channel)
+                return
+        if self._connected:
             return
         for channel in self._channels:
             if channel.tcp_since is not None and now - channel.tcp_since > self._limits.handshake_s:
@@ -411,26 +378,6 @@ class ZmqWorkerEndpoint:
         if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
             self._lookup = self._tasks.start(self._find_host(), "look the learner up")
 
-    def _is_silent(self, elapsed_s: float) -> bool:
-        """Give the pair up if either of its connections is silent; and show the learner's endpoint that we live.
-
-        It answers a sign of life, and announces its broadcasts when there are none, so that both connections bring
-        something even where its user says nothing.
-        """
-        for channel in self._channels:
-            if channel.shook_hands:
-                channel.listen(elapsed_s)
-            if channel.silent_s > self._limits.silence_s:
-                self._on_ended(channel)
-                return True
-        dealer, beat_s = self._channels[0], self._limits.heartbeat_s
-        self._unshown_s += elapsed_s
-        if self._unshown_s >= beat_s:
-            if dealer.shook_hands and (dealer.silent_s >= beat_s or self._stats.bytes_out == self._shown_bytes):
-                dealer.introduce()
-            self._unshown_s, self._shown_bytes = 0.0, self._stats.bytes_out
-        return False
-
     async def _find_host(self) -> None:
         """Say why nothing happens; cancelling it only means that it isn't said."""
         try:
@@ -440,7 +387,7 @@ class ZmqWorkerEndpoint:
             self._wait_for(f"the host name {self._host!r} cannot be found ({why})")
         else:
             waiting = [channel for channel in self._channels if not channel.ready] or list(self._channels)
-            names = " and ".join(url(self._host, channel.port) for channel in waiting)
+            names = " and ".join(channel.url for channel in waiting)
             self._wait_for(f"no answer from {names} yet: is the learner running, are both ports open to us?")
         finally:
             self._lookup = None
@@ -454,9 +401,8 @@ class ZmqWorkerEndpoint:
         self.on_event(Event(EventKind.WAITING, reason, address=self.address))
 
     def _log_once(self, reason: str, kind: str = "") -> None:
-        now = self._loop.time()
-        if now - self._said.get(kind or reason, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
-            self._said[kind or reason] = now
+        if (kind or reason) not in self._said:
+            self._said.add(kind or reason)
             logger.warning("%s", reason)
 
     def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
@@ -477,10 +423,10 @@ def _raise(error: BaseException) -> None:
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """A socket that connects to one port of the learner; given up when its connection ends.
+    """A socket that connects to one of the learner's; given up when its connection ends.
 
     Attributes:
-        port: the learner's.
+        url: where it connects to.
         socket: a DEALER or a SUB.
         limits: bounds of a message.
         fd: descriptor of its connection, -1 before there is one.
@@ -494,7 +440,7 @@ class Channel:
         monitor: watches its connection.
     """
 
-    port: int
+    url: str
     socket: zmq.Socket[bytes]
     limits: EndpointLimits
     fd: int = -1

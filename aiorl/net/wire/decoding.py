@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import msgpack
 import numpy as np
@@ -327,7 +327,7 @@ def _read_arrays(frames: Sequence[Buffer], layout: _Layout, places: _Places) -> 
     for number, due in places.sizes:
         there = views[number].nbytes
         if there != due:
-            _refuse_frame_size(places, number, there, due)
+            raise BadFrame(f"a frame of {there} bytes where {due} were due", field=f"frame {number}")
     root: dict[str, Any] = {}
     nodes = [root]
     for parent, key in layout.nodes:
@@ -336,20 +336,15 @@ def _read_arrays(frames: Sequence[Buffer], layout: _Layout, places: _Places) -> 
         nodes.append(below)
     for node, name, shape, dtype, how, number, offset, size in places.arrays:
         data = views[number]
-        if how == LZ4:
-            data = _named(name, decompress, data, size)
-        elif how == STACKED:
-            data = _named(name, decompress_stacks, data, dtype, shape)
+        try:
+            if how == LZ4:
+                data = decompress(data, size)
+            elif how == STACKED:
+                data = decompress_stacks(data, dtype, shape)
+        except BadFrame as error:
+            raise BadFrame(error.message, field=name) from error
         nodes[node][name] = np.ndarray(shape, dtype, data, offset)
     return root
-
-
-def _refuse_frame_size(places: _Places, number: int, there: int, due: int) -> NoReturn:
-    """Name the first array that a frame does not hold, or else what the frame is."""
-    in_it = [(name, how, offset + size) for _, name, _, _, how, frame, offset, size in places.arrays if frame == number]
-    kind = "packed" if in_it[0][1] == PACKED else "raw"
-    field = next((name for name, _, end in in_it if end > there), kind)
-    raise BadFrame(f"a frame of {there} bytes where {due} were due", field=field)
 
 
 def _view(frame: Buffer) -> memoryview:
@@ -357,14 +352,6 @@ def _view(frame: Buffer) -> memoryview:
     if view.ndim != 1 or view.itemsize != 1:
         view = view.cast("B")
     return view if view.readonly else view.toreadonly()
-
-
-def _named(name: str, function: Callable[..., memoryview], *arguments: Any) -> memoryview:
-    """What a function returns; its BadFrame gets the column's name."""
-    try:
-        return function(*arguments)
-    except BadFrame as error:
-        raise BadFrame(error.message, field=name) from error
 
 
 def _fill_welcome(values: dict[str, Any], arrays: dict[str, Any]) -> None:

@@ -37,8 +37,9 @@ from aiorl.errors import (
 )
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.worker_session import MAX_UNACKED_BYTES, WorkerSession, WorkerState
-from aiorl.net.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
+from aiorl.net.transport.endpoint import Buffer, Event, EventKind
 from aiorl.net.transport.system import give_back_regularly
+from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import DEFAULT_LIMITS, limits_of
@@ -129,7 +130,7 @@ class _Running:
 class WorkerService:
     """Samples for whichever learner answers, until the run is over or ``stop`` is called."""
 
-    def __init__(self, endpoint: WorkerEndpoint, session: WorkerSession) -> None:
+    def __init__(self, endpoint: ZmqWorkerEndpoint, session: WorkerSession) -> None:
         """Take an endpoint that is not started yet, and a fresh session."""
         self._endpoint = endpoint
         self._session = session
@@ -200,8 +201,6 @@ class WorkerService:
             case EventKind.DISCONNECTED:
                 self._outbox.clear()
                 self._session.disconnected(now, event.reason)
-            case EventKind.GAP:
-                self._session.gap(now)
             case EventKind.REFUSED | EventKind.WAITING:
                 self._session.disconnected(now, event.reason)
             case _:
@@ -266,7 +265,7 @@ class WorkerService:
                 for running in self._running:
                     if running.unit is not None:
                         running.unit.offer(snapshot)
-            case ev.Reincarnated(_, reason):
+            case ev.Reincarnated(reason):
                 logger.info("registering anew: %s", reason)
                 self._newest = None
                 self._restart_units(None)
@@ -283,7 +282,7 @@ class WorkerService:
                 logger.info("the learner said goodbye: %s", reason)
                 if final:
                     self._finish(WorkerOutcome(True, reason, final=True))
-            case ev.CallRequested(call_id, method, _):
+            case ev.CallRequested(call_id, method):
                 knows = method == "stacks"
                 answer = _stacks() if knows else f"a worker has no method {method!r}"
                 self._session.reply(call_id, knows, answer, time.monotonic())
@@ -291,7 +290,7 @@ class WorkerService:
     def _fail(self, kind: str, message: str, traceback_text: str) -> None:
         if self._session.state is WorkerState.ENDED:
             return
-        self._session.failure(kind, message, traceback_text, True, time.monotonic())
+        self._session.failure(kind, message, traceback_text, time.monotonic())
         self._pump()
         self._finish(WorkerOutcome(False, message))
 

@@ -22,7 +22,7 @@ INCARNATIONS = ["i1", "i2", "i3", "other", ""]
 LEARNERS = ["L", "L", "L", "M", ""]
 UP_MESSAGES = [message for message in example_messages() if isinstance(message, m.UpMessage)]
 MAX_UNACKED = 6
-SETTINGS = WorkerSettings("w1", run_id="run", slot_hint=1, max_unacked=MAX_UNACKED)
+SETTINGS = WorkerSettings("w1", slot_hint=1, max_unacked=MAX_UNACKED)
 
 
 def seeds() -> Iterable[bytes]:
@@ -111,13 +111,13 @@ class HostileWorld:
                     self.calls.pop(), bool(source.below(2)), source.choice([None, 1, ["a"], {"b": 0.5}]), self.now
                 )
             case 17:
-                session.failure(source.text(), source.text(), source.text(), source.below(16) == 0, self.now)
+                words = source.text(), source.text(), source.text()
+                if source.below(16) == 0:
+                    session.failure(*words, self.now)
             case 18:
                 session.disconnected(self.now, source.text())
-            case 19:
-                session.connected(self.now)
             case _:
-                session.gap(self.now)
+                session.connected(self.now)
 
     def hear(self, message: m.Message) -> None:
         """It comes to this worker alone, or to all."""

@@ -189,27 +189,6 @@ def test_nobody_is_overdue_where_all_are_slow() -> None:
     assert [late.slot for late in book.take_overdue(10.0, 2500.0)] == [2]
 
 
-def test_to_look_for_overdue_workers_among_many_that_are_slow_asks_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    book = make(*range(1, 301))
-    for slot in range(1, 301):
-        book.grant(slot, 2, 0, 0.0)
-    for slot in range(1, 301):
-        book.use(slot, slot, 0, 50.0)
-    asked = 0
-    holders = book._holders
-
-    class Counted(dict[int, object]):
-        def items(self) -> object:
-            nonlocal asked
-            for item in holders.items():
-                asked += 1
-                yield item
-
-    monkeypatch.setattr(book, "_holders", Counted(holders))
-    assert book.take_overdue(10.0, 100.0) == []
-    assert asked <= 2 * len(holders)
-
-
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_a_worker_that_has_nothing_left_owes_nothing_and_gets_nothing(is_streaming: bool) -> None:
     book = make(1, 2)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorl.errors import InternalError, RemoteProtocolError
-from aiorl.net.protocol.ledger import ABANDONED, LEARNER_RESTARTED, Ledger
+from aiorl.net.protocol.ledger import LEARNER_RESTARTED, Ledger
 
 
 def test_env_steps_go_from_report_to_training() -> None:
@@ -20,35 +20,31 @@ def test_env_steps_go_from_report_to_training() -> None:
     ledger.receive("a", 60)
     ledger.train(30)
     ledger.discard("stale", 10)
-    ledger.report("a", 110, 5)
+    ledger.report("a", 110)
     ledger.check()
     assert ledger.as_dict() == {
-        "sampled": 110, "trained": 30, "queued": 20, "in_flight": 45,
-        "discarded": {"stale": 10, ABANDONED: 5}, "lost": {},
+        "sampled": 110, "trained": 30, "queued": 20, "in_flight": 50, "discarded": {"stale": 10}, "lost": {}
     }  # fmt: skip
-    assert ledger.close("a", "killed") == 45
+    assert ledger.close("a", "killed") == 50
     ledger.check()
-    assert ledger.lost == {"killed": 45}
+    assert ledger.lost == {"killed": 50}
 
 
 def test_old_reports_change_nothing() -> None:
     ledger = Ledger()
     ledger.open("a")
-    ledger.report("a", 100, 10)
-    ledger.report("a", 50, 5)
-    assert ledger.sampled == 100
-    assert ledger.in_flight == 90
+    ledger.report("a", 100)
+    ledger.report("a", 50)
+    assert ledger.sampled == ledger.in_flight == 100
 
 
-def test_more_than_was_reported_cannot_arrive_or_be_abandoned() -> None:
+def test_more_than_was_reported_cannot_arrive() -> None:
     ledger = Ledger()
     ledger.open("a")
     ledger.report("a", 10)
     before = ledger.as_dict()
     with pytest.raises(RemoteProtocolError):
         ledger.receive("a", 11)
-    with pytest.raises(RemoteProtocolError):
-        ledger.report("a", 12, 13)
     assert ledger.as_dict() == before
 
 
@@ -94,21 +90,20 @@ steps = st.integers(0, 50)
             st.sampled_from("abcr"),
             st.sampled_from(["report", "receive", "train", "discard", "close"]),
             steps,
-            steps,
         )
     )
 )
-def test_the_ledger_balances_after_any_history(history: list[tuple[str, str, int, int]]) -> None:
+def test_the_ledger_balances_after_any_history(history: list[tuple[str, str, int]]) -> None:
     ledger = Ledger()
     totals: dict[str, int] = {}
-    for name, action, amount, abandoned in history:
+    for name, action, amount in history:
         if name not in totals:
             ledger.open(name)
             totals[name] = 0
         try:
             if action == "report":
                 totals[name] += amount
-                ledger.report(name, totals[name], abandoned)
+                ledger.report(name, totals[name])
             elif action == "receive":
                 ledger.receive(name, amount)
             elif action == "train":
@@ -129,9 +124,8 @@ def test_more_than_leases_allow_cannot_be_on_its_way() -> None:
     ledger.report("a", 100, max_in_flight=100)
     ledger.receive("a", 60)
     before = ledger.as_dict()
-    for abandoned in (0, 50):
-        with pytest.raises(RemoteProtocolError, match="where its leases allow 100 on their way"):
-            ledger.report("a", 161, abandoned, max_in_flight=100)
+    with pytest.raises(RemoteProtocolError, match="where its leases allow 100 on their way"):
+        ledger.report("a", 161, max_in_flight=100)
     assert ledger.as_dict() == before
-    ledger.report("a", 160, 50, max_in_flight=100)
-    ledger.report("a", 160, 50, max_in_flight=1)  # nothing new
+    ledger.report("a", 160, max_in_flight=100)
+    ledger.report("a", 160, max_in_flight=1)  # nothing new

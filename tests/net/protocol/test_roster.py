@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
-from aiorl.errors import InternalError
 from aiorl.net.protocol.roster import Roster
 from aiorl.net.wire.messages import Hello
 
@@ -31,7 +28,6 @@ def test_a_worker_is_found_by_slot_peer_and_incarnation_until_it_is_buried() -> 
     roster.bind(worker, b"new")
     assert b"a" not in roster.by_peer
     assert roster.by_peer[b"new"] is worker
-    roster.check_valid()
     roster.bury(worker)
     assert not roster.by_slot
     assert not roster.by_peer
@@ -54,15 +50,3 @@ def test_the_buried_are_remembered_within_bounds() -> None:
         roster.bury(roster.add(1, hello(str(number)), b"p", None, 0.0))
     assert roster.is_buried("i-4999")
     assert not roster.is_buried("i-0")
-
-
-def test_check_valid_finds_indices_that_differ() -> None:
-    roster = Roster(4)
-    worker = roster.add(1, hello("a"), b"a", None, 0.0)
-    worker.slot = 2
-    with pytest.raises(InternalError):
-        roster.check_valid()
-    worker.slot = 1
-    roster.by_peer[b"other"] = worker
-    with pytest.raises(InternalError):
-        roster.check_valid()

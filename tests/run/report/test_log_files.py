@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from full_disk import disk_full_after
 
-from aiorl.process.supervisor import Supervisor
+from aiorl.process.children import Children
 from aiorl.run.report.console import DisplayHandler
 from aiorl.run.report.log_files import LogFile, rotate
 
@@ -45,18 +46,20 @@ def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_pat
 
     async def main() -> None:
         command = [sys.executable, "-S", "-c", endless]
-        supervisor = Supervisor(
-            lambda slot: command, [1], max_restarts=0, on_failure=pytest.fail, log_path=lambda slot: path
+        children = Children(
+            lambda slot: command, [1], max_restarts=0, on_event=lambda event: None, log_path=lambda slot: path
         )
-        await supervisor.start()
+        children.start()
         try:
             rotated = 0
             while rotated < 3:
                 rotated += rotate(path, 10_000)
                 await asyncio.sleep(0)
-            assert supervisor.pids, "it hasn't noticed"
+            assert children.pids, "it hasn't noticed"
         finally:
-            await supervisor.stop(grace_s=0.0)
+            children.stop(signal.SIGKILL)
+            while not children.is_over:
+                children.look()
 
     asyncio.run(main())
     assert (tmp_path / "worker-1.txt.1").stat().st_size <= 10_000

@@ -117,26 +117,3 @@ def test_when_the_parent_is_ended_its_worker_says_goodbye(end: Callable[[asyncio
 def child_of(pid: int) -> int:
     (child,) = psutil.Process(pid).children()
     return child.pid
-
-
-def test_what_a_learner_hands_to_one_worker_does_not_get_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aiorl import worker as module
-
-    seen: dict[str, str] = {}
-
-    class Keeper:
-        """Sees what children would inherit."""
-
-        def __init__(self, *arguments: object) -> None:
-            seen.update(os.environ)
-
-        def run(self) -> int:
-            return 0
-
-    for name in ("AIORL_WORKER_ID", "AIORL_RUN_KEYS"):
-        monkeypatch.setenv(name, "secret")
-    monkeypatch.setattr("aiorl.process.keeper.Keeper", Keeper)
-    monkeypatch.setattr(module, "_log_to_stderr", lambda level: None)
-    assert module.main([NOBODY]) == 0
-    assert seen
-    assert not [name for name in seen if name.startswith("AIORL_")]
