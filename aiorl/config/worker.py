@@ -346,6 +346,10 @@ class WorkerPart(WorkerConfig):
 
         Raises: ConfigError naming the first key at fault.
         """
+        transport = values.get("transport")
+        if isinstance(transport, Mapping):
+            known = {name: value for name, value in transport.items() if name in TransportConfig.model_fields}
+            values = {**values, "transport": known}
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:

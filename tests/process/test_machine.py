@@ -54,48 +54,37 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def test_without_control_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
-    assert available_bytes(tmp_path) == 1000
-
-
-def test_a_group_or_one_around_it_limits_it(tmp_path: Path) -> None:
-    write(tmp_path, {
-        "proc/self/cgroup": "0::/user/job\n",
-        "sys/fs/cgroup/user/job/memory.max": "max\n",
-        "sys/fs/cgroup/user/job/memory.current": "100\n",
-        "sys/fs/cgroup/user/memory.max": "700\n",
-        "sys/fs/cgroup/user/memory.current": "500\n",
-        "sys/fs/cgroup/user/memory.stat": "anon 300\ninactive_file 150\n",
-    })  # fmt: skip
-    assert available_bytes(tmp_path) == 700 - 500 + 150
-
-
-def test_groups_of_the_first_version_limit_it_too(tmp_path: Path) -> None:
-    write(tmp_path, {
-        "proc/self/cgroup": "5:cpu,cpuacct:/a\n4:memory:/docker/b\n",
-        "sys/fs/cgroup/memory/docker/b/memory.limit_in_bytes": "400\n",
-        "sys/fs/cgroup/memory/docker/b/memory.usage_in_bytes": "390\n",
-        "sys/fs/cgroup/memory/docker/b/memory.stat": "total_inactive_file 5\n",
-    })  # fmt: skip
-    assert available_bytes(tmp_path) == 15
-
-
-def test_a_group_seen_from_within_its_own_namespace_is_the_root(tmp_path: Path) -> None:
-    write(tmp_path, {
-        "proc/self/cgroup": "0::/\n",
-        "sys/fs/cgroup/memory.max": "600\n",
-        "sys/fs/cgroup/memory.current": "900\n",
-    })  # fmt: skip
-    assert available_bytes(tmp_path) == 0
-
-
-def test_what_makes_no_sense_limits_nothing(tmp_path: Path) -> None:
-    write(tmp_path, {
-        "proc/self/cgroup": "nonsense\n0::/x\n",
-        "sys/fs/cgroup/x/memory.max": "many\n",
-        "sys/fs/cgroup/x/memory.current": "-1\n",
-    })  # fmt: skip
-    assert available_bytes(tmp_path) == 1000
+@pytest.mark.parametrize(
+    ("groups", "files", "available"),
+    [
+        (None, {}, 1000),
+        (
+            "0::/user/job\n",  # one around it
+            {
+                "user/job/memory.max": "max\n", "user/job/memory.current": "100\n", "user/memory.max": "700\n",
+                "user/memory.current": "500\n", "user/memory.stat": "anon 300\ninactive_file 150\n",
+            },
+            700 - 500 + 150,
+        ),
+        (
+            "5:cpu,cpuacct:/a\n4:memory:/docker/b\n",  # of the first version
+            {
+                "memory/docker/b/memory.limit_in_bytes": "400\n", "memory/docker/b/memory.usage_in_bytes": "390\n",
+                "memory/docker/b/memory.stat": "total_inactive_file 5\n",
+            },
+            15,
+        ),
+        ("0::/\n", {"memory.max": "600\n", "memory.current": "900\n"}, 0),  # as seen from within its namespace
+        ("nonsense\n0::/x\n", {"x/memory.max": "many\n", "x/memory.current": "-1\n"}, 1000),
+    ],
+)  # fmt: skip
+def test_what_control_groups_leave_is_available(
+    tmp_path: Path, groups: str | None, files: dict[str, str], available: int
+) -> None:
+    if groups is not None:
+        write(tmp_path, {"proc/self/cgroup": groups})
+    write(tmp_path, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    assert available_bytes(tmp_path) == available
 
 
 MIB = 2**20

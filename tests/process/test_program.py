@@ -34,23 +34,21 @@ def test_the_first_signal_asks_and_a_later_second_one_ends_at_once() -> None:
     process.stdout.close()
 
 
-def test_before_a_run_begins_a_signal_ends_the_program_with_one_line() -> None:
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_before_a_run_begins_a_signal_ends_the_program_with_one_line(number: signal.Signals, name: str) -> None:
     code = """
+import time
 from aiorl.process.program import end_at_once_on_stop_signals
 end_at_once_on_stop_signals("aiorl")
 print("ready", flush=True)
-import time
 time.sleep(30)
 """
-    for number, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         _, errors = process.communicate(timeout=5)
-        assert (process.returncode, errors) == (0, f"aiorl: ended by {name} before the run began\n")
+    assert (process.returncode, errors) == (0, f"aiorl: ended by {name} before the run began\n")
 
 
 def test_signals_are_looked_after_before_anything_large_is_loaded() -> None:
