@@ -14,7 +14,6 @@ from aiorl.acting.distributions import (
     LOG_STD_MAX,
     LOG_STD_MIN,
     MASKED_LOGIT,
-    Categorical,
     Composite,
     Greedy,
     SquashedComposite,
@@ -115,16 +114,6 @@ def test_inversion_chooses_an_action_that_has_probability_for_every_uniform_numb
     assert 0 <= actions[0] < len(logits)
     assert np.exp(rows[0, actions[0]] - rows.max()) > 0
     assert np.isfinite(logp[0])
-
-
-def test_two_classes_give_the_numbers_of_the_general_case():
-    space = spaces.Discrete(2, start=3)
-    fast, general = make_distribution(space), Categorical(space)
-    assert isinstance(fast, TwoClassCategorical)
-    inputs = inputs_of(fast, rows=100, scale=4.0)
-    actions, logp = fast.sample_with_logp(inputs, fast.draw_noise(np.random.default_rng(0), 100))
-    assert set(actions) == {3, 4}
-    np.testing.assert_allclose(logp, general.logp(inputs, actions), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("start", [0, -3])

@@ -25,10 +25,6 @@ def policies(*ids):
     return {policy_id: idle() for policy_id in ids}
 
 
-def test_r19_policies_come_in_the_order_of_their_ids():
-    assert list(PolicyMap(policies("c", "a", "b"))) == ["a", "b", "c"]
-
-
 def test_r17_the_mapping_function_is_asked_once_per_agent_and_episode_even_when_random():
     asked = []
 
@@ -45,10 +41,6 @@ def test_r17_the_mapping_function_is_asked_once_per_agent_and_episode_even_when_
         assert asked == ["x", "y", 3] * (episode + 1)
 
 
-def test_without_a_mapping_function_every_agent_is_bound_to_the_default_policy():
-    assert PolicyMap(policies(DEFAULT_POLICY_ID)).binding().policy_for("anyone") == DEFAULT_POLICY_ID
-
-
 @pytest.mark.parametrize("builtin", [ValueError, KeyError])
 def test_r113_an_agent_mapped_to_an_unknown_policy_names_it_and_the_known_ones(builtin):
     answers = iter(["nobody", "a"])
@@ -58,11 +50,6 @@ def test_r113_an_agent_mapped_to_an_unknown_policy_names_it_and_the_known_ones(b
     assert binding.policy_for("x") == "a", "a failed attempt binds nothing"
 
 
-def test_r16_a_mapping_function_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="policy_mapping_fn"):
-        PolicyMap(policies("a"), "a")
-
-
 @pytest.mark.parametrize(
     ("to_train", "trainable"), [(None, ("a", "b")), ([], ("a", "b")), (["b"], ("b",)), ({"a", "b"}, ("a", "b"))]
 )
@@ -70,9 +57,11 @@ def test_r15_none_and_no_ids_both_mean_all(to_train, trainable):
     assert PolicyMap(policies("b", "a"), policies_to_train=to_train).trainable_ids == trainable
 
 
-def test_r15_an_id_to_train_that_is_no_policy_is_refused():
-    with pytest.raises(ConfigError, match="names c; the policies are a, b"):
-        PolicyMap(policies("b", "a"), policies_to_train=["c"])
+@pytest.mark.parametrize("settings", [{"mapping_fn": "a"}, {"policies_to_train": ["c"]}])
+def test_r15_r16_what_is_no_mapping_function_or_names_no_policy_is_refused(settings):
+    with pytest.raises(ConfigError) as caught:
+        PolicyMap(policies("b", "a"), **settings)
+    assert caught.value.key in ("multiagent.policy_mapping_fn", "multiagent.policies_to_train")
 
 
 def test_r34_multi_agent_means_other_ids_than_exactly_the_default_one():
@@ -81,7 +70,9 @@ def test_r34_multi_agent_means_other_ids_than_exactly_the_default_one():
     assert PolicyMap(policies(DEFAULT_POLICY_ID, "other")).is_multi_agent
 
 
-def test_it_is_a_mapping_that_names_the_known_ids_of_a_missing_one():
+def test_r19_it_is_a_mapping_in_the_order_of_ids_that_names_the_known_ids_of_a_missing_one():
+    assert list(PolicyMap(policies("c", "a", "b"))) == ["a", "b", "c"]
+    assert PolicyMap(policies(DEFAULT_POLICY_ID)).binding().policy_for("anyone") == DEFAULT_POLICY_ID
     chosen = policies("a")
     policy_map = PolicyMap(chosen)
     assert policy_map["a"] is chosen["a"]
