@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping, MutableSequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -337,19 +337,7 @@ class AtariCopies(Copies):
             noop_max: most no-ops at the start of a game; 0 for none.
             seed: see Copies.
         """
-        self._games_under_way = [PreprocessedGame(settings, dim, noop_max) for _ in range(num_envs)]
-        for game in self._games_under_way:
+        self.senders = [PreprocessedGame(settings, dim, noop_max) for _ in range(num_envs)]
+        for game in self.senders:
             game.spec = spec
-        games = [wrap_lives(game, framestack) for game in self._games_under_way]
-        super().__init__(games, env_id=env_id, seed=seed)
-
-    def begin(self, copies: slice, actions: Iterable[Any]) -> None:
-        """Let some games emulate their next step; see Copies."""
-        for game, action in zip(self._games_under_way[copies], actions, strict=True):
-            game.send(action)
-
-    def step_into(self, rows: MutableSequence[Any] | NDArray[Any], actions: Iterable[Any]) -> bool:
-        """Step every game at the same time; see Copies."""
-        actions = list(actions)
-        self.begin(slice(None), actions)
-        return super().step_into(rows, actions)
+        super().__init__([wrap_lives(game, framestack) for game in self.senders], env_id=env_id, seed=seed)

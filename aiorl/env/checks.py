@@ -21,6 +21,7 @@ from aiorl.errors import (
     BatchError,
     EnvContractError,
     EnvError,
+    SamplerDied,
     UnsupportedSpaceError,
 )
 from aiorl.text import shortened
@@ -314,9 +315,10 @@ def raise_env_fault(env_id: str, doing: str, error: Exception, index: int, step:
     """Raise an EnvError for what the environment's own code raised, traceback included; an EnvError as it is.
 
     Raises:
-        EnvError: always.
+        EnvError: always, but for a sampler that is to end.
+        SamplerDied: as it was given.
     """
-    if isinstance(error, EnvError):
+    if isinstance(error, EnvError | SamplerDied):
         raise error
     text = "".join(traceback.format_exception(error))
     message = f"{doing} raised {type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """The child's side of RemoteEnv: one environment in a process of its own, ``python -m aiorl.env.remote_child``.
 
 Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and errors are JSON, all
-else is packed by ``nested_codec``. A RESET has nothing; a STEP has the actions by agent; a RESULT
+else is packed by ``nested_codec``. A RESET has the seed to begin with, or None; a STEP the actions by agent; a RESULT
 observations, rewards, terminateds, truncateds, packed infos, finished games and the number of dropped infos. The
 process ends when its parent does: the parent holds the other end of a second pipe, which a thread here waits on.
 """
@@ -97,8 +97,10 @@ def _serve(connection: socket.socket) -> None:
     context = EnvContext(config, settings["worker_index"], settings["vector_index"], remote=True)
     made = wrapping.wrap(creator(context), context)
     check_can_be_remote(made, creator.env_id)
-    env = kind_of(made, creator.env_id).to_base_env([made], creator.env_id, settings["seed"])
+    of_kind = kind_of(made, creator.env_id)
+    env = of_kind.to_base_env([made], creator.env_id, settings["seed"])
     ready = {
+        "has_one_agent": of_kind.is_single,
         "observation_space": _space_as_data(env.observation_space),
         "action_space": _space_as_data(env.action_space),
         "max_episode_steps": episode_limit(made),
@@ -109,8 +111,11 @@ def _serve(connection: socket.socket) -> None:
         is_started = False
         while True:
             kind, payload = receive_frame(connection)
+            given = unpack(payload)
             if kind == STEP:
-                env.send_actions({0: unpack(payload)})
+                env.send_actions({0: given})
+            elif given is not None:
+                env.vector_env.seeds = [given]  # type: ignore[attr-defined]  # given where there is one agent alone
             if kind == RESET and is_started:
                 obs: Any = env.try_reset(0)  # kinds that may be remote reset at once
                 poll = opening_poll({0: obs})

@@ -20,12 +20,17 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+from numpy.typing import NDArray
+
+from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
-from aiorl.env.base_env import ASYNC_RESET_RETURN, SEED_STRIDE, BaseEnv, FinishedGame, Poll
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, SEED_STRIDE, BaseEnv, FinishedGame, LockstepEnv, Poll
+from aiorl.env.vector_env import Copies
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import (
     BadObservationError,
@@ -106,11 +111,9 @@ class RemoteEnv(BaseEnv):
         self._copies: list[ChildProcess] = []
         self._games: list[FinishedGame] = []
         self._warned_at = -math.inf
-        self._started = False
-        self._woken, self._waker = socket.socketpair()
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._started = self._is_interrupted = False
         # children end too when nobody keeps this object
-        self._end = weakref.finalize(self, _end, self._selector, (self._woken, self._waker), self._copies)
+        self._end = weakref.finalize(self, _end, self._selector, self._copies)
         self._end.atexit = False
         try:
             for index in range(num_envs):
@@ -120,7 +123,8 @@ class RemoteEnv(BaseEnv):
             self.stop()
             raise
         for copy in self._copies:
-            copy.is_starting = False
+            copy.is_starting = copy.is_busy = False
+        self._has_one_agent: bool = ready[0]["has_one_agent"]
         self._counts_games = bool(ready) and all(facts["counts_games"] for facts in ready)
         self.max_episode_steps: int | None = ready[0]["max_episode_steps"]
         self.observation_space = _space(ready[0]["observation_space"])
@@ -155,8 +159,7 @@ class RemoteEnv(BaseEnv):
                     return Poll(*(dict(sorted(part.items())) for part in poll))
             due = min(gather_until, *(copy.answer_due for copy in self._copies if copy.is_busy))
             for key, _ in self._selector.select(max(0.0, due - now)):
-                if key.data is None:
-                    raise SamplerDied("the wait for environments in other processes was interrupted")
+                self._check_interrupted()
                 self._take(key.data, poll, faults)
             self._find_overdue(faults)
 
@@ -172,8 +175,12 @@ class RemoteEnv(BaseEnv):
 
     def try_reset(self, env_id: Any) -> str:
         """Let one environment begin a new episode; its first observation comes by a later poll."""
-        self._copies[env_id].send(wire.RESET, b"")
+        self._copies[env_id].send(wire.RESET, pack(None))
         return ASYNC_RESET_RETURN
+
+    def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
+        """See BaseEnv; each copy is reset at once when its episode ends."""
+        return _RemoteCopies(self, self._copies).in_lockstep(horizon) if self._has_one_agent else None
 
     def take_finished_games(self) -> list[FinishedGame] | None:
         """See BaseEnv."""
@@ -184,8 +191,10 @@ class RemoteEnv(BaseEnv):
 
     def interrupt(self) -> None:
         """See BaseEnv."""
-        with contextlib.suppress(OSError):  # stopped already
-            self._waker.send(b"0")
+        self._is_interrupted = True
+        for copy in self._copies:
+            with contextlib.suppress(OSError):  # stopped already
+                copy.connection.shutdown(socket.SHUT_RD)  # so that nothing more is waited for
 
     def stop(self) -> None:
         """End the children; one that does not end by itself within 2 s is killed."""
@@ -217,23 +226,38 @@ class RemoteEnv(BaseEnv):
             if copy.is_starting:
                 copy.receive(wire.READY)
                 copy.is_starting = False
-                copy.send(wire.RESET, b"")
+                copy.send(wire.RESET, pack(None))
                 return
-            payload = copy.receive(wire.RESULT)
+            columns = self.result(copy)
         except EnvError as error:
             self._replace(copy, error, faults)
             return
+        for of_poll, value in zip(poll[:5], columns, strict=True):
+            of_poll[index] = value
+
+    def result(self, copy: ChildProcess) -> list[Any]:
+        """Wait for a child's observations, rewards, terminateds, truncateds and infos by agent.
+
+        Raises:
+            EnvError: the child reported a fault, died, or did not answer in time.
+            SamplerDied: after ``interrupt``.
+        """
+        try:
+            payload = copy.receive(wire.RESULT)
+        except EnvError:
+            self._check_interrupted()
+            raise
         copy.is_busy = False
-        obs, rewards, terminateds, truncateds, infos, games, dropped = unpack(payload)
-        poll.obs[index] = obs
-        poll.rewards[index] = rewards
-        poll.terminateds[index] = terminateds
-        poll.truncateds[index] = truncateds
-        poll.infos[index] = unpack(infos)
+        *columns, infos, games, dropped = unpack(payload)
         self._games.extend(FinishedGame(*game) for game in games)
         if dropped and not self.dropped_infos:
             logger.warning("environment %s: infos that cannot be sent between processes are dropped", self.env_id)
         self.dropped_infos += dropped
+        return [*columns, unpack(infos)]
+
+    def _check_interrupted(self) -> None:
+        if self._is_interrupted:
+            raise SamplerDied("the wait for environments in other processes was interrupted")
 
     def _find_overdue(self, faults: dict[Any, EnvError]) -> None:
         now = time.monotonic()
@@ -264,10 +288,61 @@ class RemoteEnv(BaseEnv):
         self._copies[copy.index] = fresh
 
 
-def _end(selector: selectors.BaseSelector, wakers: Sequence[socket.socket], copies: Sequence[ChildProcess]) -> None:
+class _RemoteEnvironment:
+    """An environment in a process of its own, as a gym-like one: a step or reset that was begun is not sent again."""
+
+    def __init__(self, remote: RemoteEnv, copy: ChildProcess) -> None:
+        self._remote, self._copy = remote, copy
+        self.observation_space, self.action_space = remote.observation_space, remote.action_space
+        self.spec = SimpleNamespace(max_episode_steps=remote.max_episode_steps)
+
+    def send(self, action: Any) -> None:
+        """Begin a step."""
+        if not self._copy.is_busy:
+            self._copy.send(wire.STEP, pack({DEFAULT_AGENT_ID: action}))
+
+    def begin_episode(self, seed: int | None) -> None:
+        """Begin a reset."""
+        if not self._copy.is_busy:
+            self._copy.send(wire.RESET, pack(seed))
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for a first observation."""
+        self.begin_episode(seed)
+        return self._remote.result(self._copy)[0][DEFAULT_AGENT_ID], {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        """Wait for what a step brings."""
+        self.send(action)
+        obs, rewards, terminateds, truncateds, infos = self._remote.result(self._copy)
+        agent = DEFAULT_AGENT_ID
+        return obs[agent], rewards[agent], terminateds[ALL_AGENTS], truncateds[ALL_AGENTS], infos.get(agent)
+
+
+class _RemoteCopies(Copies):
+    """Environments in processes of their own, which step and begin their episodes at the same time."""
+
+    can_begin = True
+
+    def __init__(self, remote: RemoteEnv, copies: Sequence[ChildProcess]) -> None:
+        self._remote = remote
+        self.senders = [_RemoteEnvironment(remote, copy) for copy in copies]
+        super().__init__(self.senders, env_id=remote.env_id)
+
+    def begin_episodes(self, rows: NDArray[Any], indices: Sequence[int]) -> None:
+        for index in indices:
+            self.senders[index].begin_episode(self.seeds[index])
+        super().begin_episodes(rows, indices)
+
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        return self._remote.take_finished_games()
+
+    def close(self) -> None:
+        self._remote.stop()
+
+
+def _end(selector: selectors.BaseSelector, copies: Sequence[ChildProcess]) -> None:
     selector.close()
-    for waker in wakers:
-        waker.close()
     for copy in copies:
         copy.hang_up()
     for copy in copies:

@@ -218,12 +218,14 @@ class Copies(VectorEnv):
         terminateds, truncateds: [N] bool of the last step.
         infos: of the last step, empty dicts where there is nothing in them.
         can_begin: some copies can step while the actions of others are not known yet, see ``begin``.
+        senders: where ``can_begin``, objects with a method ``send``, which begins a copy's step unless it is under way.
         check: what an observation must look like where it is a single array; else None.
         step_count: steps taken.
         started_at: [N] what ``step_count`` was when the copy's episode began.
     """
 
     can_begin: bool = False
+    senders: Sequence[Any] = ()
 
     def __init__(self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None) -> None:
         """Take over the copies; they are closed with this object.
@@ -261,6 +263,7 @@ class Copies(VectorEnv):
         self.step_count = 0
         self.started_at = np.zeros(len(envs), np.int64)
         self._steps = [env.step for env in envs]
+        self._games = game_counters(envs)
         self._is_dirty = False
 
     def seed(self, seed: int) -> None:
@@ -289,9 +292,15 @@ class Copies(VectorEnv):
         self.seeds[index] = None
         return obs
 
+    def begin_episodes(self, rows: NDArray[Any], indices: Sequence[int]) -> None:
+        """Begin a new episode in some copies; write their first observations to ``rows``. Raises as ``first_obs``."""
+        for index in indices:
+            rows[index] = self.first_obs(index)
+
     def begin(self, copies: slice, actions: Iterable[Any]) -> None:
         """Begin the step of some copies, where ``can_begin``; ``step_into`` is given all actions and waits for it."""
-        raise NotImplementedError(f"{type(self).__name__} steps one copy after the other")
+        for sender, action in zip(self.senders[copies], actions, strict=True):
+            sender.send(action)
 
     def step_into(self, rows: MutableSequence[Any] | NDArray[Any], actions: Iterable[Any]) -> bool:
         """Step every copy; observations are written to ``rows``, everything else to the attributes.
@@ -306,6 +315,9 @@ class Copies(VectorEnv):
             self.truncateds.fill(False)
             self.infos = [{}] * len(self.envs)
             self._is_dirty = False
+        if self.can_begin:
+            actions = list(actions)
+            self.begin(slice(None), actions)
         self.step_count += 1
         rewards, check = self.rewards, self.check
         shape, dtype = (check.shape, check.dtype) if check is not None else (None, None)
@@ -362,6 +374,10 @@ class Copies(VectorEnv):
         """See VectorEnv."""
         return None if self.check is None else SerialEnv(self, horizon=horizon)
 
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        """See BaseEnv."""
+        return finished_games(self._games)
+
     def get_unwrapped(self) -> Sequence[Any]:
         """The copies, with the wrappers they were made with."""
         return list(self.envs)
@@ -413,7 +429,6 @@ class SerialEnv(LockstepEnv):
         self.can_begin = copies.can_begin
         self.max_episode_steps = episode_limit(copies.envs[0])
         self.limit_episodes(horizon)
-        self._games = game_counters(copies.envs)
         self._first_cut = _NEVER  # no episode gets as long as max_episode_steps before this step
         self._actions_as_list = isinstance(self.action_space, spaces.Discrete)
         self._obs: NDArray[Any] = copies.new_rows()
@@ -426,8 +441,7 @@ class SerialEnv(LockstepEnv):
             self._first_cut = copies.step_count + self.max_episode_steps
         if seeds is not None:
             copies.seeds = [int(seed) for seed in seeds]
-        for index in range(self.num_envs):
-            self._obs[index] = copies.first_obs(index)
+        copies.begin_episodes(self._obs, range(self.num_envs))
         return self._obs
 
     def begin(self, copies: slice, actions: NDArray[Any]) -> None:
@@ -448,8 +462,7 @@ class SerialEnv(LockstepEnv):
             report("infos", copies.infos[done[0]])
             result.final_index = done
             result.final_obs = obs_rows[done]
-            for row in done.tolist():
-                obs_rows[row] = copies.first_obs(row)
+            copies.begin_episodes(obs_rows, done.tolist())
         return result
 
     def _cut_at_limit(self, limit: int) -> bool:
@@ -463,7 +476,7 @@ class SerialEnv(LockstepEnv):
 
     def take_finished_games(self) -> list[FinishedGame] | None:
         """See LockstepEnv."""
-        return finished_games(self._games)
+        return self._copies.take_finished_games()
 
     def close(self) -> None:
         """Close every copy."""

@@ -19,6 +19,7 @@ from aiorl.env.remote_env import RemoteEnv, RemoteSettings
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import BadObservationError, ConfigError, EnvError, SamplerDied, UnknownEnvError
 from aiorl.testing.envs import CountingEnv
+from benchmarks.sampler import make_lockstep_env
 
 COUNTING = "aiorl.testing.envs:CountingEnv"
 FAULTY = "aiorl.testing.envs:FaultyEnv"
@@ -181,6 +182,27 @@ def test_a_child_that_gives_no_answer_in_time_is_a_fault(make_remote, sleepy):
     assert base.poll().obs[0][AGENT].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_copies_in_processes_give_in_lockstep_what_copies_in_turn_give(name):
+    remote, serial = (make_lockstep_env(name, {}, 2, vectorize) for vectorize in ("remote", "serial"))
+    assert remote.max_episode_steps == serial.max_episode_steps
+    np.testing.assert_array_equal(remote.reset([3, 4]), serial.reset([3, 4]))
+    serial.action_space.seed(0)
+    ends = 0
+    for number in range(210):
+        actions = np.stack([serial.action_space.sample() for _ in range(2)])
+        if number % 2:
+            remote.begin(slice(1), actions[:1])
+        one, other = remote.step(actions), serial.step(actions)
+        for field in ("obs", "rewards", "terminateds", "truncateds", "final_index", "final_obs"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+        ends += one.final_index is not None
+    assert ends
+    remote.close()
+    remote.close()
+    serial.close()
+
+
 def test_what_children_cannot_make_is_told_at_once():
     with pytest.raises(UnknownEnvError, match="CartPole-v1"):
         RemoteEnv(RemoteSettings("CartPol-v1"), 1)
@@ -204,6 +226,17 @@ def test_an_interrupt_ends_a_poll_that_waits_and_every_later_one(make_remote, sl
     timer.join()
     env.stop()
     env.interrupt()  # too late to matter
+
+
+def test_an_interrupt_ends_a_step_in_lockstep_too(make_remote, sleepy):
+    env = make_remote("sleepy_env:SleepyEnv", 1, env_config={"seconds": [20.0]})
+    lockstep = env.in_lockstep()
+    lockstep.reset()
+    timer = threading.Timer(0.1, env.interrupt)
+    timer.start()
+    with pytest.raises(SamplerDied, match="interrupted"):
+        lockstep.step(np.zeros(1, np.int64))
+    timer.join()
 
 
 def test_children_end_when_nobody_keeps_the_environment():

@@ -216,7 +216,7 @@ def test_where_wrappers_cut_games_into_episodes_whole_games_are_reported(monkeyp
         ({"policy": {"policy_class": "plain_policies:PlainPolicy"}}, "the policy acts in a way of its own"),
         ({"policy": {"sample_plan": {"columns": ["wishes"]}}}, "the column 'wishes' is wanted"),
         ({"env": MULTI}, "whole arrays"),
-        ({"vectorize": "remote"}, "whole arrays"),
+        ({"env": MULTI, "vectorize": "remote"}, "whole arrays"),
     ],
 )  # fmt: skip
 def test_environments_are_polled_where_somebody_asks_for_more_than_columns_and_the_log_says_why(
@@ -288,8 +288,9 @@ def test_every_form_of_environments_can_be_polled_too(vectorize: str) -> None:
     unit.close()
 
 
+@pytest.mark.parametrize("vectorize", ["serial", "remote"])
 def test_r102_a_step_that_is_not_to_be_trained_on_ends_lockstep_and_leaves_no_row(
-    caplog: pytest.LogCaptureFixture,
+    vectorize: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     weights = mlp_weights(3, 2)
     graph, spec = make_acting_graph(3, spaces.Discrete(2), 2, weights)
@@ -297,7 +298,7 @@ def test_r102_a_step_that_is_not_to_be_trained_on_ends_lockstep_and_leaves_no_ro
     part = WorkerPart.from_dict(
         {
             "env": "lockstep_envs:SometimesUntrained", "num_envs_per_worker": 2, "rollout_fragment_length": 10,
-            "vectorize": "serial", "policies": {DEFAULT_POLICY_ID: {"sample_plan": {"columns": columns}}},
+            "vectorize": vectorize, "policies": {DEFAULT_POLICY_ID: {"sample_plan": {"columns": columns}}},
         }
     )  # fmt: skip
     graphs = {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}
