@@ -174,7 +174,7 @@ class WorkerConfig(BaseModel):
     remote_env_batch_wait_ms: float = _sampling(0.0, unit="ms", ge=0, allow_inf_nan=False)
     """How long a poll of remote environments gathers more ready ones."""
     max_env_restarts_per_hour: int = _sampling(0, unit="restarts", ge=0)
-    """Replacements of one remote environment's failed process; 0 makes each failure an error."""
+    """With remote_worker_envs: replacements of one environment's failed process; 0 makes each failure an error."""
     fake_sampler: bool = _sampling(False)
     """Return the first batch for ever, to test the rest."""
     model: WorkerModelConfig = key(WorkerModelConfig(), group="Learning", where="both")
