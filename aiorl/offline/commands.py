@@ -26,7 +26,8 @@ from aiorl.offline.unit_actions import NORMALIZED, UnitActions, action_space_of
 from aiorl.offline.writers import COMPRESSED
 from aiorl.text import one_line
 
-_Change = Callable[[str, SampleBatch], SampleBatch]
+_Change = Callable[[str, str, SampleBatch], SampleBatch]
+"""Makes rows of what is read from a file for a policy: path, id, rows."""
 
 _PROG = "python -m aiorl.data"
 _MAX_SHOWN = 600
@@ -146,35 +147,31 @@ def _convert(files: list[str], given: dict[str, Any]) -> int:
         if "env" not in given:
             raise ConfigError(f"{NORMALIZED} needs the action space.", key="env", value=None, hint="Give --env ID.")
         change = functools.partial(_restored, UnitActions(action_space_of(given["env"])))
-    statuses = [
-        _write([source], target, found, given, lambda: change)
-        for source, target, found in _targets(files, given["out"], given.get("to"))
-    ]
-    return max(statuses)
+    targets = _targets(files, given["out"], given.get("to"))
+    return max([_write([source], target, found, given, change) for source, target, found in targets])
 
 
 def _merge(files: list[str], given: dict[str, Any]) -> int:
     out, name = given["out"], given.get("to")
-    numbers = itertools.count()
-    return _write(files, out, format_named(name) if name else format_of(out), given, lambda: _renumbering(numbers))
+    return _write(files, out, format_named(name) if name else format_of(out), given, _renumbering())
 
 
-def _kept(policy_id: str, rows: SampleBatch) -> SampleBatch:
+def _kept(path: str, policy_id: str, rows: SampleBatch) -> SampleBatch:
     return rows
 
 
-def _restored(actions: UnitActions, policy_id: str, rows: SampleBatch) -> SampleBatch:
+def _restored(actions: UnitActions, path: str, policy_id: str, rows: SampleBatch) -> SampleBatch:
     actions.restore(rows)
     return rows
 
 
-def _renumbering(numbers: Iterator[int]) -> _Change:
-    """Return a function that gives the episodes of one file numbers that those of no other file have."""
-    new: dict[int, int] = collections.defaultdict(functools.partial(next, numbers))
+def _renumbering() -> _Change:
+    """Return a function that numbers episodes anew, so that those of different files stay apart."""
+    new: dict[tuple[str, int], int] = collections.defaultdict(itertools.count().__next__)
 
-    def renumbered(policy_id: str, rows: SampleBatch) -> SampleBatch:
+    def renumbered(path: str, policy_id: str, rows: SampleBatch) -> SampleBatch:
         if c.EPS_ID in rows:
-            rows[c.EPS_ID] = np.array([new[number] for number in rows[c.EPS_ID].tolist()], np.int64)
+            rows[c.EPS_ID] = np.array([new[path, number] for number in rows[c.EPS_ID].tolist()], np.int64)
         return rows
 
     return renumbered
@@ -223,28 +220,17 @@ def _created(found: Format, path: str, options: WriteOptions) -> Iterator[BatchF
         raise
 
 
-def _write(
-    files: Sequence[str], target: str, found: Format, given: dict[str, Any], make_change: Callable[[], _Change]
-) -> int:
-    """Write files as one; return 1 if places could not be read, which are named and left out, else 0.
-
-    Args:
-        files: at least one.
-        target: a new file.
-        found: the format of that.
-        given: options of the command.
-        make_change: called for each file; returns what changes each policy's rows before they are written.
-    """
+def _write(files: Sequence[str], target: str, found: Format, given: dict[str, Any], change: _Change) -> int:
+    """Write files as one new file, changed; return 1 if places could not be read, which are named and left out."""
     names = given.get("compress", ",".join(COMPRESSED))
     num_rows = status = 0
     with _created(found, target, WriteOptions(frozenset(names.split(",")) - {"", "none"}, given.get("env"))) as file:
         for path in files:
-            change = make_change()
             for stored in stored_batches(path):
                 if isinstance(stored, DataError):
                     sys.stderr.write(f"aiorl: left out: {one_line(str(stored), _MAX_SHOWN)}\n")
                     status = 1
-                elif (batch := map_policies(stored.batch, change)) is not None:
+                elif (batch := map_policies(stored.batch, functools.partial(change, path))) is not None:
                     file.write(batch)
                     num_rows += batch.total()
     _say(f"{target}: {num_rows:,} rows")

@@ -32,13 +32,13 @@ class _Column:
     Attributes:
         dtype: of its values; several joined by " or ".
         shape: of a row; None where rows differ.
-        low, high: smallest and largest finite value seen; None where there is none.
+        low, high: smallest and largest finite value seen.
     """
 
     dtype: str
     shape: tuple[int, ...] | None
-    low: float | None = None
-    high: float | None = None
+    low: float = np.inf
+    high: float = -np.inf
 
     def add(self, column: Array) -> None:
         """Take in a batch's part of it."""
@@ -47,21 +47,23 @@ class _Column:
             self.dtype += f" or {name}"
         if column.shape[1:] != self.shape:
             self.shape = None
-        if column.dtype.kind in "biuf" and column.size:
+        if column.dtype.kind in "biuf":
             finite = column[np.isfinite(column)] if column.dtype.kind == "f" else column
             if finite.size:
-                low, high = float(finite.min()), float(finite.max())
-                self.low = low if self.low is None else min(self.low, low)
-                self.high = high if self.high is None else max(self.high, high)
+                self.low, self.high = min(self.low, float(finite.min())), max(self.high, float(finite.max()))
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether there was a finite value."""
+        return self.low <= self.high
 
     @property
     def space(self) -> str:
         """The space that values like these come from, as far as they tell."""
         shape = "rows that differ" if self.shape is None else f"{self.shape}"
-        if self.shape == () and self.dtype.startswith(("int", "uint")) and self.low is not None and self.low >= 0:
-            return f"Discrete({int(self.high or 0) + 1}), as far as seen"
-        seen = "" if self.low is None or self.high is None else f", seen {self.low:.4g} to {self.high:.4g}"
-        return f"Box of {shape} {self.dtype}{seen}"
+        if self.shape == () and self.dtype.startswith(("int", "uint")) and self.is_seen and self.low >= 0:
+            return f"Discrete({int(self.high) + 1}), as far as seen"
+        return f"Box of {shape} {self.dtype}" + (f", seen {self.low:.4g} to {self.high:.4g}" if self.is_seen else "")
 
     def __str__(self) -> str:
         return self.dtype + (" of differing shapes" if self.shape is None else f"{[*self.shape]}" if self.shape else "")
@@ -118,7 +120,7 @@ class _Policy:
                 yield label, column.space
         if space is not None:
             yield "of the env", f"{space}"
-            if taken and taken.low is not None and taken.high is not None and seem_scaled(space, taken.low, taken.high):
+            if taken and taken.is_seen and seem_scaled(space, taken.low, taken.high):
                 yield "", f"actions seem to be scaled to [-1, 1], as RLlib stores them: set {NORMALIZED}"
         ended = f"{len(self.returns):,} ended"
         if self.open_episodes:
@@ -133,7 +135,7 @@ class _Policy:
     def _probabilities(self) -> str:
         for name in (ACTION_PROB, c.ACTION_LOGP):
             found = self.columns.get(name)
-            if found is not None and found.low is not None and found.high is not None:
+            if found is not None and found.is_seen:
                 ends = (
                     [found.low, found.high] if name == ACTION_PROB else np.exp(np.minimum([found.low, found.high], 700))
                 )
