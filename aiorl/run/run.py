@@ -83,22 +83,15 @@ class Run:
         self._plan = plan
         self._make_source = source_for(config, here)
         self._directory = directory
-        self._headline = Headline(
-            config.algo,
-            config.env or "",
-            config.num_workers,
-            config.stop_return,
-            config.stop_timesteps,
-            config.stop_time_s,
-            is_alone=config.is_alone,
-        )
+        criteria = StopCriteria.of(config)
+        self._headline = Headline.of(config, criteria)
         self._display = display(self._headline)
         self._is_watched = False
         self._display_logs = DisplayHandler()
         self._display_logs.addFilter(lambda record: not hasattr(record, "shown"))
         self._files = RunFiles(config, directory)
         self._evaluations = Evaluations(config, directory.path, self._tell, can_play_here=config.is_alone)
-        self._stop = StopAt(StopCriteria.of(config), self._evaluations)
+        self._stop = StopAt(criteria, self._evaluations)
         self._picture = ""
         self._result: dict[str, Any] = {}
 

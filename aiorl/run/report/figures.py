@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from aiorl.config.command_line import as_typed
+from aiorl.config.schema import CommonConfig
 
 _NUM_POLICIES = 6
 _BARS = "▁▂▃▄▅▆▇█"
@@ -24,7 +25,6 @@ class Headline:
         num_workers: workers started with the learner; more may join.
         stop_return: mean return of the last 100 episodes that ends the run, or None.
         stop_timesteps: env steps that end the run, or None.
-        stop_time_s: seconds that end the run, or None.
         is_alone: the run's own process samples, and no worker is expected.
     """
 
@@ -33,8 +33,21 @@ class Headline:
     num_workers: int
     stop_return: float | None = None
     stop_timesteps: int | None = None
-    stop_time_s: float | None = None
     is_alone: bool = False
+
+    @classmethod
+    def of(cls, config: CommonConfig, goals: Mapping[str, float]) -> Self:
+        """Return that of a run.
+
+        Args:
+            config: the effective configuration.
+            goals: bounds of its stop criteria by key.
+        """
+        most = goals.get("stop_timesteps")
+        return cls(
+            config.algo, config.env or "", config.num_workers, goals.get("stop_return"),
+            None if most is None else int(most), config.is_alone,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,15 +236,15 @@ class AlgorithmTrainer(Trainer):
             raise UnknownPolicyError(sorted(unknown)[0], known)
         tensors = dict(state.tensors)
         for policy_id, own in weights.items():
-            prefix = f"{policy_id}/weights/"
-            names = [name.removeprefix(prefix) for name in state.tensors if name.startswith(prefix)]
-            if missing := [name for name in names if name not in own]:
-                raise ConfigError(f"these weights can't be set: {missing[0]!r} of {policy_id!r} is missing")
-            for name, value in own.items():
-                tensors[f"{policy_id}/weights/{name}"] = array = np.array(value)
-                if array.dtype.kind == "f" and not np.isfinite(array).all():
-                    said = f"these weights can't be set: {name!r} of {policy_id!r} holds numbers that are not finite"
-                    raise ConfigError(said)
+            given = {f"{policy_id}/weights/{name}": np.array(value) for name, value in own.items()}
+            for name in (*state.tensors, *given):
+                if not name.startswith(f"{policy_id}/weights/"):
+                    continue
+                if name not in given:
+                    raise ConfigError(f"these weights can't be set: {name!r} is missing")
+                if given[name].dtype.kind == "f" and not np.isfinite(given[name]).all():
+                    raise ConfigError(f"these weights can't be set: {name!r} holds numbers that are not finite")
+            tensors |= given
         try:
             group.set_state(AlgorithmState(tensors, state.values))
         except CheckpointError as error:

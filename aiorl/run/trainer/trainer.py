@@ -240,14 +240,10 @@ class Trainer:
             ConfigError: a criterion is unknown or no number, or asks for evaluations although there are none; and what
                 ``train`` raises.
         """
-        began, count, config = time.monotonic(), 0, self.config
-        criteria = StopCriteria.of(config, **stop)
+        began, count = time.monotonic(), 0
+        criteria = StopCriteria.of(self.config, **stop)
         if progress:
-            goal, most = criteria.get("stop_return"), criteria.get("stop_timesteps")
-            headline = Headline(
-                config.algo, str(config.env), config.num_workers, goal, None if most is None else int(most)
-            )
-            yield from shown_on_a_line(self.iterate(progress=False, **criteria), headline)
+            yield from shown_on_a_line(self.iterate(progress=False, **criteria), Headline.of(self.config, criteria))
             return
         while True:
             try:
