@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession
-from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.transport.endpoint import Event, EventKind
 from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
@@ -101,11 +100,6 @@ class LearnerService:
     def address(self) -> str:
         """Where workers connect to."""
         return self._endpoint.address
-
-    @property
-    def ledger(self) -> Ledger:
-        """The account of env steps."""
-        return self.session.ledger
 
     @property
     def flow(self) -> Flow:
@@ -346,7 +340,7 @@ class LearnerService:
     def progress(self, perf: Mapping[str, float] | None) -> Progress:
         """Return where the learner stands now."""
         workers = len(self.session.slots)
-        return progress_of(self.counters, self.ledger, self._flow, perf, self._endpoint.stats(), workers)
+        return progress_of(self.counters, self.session.ledger, self._flow, perf, self._endpoint.stats(), workers)
 
     def waiting_for(self, join_command: str) -> str:
         """Why nothing happens, in plain words: what each worker says of itself, or how one joins."""

@@ -14,7 +14,7 @@ from aiorl.env.base_env import BaseEnv, as_poll, opening_poll
 from aiorl.env.env_maker import EnvMaker, EnvPlan, to_base_env
 from aiorl.env.kinds import KINDS, EnvKind, kind_of
 from aiorl.errors import ConfigError, EnvContractError, UnsupportedEnvError
-from aiorl.run.look_at_env import look_at_env
+from aiorl.run.build import look_at_env
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 

@@ -15,7 +15,7 @@ from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.env.registry import register_env
 from aiorl.errors import ConfigError, EnvError, UnsupportedEnvError
 from aiorl.learning.algorithms.ppo import PPOConfig
-from aiorl.run.look_at_env import look_at_env
+from aiorl.run.build import look_at_env
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
 KIND = {kind.name: kind for kind in KINDS}

@@ -85,7 +85,7 @@ def test_every_row_is_trained_on_once_a_pass_whoever_reads_it(
     rows = stored(tmp_path, num_files)
     both = read_all(num_workers, algorithm, input=str(tmp_path), input_epochs=2)
     assert rows_trained(both) == dict.fromkeys(rows, 2)
-    ledger = both.service.ledger.as_dict()
+    ledger = both.service.session.ledger.as_dict()
     assert ledger["trained"] == ledger["sampled"] == 2 * len(rows)
     assert {worker.state for worker in both.service.session.workers} <= {OUT_OF_DATA}
     assert not any("has brought nothing" in text for text in both.events), "who has read all is not waited for"

@@ -333,7 +333,11 @@ class SamplerUnit:
 
     def _sample(self) -> Produced:
         part, worker = self._part, self.worker
-        first_version = self._version_at_start()
+        if self._is_stopped:
+            raise StopSampling
+        if not part.sample_async:
+            self._between_turns(worker)
+        first_version = self._version_now
         in_lockstep = worker.sample_in_lockstep()
         if in_lockstep is not None:
             fragment, episodes = in_lockstep
@@ -365,17 +369,13 @@ class SamplerUnit:
             num_envs,
             episodes,
             first_version,
-            self._slot.newest_version if part.sample_async else self._slot.version,
+            self._version_now,
             self._take_perf(),
         )
 
-    def _version_at_start(self) -> int:
-        if self._is_stopped:
-            raise StopSampling
-        if self._part.sample_async:
-            return self._slot.newest_version
-        self._between_turns(self.worker)
-        return self._slot.version
+    @property
+    def _version_now(self) -> int:
+        return self._slot.newest_version if self._part.sample_async else self._slot.version
 
     def _between_turns(self, worker: RolloutWorker) -> None:
         """Take up what is offered; in the thread that samples, which may be at work before the constructor ends."""
