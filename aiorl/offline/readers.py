@@ -206,7 +206,7 @@ class FileReader(InputReader):
         files: the files that it reads, all or its share of them.
         num_passes: whole passes so far.
         num_rows: rows read so far.
-        unreadable: error by file and place, each once, however many passes come to it; place "" is a whole file.
+        unreadable: reason by file and place, each once, however many passes come to it; place "" is a whole file.
         piece: number of the batch that `next` gave last, see `aiorl.data.columns.PIECE`; 0 before.
     """
 
@@ -223,7 +223,7 @@ class FileReader(InputReader):
         if len(self.files) >= share.of:
             self.files, self._share = self.files[share.index :: share.of], WHOLE
         self.num_passes = self.num_rows = self.piece = 0
-        self.unreadable: dict[tuple[str, str], DataError] = {}
+        self.unreadable: dict[tuple[str, str], str] = {}
         self._rng = np.random.default_rng(None if options.seed is None else [options.seed, share.index])
         self._ended_by: AiorlError = EndOfData(f"all passes over {len(self.files)} files have been read")
         self._is_closed = False
@@ -302,7 +302,7 @@ class FileReader(InputReader):
     def _note(self, error: DataError) -> None:
         if (error.path, error.place) in self.unreadable:
             return
-        self.unreadable[error.path, error.place] = error
+        self.unreadable[error.path, error.place] = str(error)  # its traceback would keep what was read
         count, most = len(self.unreadable), self._options.max_corrupt
         if count <= _MAX_LOGGED:
             logger.warning("Left out: %s", error)
@@ -313,7 +313,7 @@ class FileReader(InputReader):
             )
 
     @property
-    def _first_error(self) -> DataError:
+    def _first_error(self) -> str:
         return next(iter(self.unreadable.values()))
 
 
