@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import stat
-import subprocess
-import sys
 
 import pytest
 
@@ -64,11 +62,6 @@ def test_a_name_that_is_no_file_name_is_refused(tmp_path, name):
     assert not (tmp_path / "keys").exists()
 
 
-def test_a_name_given_twice_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="twice"):
-        make_keys(tmp_path, ("a", "a"))
-
-
 def test_a_directory_that_cannot_be_made_is_one_plain_sentence(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(SecurityError, match="cannot write keys"):
@@ -86,10 +79,3 @@ def test_it_says_what_to_copy_where_and_what_to_type_next(tmp_path, capsys):
         assert part in said
     secret = (tmp_path / "keys" / "host1.key_secret").read_text().split('secret-key = "')[1][:40]
     assert secret not in said
-
-
-def test_help_teaches_by_example_and_wrong_usage_is_status_2(tmp_path):
-    command = [sys.executable, "-m", "aiorl.keys"]
-    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "python -m aiorl.keys ~/keys --workers host1 host2" in shown
-    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 2

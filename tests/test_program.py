@@ -61,11 +61,6 @@ def test_a_command_has_its_own_options_and_status(capsys: pytest.CaptureFixture[
     assert "is no run directory" in err
 
 
-def test_every_command_has_a_module() -> None:
-    for module, _ in program._COMMANDS.values():
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
-
-
 def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "python -m aiorl.learner --resume a; python -m aiorl.evaluate a; python -m aiorl.config.rllib_file"
     monkeypatch.setattr(sys, "argv", ["/home/me/.venv/bin/aiorl", "train"])

@@ -28,17 +28,14 @@ from aiorl.testing.envs import CountingEnv
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "aiorl").rglob("*.py"))
+TEXTS = {path.relative_to(ROOT / "aiorl").as_posix(): path.read_text(encoding="utf-8") for path in FILES}
 HOOKS = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
 
 
 def knowing(name: str) -> set[str]:
     """The files of the package in which a name stands."""
     pattern = re.compile(rf"\b{name}\b")
-    return {
-        path.relative_to(ROOT / "aiorl").as_posix()
-        for path in FILES
-        if pattern.search(path.read_text(encoding="utf-8"))
-    }
+    return {path for path, text in TEXTS.items() if name in text and pattern.search(text)}
 
 
 HIDDEN = {

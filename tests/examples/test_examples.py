@@ -133,6 +133,7 @@ def test_custom_env(folder: Folder) -> None:
     assert 0.25 - 1e-6 <= mean < 0.301  # a run ends by its return but for the rounding of float32 rewards
 
 
+@pytest.mark.slow
 def test_optuna_sweep_prunes_what_does_worse_than_most_trials_in_its_file(folder: Folder) -> None:
     optuna = pytest.importorskip("optuna")
     storage = f"sqlite:///{folder.path}/sweep.db"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from processes import StartedLearner
+from processes import Processes, StartedLearner
 from safetensors.numpy import load_file
 
-SUPPORT = Path(__file__).parents[1] / "support"
 SMALL = (
     "--seed=1", "--num-workers=1", "--num-envs-per-worker=4", "--rollout-fragment-length=32",
     "--train-batch-size=256", "--sgd-minibatch-size=64", "--num-sgd-iter=2", "--xla=off", "--model.fcnet-hiddens=[16]",
@@ -30,15 +27,8 @@ Run = Callable[..., StartedLearner]
 
 
 @pytest.fixture
-def run(processes: Any) -> Run:
-    """Starts a learner whose processes find `general_runs`."""
-    path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
-
-    def start(*options: str, **keywords: Any) -> StartedLearner:
-        started: StartedLearner = processes.learner(*options, environment={"PYTHONPATH": path}, **keywords)
-        return started
-
-    return start
+def run(processes: Processes) -> Run:
+    return processes.learner
 
 
 def finished(learner: StartedLearner, status: int = 0, timeout_s: float = 90.0) -> dict[str, Any]:
@@ -194,22 +184,9 @@ def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, polled: tup
     ("said", "options"),
     [
         ("multiagent.policies_to_train names 'centre'", (*TWO, "--multiagent.policies-to-train=[centre]")),
-        (
-            "'right' is to be trained (all do where it is left out), but it is of your own class",
-            (*TWO, "--multiagent.policies={left: null, right: 'general_runs:Pusher'}"),
-        ),
-        ("multiagent.policy_mapping_fn is not set", TWO[:2]),
         ("policy 'left' has no observation space: the environment names none", (*TWO, "--env-config={nameless: true}")),
-        ("vectorize is 'native', but environment 'general_runs:", (*TWO, "--vectorize=native")),
-        ("the policies are left, right, but the environment, a gymnasium.Env, has one", (*TWO, "--env=CartPole-v1")),
-        ("policies.left.config: lr must be a number", (*TWO, "--multiagent.policies={left: {config: {lr: x}}}")),
-        ("which can't learn beside 'ppo'", (*TWO, "--multiagent.policies={left: null, right: dqn}")),
-        ("callbacks is 'general_runs:side', expected a subclass", ("--callbacks=general_runs:side",)),
+        ("callbacks 'general_runs:Unfit': on_episode_end can't be called", ("--callbacks=general_runs:Unfit",)),
         ("on_train_result failed: RuntimeError('the hook fails on purpose')", ("--callbacks=general_runs:Failing",)),
-        (
-            "callbacks 'general_runs:Unfit': on_episode_end can't be called",
-            ("--callbacks=general_runs:Unfit",),
-        ),
         (
             "unknown policy id 'nobody'; known ids: 'left', 'right'",
             (*TWO, "--multiagent.policy-mapping-fn=general_runs:nobody"),

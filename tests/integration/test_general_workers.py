@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import psutil
 import pytest
-from processes import StartedLearner, check_ledger, wait_until
+from processes import Processes, StartedLearner, check_ledger, wait_until
 
-SUPPORT = Path(__file__).parents[1] / "support"
 SMALL = (
     "--num-workers=1", "--num-envs-per-worker=2", "--rollout-fragment-length=32", "--train-batch-size=128",
     "--sgd-minibatch-size=64", "--num-sgd-iter=1", "--xla=off", "--model.fcnet-hiddens=[8]",
@@ -22,15 +20,8 @@ Run = Callable[..., StartedLearner]
 
 
 @pytest.fixture
-def run(processes: Any) -> Run:
-    """Starts a learner whose processes find `general_parts`."""
-    path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
-
-    def start(*options: str) -> StartedLearner:
-        started: StartedLearner = processes.learner(*SMALL, *options, environment={"PYTHONPATH": path})
-        return started
-
-    return start
+def run(processes: Processes) -> Run:
+    return partial(processes.learner, *SMALL)
 
 
 def finished(learner: StartedLearner) -> dict[str, Any]:
@@ -106,9 +97,3 @@ def test_an_environment_of_the_old_gym_package_and_sampling_in_the_background(ru
     learner = run("--env=gym:CartPole-v1", "--sample-async=true", "--stop-timesteps=500")
     assert finished(learner)["episode_reward_mean"] > 5
     assert "polled turn by turn: sample_async is set" in learner.worker_log
-
-
-def test_a_monitor_writes_into_the_runs_directory(run: Run) -> None:
-    learner = run("--monitor=true", "--stop-timesteps=200")
-    finished(learner)
-    assert {path.name for path in (learner.run_dir / "monitor").iterdir()} == {"worker-1-env-0", "worker-1-env-1"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from netns import LEARNER_HOST, NEEDS_NAMESPACES, PORT, WORKER_HOST, Network, Process, network
+from processes import wait_until
 
 from aiorl.keys import make_keys
 from aiorl.net.transport.security import read_public_key
@@ -106,7 +107,9 @@ def _flows(worker: Process, timeout_s: float = 20.0) -> None:
     """Wait until something more has gone up and come down."""
     text = worker.text.splitlines()
     up, down = _last("acknowledged", text), _last("heard", text)
-    worker.wait_for(lambda lines: _last("acknowledged", lines) > up + 5 and _last("heard", lines) > down + 5, timeout_s)
+    wait_until(
+        lambda: _last("acknowledged", worker.lines) > up + 5 and _last("heard", worker.lines) > down + 5, timeout_s
+    )
 
 
 def test_a_worker_with_keys_on_another_host_talks_under_its_key(network, keys):
@@ -154,7 +157,7 @@ def test_everything_without_an_admitted_key_is_refused_with_reasons_and_the_work
     assert worker.text.count('"event": "connected"') == 1
 
 
-@pytest.mark.parametrize("cut_s", [4.0, pytest.param(20.0, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("cut_s", [1.0, pytest.param(18.0, marks=pytest.mark.nightly)])
 def test_traffic_resumes_after_the_link_was_cut(network, keys, cut_s):
     net = network()
     _start_learner(net, keys)
@@ -162,7 +165,7 @@ def test_traffic_resumes_after_the_link_was_cut(network, keys, cut_s):
     _flows(worker)
     net.cut()
     worker.wait_for_text('"disconnected"')
-    time.sleep(cut_s - 3.0)
+    time.sleep(cut_s)
     net.mend()
     _flows(worker, 15.0)
     assert worker.text.count('"event": "connected"') >= 2
@@ -172,6 +175,5 @@ def test_a_slow_and_lossy_link_carries_everything(network, keys):
     net = network(delay_s=0.05, loss=0.01)
     _start_learner(net, keys)
     worker = _start_worker(net, keys)
-    _flows(worker)
     _flows(worker)
     assert '"disconnected"' not in worker.text

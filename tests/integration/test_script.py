@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).parents[2] / "docs" / "own_code.md"
 
 
+@pytest.mark.slow
 def test_workers_import_what_the_script_that_is_run_defines_and_registers(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python file=my_training.py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "my_training.py").write_text(code.replace('"run"', repr(str(tmp_path / "run"))))

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.soak import repeated_warnings, run_soak
-
-LOG = """\
-2026-01-02 23:59:40,123 INFO aiorl.x: copy 1 restarts
-2026-01-02 23:59:41,123 WARNING aiorl.x: copy 1 restarts
-23:59:50 I copy 2 restarts
-00:00:20 W another one
-00:00:42 W another one
-2026-01-03 00:00:45,001 WARNING aiorl.x: copy 3 restarts
-00:02:42 W another one
-"""
-
-
-def test_warnings_that_come_again_within_a_minute_are_found_also_over_midnight():
-    assert repeated_warnings(LOG) == ["another one"]
-    assert repeated_warnings(LOG, period_s=70.0) == ["another one", "aiorl.x: copy # restarts"]
+from benchmarks.soak import run_soak
 
 
 @pytest.mark.nightly

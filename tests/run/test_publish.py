@@ -19,20 +19,6 @@ def delta(*rows: float) -> dict[str, dict[str, np.ndarray]]:
     return {DEFAULT_POLICY_ID: seen.take_delta(1)}
 
 
-def test_versions_rise_by_one_and_snapshots_carry_weights_vars_and_acknowledgements() -> None:
-    publisher = Publisher({DEFAULT_POLICY_ID: NoFilter()})
-    publisher.join("a")
-    publisher.join("b")
-    first = publisher.next_snapshot({DEFAULT_POLICY_ID: {"w": np.zeros(2)}}, {"timestep": 0})
-    publisher.merge_deltas("a", 3, {})
-    second = publisher.next_snapshot({DEFAULT_POLICY_ID: {"w": np.ones(2)}}, {"timestep": 9})
-    assert (first.version, second.version) == (0, 1)
-    assert second.filters == {}
-    assert second.filter_acks == {"a": 3}
-    assert second.global_vars == {"timestep": 9}
-    np.testing.assert_array_equal(second.weights[DEFAULT_POLICY_ID]["w"], np.ones(2))
-
-
 def test_r142_a_delta_delivered_twice_is_merged_once() -> None:
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
     publisher.join("a")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +15,10 @@ from in_process import LENGTH, NUM_ENVS, BlockingEnv, FakeAlgorithm, fake_learni
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import EndpointClosed, MemoryQuotaError, WorkerError
+from aiorl.errors import MemoryQuotaError, WorkerError
 from aiorl.keys import make_keys
 from aiorl.process import tasks as tasks_module
 from aiorl.run import training as module
-from aiorl.run.evaluations import Evaluations
 from aiorl.run.flow import Counters
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.console import PlainDisplay
@@ -29,7 +26,6 @@ from aiorl.run.report.figures import summary_lines
 from aiorl.run.report.loggers import read_results
 from aiorl.run.run import Outcome, Run
 from aiorl.run.training import Iteration, Training
-from aiorl.run.update_thread import UpdateFailed, WarmUpDone
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,46 +109,6 @@ def test_r184_a_learner_beyond_its_quota_of_memory_ends_with_an_error_that_says_
     assert display.is_closed
 
 
-@pytest.mark.parametrize("log_sys_usage", [True, False])
-def test_r195_cpu_and_memory_use_are_in_results_if_wanted(
-    start: Callable[..., tuple[Run, Any]], log_sys_usage: bool
-) -> None:
-    run, _ = start(log_sys_usage=log_sys_usage)
-    results = []
-
-    def look() -> None:
-        results.append(training_of(run).finish_iteration())
-        run.request_stop("enough")
-
-    async def main() -> None:
-        asyncio.get_running_loop().call_later(0.1, look)
-        await asyncio.wait_for(run.run(), 20)
-
-    asyncio.run(main())
-    wanted = {"cpu_util_percent", "ram_util_percent", "learner_cpu_percent", "learner_rss_bytes"}
-    assert results[0].get("perf", {}).keys() == (wanted if log_sys_usage else set())
-
-
-def test_an_error_in_a_callback_of_the_loop_ends_the_run_and_all_is_released(
-    start: Callable[..., tuple[Run, Any]], caplog: pytest.LogCaptureFixture
-) -> None:
-    run, display = start()
-
-    def break_down() -> None:
-        raise ZeroDivisionError("a callback is broken")
-
-    async def main() -> None:
-        asyncio.get_running_loop().call_later(0.1, break_down)
-        await asyncio.wait_for(run.run(), 20)
-
-    with pytest.raises(ZeroDivisionError, match="a callback is broken"):
-        asyncio.run(main())
-    assert display.is_closed
-    assert "a callback is broken" in caplog.text
-    with pytest.raises(EndpointClosed):
-        source_of(run).service._endpoint.broadcast([b""])
-
-
 def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
     start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,42 +145,6 @@ def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
         "the workers could not be ended within 0.05 s",
         "the files could not be ended",
     ]
-
-
-def test_what_the_update_thread_says_after_the_end_is_left_out(start: Callable[..., tuple[Run, Any]]) -> None:
-    run, _ = start()
-    errors: list[Any] = []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.1, run.request_stop, "enough")
-        outcome = await asyncio.wait_for(run.run(), 20)
-        assert outcome.ok
-        loop.set_exception_handler(lambda loop, context: errors.append(context))
-        for event in (WarmUpDone(1.0), UpdateFailed(ZeroDivisionError())):
-            source_of(run)._on_update_thread(event)
-        await asyncio.sleep(0.01)
-
-    asyncio.run(main())
-    assert not errors
-    hear = source_of(run)._on_update_thread
-    late = threading.Thread(target=hear, args=(WarmUpDone(1.0),))  # when the loop is closed
-    late.start()
-    late.join(5)
-
-
-def test_how_patient_the_learner_is_with_its_workers_is_what_the_config_says(
-    start: Callable[..., tuple[Run, Any]],
-) -> None:
-    run, _ = start(transport={"heartbeat_interval_s": 11, "heartbeat_timeout_s": 33, "lease_timeout_s": 44})
-
-    async def main() -> None:
-        asyncio.get_running_loop().call_later(0.1, run.request_stop, "enough")
-        await asyncio.wait_for(run.run(), 20)
-
-    asyncio.run(main())
-    settings = source_of(run).service.session.settings.transport
-    assert (settings.heartbeat_interval_s, settings.heartbeat_timeout_s, settings.lease_timeout_s) == (11, 33, 44)
 
 
 class Recorder(PlainDisplay):
@@ -282,6 +202,8 @@ def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
     )
     assert read_results(run._directory.path) == []
     assert list(run._directory.checkpoints.iterdir()) == []
+    (line,) = summary_lines(run.summary(outcome))
+    assert line.startswith(f"{outcome.reason} (run directory: ")
 
 
 class Showing(SilentDisplay):
@@ -372,46 +294,16 @@ def test_how_to_join_names_the_keys_where_keys_are_in_use(
     )
 
 
-def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use_or_an_evaluation_that_does_not_end(
-    start: Callable[..., tuple[Run, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
+def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use(
+    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, _ = start(bind="tcp://0.0.0.0:0", insecure=True, stop_time_s=1.2, evaluation_interval=1)
+    run, _ = start(bind="tcp://0.0.0.0:0", insecure=True, stop_time_s=1.2)
     monkeypatch.setattr(Training, "silent_s", 71.0)
-    tick = Run._tick
-
-    async def save(directory: Path, **options: Any) -> Path:
-        return directory
-
-    async def hang(path: Path, request: Any) -> Any:
-        await asyncio.get_running_loop().create_future()
-
-    standing: Any = SimpleNamespace(
-        saver=SimpleNamespace(save_last=save),
-        source=SimpleNamespace(play=hang),
-        end=SimpleNamespace(has_come=False, before=lambda step: step),
-    )
-
-    async def tick_twice(self: Run, training: Any) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(tick(self, training), 0.2)
-        self._evaluations = Evaluations(self._config, tmp_path, print, can_play_here=True)
-        async with asyncio.TaskGroup() as group:
-            evaluating = group.create_task(self._evaluations.after_iteration(standing, {"training_iteration": 3}))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(tick(self, training), 0.2)
-            evaluating.cancel()
-        assert self._evaluations.holds_up == ""
-
-    monkeypatch.setattr(Run, "_tick", tick_twice)
     asyncio.run(asyncio.wait_for(run.run(), 20))
-    first, second = [record.getMessage() for record in caplog.records if "no update for 71 s" in record.getMessage()]
-    assert source_of(run).join_command in first
-    assert "0.0.0.0" not in first
-    assert "num_workers: 0" in first
-    assert "the evaluation of iteration 3" in second
+    said = next(text for text in caplog.messages if "no update for 71 s" in text)
+    assert source_of(run).join_command in said
+    assert "0.0.0.0" not in said
+    assert "num_workers: 0" in said
 
 
 def test_an_environment_that_fails_in_every_worker_at_once_ends_the_run(
@@ -429,20 +321,6 @@ class BrokenEnv(BlockingEnv):
 
     def step(self, action: Any) -> Any:
         raise RuntimeError(f"boom {id(self)}")
-
-
-def test_a_run_that_was_ended_before_it_trained_is_summed_up_in_one_line(
-    start: Callable[..., tuple[Run, Any]],
-) -> None:
-    run, _ = start()
-
-    async def main() -> Outcome:
-        asyncio.get_running_loop().call_later(0.1, run.request_stop, "Ended by Ctrl-C.")
-        return await asyncio.wait_for(run.run(), 20)
-
-    outcome = asyncio.run(main())
-    (line,) = summary_lines(run.summary(outcome))
-    assert line.startswith("Ended by Ctrl-C. Nothing was trained yet, so there is nothing to save. (run directory: ")
 
 
 def test_a_run_that_the_user_ends_leaves_a_checkpoint_and_its_curve(

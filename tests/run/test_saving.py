@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,6 @@ from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.process.tasks import Tasks
-from aiorl.run import saving as module
 from aiorl.run.flow import Counters
 from aiorl.run.report.results import Results
 from aiorl.run.restoring import Restored, RunState, take_up
@@ -190,106 +188,6 @@ def test_in_a_hurry_it_is_of_the_state_after_the_last_finished_update_with_the_c
     assert newest.meta["counters"] == {**newest.meta["counters"], "updates": 1, "env_steps_sampled": 0}
 
 
-def test_an_update_that_fails_at_the_end_is_not_waited_for(tmp_path: Path) -> None:
-    saver, _ = make(tmp_path)
-
-    async def run() -> None:
-        update = LastUpdate(Updates().stop)
-        saver.keep(state(1.0))
-        await update.wait(0.0, asyncio.Event(), update.come)
-        await update.wait(0.0, asyncio.Event(), no_wait)
-        await saver.save_last()
-
-    asyncio.run(run())
-    assert load_newest_valid(tmp_path).tensors["algorithm/w"].tolist() == [1, 1]
-
-
-def test_without_an_update_in_this_session_there_is_nothing_to_save(tmp_path: Path) -> None:
-    saver, service = make(tmp_path)
-
-    async def run() -> None:
-        assert not saver.has_news
-        service.counters.updates = 0
-        saver.keep(state(1.0))
-        update = LastUpdate(Updates().stop)
-        task = asyncio.create_task(update.wait(20.0, asyncio.Event(), no_wait))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        update.come()
-        await task
-        assert not saver.has_news
-        saver.save_in_passing()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
-
-
-def test_one_in_passing_that_is_being_written_comes_before_the_last(tmp_path: Path, monkeypatch: Any) -> None:
-    saver, service = make(tmp_path)
-    begun, go = threading.Event(), threading.Event()
-    numbers = []
-
-    def slowly(folder: Path, number: int, *args: Any, **kwargs: Any) -> Path:
-        begun.set()
-        assert go.wait(20)
-        numbers.append(number)
-        return save_checkpoint(folder, number, *args, **kwargs)
-
-    monkeypatch.setattr(module, "save_checkpoint", slowly)
-
-    async def run() -> None:
-        saver.keep(state(1.0))
-        saver.save_in_passing()
-        saver.save_in_passing()  # one is enough
-        await asyncio.to_thread(begun.wait, 20)
-        service.counters.updates = 2
-        saver.keep(state(2.0))
-        last = asyncio.create_task(saver.save_last())
-        await asyncio.sleep(0)
-        go.set()
-        await last
-
-    asyncio.run(run())
-    assert numbers == [1, 2]
-    assert load_newest_valid(tmp_path).tensors["algorithm/w"].tolist() == [2, 2]
-
-
-def test_in_passing_nothing_is_written_before_the_first_update(tmp_path: Path) -> None:
-    saver, _ = make(tmp_path)
-
-    async def run() -> None:
-        saver.save_in_passing()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
-
-
-def test_counts_are_those_of_the_state_also_where_the_next_update_is_accounted_for_at_once(tmp_path: Path) -> None:
-    saver, service = make(tmp_path)
-
-    async def run() -> None:
-        saver.keep(state(1.0))
-        saver.save_in_passing()
-        service.counters.updates = 2  # in the same turn of the loop
-        while not saver.newest:
-            await asyncio.sleep(0.001)
-
-    asyncio.run(run())
-    assert load_newest_valid(tmp_path).number == 1
-
-
-def test_the_directory_is_seen_to_before_each_checkpoint(tmp_path: Path) -> None:
-    looked = []
-    saver, _ = make(tmp_path, lambda: looked.append(1))
-
-    async def run() -> None:
-        saver.keep(state(1.0))
-        await saver.save_last()
-
-    asyncio.run(run())
-    assert looked == [1]
-
-
 # What a resume takes up
 
 
@@ -327,12 +225,6 @@ def test_statistics_go_on_also_in_the_filter_for_several_threads(name: str) -> N
     assert set(state.tensors) == {"w"}
     for part, array in run.filters[DEFAULT_POLICY_ID].state().items():
         np.testing.assert_array_equal(array, seen()[part])
-
-
-def test_a_run_without_filter_goes_on_without_one() -> None:
-    run = learning("NoFilter")
-    RunState.apply(a_checkpoint(), run)
-    assert run.group.states
 
 
 def test_workers_of_a_resumed_run_draw_numbers_that_it_has_not_drawn_before() -> None:
@@ -426,14 +318,3 @@ def test_a_ledger_that_peers_filled_for_years_is_taken_up_again() -> None:
         RunState.from_meta(whole(ledger=json.loads(json.dumps(ledger.as_dict())), counters__env_steps_trained=0)).ledger
         == ledger.as_dict()
     )
-
-
-def test_a_state_that_the_algorithm_stumbles_over_is_refused_in_one_sentence() -> None:
-    run = learning("NoFilter")
-
-    def stumble(state: Any) -> None:
-        raise OverflowError("too large")
-
-    run.group.set_state = stumble
-    with pytest.raises(CheckpointError, match="makes no sense: OverflowError"):
-        RunState.apply(whole(), run)

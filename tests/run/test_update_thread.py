@@ -101,6 +101,7 @@ def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
         assert isinstance(done, UpdateDone)
         assert done.batch.env_steps == env_steps
         assert done.weights["learns"]["w"].tolist() == [1.0, 1.0]
+        assert done.state().values == {"n": len(group.tape)}, "as the update left it"
         assert min(done.wait_s, done.make_batch_s, done.update_s) >= 0
     assert group.tape == [
         "warm_up", "make_batch 1", "update 100", "get_weights", "hold_state",
@@ -141,18 +142,6 @@ def test_what_is_stored_is_told_once_it_was_asked_for(group: Any) -> None:
     assert updater.update(batch()).experience is None
 
 
-def test_each_update_holds_the_state_that_it_led_to(
-    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
-) -> None:
-    thread.start()
-    thread.submit_nowait(batch())
-    thread.submit_nowait(batch())
-    _, first, second = (events.get(timeout=TIMEOUT_S) for _ in range(3))
-    assert isinstance(first, UpdateDone)
-    assert isinstance(second, UpdateDone)
-    assert (first.state().values, second.state().values) == ({"n": 5}, {"n": 9})
-
-
 @pytest.mark.parametrize("where", ["warm_up", "make_batch", "update", "get_weights"])
 def test_an_error_ends_the_thread_and_is_delivered_with_its_batch(
     thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent], where: str
@@ -188,7 +177,3 @@ def test_stopping_finishes_the_update_under_way_and_no_other(
     assert [type(events.get_nowait()) for _ in range(2)] == [WarmUpDone, UpdateDone]
     assert events.get_nowait() == UpdatesEnded(num_left=1)
     assert events.empty()
-
-
-def test_a_thread_that_never_started_is_joined_at_once(thread: UpdateThread) -> None:
-    assert thread.join(0.0)

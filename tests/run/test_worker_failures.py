@@ -65,16 +65,6 @@ def test_a_worker_that_is_given_up_is_told_with_what_it_said_itself() -> None:
     )
 
 
-def test_one_that_said_nothing_is_not_told_with_what_others_said() -> None:
-    judged = Judged(2)
-    judged.sampled = True
-    judged.fails(1, "the licence is gone")
-    judged.on_child(ChildGaveUp(2, -9, 3))
-    assert "licence" not in judged.error
-    assert "SIGKILL" in judged.error
-    assert HINT in judged.error
-
-
 def test_failures_that_are_ignored_are_told_and_end_the_run_only_where_no_worker_is_left() -> None:
     judged = Judged(2, ignore_worker_failures=True)
     judged.sampled, judged.others = True, {2}

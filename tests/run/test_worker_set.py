@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import itertools
 import os
 import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from in_process import BlockingEnv, InProcess
-from over_tcp import learner_over_tcp, until
+from in_process import BlockingEnv, InProcess, learner_over_tcp, until
 
 from aiorl.config.worker import TransportConfig
 from aiorl.net.protocol.learner_session import LearnerSettings
@@ -43,28 +40,25 @@ def local_workers(both: InProcess, folder: Path, events: list[ChildEvent], **opt
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSTOP])
-def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
+async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    async def main() -> list[ChildEvent]:
-        events: list[ChildEvent] = []
-        both = learner_over_tcp()
-        workers = local_workers(both, tmp_path, events)
-        await workers.start()
-        await both.updates_done(2, 60)
-        victim = workers.pids[1]
-        os.kill(victim, number)
-        await until(lambda: workers.pids.get(1, victim) != victim)
-        await until(lambda: both.service.session.slots == [1])
-        await both.updates_done(len(both.updates) + 2, 60)
-        assert not psutil.pid_exists(victim)
-        leaving = asyncio.create_task(workers.stop(5.0))
-        await both.close()
-        await leaving
-        assert not workers.pids
-        return events
-
-    started, *between, again = asyncio.run(main())
+    events: list[ChildEvent] = []
+    both = learner_over_tcp()
+    workers = local_workers(both, tmp_path, events)
+    await workers.start()
+    await both.updates_done(2, 60)
+    victim = workers.pids[1]
+    os.kill(victim, number)
+    await until(lambda: workers.pids.get(1, victim) != victim)
+    await until(lambda: both.service.session.slots == [1])
+    await both.updates_done(len(both.updates) + 2, 60)
+    assert not psutil.pid_exists(victim)
+    leaving = asyncio.create_task(workers.stop(5.0))
+    await both.close()
+    await leaving
+    assert not workers.pids
+    started, *between, again = events
     assert started.slot == again.slot == 1
     if number == signal.SIGTERM:
         assert between == [ChildRestarting(1, 128 + signal.SIGTERM, 1, 0.2)]
@@ -81,23 +75,18 @@ class SlowlyBuilt(BlockingEnv):
 
 
 @pytest.mark.slow
-def test_a_worker_whose_environment_is_built_in_silence_is_neither_lost_nor_killed(tmp_path: Path) -> None:
-    async def main() -> list[ChildEvent]:
-        events: list[ChildEvent] = []
-        settings = LearnerSettings(
-            TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=60.0)
-        )
-        both = learner_over_tcp(session_settings=settings, env="test_worker_set:SlowlyBuilt")
-        workers = local_workers(both, tmp_path, events, come_back_s=0.2)
-        await workers.start()
-        await both.updates_done(2, 60)
-        assert sum("joined" in text for text in both.events) == 1
-        leaving = asyncio.create_task(workers.stop(5.0))
-        await both.close()
-        await leaving
-        return events
-
-    assert [type(event) for event in asyncio.run(main())] == [ChildStarted]
+async def test_a_worker_whose_environment_is_built_in_silence_is_neither_lost_nor_killed(tmp_path: Path) -> None:
+    events: list[ChildEvent] = []
+    settings = LearnerSettings(TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=60.0))
+    both = learner_over_tcp(session_settings=settings, env="test_worker_set:SlowlyBuilt")
+    workers = local_workers(both, tmp_path, events, come_back_s=0.2)
+    await workers.start()
+    await both.updates_done(2, 60)
+    assert sum("joined" in text for text in both.events) == 1
+    leaving = asyncio.create_task(workers.stop(5.0))
+    await both.close()
+    await leaving
+    assert [type(event) for event in events] == [ChildStarted]
 
 
 class Watched:
@@ -141,42 +130,6 @@ def test_who_was_lost_because_its_process_is_stopped_is_killed_at_once(monkeypat
     assert watched.look(0.0, 1, 2) == []  # not silent for long enough yet
     assert watched.look(0.2, 2) == []
     assert watched.look(0.4, 2) == [1]
-
-
-def test_nobody_is_killed_for_time_in_which_the_learner_itself_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    import aiorl.run.local_workers as module
-
-    watched = Watched(monkeypatch)
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 1e-3)
-    late = itertools.count(step=1000.0)
-    monkeypatch.setattr(time, "monotonic", lambda: next(late))
-    looks = 0
-
-    class Session:
-        has_brought = watched.working.__contains__
-
-        @property
-        def slots(self) -> list[int]:
-            nonlocal looks
-            looks += 1
-            return [1, 2] if looks == 1 else [2]
-
-    monkeypatch.setattr(watched.workers, "_session", Session())
-
-    async def main() -> None:
-        looking = asyncio.get_running_loop().create_task(watched.workers._look_after())
-        while looks < 5:
-            await asyncio.sleep(1e-3)
-        looking.cancel()
-
-    asyncio.run(main())
-    assert watched.killed == []
-
-
-def test_who_never_registers_is_killed_after_a_long_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch)
-    assert watched.look(0.0, 2) == watched.look(100.0, 2) == []
-    assert watched.look(130.0, 2) == [1]
 
 
 def test_restarts_are_forgotten_only_of_a_worker_that_has_brought_a_fragment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,13 @@ from saved_runs import save_run
 import aiorl
 from aiorl.env.registry import register_env
 from aiorl.run.build import Learning
-from aiorl.testing.masked_env import ACTION_SPACES, ForbiddingEnv
-
-__all__ = ["WORLDS", "Shown", "model_inputs", "observations_of", "run_onnx", "save_world"]
+from aiorl.testing.masked_env import ForbiddingEnv
 
 BOX = spaces.Box(-2.0, 2.0, (3,))
-FRAMES = spaces.Box(0, 255, (84, 84, 4), np.uint8)
 SMALL_FRAMES = spaces.Box(0, 255, (10, 12, 2), np.uint8)
 PARTS = spaces.Dict({"room": spaces.Discrete(3, start=1), "at": BOX, "lamps": spaces.MultiBinary(2)})
 FOUR, TORQUE = spaces.Discrete(4), spaces.Box(-0.1, 0.1, (2,))
+UNEVEN = spaces.Box(np.array([0.1, -1.0]), np.array([np.inf, 0.3]), dtype=np.float64)
 MANY = spaces.Tuple([
     spaces.Discrete(3, start=1),
     spaces.Box(-1.0, np.float64(0.1), (2, 2), np.float64),
@@ -71,47 +69,30 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
     "box": (BOX, FOUR, {}),
     "filtered": (BOX, TORQUE, FILTERED),
     "unclipped": (spaces.Box(-np.inf, np.inf, (3,), np.float64), TORQUE, {"clip_actions": False, "model": SMALL}),
-    "frames": (FRAMES, FOUR, {"model": {"vf_share_layers": True}}),
     "filtered frames": (SMALL_FRAMES, FOUR, {**FILTERED, "model": {**SMALL, "conv_filters": [[4, 3, 2]]}}),
     "parts": (PARTS, FOUR, {**FILTERED, "model": SMALL}),
     "room": (spaces.Discrete(5, start=-2), spaces.MultiBinary((2, 2)), {"model": SMALL}),
     "rooms": (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([4, 4]), {"model": SMALL}),
-    "free deviations": (
-        BOX,
-        spaces.Box(np.array([0.1, -1.0]), np.array([np.inf, 0.3]), dtype=np.float64),
-        {"model": {**SMALL, "free_log_std": True}},
-    ),
+    "free deviations": (BOX, UNEVEN, {"model": {**SMALL, "free_log_std": True}}),
     "noise of the state": (BOX, TORQUE, {**FILTERED, "use_sde": True, "model": {**SMALL, "use_gru": True}}),
     "memory": (BOX, spaces.Discrete(2, start=3), {**FILTERED, "model": {**SMALL, "use_lstm": True}}),
     "looks back": (BOX, MANY, {"model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True}}),
-    "custom": (BOX, FOUR, {"model": {**SMALL, "custom_model": f"{__name__}:sequential"}}),
     "custom parts": (PARTS, FOUR, {"model": {**SMALL, "custom_model": f"{__name__}:two_headed"}}),
     "values": (BOX, FOUR, OF_VALUES),
     "values of frames": (SMALL_FRAMES, FOUR, {**OF_MANY_WORKERS, "dueling_hiddens": [6]}),
     "values with memory": (
-        BOX,
-        FOUR,
-        {**OF_VALUES, **IN_SEQUENCES, "dueling": False, "model": {**SMALL, "use_lstm": True}},
+        BOX, FOUR, {**OF_VALUES, **IN_SEQUENCES, "dueling": False, "model": {**SMALL, "use_lstm": True}}
     ),
     "returns": (BOX, spaces.Discrete(4, start=2), {**OF_RETURNS, "noisy": True, "dueling_hiddens": [6, 5]}),
-    "returns without streams": (BOX, FOUR, {**OF_RETURNS, "dueling": False}),
     "squashed": (BOX, TORQUE, {"algo": "sac", "model": {"fcnet_hiddens": [8]}}),
     "without chance": (BOX, TORQUE, {"algo": "td3", "model": {"fcnet_hiddens": [8]}}),
-    **{f"masked {name}": (BOX, FOUR, {"model": SMALL, "env_config": {"actions": name}}) for name in ACTION_SPACES},
-    "masked, filtered": (BOX, FOUR, {**FILTERED, "model": SMALL, "env_config": {"actions": "dict"}}),
+    **{f"masked {name}": (BOX, FOUR, {"model": SMALL, "env_config": {"actions": name}}) for name in ("tuple", "dict")},
     "masked values": (BOX, FOUR, {**OF_VALUES, "env_config": {"actions": "discrete"}}),
-    "masked returns, looks back": (
-        BOX,
-        FOUR,
-        {
-            **OF_RETURNS,
-            **IN_SEQUENCES,
-            "dueling_hiddens": [6],
-            "model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True},
-            "env_config": {"actions": "discrete"},
-        },
-    ),
-}
+    "masked returns, looks back": (BOX, FOUR, {
+        **OF_RETURNS, **IN_SEQUENCES, "dueling_hiddens": [6], "env_config": {"actions": "discrete"},
+        "model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True},
+    }),
+}  # fmt: skip
 """Observation space, action space and settings; "masked" ones are of ForbiddingEnv."""
 
 

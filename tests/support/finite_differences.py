@@ -9,8 +9,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-__all__ = ["check_gradients"]
-
 F64 = NDArray[np.float64]
 
 

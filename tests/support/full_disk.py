@@ -6,8 +6,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["disk_full_after"]
-
 
 @contextmanager
 def disk_full_after(num_bytes: int) -> Iterator[None]:

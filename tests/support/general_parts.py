@@ -6,7 +6,6 @@ import threading
 import time
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -49,14 +48,6 @@ class Failing(DefaultCallbacks):
         raise RuntimeError("this callback fails on purpose")
 
 
-LEGACY_SEEN: list[Any] = []
-
-
-def legacy_end(info: dict[str, Any]) -> None:
-    """A hook of the older form."""
-    LEGACY_SEEN.append(info["episode"].length)
-
-
 class SlowEnv(CountingEnv):
     """Each step takes ``step_s`` seconds."""
 
@@ -80,24 +71,12 @@ class HeldEnv(CountingEnv):
         return super().step(action)
 
 
-class NestedEnv(gymnasium.Env[Any, Any]):
-    """A Dict to see, a Tuple to do; episodes of four steps."""
-
-    observation_space = spaces.Dict({"place": spaces.Discrete(3), "speed": spaces.Box(-1.0, 1.0, (1,), np.float32)})
-    action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2)))
-
-    def _obs(self) -> Any:
-        return {"place": self.steps % 3, "speed": np.full(1, 0.5, np.float32)}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._obs(), {}
+class SometimesUntrained(CountingEnv):
+    """The fourth step of each episode is not to be trained on."""
 
     def step(self, action: Any) -> Any:
-        assert len(action) == 2
-        self.steps += 1
-        return self._obs(), 1.0, self.steps == 4, False, {}
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"training_enabled": int(obs[1]) != 4}
 
 
 class Silent(ExternalEnv):

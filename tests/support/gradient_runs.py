@@ -8,8 +8,6 @@ from typing import Any
 
 import gymnasium
 
-__all__ = ["NoTensorFlow", "without_tensorflow"]
-
 
 class NoTensorFlow(MetaPathFinder):
     """Put before others in `sys.meta_path`: TensorFlow is not installed."""

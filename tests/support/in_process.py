@@ -1,6 +1,7 @@
 """A learner service and worker services in one process, over the memory network, with a fake algorithm.
 
-Environments, sampler, policy, codec, sessions and ledger are the real ones; no TensorFlow.
+Environments, sampler, policy, codec, sessions and ledger are the real ones; no TensorFlow. Workers may also be real
+processes that connect over TCP.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +30,7 @@ from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch
 from aiorl.net.protocol.events import WorkerFailed
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.run.build import Learning
 from aiorl.run.flow import Counters
 from aiorl.run.policy_group import PolicyGroup
@@ -36,17 +39,6 @@ from aiorl.run.service import LearnerService
 from aiorl.run.update_thread import UpdateDone, UpdateEvent, UpdateFailed, UpdateThread
 from aiorl.run.worker.service import WorkerOutcome, WorkerService
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
-
-__all__ = [
-    "LENGTH",
-    "NUM_ENVS",
-    "BlockingEnv",
-    "ExitingEnv",
-    "FakeAlgorithm",
-    "InProcess",
-    "fake_learning",
-    "with_settings",
-]
 
 LENGTH, NUM_ENVS = 8, 2
 QUICK = TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=1.0)
@@ -219,6 +211,35 @@ class InProcess:
                 self.service.flow.drop_batch(event.batch)
             self.failure = event.error
         self._updated.set()
+
+
+@asynccontextmanager
+async def running(
+    num_workers: int = 2, algorithm: type[FakeAlgorithm] = FakeAlgorithm, **options: Any
+) -> AsyncIterator[InProcess]:
+    """A learner that trains with workers that have registered; closed at the end."""
+    both = InProcess(algorithm, **options)
+    both.start(num_workers)
+    assert await both.service.wait_for_workers(num_workers, 20)
+    both.service.go_on()
+    yield both
+    await both.close()
+
+
+def learner_over_tcp(*, insecure: bool = False, **settings: Any) -> InProcess:
+    """A learner that listens for workers of this user, or on loopback, and has none yet; use within a running loop."""
+    network: Any = SimpleNamespace(learner=lambda: ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=insecure))
+    both = InProcess(network=network, **settings)
+    both.start(0)
+    both.service.go_on()
+    return both
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    """Wait for a condition that nobody signals."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def with_settings(**fields: Any) -> type[FakeAlgorithm]:

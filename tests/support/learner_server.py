@@ -24,8 +24,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ForkedLearner", "can_fork", "share_server"]
-
 can_fork = hasattr(os, "pidfd_open")
 """Whether there are such learners on this platform; else they are processes like others."""
 

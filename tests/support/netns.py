@@ -12,7 +12,6 @@ import heapq
 import itertools
 import os
 import random
-import re
 import secrets
 import select
 import shutil
@@ -23,12 +22,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from learner_server import ForkedLearner, can_fork
-
-__all__ = ["LEARNER_HOST", "NEEDS_NAMESPACES", "PORT", "WORKER_HOST", "Network", "Process", "network"]
+from processes import Started
 
 PORT = 5557
 LEARNER_HOST, WORKER_HOST = "10.77.0.1", "10.77.0.2"
@@ -168,53 +165,25 @@ def _has_netem() -> bool:
     return True
 
 
-class Process:
+class Process(Started):
     """A process, leader of a session, whose output lines can be waited for."""
 
     def __init__(self, process: subprocess.Popen[str] | ForkedLearner) -> None:
-        self._process = process
-        self._lines: list[str] = []
-        self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._running = process
+        super().__init__([])
 
-    @property
-    def text(self) -> str:
-        with self._news:
-            return "".join(self._lines)
-
-    def wait_for(self, condition: Callable[[list[str]], Any], timeout_s: float = 20.0) -> Any:
-        """The first true result of ``condition(lines)``."""
-        until = time.monotonic() + timeout_s
-        with self._news:
-            while not (found := condition(self._lines)):
-                left = until - time.monotonic()
-                assert left > 0, f"not within {timeout_s} s:\n{''.join(self._lines[-40:])}"
-                self._news.wait(left)
-            return found
+    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | ForkedLearner:
+        return self._running
 
     def wait_for_text(self, pattern: str, timeout_s: float = 20.0) -> str:
         """The first line that holds the pattern."""
-        found: str = self.wait_for(
-            lambda lines: next((line for line in lines if re.search(pattern, line)), ""), timeout_s
-        )
-        return found
+        return self.lines[self.wait_for(pattern, timeout_s) - 1]
 
     def end(self) -> None:
         """Kill its whole session."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(10)
-        self._reader.join(5)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._news:
-                self._lines.append(line)
-                self._news.notify_all()
+            os.killpg(self.pid, signal.SIGKILL)
+        super().end()
 
 
 @pytest.fixture

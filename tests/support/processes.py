@@ -18,9 +18,6 @@ from typing import Any
 import psutil
 from learner_server import ForkedLearner, can_fork
 
-__all__ = ["Processes", "Started", "StartedLearner", "check_ledger", "free_address", "wait_until"]
-
-
 CARTPOLE = "--env=CartPole-v1"
 SMALL = (
     "--num-envs-per-worker=4", "--rollout-fragment-length=32", "--train-batch-size=512", "--num-sgd-iter=2",
@@ -41,10 +38,11 @@ def free_address() -> str:
 
 
 class Started:
-    """A process of ours whose output is read as it comes."""
+    """A process of ours whose output is read as it comes; it finds the modules beside this one."""
 
     def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
-        self.process = self._start(command, {**os.environ, **(environment or {})})
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+        self.process = self._start(command, {**os.environ, "PYTHONPATH": path, **(environment or {})})
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -11,8 +11,6 @@ import numpy as np
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.offline.writers import FileWriter
 
-__all__ = ["record"]
-
 
 def record(directory: Path, episodes: int, *, expert: bool = True) -> int:
     """Store episodes of a rule that balances the pole, or of chance; returns the rows."""

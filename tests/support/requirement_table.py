@@ -1,11 +1,11 @@
 """docs/requirements.md: which tests show which requirement, and how they ended. `make requirements` writes it.
 
-    python tests/support/requirement_table.py RESULTS.xml... > docs/requirements.md
+    python tests/support/requirement_table.py RESULTS.xml...           # write the page
     python tests/support/requirement_table.py --check RESULTS.xml...   # does the page say what happened?
 
 A test names a requirement in its name (`test_r12_...`), in its docstring, in a comment or in its parameters (`R12`,
 `R10-R19`); rules and invariants of a state machine speak for the machine's test case. How tests ended is read from
-the files that `pytest --junitxml=RESULTS.xml` writes.
+the files that `pytest --junitxml=RESULTS.xml` writes. Sections and titles are kept as they stand on the page.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from requirement_titles import REQUIREMENTS, SECTIONS
-
-__all__ = ["NOT_RUN", "Table", "cited_requirements", "disagreements", "read_states", "read_table", "render"]
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "requirements.md"
 OWN_TESTS = "test_requirements.py"
@@ -31,6 +27,7 @@ Table = dict[int, dict[str, str]]
 
 _WORDS = re.compile(r"\bR(\d{1,3})(?:(?:-|\N{EN DASH}| to )R?(\d{1,3}))?\b")
 _NAME = re.compile(r"(?<![a-z0-9])r(\d{1,3})(?=_|$)")
+_TITLE = re.compile(r"^\| R(\d+) \| ([^|]+) \|")
 _ROW = re.compile(r"^\| (?:R(\d+))? *\|[^|]*\| `([^`]+)` \| ([a-z ]+) \|$")
 
 _HEAD = """# Requirements
@@ -118,14 +115,25 @@ def _states_of(path: Path) -> dict[str, str]:
     return {test_id: next(state for state in worst_first if state in found) for test_id, found in ended.items()}
 
 
-def render(cited: Mapping[int, list[str]], states: Mapping[str, str]) -> str:
+def read_titles(page: str) -> dict[str, dict[int, str]]:
+    """Section -> the requirements in it -> what each asks for, in a few words."""
+    sections: dict[str, dict[int, str]] = {}
+    for line in page.splitlines():
+        if line.startswith("## "):
+            section = sections.setdefault(line[3:], {})
+        elif row := _TITLE.match(line):
+            section[int(row[1])] = row[2]
+    return sections
+
+
+def render(sections: Mapping[str, Mapping[int, str]], cited: Mapping[int, list[str]], states: Mapping[str, str]) -> str:
     """The page, as Markdown."""
     parts = [_HEAD.format(not_run=NOT_RUN)]
-    for section, titles in SECTIONS.items():
+    for section, titles in sections.items():
         rows = [f"\n## {section}\n\n| | requirement | test | state |\n|---|---|---|---|\n"]
         for number, title in titles.items():
             label = f"R{number}"
-            for test_id in cited.get(number, []):
+            for test_id in cited.get(number, ["none"]):
                 rows.append(f"| {label} | {title} | `{test_id}` | {states.get(test_id, NOT_RUN)} |\n")
                 label = title = ""
         parts += rows
@@ -155,15 +163,16 @@ def disagreements(table: Table, states: Mapping[str, str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page to standard output, or compare it with a run; 1 if something is amiss."""
+    """Write the page, or compare it with a run; 1 if something is amiss."""
     checks = arguments[:1] == ["--check"]
-    states = read_states(map(Path, arguments[checks:]))
+    states, page = read_states(map(Path, arguments[checks:])), PAGE.read_text(encoding="utf-8")
     if checks:
-        problems = disagreements(read_table(PAGE.read_text(encoding="utf-8")), states)
+        problems = disagreements(read_table(page), states)
     else:
-        cited = cited_requirements(ROOT / "tests")
-        sys.stdout.write(render(cited, states))
-        problems = [f"R{number} is named by no test" for number in REQUIREMENTS if not cited.get(number)]
+        sections, cited = read_titles(page), cited_requirements(ROOT / "tests")
+        PAGE.write_text(render(sections, cited, states), encoding="utf-8")
+        known = {number for titles in sections.values() for number in titles}
+        problems = [f"R{number} is named by no test" for number in sorted(known - cited.keys())]
         problems += sorted({f"{test} failed" for test, state in states.items() if state == "failed"})
     sys.stderr.writelines(f"{problem}\n" for problem in problems)
     return 1 if problems else 0

@@ -17,8 +17,6 @@ from aiorl.run.flow import Counters, Publisher
 from aiorl.run.report.results import Results
 from aiorl.run.saving import Saver
 
-__all__ = ["save_run"]
-
 
 def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
     """Write ``checkpoint-000007`` of a new run below ``directory/checkpoints``.

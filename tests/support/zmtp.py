@@ -7,8 +7,6 @@ import socket
 import struct
 from types import TracebackType
 
-__all__ = ["GREETING", "RawPeer", "frame", "ready"]
-
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 
 

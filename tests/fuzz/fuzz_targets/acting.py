@@ -20,7 +20,7 @@ from aiorl.errors import CheckpointError, PolicyError
 from aiorl.learning.algorithms.registry import config_class
 from fuzz_targets.checkpoint import header_of
 from fuzz_targets.folder import Rewritten, make_folder
-from fuzz_targets.source import Source
+from fuzz_targets.source import Source, edit
 
 FOLDER = make_folder() / "checkpoint-000002"
 FOLDER.mkdir()
@@ -55,7 +55,7 @@ def run(data: bytes) -> None:
     else:
         content = copy.deepcopy(unpack(STATE))
         while not source.is_empty:
-            _edit(content, source)
+            edit(content, source)
         try:
             packed = pack(content)
         except (TypeError, ValueError, OverflowError):
@@ -76,22 +76,3 @@ def run(data: bytes) -> None:
 def _names_code(spec: Any) -> bool:
     """Whether TensorFlow would be loaded for it, which is not to be fuzzed."""
     return "tf_model" in spec
-
-
-def _edit(place: Any, source: Source) -> None:
-    """Change one thing somewhere in nested dicts and lists."""
-    while isinstance(place, dict | list) and place:
-        name = source.choice(list(place) if isinstance(place, dict) else range(len(place)))
-        inner = place[name]
-        if isinstance(inner, dict | list) and inner and source.below(5):
-            place = inner
-            continue
-        if isinstance(inner, bytes) and source.below(2):
-            at = source.number() % max(len(inner), 1)
-            place[name] = inner[:at] + source.take(2) + inner[at + 2 :]
-        elif source.below(8) == 7:
-            del place[name]
-        else:
-            place[name] = source.plain()
-        return
-    source.byte()

@@ -19,7 +19,7 @@ from aiorl.run.flow import Counters
 from aiorl.run.report.results import Results
 from aiorl.run.restoring import RunState
 from fuzz_targets.folder import Rewritten, make_folder
-from fuzz_targets.source import Source
+from fuzz_targets.source import Source, as_json, edit
 
 FOLDER = make_folder()
 DAMAGED = FOLDER / "checkpoint-000002"
@@ -71,16 +71,16 @@ def run(data: bytes) -> None:
             header_now, tensors = header_of(META, TENSORS) | {"pieces": [list(PIECE), list(PIECE)]}, TENSORS
             try:
                 while not source.is_empty:
-                    _edit(header_now, source)
-                header = json.dumps(header_now).encode()
+                    edit(header_now, source)
+                header = json.dumps(as_json(header_now)).encode()
             except (ValueError, RecursionError):
                 return
         case _:  # the content is nearly right
             meta, tensors = json.loads(json.dumps(META)), TENSORS
             try:
                 while not source.is_empty:
-                    _edit(meta, source)
-                header = json.dumps(header_of(meta, tensors)).encode()
+                    edit(meta, source)
+                header = json.dumps(header_of(as_json(meta), tensors)).encode()
             except (ValueError, RecursionError):
                 return
     META_FILE.write(header)
@@ -92,30 +92,6 @@ def run(data: bytes) -> None:
         assert len(list(found.pieces_of("p"))) <= 1
     with contextlib.suppress(CheckpointError):
         RunState.from_meta(found)
-
-
-def _edit(place: Any, source: Source) -> None:
-    """Change one thing somewhere in nested dicts and lists."""
-    while isinstance(place, dict | list) and place:
-        name = source.choice(list(place) if isinstance(place, dict) else range(len(place)))
-        if isinstance(place[name], dict | list) and place[name] and source.below(4):
-            place = place[name]
-            continue
-        if source.below(8) == 7:
-            del place[name]
-        else:
-            place[name] = _json(source.plain())
-        return
-    source.byte()
-
-
-def _json(value: Any) -> Any:
-    """As JSON may hold it."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, list):
-        return [_json(item) for item in value]
-    return {name: _json(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def header_of(meta: Any, tensors: bytes) -> dict[str, Any]:

@@ -10,21 +10,8 @@ T = TypeVar("T")
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 64, 255, 256, 1000, 65_536, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, -1, -2]
 TEXTS = [
-    "",
-    "a",
-    "w1",
-    "i1",
-    "L",
-    "run",
-    "default_policy",
-    "obs",
-    "x" * 70,
-    "x" * 300,
-    "\x1b[2J",
-    "a\nb",
-    "\u202e",
-    "é",
-]
+    "", "a", "w1", "i1", "L", "run", "default_policy", "obs", "x" * 70, "x" * 300, "\x1b[2J", "a\nb", "\u202e", "é",
+]  # fmt: skip
 
 
 class Source:
@@ -105,3 +92,31 @@ class Source:
                 for _ in range(4 * self.byte()):
                     nested = [nested]
                 return nested
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON may hold it."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [as_json(item) for item in value]
+    return {str(name): as_json(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def edit(place: Any, source: Source) -> None:
+    """Change one thing somewhere in nested dicts and lists."""
+    while isinstance(place, dict | list) and place:
+        name = source.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        inner = place[name]
+        if isinstance(inner, dict | list) and inner and source.below(5):
+            place = inner
+            continue
+        if isinstance(inner, bytes) and source.below(2):
+            at = source.number() % max(len(inner), 1)
+            place[name] = inner[:at] + source.take(2) + inner[at + 2 :]
+        elif source.below(8) == 7:
+            del place[name]
+        else:
+            place[name] = source.plain()
+        return
+    source.byte()

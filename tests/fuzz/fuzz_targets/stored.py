@@ -19,19 +19,15 @@ from aiorl.offline.inspection import inspect_file, policy_batches, validate_file
 from aiorl.offline.json_lines import JsonLines
 from aiorl.offline.pickled_array import read_pickled_array
 from fuzz_targets.folder import Rewritten, make_folder
-from fuzz_targets.source import Source
+from fuzz_targets.source import Source, as_json
 
 PATH = make_folder() / "a.json"
 FILE = Rewritten(PATH)
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 NAMES = ["obs", "actions", "rewards", "dones", "terminateds", "truncateds", "eps_id", "t", "infos", "count", "x"]
 WORDS = [
-    b"cnumpy.core.multiarray\n_reconstruct\n",
-    b"cposix\nsystem\n",
-    b"numpy._core.numeric",
-    b"_frombuffer",
-    b"latin1",
-]
+    b"cnumpy.core.multiarray\n_reconstruct\n", b"cposix\nsystem\n", b"numpy._core.numeric", b"_frombuffer", b"latin1",
+]  # fmt: skip
 
 
 def _pickles() -> list[bytes]:
@@ -82,16 +78,7 @@ def run(data: bytes) -> None:
 
 
 def _values(source: Source) -> Any:
-    return [_json(source.plain()) for _ in range(source.below(4))]
-
-
-def _json(value: Any) -> Any:
-    """As JSON may hold it."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, list):
-        return [_json(item) for item in value]
-    return {str(name): _json(item) for name, item in value.items()} if isinstance(value, dict) else value
+    return [as_json(source.plain()) for _ in range(source.below(4))]
 
 
 def _read_pickle(data: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from export_worlds import BOX, FOUR, WORLDS, model_inputs, observations_of, run_onnx, save_world
+from export_worlds import BOX, WORLDS, model_inputs, observations_of, run_onnx, save_world
 from full_disk import disk_full_after
 from gymnasium import spaces
 from saved_runs import save_run
@@ -21,7 +21,7 @@ from aiorl.acting.checkpoint import load_checkpoint, save_checkpoint
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import CheckpointError, ConfigError, ExportError, PolicyError, UnknownPolicyError
 from aiorl.export import main
-from aiorl.run.export import check, onnx_form, writing
+from aiorl.run.export import onnx_form
 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
 
@@ -64,10 +64,10 @@ def test_an_exported_policy_acts_as_the_loaded_one_does_for_any_number_of_observ
     outputs = {output["name"]: output for output in described["outputs"]}
     names = [name for name in outputs if name.startswith("action")]
     before = {item["name"]: item for item in described["inputs"] if item["name"].startswith("prev_")}
-    for rows in (1, 2, 9):
+    for rows in (1, 9):
         state = [np.stack([component] * rows) for component in policy.get_initial_state()]
         previous: dict[str, Any] = {}
-        for step in range(3):
+        for step in range(2):
             observations = observations_of(policy.observation_space, rows, seed=step)
             inputs = {"obs": model_inputs(policy.observation_space, observations)}
             inputs |= {f"state_in_{index}": component for index, component in enumerate(state)}
@@ -264,16 +264,10 @@ def test_the_command_writes_each_format_and_names_the_files(
     ("words", "status", "says"),
     [
         (["nowhere"], 1, "there is no such directory"),
-        (
-            ["RUN", "--formats", "onx"],
-            2,
-            "no format 'onx'; there are onnx, savedmodel, keras, tflite. Did you",
-        ),
-        (["RUN", "--formats", ""], 2, "there is no format ''"),
+        (["RUN", "--formats", "onx"], 2, "no format 'onx'; there are onnx, savedmodel, keras, tflite. Did you"),
         (["RUN", "--format", "onnx"], 2, "Did you mean '--formats'"),
         (["RUN", "--policy", "left"], 2, "unknown policy id 'left'; known ids: 'default_policy'"),
         (["RUN", "--out", "FILE"], 2, "can't be written: Not a directory"),
-        ([], 2, "PATH"),
     ],
 )
 def test_a_mistake_costs_one_sentence(
@@ -290,13 +284,3 @@ def test_a_mistake_costs_one_sentence(
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") <= 2
-
-
-def test_what_is_compared_is_what_the_network_meets(run: Path) -> None:
-    """Observations within a few standard deviations of the filter's mean, and within the space."""
-    form = writing.PolicyForm.of(writing.SavedRun.open(run), None)
-    obs = check._random_obs(form, np.random.default_rng(0), 500)
-    assert (obs.dtype, obs.shape) == (np.float32, (500, 3))
-    assert np.abs(obs).max() <= 2.0
-    assert (obs.std(axis=0) > 0.5).all()
-    assert FOUR.n == 4

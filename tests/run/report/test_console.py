@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from aiorl.run.report.console import (
-    Display,
     DisplayHandler,
     PlainDisplay,
     make_display,
@@ -32,6 +31,8 @@ def test_plain_lines_come_once_a_second_at_most_and_the_last_figures_always() ->
     display.start(100.0)
     for number in range(21):
         display.update(result(number), 100.0 + number / 10)
+    display.tick(101.9)
+    assert "iteration 19" not in stream.getvalue()
     display.finish(Summary("Ended.", "runs/x"), 102.05)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "00:00  aiorl: ppo on CartPole-v1"
@@ -49,19 +50,6 @@ def test_results_pass_with_their_figures_on_one_line_that_ends_however_the_loop_
     _, first, second = stream.getvalue().split("\r")
     assert first == "00:00  iteration 1  steps 100 of 100 k  return 20.0, goal 475"
     assert second == "00:00  iteration 20  steps 2,000 of 100 k  return 20.0, goal 475\n"
-
-
-def test_figures_that_were_held_back_come_with_the_clock() -> None:
-    stream = io.StringIO()
-    display = PlainDisplay(HEADLINE, stream)
-    display.start(0.0)
-    display.update(result(1), 0.1)
-    display.update(result(2), 0.2)
-    display.tick(0.9)
-    assert "iteration 2" not in stream.getvalue()
-    display.tick(1.2)
-    display.tick(5.0)
-    assert stream.getvalue().count("iteration 2") == 1
 
 
 def test_plain_events_are_marked_by_how_bad_they_are() -> None:
@@ -146,23 +134,6 @@ def test_a_terminal_gets_a_live_panel_and_a_dumb_one_lines(monkeypatch: pytest.M
     assert isinstance(make_display(HEADLINE, Terminal()), LiveDisplay)
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(make_display(HEADLINE, Terminal()), PlainDisplay)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: PlainDisplay(HEADLINE, io.StringIO()), lambda: make_display(HEADLINE, Terminal())]
-)
-def test_both_displays_keep_the_same_contract(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    display: Display = make()
-    display.start(0.0)
-    display.status("waiting", 0.1)
-    display.update({}, 0.2)
-    display.update(result(1, episode_reward_mean=3.0), 1.3)
-    display.event("x", 1.4)
-    display.tick(2.0)
-    display.finish(Summary("Failed.", "runs/x", ok=False), 3.0)
-    display.close()
-    display.close()
 
 
 def test_plain_lines_end_with_the_returns_of_several_policies() -> None:

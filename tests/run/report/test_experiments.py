@@ -13,8 +13,8 @@ from aiorl.config.layers import save_config
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.plot import draw_experiments, main
-from aiorl.run.report.plot import PLOT_FILE, Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
+from aiorl.plot import main
+from aiorl.run.report.plot import PLOT_FILE, RunCurve, band_of, find_runs, group_runs, interquartile_mean
 
 
 def write_run(path: Path, points: list[tuple[float, float, float]], **settings: object) -> Path:
@@ -112,18 +112,6 @@ def test_a_band_lies_between_the_runs_and_follows_those_that_have_got_there(tmp_
         assert np.allclose((band.low[late], band.high[late]), [[0.0], [10.0]])
 
 
-def test_an_interval_covers_the_mean_about_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiorl.run.report.plot._POINTS", 2)  # all are alike here
-    rng = np.random.default_rng(1)
-    points = np.array([0.0, 1.0])
-    hits = 0
-    for _ in range(60):
-        runs = [RunCurve(Path(), {}, points, points, np.full(2, value)) for value in rng.normal(3.0, 1.0, 12)]
-        band = band_of(runs, by="steps", rng=rng)
-        hits += bool(band.low[0] <= 3.0 <= band.high[0])
-    assert hits >= 48
-
-
 def test_the_command_draws_and_says_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(2):
         write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0 + seed)], seed=seed)
@@ -158,21 +146,6 @@ def test_curves_have_the_names_that_the_user_gives_them(tmp_path: Path, capsys: 
     assert main([*words, "--label", "theirs"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.partition(" on ")[0] for line in shown[:2]] == ["mine", "theirs"]
-
-
-def test_environments_have_panels_of_their_own_and_no_legend_leaves_the_picture() -> None:
-    names = ["ppo", "sac, " + "setting=value " * 30, "x" * 300, *(f"another {number}" for number in range(12))]
-    experiments = [Experiment(name, env, (curve(name),)) for env in ("A", "B") for name in names]
-    figure = draw_experiments(experiments, goal=3.0)
-    figure.draw_without_rendering()
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["A", "", "B", ""]
-    (legend,) = figure.legends
-    assert len(legend.get_texts()) == len(names) + 1
-    box, whole = legend.get_window_extent(), figure.bbox
-    assert whole.x0 <= box.x0
-    assert box.x1 <= whole.x1
-    assert whole.y0 <= box.y0
-    assert all(axes.get_window_extent().y0 >= box.y1 and axes.get_window_extent().height > 300 for axes in figure.axes)
 
 
 @pytest.mark.parametrize(

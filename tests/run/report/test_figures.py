@@ -20,22 +20,18 @@ from aiorl.run.report.figures import (
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (9999, "9,999"), (349_123, "349 k"), (1_345_000, "1.34 M"), (math.nan, "-")]
-)
-def test_rates_are_short(value: float, text: str) -> None:
-    assert rate_text(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (12_300, "12.3 kB"), (1.23e7, "12.3 MB"), (2e9, "2 GB"), (math.nan, "-")]
-)
-def test_bytes_are_short(value: float, text: str) -> None:
-    assert bytes_text(value) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "00:00"), (61.9, "01:01"), (3661, "1:01:01"), (math.nan, "00:00")])
-def test_clocks(seconds: float, text: str) -> None:
-    assert clock_text(seconds) == text
+    ("shown", "text"),
+    [
+        (rate_text(0), "0"), (rate_text(9999), "9,999"), (rate_text(349_123), "349 k"),
+        (rate_text(1_345_000), "1.34 M"), (rate_text(math.nan), "-"),
+        (bytes_text(0), "0 B"), (bytes_text(12_300), "12.3 kB"), (bytes_text(1.23e7), "12.3 MB"),
+        (bytes_text(2e9), "2 GB"), (bytes_text(math.nan), "-"),
+        (clock_text(0), "00:00"), (clock_text(61.9), "01:01"), (clock_text(3661), "1:01:01"),
+        (clock_text(math.nan), "00:00"),
+    ],
+)  # fmt: skip
+def test_rates_bytes_and_times_are_short(shown: str, text: str) -> None:
+    assert shown == text
 
 
 def test_the_mean_return_is_that_of_the_last_100_episodes_beside_its_goal() -> None:

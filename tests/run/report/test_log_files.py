@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,15 +28,6 @@ def test_a_log_that_has_grown_is_set_aside_from_the_beginning_of_a_line(tmp_path
     path.write_text("x" * 300)
     assert rotate(path, 100)
     assert (tmp_path / "log.txt.1").stat().st_size <= 100, "also what has no lines, and the one before is gone"
-
-
-def test_without_room_for_the_old_log_the_new_one_is_emptied_all_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "log.txt"
-    path.write_text("line\n" * 1000)
-    (tmp_path / "log.txt.1").write_text("older\n")
-    with disk_full_after(1000):
-        assert rotate(path, 2000)
-    assert [(file.name, file.stat().st_size) for file in tmp_path.iterdir()] == [("log.txt", 0)]
 
 
 def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_path: Path) -> None:
@@ -68,31 +58,6 @@ def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_pat
         assert b"\0" not in text, "no hole where the old lines were"
         numbers = [int(line) for line in text.splitlines()]
         assert numbers == sorted(numbers)
-
-
-def test_the_learner_keeps_its_log_and_those_of_its_workers_small(tmp_path: Path) -> None:
-    script = """
-import logging, logging.handlers, sys, time
-from pathlib import Path
-from aiorl.learner import _log_to
-
-folder = Path(sys.argv[1])
-early = logging.handlers.MemoryHandler(10)
-logs = [folder / "log.txt", folder / "worker-1.txt", folder / "worker-2.txt"]
-_log_to(logs, early, 65536)
-logs[1].write_text("printed\\n" * 10_000)
-for number in range(2000):
-    logging.getLogger("aiorl").warning("%d %s", number, "x" * 80)
-until = time.monotonic() + 20
-while not ((folder / "log.txt.1").exists() and (folder / "worker-1.txt.1").exists()):
-    assert time.monotonic() < until
-    time.sleep(0.02)
-"""
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
-    sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
-    assert max(sizes["log.txt.1"], sizes["worker-1.txt.1"]) <= 65536
-    assert sizes["worker-1.txt"] == 0
-    assert "worker-2.txt" not in sizes
 
 
 @pytest.fixture

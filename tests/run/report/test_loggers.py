@@ -19,10 +19,8 @@ from aiorl.run.report.loggers import (
     JSONL_FILE,
     JsonlLogger,
     Loggers,
-    flatten,
     open_loggers,
     read_results,
-    to_json,
 )
 
 
@@ -257,9 +255,3 @@ def test_a_run_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_pat
     with pytest.raises(ConfigError, match="can't be written: Not a directory") as caught:
         open_loggers(tmp_path / "file")
     assert caught.value.key == "run_dir"
-
-
-def test_flatten_joins_names_and_keeps_scalars_only() -> None:
-    nested = {"a": {"b": np.float32(0.5), "c": {}}, "d": None, "e": [1], "f": True, "g": "x", "h": np.zeros(2)}
-    assert list(flatten(nested)) == [("a/b", 0.5), ("d", None), ("f", True), ("g", "x")]
-    assert to_json({"a": (np.float64("nan"),)}) == {"a": [None]}

@@ -8,9 +8,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from aiorl.run.report import plot
 from aiorl.run.report.loggers import JSONL_FILE
 from aiorl.run.report.plot import PLOT_FILE, plot_learning_curve
 
@@ -33,20 +31,6 @@ def ink(path: Path) -> np.ndarray:
     """[H, W] bool: where the picture's line is."""
     picture = matplotlib.image.imread(path)[:, :, :3]
     return np.abs(picture - np.array([0x1F, 0x6F, 0x8B]) / 255).sum(axis=2) < 0.05
-
-
-def test_the_picture_of_a_file_with_very_many_lines_is_of_some_of_them(tmp_path: Path) -> None:
-    (tmp_path / JSONL_FILE).write_text(
-        "".join(
-            f'{{"timesteps_total":{number * 100},"time_total_s":{number},"episode_reward_mean":{number / 8000},'
-            f'"episode_reward_min":0.0,"episode_reward_max":50.0,"more":"{"x" * 120}"}}\n'
-            for number in range(1, 200_001)
-        )
-    )
-    path = plot_learning_curve(tmp_path)
-    assert path is not None
-    columns = np.flatnonzero(ink(path).any(axis=0))
-    assert columns[-1] - columns[0] > 600
 
 
 def test_the_picture_shows_a_curve_that_rises_where_the_return_does(tmp_path: Path) -> None:
@@ -74,19 +58,6 @@ def test_without_an_episode_there_is_no_picture(tmp_path: Path) -> None:
     write_results(tmp_path, [None, None])
     assert plot_learning_curve(tmp_path) is None
     assert not (tmp_path / PLOT_FILE).exists()
-
-
-def test_wall_time_has_several_ticks_also_where_the_start_took_most_of_it(tmp_path: Path) -> None:
-    steps = np.linspace(1000.0, 90_000.0, 7)
-    axes = Figure().add_subplot()
-    axes.set_xlim(0, 90_000)
-    plot._add_wall_time(axes, steps, 5.0 + steps / 180_000)
-    _, above = axes.figure.axes
-    times = [float(text.get_text()) for text in above.get_xticklabels()]
-    assert len(times) >= 4
-    assert min(times) >= 5.0
-    assert max(times) <= 5.5
-    assert above.get_xlabel() == "wall time in s"
 
 
 def test_the_command_of_earlier_versions_draws_too(tmp_path: Path) -> None:

@@ -45,15 +45,3 @@ def test_what_cannot_be_measured_is_left_out_and_said_once(
     assert later.look() == {}
     monkeypatch.undo()
     assert len(later.look()) == 4
-
-
-def test_shares_of_a_time_too_short_for_them_are_those_of_the_look_before() -> None:
-    now = 0.0
-    usage = SystemUsage(lambda: now)
-    first = usage.look()
-    grown = bytearray(b"x" * (64 << 20))  # resident memory differs from here on
-    now = 0.09
-    assert usage.look() == first
-    now = 0.1
-    assert usage.look()["learner_rss_bytes"] > first["learner_rss_bytes"]
-    assert len(grown) == 64 << 20

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import SMALL, Played
+
+import aiorl
 
 _kept: dict[str, Any] = {}
 
@@ -32,3 +37,26 @@ def exported_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "describe_policy", describe_once)
         yield
+
+
+@pytest.fixture
+def played() -> type[Played]:
+    """An environment that only this process knows."""
+    Played.threads, Played.steps, Played.at_step = set(), 0, {}
+    return Played
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes small PPO trainers, each with a run directory of its own unless it is named; they are stopped."""
+    made: list[Any] = []
+    numbers = itertools.count()
+
+    def trainer(env: Any = "CartPole-v1", /, **settings: Any) -> Any:
+        run_dir = str(tmp_path / f"run-{next(numbers)}")
+        made.append(aiorl.PPOTrainer({**SMALL, "run_dir": run_dir, **settings}, env=env))
+        return made[-1]
+
+    yield trainer
+    for each in made:
+        each.stop()

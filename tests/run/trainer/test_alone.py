@@ -13,15 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium
-import numpy as np
 import psutil
 import pytest
-from gymnasium import spaces
 from processes import Processes, StartedLearner, check_ledger
-from small_runs import SMALL
+from small_runs import SMALL, Played, raising
 
 import aiorl
 from aiorl.acting.checkpoint import find_checkpoint
@@ -32,8 +29,6 @@ from aiorl.run.threads import BrokenOff, LoopThread
 ROOT = Path(__file__).parents[3]
 ENVS = '''
 import time
-import gymnasium
-import numpy as np
 
 class Plain(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -123,17 +118,6 @@ def test_a_run_without_workers_is_one_process_ends_by_ctrl_c_and_goes_on_where_i
         check_ledger(result)
 
 
-def test_what_an_environment_raises_is_told_in_a_sentence_and_its_traceback_is_in_the_log(
-    alone: Callable[..., StartedLearner],
-) -> None:
-    learner = alone("--env=aiorl.testing.envs:FaultyEnv", "--env-config={fault: step, at_step: 70}")
-    assert learner.wait(60) == 1, learner.text
-    assert "at step 70 of its episode" in learner.text
-    assert "Traceback" not in learner.text
-    assert "the traceback is in" in learner.text
-    assert "in step" in learner.log.partition("Traceback")[2]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_environment_that_never_returns_does_not_keep_the_run_from_its_end(
@@ -178,32 +162,12 @@ def test_a_debugger_in_the_environment_has_the_terminal_for_itself(tmp_path: Pat
     assert b"Done: 200 env steps were trained on." in after
 
 
-class Local(gymnasium.Env[Any, Any]):
-    """Only this process knows it; notes who steps it, and acts when it is told to."""
-
-    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-    threads: ClassVar[set[int]] = set()
-    steps = 0
-    at_step: ClassVar[dict[int, Callable[[], Any]]] = {}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        Local.threads.add(threading.get_ident())
-        Local.steps += 1
-        Local.at_step.get(Local.steps, lambda: None)()
-        return np.zeros(2, np.float32), 1.0, Local.steps % 5 == 0, False, {}
-
-
 @pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+def train(tmp_path: Path, played: type[Played]) -> Iterator[Callable[..., dict[str, Any]]]:
     """Trains with an environment that only this process knows."""
-    Local.threads, Local.steps, Local.at_step = set(), 0, {}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 
-    class Own(Local):
+    class Own(Played):
         pass
 
     def run(env: Any = Own, **settings: Any) -> dict[str, Any]:
@@ -218,12 +182,12 @@ def train(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
 def test_train_samples_learns_and_evaluates_in_the_thread_that_calls(
     train: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Local.at_step = {10: lambda: print("said by the environment")}
+    Played.at_step = {10: lambda: print("said by the environment")}
     others = psutil.Process().children(recursive=True)  # of other tests
-    Local.at_step[20] = lambda: others.extend(set(psutil.Process().children(recursive=True)) - {*others})
+    Played.at_step[20] = lambda: others.extend(set(psutil.Process().children(recursive=True)) - {*others})
     num_others = len(others)
     result = train(stop_timesteps=200, evaluation_interval=1, evaluation_num_episodes=2)
-    assert Local.threads == {threading.get_ident()}
+    assert Played.threads == {threading.get_ident()}
     assert len(others) == num_others
     printed = capsys.readouterr().out
     assert "said by the environment" in printed
@@ -238,32 +202,20 @@ def test_train_samples_learns_and_evaluates_in_the_thread_that_calls(
 def test_what_an_environment_raises_ends_train_and_what_was_learned_is_saved(
     train: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError("the rail has an end")
-
-    Local.at_step = {150: fail}
+    Played.at_step = {150: raising(ZeroDivisionError("the rail has an end"))}
     with pytest.raises(EnvError, match="the rail has an end"):
         train()
     assert aiorl.load_policy(tmp_path / "run").env_steps == 128
 
 
 def test_ctrl_c_in_the_middle_of_a_step_ends_train_and_it_returns(train: Callable[..., dict[str, Any]]) -> None:
-    Local.at_step = {150: lambda: (signal.raise_signal(signal.SIGINT), time.sleep(60))}
+    Played.at_step = {150: lambda: (signal.raise_signal(signal.SIGINT), time.sleep(60))}
     began = time.monotonic()
     result = train()
     assert time.monotonic() - began < 50
     assert result["reason"] == "Ended by Ctrl-C."
     assert aiorl.load_policy(result["checkpoint"]).env_steps == result["env_steps_trained_total"] == 128
-    assert Local.steps == 150
-
-
-def test_the_end_of_stored_experience_is_the_end_of_train(train: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    train("CartPole-v1", stop_timesteps=256, output=str(tmp_path / "data"))
-    settings = {"algo": "bc", "input": str(tmp_path / "data"), "input_epochs": 1, "run_dir": str(tmp_path / "other")}
-    own = {name: value for name, value in SMALL.items() if name not in ("sgd_minibatch_size", "num_sgd_iter")}
-    result = aiorl.train("CartPole-v1", config={**own, "rollout_fragment_length": 32, **settings})
-    assert result["reason"] == "Done: all stored experience was read."
-    assert 0 < result["env_steps_trained_total"] <= 256
+    assert Played.steps == 150
 
 
 @pytest.mark.parametrize(
@@ -276,12 +228,9 @@ def test_whatever_a_step_raises_reaches_who_asked_for_it_and_the_next_one_is_cal
 ) -> None:
     loop = LoopThread("test")
 
-    def fail() -> None:
-        raise raised
-
     async def ask() -> int:
         with pytest.raises(expected):
-            await loop.in_caller(fail)
+            await loop.in_caller(raising(raised))
         return await loop.in_caller(threading.get_ident)
 
     try:

@@ -98,8 +98,9 @@ def train_save_and_go_on(folder: Path, settings: dict[str, Any]) -> Any:
     return trainer
 
 
-FAST = {"ppo with a memory, whole episodes": {**PPO, **WHOLE, **LSTM}, "ppo with a memory": {**PPO, **LSTM}}
-SLOW = {
+CASES = {
+    "ppo with a memory, whole episodes": {**PPO, **WHOLE, **LSTM},
+    "ppo with a memory": {**PPO, **LSTM},
     "ppo, whole episodes": {**PPO, **WHOLE},
     "ppo that looks back, polled, whole episodes": {**PPO, **WHOLE, **LOOKS_BACK},
     "impala, whole episodes": {**IMPALA, **WHOLE},
@@ -110,11 +111,10 @@ SLOW = {
 }
 
 
-def killed_in(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs of trainers that went on after their checkpoints, and then were killed with their process."""
-    folders = {name: folder / str(number) for number, name in enumerate(cases)}
-    for own in folders.values():
-        own.mkdir()
+    folders = {name: tmp_path_factory.mktemp("killed") for name in CASES}
     code = """
         import json, os, signal, sys
         sys.path[:0] = json.loads(sys.argv[1])
@@ -123,23 +123,13 @@ def killed_in(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, Path]
         trainers = [train_save_and_go_on(Path(folder), settings) for folder, settings in json.loads(sys.argv[2])]
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    given = [[str(folders[name]), settings] for name, settings in cases.items()]
+    given = [[str(folders[name]), settings] for name, settings in CASES.items()]
     paths = [str(Path(__file__).parent), *sys.path]
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), json.dumps(paths), json.dumps(given)], timeout=200, check=False
+        [sys.executable, "-c", textwrap.dedent(code), json.dumps(paths), json.dumps(given)], timeout=240, check=False
     )
     assert ended.returncode == -signal.SIGKILL
     return folders
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return killed_in(FAST, tmp_path_factory.mktemp("killed"))
-
-
-@pytest.fixture(scope="module")
-def more_killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return killed_in(SLOW, tmp_path_factory.mktemp("more-killed"))
 
 
 def check_same_samples_and_updates(folder: Path) -> None:
@@ -169,25 +159,12 @@ def check_same_updates_of_the_same_samples(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_t3_after_a_kill_samples_updates_and_results_are_those_of_a_trainer_that_went_on(
-    killed: dict[str, Path],
-) -> None:
-    check_same_samples_and_updates(killed["ppo with a memory, whole episodes"])
-
-
-@pytest.mark.slow
-def test_t3_after_a_kill_the_same_samples_lead_to_the_same_updates(killed: dict[str, Path]) -> None:
-    check_same_updates_of_the_same_samples(killed["ppo with a memory"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_t3_after_a_kill_other_trainers_too_do_what_one_does_that_went_on(
-    name: str, more_killed: dict[str, Path]
-) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_t3_after_a_kill_a_restored_trainer_does_what_one_does_that_went_on(name: str, killed: dict[str, Path]) -> None:
+    """Of whole episodes it samples the same, too; else the same samples lead to the same updates."""
     is_whole = name.endswith("whole episodes")
     check = check_same_samples_and_updates if is_whole else check_same_updates_of_the_same_samples
-    check(more_killed[name])
+    check(killed[name])
 
 
 def greedy_return(trainer: Any, seed: int) -> float:

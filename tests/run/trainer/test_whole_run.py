@@ -28,7 +28,6 @@ def of(run_dir: Path) -> dict[str, Any]:
 
 def test_the_algorithm_is_that_of_the_argument_the_config_or_the_preset(tmp_path: Path) -> None:
     ways: dict[str, dict[str, Any]] = {
-        "config": {"env": "CartPole-v1", "config": {**IMPALA, "algo": "impala"}},
         "preset": {"config": IMPALA, "preset": "impala-cartpole"},  # it has an environment, too
         "argument": {"env": "CartPole-v1", "algo": "impala", "config": IMPALA},
         "object": {"config": PPOConfig(env="CartPole-v1", **SMALL)},

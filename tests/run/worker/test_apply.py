@@ -3,12 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.net.wire.messages import Snapshot
-from aiorl.run.worker.sampler_unit import SnapshotSlot, StopSampling
+from aiorl.run.worker.sampler_unit import SnapshotSlot
 
 
 class TapePolicy:
@@ -57,15 +56,6 @@ def test_the_newest_offer_wins_and_older_versions_are_ignored() -> None:
     slot.offer(snapshot(2))
     slot.between_steps()
     assert policy.tape == [5.0]
-
-
-def test_stop_is_raised_between_two_steps() -> None:
-    slot, policy, _ = make_slot()
-    slot.offer(snapshot(1))
-    slot.stop()
-    with pytest.raises(StopSampling):
-        slot.between_steps()
-    assert policy.tape == []
 
 
 def test_r143_the_filter_keeps_what_was_sent_but_not_acknowledged() -> None:

@@ -9,12 +9,11 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from over_tcp import learner_over_tcp, until
+from in_process import learner_over_tcp, until
 
 HEAVY = re.compile("numpy|zmq|onnxruntime|pydantic|_ssl")
 NOBODY = "--connect=tcp://127.0.0.1:9"
@@ -63,52 +62,45 @@ def test_a_worker_may_open_as_many_files_as_its_user_allows() -> None:
         parent.terminate()
 
 
-def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_small() -> None:
-    async def main() -> str:
-        both = learner_over_tcp()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.PIPE
-        )
-        await both.updates_done(2, 60)
-        first = child_of(process.pid)
-        parent = psutil.Process(process.pid)
-        assert not [loaded.path for loaded in parent.memory_maps() if HEAVY.search(loaded.path)]
-        assert parent.memory_info().rss < 20e6
-        os.kill(first, signal.SIGABRT)
-        await until(lambda: {worker.pid for worker in both.service.session.workers} not in (set(), {first}))
-        await until(lambda: first not in [worker.pid for worker in both.service.session.workers])
-        await both.updates_done(len(both.updates) + 2, 60)
-        second = child_of(process.pid)
-        assert second != first
-        await both.close()
-        assert process.stderr is not None
-        text = (await process.stderr.read()).decode()
-        assert await process.wait() == 0  # the run is over
-        assert not psutil.pid_exists(second)
-        return text
-
-    text = asyncio.run(main())
+async def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_small() -> None:
+    both = learner_over_tcp()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.PIPE
+    )
+    await both.updates_done(2, 60)
+    first = child_of(process.pid)
+    parent = psutil.Process(process.pid)
+    assert not [loaded.path for loaded in parent.memory_maps() if HEAVY.search(loaded.path)]
+    assert parent.memory_info().rss < 20e6
+    os.kill(first, signal.SIGABRT)
+    await until(lambda: {worker.pid for worker in both.service.session.workers} not in (set(), {first}))
+    await until(lambda: first not in [worker.pid for worker in both.service.session.workers])
+    await both.updates_done(len(both.updates) + 2, 60)
+    second = child_of(process.pid)
+    assert second != first
+    await both.close()
+    assert process.stderr is not None
+    text = (await process.stderr.read()).decode()
+    assert await process.wait() == 0  # the run is over
+    assert not psutil.pid_exists(second)
     assert "worker process ended with status -6 (SIGABRT); restart 1 in 0.2 s" in text
     assert text.count("registered as worker ") == 2  # in the same slot, or another where it was back that soon
 
 
-@pytest.mark.parametrize("end", [lambda parent: parent.terminate(), lambda parent: parent.kill()], ids=["TERM", "KILL"])
-def test_when_the_parent_is_ended_its_worker_says_goodbye(end: Callable[[asyncio.subprocess.Process], None]) -> None:
-    async def main() -> tuple[int, str]:
-        both = learner_over_tcp()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.DEVNULL
-        )
-        await both.updates_done(1, 60)
-        child = child_of(process.pid)
-        end(process)
-        await until(lambda: any("worker 1 lost" in text for text in both.events))
-        status = await process.wait()
-        await until(lambda: not psutil.pid_exists(child))
-        await both.close()
-        return status, next(text for text in both.events if "lost" in text)
-
-    status, lost = asyncio.run(main())
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_when_the_parent_is_ended_its_worker_says_goodbye(number: signal.Signals) -> None:
+    both = learner_over_tcp()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.DEVNULL
+    )
+    await both.updates_done(1, 60)
+    child = child_of(process.pid)
+    process.send_signal(number)
+    await until(lambda: any("worker 1 lost" in text for text in both.events))
+    status = await process.wait()
+    await until(lambda: not psutil.pid_exists(child))
+    await both.close()
+    lost = next(text for text in both.events if "lost" in text)
     assert status in (0, -signal.SIGKILL)
     assert "worker 1 lost: left: " in lost
     assert ("ended by SIGTERM" if status == 0 else "the process that started this worker is gone") in lost

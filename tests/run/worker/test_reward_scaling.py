@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
+from units import POLLED, entry, make_unit, network
 
 from aiorl.acting.filters import ReturnFilter, returns_of
 from aiorl.acting.postprocess import gae
 from aiorl.config.schema import CommonConfig
-from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
-from aiorl.net.wire.messages import Snapshot
-from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
-from benchmarks.acting_mlp import make_acting_graph, mlp_weights
+from aiorl.run.worker.sampler_unit import SamplerUnit
 
 COLUMNS = (c.REWARDS, c.VF_PREDS, c.TERMINATEDS, c.TRUNCATEDS, c.ADVANTAGES, c.OBS)
 PLAN = SamplePlan("gae", {"gamma": 0.9, "lam": 0.8}, COLUMNS, return_discount=0.9)
-WEIGHTS = mlp_weights(4, 2)
-GRAPH, SPEC = make_acting_graph(4, spaces.Discrete(2), 2, WEIGHTS)
 RETURNS = returns_of(DEFAULT_POLICY_ID)
-POLLED = {"callbacks": "general_parts:Watching"}
 
 
 def make(plan: SamplePlan = PLAN, **settings: Any) -> SamplerUnit:
-    part = WorkerPart.from_dict(
-        {
-            "env": "CartPole-v1", "num_envs_per_worker": 3, "rollout_fragment_length": 40, "seed": 5,
-            "vectorize": "serial", "policies": {DEFAULT_POLICY_ID: {"sample_plan": dataclasses.asdict(plan)}},
-            **settings,
-        }
-    )  # fmt: skip
-    graphs = {DEFAULT_POLICY_ID: {"graph": GRAPH, "spec": SPEC.to_dict()}}
-    return SamplerUnit(part, graphs, Snapshot(0, {DEFAULT_POLICY_ID: WEIGHTS}, {}, {}, {}), UnitPlace(1, "ab12"))
+    size = {"num_envs_per_worker": 3, "rollout_fragment_length": 40, "vectorize": "serial"}
+    return make_unit({DEFAULT_POLICY_ID: entry(plan)}, network(4), env="CartPole-v1", **size, **settings)
 
 
 def sampled(**settings: Any) -> tuple[dict[str, np.ndarray], dict[str, Any], Any]:
@@ -87,30 +73,26 @@ def test_rows_keep_the_rewards_of_the_environment_and_have_the_scaled_ones_besid
 
 
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
-def test_the_learners_statistic_equals_one_that_saw_the_returns_of_all_workers(mode: str) -> None:
+async def test_the_learners_statistic_equals_one_that_saw_the_returns_of_all_workers(mode: str) -> None:
     def plan(cls: type, config: CommonConfig) -> SamplePlan:
         return SamplePlan("none", {}, (c.OBS, c.ACTIONS, c.REWARDS, c.LAST_OBS), return_discount=0.5)
 
     merged: list[Any] = []
 
-    async def run() -> InProcess:
-        both = InProcess(with_settings(mode=mode, sample_plan=classmethod(plan)))
-        both.start(2)
-        publisher = both.service.flow.publisher
-        merge = publisher.merge_deltas
+    both = InProcess(with_settings(mode=mode, sample_plan=classmethod(plan)))
+    both.start(2)
+    publisher = both.service.flow.publisher
+    merge = publisher.merge_deltas
 
-        def noting(incarnation: str, sequence: int, deltas: Any) -> None:
-            merged.append(deltas[RETURNS])
-            merge(incarnation, sequence, deltas)
+    def noting(incarnation: str, sequence: int, deltas: Any) -> None:
+        merged.append(deltas[RETURNS])
+        merge(incarnation, sequence, deltas)
 
-        publisher.merge_deltas = noting  # type: ignore[method-assign]
-        assert await both.service.wait_for_workers(2, 10)
-        both.service.go_on()
-        await both.updates_done(4)
-        await both.close()
-        return both
-
-    both = asyncio.run(run())
+    publisher.merge_deltas = noting  # type: ignore[method-assign]
+    assert await both.service.wait_for_workers(2, 10)
+    both.service.go_on()
+    await both.updates_done(4)
+    await both.close()
     alone = ReturnFilter()
     for delta in merged:
         alone.merge_delta(delta)

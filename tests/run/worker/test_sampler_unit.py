@@ -1,7 +1,12 @@
+"""What a sampler of a worker makes for the learner, in lockstep and polled turn by turn."""
+
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,38 +16,55 @@ from typing import Any
 import general_parts
 import numpy as np
 import pytest
+from general_runs import Nested
 from gymnasium import spaces
 from plain_policies import PlainPolicy
+from units import LOCKSTEP, POLLED, entry, make_unit, network
 
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.columns import DEFAULT_POLICY_ID, ColumnSpec
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.spaces import space_to_dict
+from aiorl.env.base_env import FinishedGame
 from aiorl.errors import BatchError, ConfigError, EnvError, PolicyError
+from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Snapshot
 from aiorl.offline.estimators import ImportanceSamplingEstimator
+from aiorl.process.log_once import log_once
 from aiorl.run.ingest import check_samples
 from aiorl.run.report.results import Progress, Results
-from aiorl.run.worker.sampler_unit import SamplerUnit, StepClock, StopSampling, UnitPlace, monitor_directory, unit_seed
+from aiorl.run.worker.sampler_unit import (
+    Produced,
+    SamplerUnit,
+    StepClock,
+    StopSampling,
+    UnitPlace,
+    monitor_directory,
+    unit_seed,
+)
+from aiorl.sampling.callbacks import DefaultCallbacks
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
-PPO_PLAN = SamplePlan("gae", {"gamma": 0.9, "lam": 0.8}, (c.OBS, c.ACTIONS, c.REWARDS, c.ADVANTAGES, c.EPS_ID, c.T))
+PPO_PLAN = SamplePlan("gae", {"gamma": 0.9, "lam": 0.8}, (c.OBS, c.ACTIONS, c.REWARDS, c.ADVANTAGES))
 V_TRACE_PLAN = SamplePlan(
     "none", {}, (c.OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES, c.EPS_ID, c.LAST_OBS)
 )
-WEIGHTS = mlp_weights(3, 2)
-GRAPH, SPEC = make_acting_graph(3, spaces.Discrete(2), 2, WEIGHTS)
+NETWORK = network(3)
+WEIGHTS = NETWORK[2]
 MULTI = "aiorl.testing.multi_agent_envs:CountingMultiAgentEnv"
 COUNTING = "aiorl.testing.envs:CountingEnv"
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "network": network(4)}
+WAYS = pytest.mark.parametrize("way", [LOCKSTEP, {}], ids=["in lockstep", "polled"])
 
 Make = Callable[..., SamplerUnit]
 
 
-def entry(plan: SamplePlan = PPO_PLAN, **settings: Any) -> dict[str, Any]:
-    return {"sample_plan": dataclasses.asdict(plan), **settings}
+def only(plan: SamplePlan = PPO_PLAN, **settings: Any) -> dict[str, Any]:
+    """The default policy."""
+    return {DEFAULT_POLICY_ID: entry(plan, **settings)}
 
 
 def own_spaces() -> dict[str, Any]:
@@ -59,29 +81,21 @@ def snapshot(version: int, policies: Any, scale: float = 1.0, **more: Any) -> Sn
 
 @pytest.fixture
 def make() -> Iterator[Make]:
+    """Makes samplers of CountingEnv that are polled, unless told otherwise; they are closed."""
     made: list[SamplerUnit] = []
 
-    def make_one(
-        policies: dict[str, Any] | None = None, *, slot: int = 1, version: int = 0, graph: Any = None, **settings: Any
-    ) -> SamplerUnit:
-        policies = policies or {DEFAULT_POLICY_ID: entry()}
-        part = WorkerPart.from_dict(
-            {
-                "env": COUNTING, "num_envs_per_worker": 2, "rollout_fragment_length": 8, "seed": 5,
-                "callbacks": "general_parts:Watching", "policies": policies, **settings,
-            }
-        )  # fmt: skip
-        nets = [policy_id for policy_id, policy in policies.items() if "policy_class" not in policy]
-        encoded, spec, weights = graph or (GRAPH, SPEC, WEIGHTS)
-        graphs = {policy_id: {"graph": encoded, "spec": spec.to_dict()} for policy_id in nets}
-        first = Snapshot(version, dict.fromkeys(nets, weights), {}, {}, {"timestep": 10 * version})
-        unit = SamplerUnit(part, graphs, first, UnitPlace(slot, "ab12", num_workers=2))
-        made.append(unit)
-        return unit
+    def make_one(policies: dict[str, Any] | None = None, **settings: Any) -> SamplerUnit:
+        defaults = {"env": COUNTING, "num_envs_per_worker": 2, "network": NETWORK, **POLLED}
+        made.append(make_unit(policies or only(), **{**defaults, **settings}))
+        return made[-1]
 
     yield make_one
     for unit in made:
         unit.close()
+
+
+def rows(produced: Produced) -> dict[str, np.ndarray]:
+    return dict(produced.batches[DEFAULT_POLICY_ID])
 
 
 def in_thread(unit: SamplerUnit) -> tuple[threading.Thread, list[BaseException]]:
@@ -100,6 +114,85 @@ def in_thread(unit: SamplerUnit) -> tuple[threading.Thread, list[BaseException]]
     return thread, raised
 
 
+@WAYS
+def test_a_unit_samples_the_columns_of_the_plan_under_the_snapshots_version(make: Make, way: dict[str, Any]) -> None:
+    unit = make(version=4, **way)
+    produced = unit.sample()
+    assert rows(produced).keys() == set(PPO_PLAN.columns)
+    assert rows(produced)[c.OBS].shape == ((8, 2, 3) if way else (16, 1, 3))
+    assert rows(produced)[c.ADVANTAGES].dtype == np.float32
+    assert (produced.env_steps, produced.agent_steps, produced.length, produced.num_envs) == (16, 16, 8, 2)
+    assert (produced.first_version, produced.last_version, unit.version) == (4, 4, 4)
+    assert unit.worker.policy_map[DEFAULT_POLICY_ID].global_timestep == 40
+    assert produced.episodes.lengths.tolist() == [5, 5]
+    assert unit.in_env_s == 0
+    assert unit.sample().perf["iters"] == 8
+
+
+@WAYS
+def test_r27_the_same_seed_and_slot_give_the_same_rows_and_another_slot_others(make: Make, way: dict[str, Any]) -> None:
+    """Without a seed, workers differ."""
+    more = {"rollout_fragment_length": 30, **way}
+    seeded = [rows(make(slot=slot, **more).sample())[c.ACTIONS] for slot in (1, 1, 2)]
+    np.testing.assert_array_equal(seeded[0], seeded[1])
+    assert not np.array_equal(seeded[0], seeded[2])
+    unseeded = [rows(make(seed=None, **more).sample())[c.ACTIONS] for _ in range(2)]
+    assert not np.array_equal(*unseeded)
+
+
+@WAYS
+def test_r6_an_offered_snapshot_governs_the_next_fragment(make: Make, way: dict[str, Any]) -> None:
+    unit = make(**way)
+    unit.sample()
+    unit.offer(snapshot(7, [DEFAULT_POLICY_ID], scale=0.5))
+    produced = unit.sample()
+    assert (produced.first_version, produced.last_version) == (7, 7)
+    weights = unit.worker.policy_map[DEFAULT_POLICY_ID].get_weights()
+    np.testing.assert_array_equal(weights["pi_w0"], WEIGHTS["pi_w0"] * np.float32(0.5))
+
+
+@WAYS
+def test_stop_leaves_the_fragment_unfinished_and_for_good(make: Make, way: dict[str, Any]) -> None:
+    unit = make(**way)
+    unit.stop()
+    for _ in range(2):
+        with pytest.raises(StopSampling):
+            unit.sample()
+
+
+@WAYS
+def test_filter_deltas_hold_what_was_seen_since_the_last_one(make: Make, way: dict[str, Any]) -> None:
+    unit = make(observation_filter="MeanStdFilter", **way)
+    for sequence in (1, 2):
+        unit.sample()
+        assert unit.take_deltas(sequence)[DEFAULT_POLICY_ID]["n"] >= 16  # every observation, final ones included
+    assert unit.take_deltas(3)[DEFAULT_POLICY_ID]["n"] == 0
+    assert make(**way).take_deltas(1) == {}
+
+
+@WAYS
+def test_a_monitor_notes_the_episodes_of_each_environment(make: Make, tmp_path: Path, way: dict[str, Any]) -> None:
+    make(monitor=True, log_dir=str(tmp_path), **way).sample()
+    assert {path.name for path in (tmp_path / "monitor").iterdir()} == {"worker-1-env-0", "worker-1-env-1"}
+
+
+@WAYS
+def test_rows_of_a_raw_plan_hold_observations_before_the_filter_that_the_policy_acts_behind(
+    make: Make, way: dict[str, Any]
+) -> None:
+    plan = SamplePlan("none", {}, (c.OBS, c.ACTION_DIST_INPUTS), raw_obs=True)
+    unit, plain = make(only(plan), observation_filter="MeanStdFilter", **way), make(only(plan), **way)
+    first = rows(plain.sample())[c.OBS].reshape(-1, 3)[0]
+    own = unit.worker.filters[DEFAULT_POLICY_ID]
+    own.learn(np.random.default_rng(0).normal(3.0, 2.0, (50, 3)))
+    own.is_frozen = True
+    found = {name: column.reshape(-1, column.shape[-1]) for name, column in rows(unit.sample()).items()}
+    np.testing.assert_array_equal(found[c.OBS][0], first)
+    graph: Any = plain.worker.policy_map[DEFAULT_POLICY_ID]
+    np.testing.assert_allclose(found[c.ACTION_DIST_INPUTS], graph.graph.run(own(found[c.OBS]))[0], atol=1e-5)
+    assert unit.take_deltas(1)[DEFAULT_POLICY_ID]["n"] == 50
+
+
 @pytest.mark.parametrize(
     ("settings", "is_eager"),
     [({}, False), ({"eager": True}, True), ({"eager": True, "no_eager_on_workers": True}, False)],
@@ -109,7 +202,7 @@ def test_policies_of_a_users_own_are_eager_on_workers_where_that_is_asked_for(
 ) -> None:
     eager = type("Eager", (PlainPolicy,), {})
     monkeypatch.setattr(PlainPolicy, "as_eager", classmethod(lambda cls: eager), raising=False)
-    unit = make({DEFAULT_POLICY_ID: entry(policy_class="plain_policies:PlainPolicy")}, **settings)
+    unit = make(only(policy_class="plain_policies:PlainPolicy"), **settings)
     assert isinstance(unit.worker.policy_map[DEFAULT_POLICY_ID], eager) == is_eager
 
 
@@ -121,7 +214,7 @@ def test_observations_are_compressed_on_the_wire_and_not_before_it(make: Make, h
 
 def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
     """SPEC 11: off_policy_estimator; over the wire, each once."""
-    unit = make({DEFAULT_POLICY_ID: entry()})
+    unit = make()
     assert unit.worker.sampler.lockstep is None, "its fragments are not of whole rows"
     estimator = ImportanceSamplingEstimator(unit.worker.get_policy(), 0.9)
     unit.worker.reward_estimators = [estimator]
@@ -140,78 +233,36 @@ def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
     assert found["is"]["V_prev"] == pytest.approx(sent["estimate/is/V_prev"].mean())
 
 
-def test_rows_of_the_default_policy_are_sent_one_by_one(make: Make) -> None:
-    unit = make(version=4)
-    produced = unit.sample()
-    rows = produced.batches[DEFAULT_POLICY_ID]
-    assert rows.keys() == set(PPO_PLAN.columns)
-    assert rows[c.OBS].shape == (16, 1, 3)
-    assert rows[c.ADVANTAGES].dtype == np.float32
-    assert (produced.env_steps, produced.agent_steps, produced.length, produced.num_envs) == (16, 16, 8, 2)
-    assert (produced.first_version, produced.last_version, unit.version) == (4, 4, 4)
-    assert unit.worker.global_vars == {"timestep": 40}
-    assert unit.worker.policy_map[DEFAULT_POLICY_ID].global_timestep == 40
-    assert produced.episodes.lengths.tolist() == [5, 5]
-    assert produced.perf["iters"] > 0
-    assert unit.in_env_s == 0
-    assert unit.sample().perf["iters"] == 8
-
-
-def test_r27_the_same_seed_and_slot_give_the_same_rows_and_another_slot_others(make: Make) -> None:
-    actions = [
-        make(slot=slot, rollout_fragment_length=30).sample().batches[DEFAULT_POLICY_ID][c.ACTIONS] for slot in (1, 1, 2)
-    ]
-    np.testing.assert_array_equal(actions[0], actions[1])
-    assert not np.array_equal(actions[0], actions[2])
-
-
 def test_a_fake_sampler_gives_the_first_rows_for_ever(make: Make) -> None:
     unit = make(fake_sampler=True)
-    first, again = (unit.sample().batches[DEFAULT_POLICY_ID] for _ in range(2))
+    first, again = (rows(unit.sample()) for _ in range(2))
     assert len(first[c.OBS]) == 16
     for name in first:
         np.testing.assert_array_equal(again[name], first[name])
 
 
-def test_without_a_seed_workers_differ(make: Make) -> None:
-    actions = [
-        make(seed=None, rollout_fragment_length=30).sample().batches[DEFAULT_POLICY_ID][c.ACTIONS] for _ in range(2)
-    ]
-    assert not np.array_equal(*actions)
-
-
-def test_r6_an_offered_snapshot_governs_the_next_fragment(make: Make) -> None:
-    unit = make()
-    unit.sample()
-    unit.offer(snapshot(7, [DEFAULT_POLICY_ID], scale=0.5))
-    produced = unit.sample()
-    assert (produced.first_version, produced.last_version) == (7, 7)
-    weights = unit.worker.policy_map[DEFAULT_POLICY_ID].get_weights()
-    np.testing.assert_array_equal(weights["pi_w0"], WEIGHTS["pi_w0"] * np.float32(0.5))
-
-
 def test_sequences_carry_bootstrap_values_of_true_final_observations_and_what_followed(make: Make) -> None:
     unit = make(
-        {DEFAULT_POLICY_ID: entry(V_TRACE_PLAN, layout="sequences", sequence_length=8)},
+        only(V_TRACE_PLAN, layout="sequences", sequence_length=8),
         env_config={"end": "truncate"},
     )
-    rows = unit.sample().batches[DEFAULT_POLICY_ID]
-    assert rows[c.OBS].shape == (8, 2, 3)
-    assert rows[c.VALID].all()
+    found = rows(unit.sample())
+    assert found[c.OBS].shape == (8, 2, 3)
+    assert found[c.VALID].all()
     policy = unit.worker.policy_map[DEFAULT_POLICY_ID]
-    assert rows[c.TRUNCATEDS].sum() == 2
+    assert found[c.TRUNCATEDS].sum() == 2
     expected = np.zeros((8, 2), np.float32)
-    finals = rows[c.OBS] + np.array([0, 1, 0], np.float32)
-    expected[rows[c.TRUNCATEDS]] = policy.values(finals[rows[c.TRUNCATEDS]])  # type: ignore[attr-defined]
-    np.testing.assert_allclose(rows[c.BOOTSTRAP_VALUES], expected, rtol=1e-5)
-    assert rows[c.LAST_OBS].tolist() == [[1.0, 3.0, 0.0]] * 2
+    finals = found[c.OBS] + np.array([0, 1, 0], np.float32)
+    expected[found[c.TRUNCATEDS]] = policy.values(finals[found[c.TRUNCATEDS]])  # type: ignore[attr-defined]
+    np.testing.assert_allclose(found[c.BOOTSTRAP_VALUES], expected, rtol=1e-5)
+    assert found[c.LAST_OBS].tolist() == [[1.0, 3.0, 0.0]] * 2
 
 
 def test_several_policies_send_what_is_trained_and_report_rewards_by_policy(make: Make) -> None:
     unit = make(
         {
-            "red": entry(**own_spaces()),
-            "blue": entry(policy_class="plain_policies:PlainPolicy", is_trained=False, config={"level": 3}),
+            "red": entry(PPO_PLAN, **own_spaces()),
+            "blue": entry(PPO_PLAN, policy_class="plain_policies:PlainPolicy", is_trained=False, config={"level": 3}),
         },
         env=MULTI, env_config={"lengths": [3, 5, 4]}, multiagent={"policy_mapping_fn": "general_parts:by_number"},
         num_envs_per_worker=1, rollout_fragment_length=10, callbacks="general_parts:Noting",
@@ -239,7 +290,8 @@ def test_r131_agents_that_share_the_default_policy_are_counted_as_agents_not_as_
 
 def test_each_policys_filter_has_its_delta(make: Make) -> None:
     unit = make(
-        {"red": entry(), "blue": entry()}, env=MULTI, multiagent={"policy_mapping_fn": "general_parts:by_number"},
+        dict.fromkeys(("red", "blue"), entry(PPO_PLAN)), env=MULTI,
+        multiagent={"policy_mapping_fn": "general_parts:by_number"},
         num_envs_per_worker=1, rollout_fragment_length=10, observation_filter="MeanStdFilter",
     )  # fmt: skip
     unit.sample()
@@ -256,13 +308,11 @@ def test_each_policys_filter_has_its_delta(make: Make) -> None:
 
 
 def test_nested_observations_and_actions_are_played_and_sent_as_vectors(make: Make) -> None:
-    weights = mlp_weights(4, 4)
-    graph, spec = make_acting_graph(4, general_parts.NestedEnv.action_space, 4, weights)
+    graph, spec, weights = network(4, 5, Nested.action_space)
     spec = dataclasses.replace(spec, distribution="composite")
-    unit = make(env="general_parts:NestedEnv", graph=(graph, spec, weights))
-    rows = unit.sample().batches[DEFAULT_POLICY_ID]
-    assert rows[c.OBS].shape == (16, 1, 4)
-    assert rows[c.ACTIONS].shape == (16, 1, 2)
+    found = rows(make(env="general_runs:Nested", network=(graph, spec, weights)).sample())
+    assert found[c.OBS].shape == (16, 1, 4)
+    assert found[c.ACTIONS].shape == (16, 1, 2)
 
 
 def test_an_observation_function_and_a_horizon_are_heeded(make: Make) -> None:
@@ -274,21 +324,13 @@ def test_an_observation_function_and_a_horizon_are_heeded(make: Make) -> None:
 
 def test_a_soft_horizon_goes_on_without_a_reset_and_is_never_done(make: Make) -> None:
     unit = make(
-        {DEFAULT_POLICY_ID: entry(V_TRACE_PLAN, layout="sequences", sequence_length=8)},
+        only(V_TRACE_PLAN, layout="sequences", sequence_length=8),
         horizon=3, soft_horizon=True, no_done_at_end=True, env_config={"end": "never"}, num_envs_per_worker=1,
     )  # fmt: skip
-    rows = unit.sample().batches[DEFAULT_POLICY_ID]
-    assert not rows[c.TERMINATEDS].any()
-    assert rows[c.VALID].sum(0).tolist() == [3, 3, 2], "cut where episodes are, and nothing follows in a sequence"
-    assert rows[c.OBS][:3, 1, 1].tolist() == [3.0, 4.0, 5.0]
-
-
-def test_callbacks_of_the_older_form_are_import_paths_by_hook(make: Make) -> None:
-    general_parts.LEGACY_SEEN.clear()
-    with pytest.warns(DeprecationWarning, match="callbacks given as a dict"):
-        unit = make(callbacks={"on_episode_end": "general_parts:legacy_end"})
-    unit.sample()
-    assert general_parts.LEGACY_SEEN == [5, 5]
+    found = rows(unit.sample())
+    assert not found[c.TERMINATEDS].any()
+    assert found[c.VALID].sum(0).tolist() == [3, 3, 2], "cut where episodes are, and nothing follows in a sequence"
+    assert found[c.OBS][:3, 1, 1].tolist() == [3.0, 4.0, 5.0]
 
 
 def test_what_is_named_but_not_there_or_of_another_kind_is_refused_by_its_key(make: Make) -> None:
@@ -297,20 +339,20 @@ def test_what_is_named_but_not_there_or_of_another_kind_is_refused_by_its_key(ma
     with pytest.raises(ConfigError, match="callbacks is"):
         make(callbacks="general_parts:by_number")
     with pytest.raises(ConfigError, match="subclass of aiorl"):
-        make({DEFAULT_POLICY_ID: entry(policy_class="general_parts:SlowEnv")})
+        make(only(policy_class="general_parts:SlowEnv"))
     with pytest.raises(PolicyError, match="action space"):
         make(env_config={"actions": 3})
 
 
 def test_rows_without_a_column_that_is_wanted_are_an_error_that_names_it(make: Make) -> None:
-    unit = make({DEFAULT_POLICY_ID: entry(SamplePlan(columns=("wishes",)))})
+    unit = make(only(SamplePlan(columns=("wishes",))))
     with pytest.raises(BatchError, match="wishes"):
         unit.sample()
 
 
 def test_a_failing_environment_or_client_is_an_environment_error_with_its_traceback(make: Make) -> None:
     unit = make(
-        env=MULTI, env_config={"fault": "raise"}, policies={DEFAULT_POLICY_ID: entry()}, num_envs_per_worker=1
+        env=MULTI, env_config={"fault": "raise"}, num_envs_per_worker=1
     )  # fmt: skip
     with pytest.raises(EnvError, match="on purpose") as caught:
         unit.sample()
@@ -327,14 +369,6 @@ def test_a_failing_callback_is_no_environment_error(make: Make) -> None:
         unit.sample()
 
 
-def test_stop_leaves_between_two_turns_and_for_good(make: Make) -> None:
-    unit = make()
-    unit.stop()
-    for _ in range(2):
-        with pytest.raises(StopSampling):
-            unit.sample()
-
-
 def assert_stop_ends_a_wait(unit: SamplerUnit) -> None:
     thread, raised = in_thread(unit)
     deadline = time.monotonic() + 10
@@ -348,16 +382,16 @@ def assert_stop_ends_a_wait(unit: SamplerUnit) -> None:
     assert isinstance(raised[0], StopSampling)
 
 
-def test_stop_ends_a_wait_for_clients(make: Make) -> None:
-    unit = make(
-        env="general_parts:Silent", num_envs_per_worker=1, rollout_fragment_length=10, seed=None
-    )  # fmt: skip
-    assert_stop_ends_a_wait(unit)
-
-
-def test_stop_ends_a_wait_for_environments_in_other_processes(make: Make) -> None:
-    unit = make(env="general_parts:SlowEnv", remote_worker_envs=True)
-    assert_stop_ends_a_wait(unit)
+@pytest.mark.parametrize(
+    "waits",
+    [
+        {"env": "general_parts:Silent", "num_envs_per_worker": 1, "rollout_fragment_length": 10, "seed": None},
+        {"env": "general_parts:SlowEnv", "remote_worker_envs": True},
+    ],
+    ids=["for clients", "for other processes"],
+)
+def test_stop_ends_a_wait(make: Make, waits: dict[str, Any]) -> None:
+    assert_stop_ends_a_wait(make(**waits))
 
 
 def test_remote_environments_that_crash_are_replaced_as_often_as_is_allowed(make: Make) -> None:
@@ -405,13 +439,146 @@ def test_sampling_in_the_background_stops_while_its_environment_blocks(make: Mak
     assert isinstance(raised[0], StopSampling)
 
 
-def test_a_monitor_notes_the_episodes_of_each_environment(make: Make, tmp_path: Path) -> None:
-    make(env="aiorl.testing.envs:CountingEnv", monitor=True, log_dir=str(tmp_path)).sample()
-    assert {path.name for path in (tmp_path / "monitor").iterdir()} == {"worker-1-env-0", "worker-1-env-1"}
+# In lockstep, or not
 
 
-def worker_part(**settings: Any) -> WorkerPart:
-    return WorkerPart.from_dict({"env": "CartPole-v1", **settings})
+@pytest.mark.parametrize("slot", [1, 2])
+def test_r31_worker_1_reports_its_data_flow_and_further_ones_keep_quiet(
+    make: Make, slot: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """4.11: at DEBUG again and again."""
+    log_once.reset()
+    try:
+        unit = make(slot=slot, log_level="DEBUG", **LOCKSTEP)
+        with caplog.at_level(logging.INFO, "aiorl"):
+            unit.sample()
+        assert ("Raw observations" in caplog.text) == (slot == 1)
+        assert (log_once._disabled, log_once._periodic) == (slot != 1, slot == 1)
+    finally:
+        log_once.reset()
+
+
+def test_an_environment_of_other_spaces_than_the_learners_is_refused(make: Make) -> None:
+    with pytest.raises(PolicyError, match=r"observations of shape|action space"):
+        make(env="Acrobot-v1", **LOCKSTEP)
+    with pytest.raises(PolicyError, match="no graph"):
+        SamplerUnit(WorkerPart.from_dict({"env": "CartPole-v1"}), {}, snapshot(0, []), UnitPlace(1, "1"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs the extra atari")
+@pytest.mark.parametrize(
+    ("preference", "shape", "limit"), [("deepmind", (20, 20, 1), 1.0), ("rllib", (210, 160, 3), 0)]
+)
+def test_r88_atari_games_get_their_wrappers_and_clipped_rewards_where_the_settings_ask_for_them(
+    make: Make, preference: str, shape: tuple[int, ...], limit: float
+) -> None:
+    size = int(np.prod(shape))
+    weights = mlp_weights(size, 4)
+    graph, spec = make_acting_graph(size, spaces.Discrete(4), 4, weights)
+    unit = make(
+        only(SamplePlan(columns=(c.OBS, c.REWARDS))), env="BreakoutNoFrameskip-v4", preprocessor_pref=preference,
+        model={"dim": 20, "framestack": False},
+        network=(graph, dataclasses.replace(spec, obs_shape=shape), weights),
+        callbacks=None, num_envs_per_worker=1,
+    )  # fmt: skip
+    assert unit.worker.sampler.lockstep.env.observation_space.shape == shape  # type: ignore[union-attr]
+    assert unit.worker.sampler.lockstep._reward_limit == limit  # type: ignore[union-attr]
+
+
+def test_where_wrappers_cut_games_into_episodes_whole_games_are_reported(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = make(**LOCKSTEP)
+    monkeypatch.setattr(unit.worker.sampler.lockstep.env, "take_finished_games", lambda: [FinishedGame(3.0, 120)])  # type: ignore[union-attr]
+    episodes = unit.sample().episodes
+    assert (episodes.rewards.tolist(), episodes.lengths.tolist()) == ([3.0], [120])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"callbacks": "general_parts:Noting"}, "callbacks has hooks for workers"),
+        ({"soft_horizon": True, "horizon": 9}, "soft_horizon is set"),
+        ({"no_done_at_end": True}, "no_done_at_end is set"),
+        ({"sample_async": True}, "sample_async is set"),
+        ({"fake_sampler": True}, "fake_sampler is set"),
+        ({"multiagent": {"observation_fn": "general_parts:doubled"}}, "multiagent.observation_fn is set"),
+        ({"policies": only(policy_class="plain_policies:PlainPolicy")}, "the policy acts in a way of its own"),
+        ({"policies": only(SamplePlan(columns=("wishes",)))}, "the column 'wishes' is wanted"),
+        ({"env": MULTI, "vectorize": "auto"}, "whole arrays"),
+        ({"env": MULTI, "vectorize": "remote"}, "whole arrays"),
+    ],
+)  # fmt: skip
+def test_environments_are_polled_where_somebody_asks_for_more_than_columns_and_the_log_says_why(
+    make: Make, settings: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_once.reset()
+    with caplog.at_level(logging.INFO, "aiorl"):
+        unit = make(**{**LOCKSTEP, **settings})
+    assert unit.worker.sample_in_lockstep() is None
+    assert re.search(f"polled turn by turn: .*{reason}", caplog.text)
+
+
+def test_exploration_without_memory_is_done_in_lockstep(make: Make) -> None:
+    plan = SamplePlan(columns=(c.OBS, c.ACTIONS))
+    for exploration, explores in (({"type": "EpsilonGreedy", "epsilon": 0.0}, False), ("Random", True)):
+        unit = make(only(plan, config={"exploration": exploration}), rollout_fragment_length=100, **LOCKSTEP)
+        arrays = rows(unit.sample())
+        policy = unit.worker.policy_map[DEFAULT_POLICY_ID]
+        greedy = policy.compute_actions(arrays[c.OBS].reshape(-1, 3), explore=False)[0]
+        assert arrays[c.ACTIONS].shape == (100, 2)
+        assert (arrays[c.ACTIONS].reshape(-1) != greedy).any() == explores
+
+
+def test_environments_in_lockstep_and_polled_give_the_same_new_obs_to_a_train_batch(make: Make) -> None:
+    """The algorithm asks for a column; how it is kept is the fragment's own affair."""
+    plan = SamplePlan(columns=(c.OBS, c.NEW_OBS, c.TERMINATEDS))
+    buffers = BatchBuffers([ColumnSpec(c.OBS, (4,)), ColumnSpec(c.NEW_OBS, (4,)), ColumnSpec(c.TERMINATEDS)])
+    found = []
+    for way in (LOCKSTEP, {}):
+        arrays = rows(make(only(plan), rollout_fragment_length=50, **CARTPOLE, **way).sample())
+        buffers.check(arrays)
+        steps, num_envs = arrays[c.OBS].shape[:2]
+        batch = buffers.sequences([arrays], num_envs, steps)
+        found.append([buffers.column(batch, name).reshape(100, -1).copy() for name in plan.columns])
+    assert found[0][2].any(), "an episode ended"
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_hooks_that_only_the_learner_calls_cost_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Hooked", (DefaultCallbacks,), {"on_train_result": lambda self, **kwargs: None})
+    monkeypatch.setattr("general_parts.Hooked", kind, raising=False)
+    assert make(callbacks="general_parts:Hooked").worker.sample_in_lockstep() is not None
+
+
+@pytest.mark.parametrize("vectorize", ["native", "remote"])
+def test_every_form_of_environments_can_be_polled_too(make: Make, vectorize: str) -> None:
+    unit = make(vectorize=vectorize, callbacks="general_parts:Noting", rollout_fragment_length=80, **CARTPOLE)
+    produced = unit.sample()
+    assert rows(produced)[c.OBS].shape == (160, 1, 4)
+    assert len(produced.episodes.custom["height"]) == len(produced.episodes.lengths) > 0
+
+
+@pytest.mark.parametrize("vectorize", ["serial", "remote"])
+def test_r102_a_step_that_is_not_to_be_trained_on_ends_lockstep_and_leaves_no_row(
+    make: Make, vectorize: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = SamplePlan(columns=(c.OBS, c.REWARDS))
+    unit = make(
+        only(plan), env="general_parts:SometimesUntrained", rollout_fragment_length=10,
+        callbacks=None, vectorize=vectorize,
+    )  # fmt: skip
+    with caplog.at_level(logging.INFO, "aiorl"):
+        first, second = unit.sample(), unit.sample()
+    assert "is not to be trained on, so the environments begin anew" in caplog.text
+    for produced in (first, second):
+        assert produced.env_steps == 20
+        assert set(rows(produced)[c.OBS][..., 1].ravel()) == {0, 1, 2, 4}, "without the fourth step of each episode"
+        assert min(produced.perf.values()) >= 0
+
+
+# Places, seeds, clocks
 
 
 def test_seeds_depend_on_run_seed_slot_and_unit_only() -> None:
@@ -424,6 +591,10 @@ def test_who_takes_over_a_slot_gets_other_numbers_than_its_predecessor_and_the_s
     seeds = [unit_seed(5, UnitPlace(2, "ff", unit), life) for life in range(3) for unit in range(2)]
     assert len(set(seeds)) == 6
     assert unit_seed(5, UnitPlace(2, "aa"), 1) == unit_seed(5, UnitPlace(2, "ff"), 1)
+
+
+def worker_part(**settings: Any) -> WorkerPart:
+    return WorkerPart.from_dict({"env": "CartPole-v1", **settings})
 
 
 def test_a_monitor_writes_into_the_runs_directory_where_it_is_to_be_seen(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gradient_runs import NoTensorFlow
+from units import sent
 
 from aiorl.data.columns import DEFAULT_POLICY_ID, GRADIENT_OF, NUM_ROWS
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.algorithms.a3c import A3CConfig
-from aiorl.net.wire.decoding import decode
-from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Snapshot
 from aiorl.run.build import Learning, build_learning
 from aiorl.run.ingest import check_samples
@@ -93,13 +92,11 @@ def test_a_gradient_is_that_of_the_rows_that_would_have_been_sent(request: Any, 
 def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Units) -> None:
     unit = units.unit()
     for number in (1, 2):
-        produced = unit.sample()
-        frames = encode(produced.to_samples(number, 1, unit.take_deltas(number)))
-        message: Any = decode([memoryview(frame) for frame in frames])
+        message = sent(unit, number)
         units.learning.group.check_fragment(message.batches)
         check_samples(message)
         columns = message.batches[DEFAULT_POLICY_ID]
-        assert columns[NUM_ROWS].tolist() == [produced.env_steps]
+        assert columns[NUM_ROWS].tolist() == [message.env_steps]
         assert message.filter_deltas[DEFAULT_POLICY_ID]["n"] > 0
         batch = units.learning.group.make_batch([message.batches])
         assert not units.learning.group.update(batch, 0).skipped

@@ -7,18 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from units import sent, unit_of
 
 from aiorl.acting.postprocess import n_step_new_obs
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.learning.algorithms.apex import ApexConfig
 from aiorl.learning.losses.q_learning import expected_q
-from aiorl.net.wire.decoding import decode
-from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.messages import Snapshot
 from aiorl.run.build import Learning, build_learning
 from aiorl.run.ingest import check_samples
-from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1", "num_envs_per_worker": 3, "rollout_fragment_length": 40, "train_batch_size": 8, "seed": 3,
@@ -40,11 +37,9 @@ WAYS: dict[str, dict[str, Any]] = {
 def sampled(request: pytest.FixtureRequest) -> tuple[Learning, dict[str, Any]]:
     """What learns, and a fragment that came to it by the wire."""
     learning = build_learning(ApexConfig(**{**SMALL, **WAYS[request.param]}))
-    snapshot = Snapshot(0, learning.group.get_weights(), {}, {}, {"timestep": 0})
-    unit = SamplerUnit(learning.worker_part, learning.graphs, snapshot, UnitPlace(1, "ab12", num_workers=1))
-    frames = encode(unit.sample().to_samples(1, 1, unit.take_deltas(1)))
+    unit = unit_of(learning)
+    message = sent(unit)
     unit.close()
-    message: Any = decode([memoryview(frame) for frame in frames])
     learning.group.check_fragment(message.batches)
     check_samples(message)
     return learning, message.batches[DEFAULT_POLICY_ID]

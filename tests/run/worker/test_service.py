@@ -9,89 +9,79 @@ from typing import Any
 
 import in_process
 import pytest
-from in_process import FakeAlgorithm, InProcess, with_settings
+from in_process import FakeAlgorithm, InProcess, running, until, with_settings
 from memory_endpoint import Direction, MemoryNetwork
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import EnvError
-from aiorl.net.transport.endpoint import Event, EventKind
-from aiorl.net.wire.messages import Ack, RefusalCode, Refused
+from aiorl.net.wire.messages import RefusalCode, Refused
 from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.run.report.results import Progress
+from aiorl.run.worker import service
+from aiorl.run.worker.sampler_unit import SamplerUnit
 from aiorl.run.worker.service import WorkerOutcome
 
+STREAMING = with_settings(mode="streaming")
 
-def test_workers_end_when_the_run_is_over() -> None:
-    async def main() -> list[Any]:
-        both = InProcess()
-        both.start(2)
-        await both.service.wait_for_workers(2, 10)
-        both.service.go_on()
+
+async def ended(both: InProcess) -> WorkerOutcome:
+    """How its only worker has ended."""
+    return await asyncio.wait_for(both.outcomes[0], 10)
+
+
+def failure_told(both: InProcess) -> str:
+    return next(text for text in both.events if "failed" in text)
+
+
+async def test_workers_end_when_the_run_is_over() -> None:
+    async with running() as both:
         await both.updates_done(2)
-        return await both.close()
-
-    outcomes = asyncio.run(main())
+    outcomes = [task.result() for task in both.outcomes]
     assert [(outcome.ok, outcome.status) for outcome in outcomes] == [(True, RUN_IS_OVER)] * 2
     assert outcomes[0].reason == "the test is over"
 
 
-def test_a_stopped_worker_leaves_at_once_and_its_share_goes_to_the_others() -> None:
-    async def main() -> InProcess:
-        both = InProcess()
-        both.start(2)
-        await both.service.wait_for_workers(2, 10)
-        both.service.go_on()
+async def test_a_stopped_worker_leaves_at_once_and_its_share_goes_to_the_others() -> None:
+    async with running() as both:
         await both.updates_done(2)
         both.workers[0].stop("leaving on purpose")
-        assert (await both.outcomes[0]).status == STOPPED
+        assert (await ended(both)).status == STOPPED
         await both.updates_done(len(both.updates) + 4)
-        await both.close()
-        return both
-
-    both = asyncio.run(main())
     assert any("worker 1 lost" in text and "leaving on purpose" in text for text in both.events)
     assert {fragment.slot for fragment in both.updates[-1].batch.fragments} == {2}
 
 
-def test_a_failing_environment_is_reported_with_its_traceback_and_ends_the_worker() -> None:
-    async def main() -> tuple[InProcess, Any]:
-        both = InProcess(
-            env="aiorl.testing.envs:FaultyEnv", env_config={"fault": "constructor"}, observation_filter="NoFilter"
-        )
-        both.start(1)
-        outcome = await asyncio.wait_for(both.outcomes[0], 10)
-        await both.close()
-        return both, outcome
-
-    both, outcome = asyncio.run(main())
-    assert not outcome.ok
-    failed = next(text for text in both.events if "failed" in text)
-    assert "this environment cannot be made" in failed
-    assert "Traceback" in failed
+FAULTY = {"env": "aiorl.testing.envs:FaultyEnv", "env_config": {"fault": "constructor"}}
+CLIENT = {"env": "general_parts:Broken", "env_config": {"size": 4}, "seed": None}
 
 
-def test_r184_a_worker_beyond_its_quota_of_memory_fails_and_says_so() -> None:
-    async def main() -> tuple[InProcess, WorkerOutcome]:
-        both = InProcess(memory_per_worker=2**20)
-        both.start(1)
-        outcome = await asyncio.wait_for(both.outcomes[0], 10)
-        await both.close()
-        return both, outcome
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (FAULTY, ["this environment cannot be made", "Traceback"]),
+        (CLIENT, ["this client fails on purpose", "Traceback"]),
+        ({"env": "in_process:ExitingEnv", "seed": None}, ["SystemExit: 0"]),
+        ({"memory_per_worker": 2**20}, ["memory_per_worker is 1,048,576 bytes, but the process has taken "]),
+    ],
+    ids=["constructor", "client", "exit", "memory"],
+)
+async def test_r184_whatever_fails_in_a_worker_is_reported_with_its_traceback_and_ends_it(
+    settings: dict[str, Any], says: list[str]
+) -> None:
+    both = InProcess(AnyShape, **settings)
+    both.num_envs = 1
+    both.start(1)
+    both.service.go_on()
+    outcome = await ended(both)
+    await both.close()
+    assert (outcome.ok, outcome.status) == (False, FAILED)
+    assert all(text in failure_told(both) for text in says)
 
-    both, outcome = asyncio.run(main())
-    assert outcome.reason.startswith("memory_per_worker is 1,048,576 bytes, but the process has taken ")
-    assert outcome.status == FAILED
-    assert any("memory_per_worker is 1,048,576 bytes" in text for text in both.events)
 
-
-def test_r184_what_a_worker_holds_for_the_learner_is_bounded_in_bytes() -> None:
+async def test_r184_what_a_worker_holds_for_the_learner_is_bounded_in_bytes() -> None:
     """A fragment has some 600 bytes: one may wait for its acknowledgement, and no other is begun until then."""
     held = []
-
-    async def main(bound: int) -> int:
-        both = InProcess(with_settings(mode="streaming"), object_store_memory_per_worker=bound)
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
+    async with running(1, STREAMING, object_store_memory_per_worker=700) as both:
         fragments = both.workers[0]._session._fragments
         add = fragments.add
 
@@ -101,52 +91,29 @@ def test_r184_what_a_worker_holds_for_the_learner_is_bounded_in_bytes() -> None:
             return message
 
         fragments.add = count  # type: ignore[method-assign]
-        both.service.go_on()
         await both.updates_done(4)
-        await both.close()
-        return both.workers[0]._session.settings.max_unacked_bytes
-
-    assert asyncio.run(main(700)) == 700
     assert max(held) == 1
-    assert asyncio.run(main(0)) == 2**28
 
 
 @pytest.mark.parametrize("compress_observations", [False, True, "bulk"])
-def test_what_workers_send_is_compressed_if_observations_are_to_be(
+async def test_what_workers_send_is_compressed_if_observations_are_to_be(
     monkeypatch: pytest.MonkeyPatch, compress_observations: bool | str
 ) -> None:
     monkeypatch.setattr(in_process, "QUICK", in_process.QUICK.model_copy(update={"compression": "off"}))
-
-    async def main() -> bool:
-        both = InProcess(compress_observations=compress_observations)
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        both.service.go_on()
+    async with running(1, compress_observations=compress_observations) as both:
         await both.updates_done(1)
-        await both.close()
-        return both.workers[0]._compress
-
-    assert asyncio.run(main()) == bool(compress_observations)
+    assert both.workers[0]._compress == bool(compress_observations)
 
 
-def test_lost_broadcasts_and_connections_lose_and_double_nothing() -> None:
+async def test_lost_broadcasts_and_connections_lose_and_double_nothing() -> None:
     def fault(direction: Direction, number: int) -> tuple[float, ...]:
         return () if direction is Direction.BROADCAST and number % 3 else (0.002,)
 
-    async def main() -> InProcess:
-        both = InProcess(with_settings(mode="streaming"), MemoryNetwork(fault))
-        both.start(2)
-        await both.service.wait_for_workers(2, 20)
-        both.service.go_on()
+    async with running(2, STREAMING, network=MemoryNetwork(fault)) as both:
         for count in range(3, 13, 3):
             await both.updates_done(count, 40)
             both.network.cut()
             both.network.mend()
-        both.network.fault = lambda direction, number: (0.0,)
-        await both.close()
-        return both
-
-    both = asyncio.run(main())
     seen = [(f.incarnation, f.seq) for done in both.updates for f in done.batch.fragments]
     assert len(seen) == len(set(seen))
     by_worker: dict[str, list[int]] = {}
@@ -155,99 +122,44 @@ def test_lost_broadcasts_and_connections_lose_and_double_nothing() -> None:
     assert all(seqs == sorted(seqs) for seqs in by_worker.values())
 
 
-def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_new_incarnation() -> None:
-    async def main() -> InProcess:
-        both = InProcess(with_settings(mode="streaming"))
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        both.service.go_on()
+async def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_new_incarnation() -> None:
+    async with running(1, STREAMING) as both:
         await both.updates_done(2)
         both.network.cut()
-        async with asyncio.timeout(10):
-            while both.service.session.slots:
-                await asyncio.sleep(0.05)
+        await until(lambda: not both.service.session.slots)
         both.network.mend()
         await both.service.wait_for_workers(1, 10)
         await both.updates_done(len(both.updates) + 3)
-        await both.close()
-        return both
-
-    both = asyncio.run(main())
-    incarnations = {f.incarnation for done in both.updates for f in done.batch.fragments}
-    assert len(incarnations) == 2
+    assert len({f.incarnation for done in both.updates for f in done.batch.fragments}) == 2
     assert any("worker 1 lost" in text for text in both.events)
 
 
-def test_a_task_that_dies_ends_its_worker_and_the_learner_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> tuple[InProcess, Any]:
-        both = InProcess()
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
+async def test_a_task_that_dies_ends_its_worker_and_the_learner_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(now: float) -> None:
+        raise ZeroDivisionError("the clock is broken")
 
-        def break_down(now: float) -> None:
-            raise ZeroDivisionError("the clock is broken")
-
+    async with running(1) as both:
         monkeypatch.setattr(both.workers[0], "_tell_status", break_down)
-        outcome = await asyncio.wait_for(both.outcomes[0], 10)
+        outcome = await ended(both)
         await until(lambda: any("failed" in text for text in both.events))
-        await both.close()
-        return both, outcome
-
-    both, outcome = asyncio.run(main())
-    assert (outcome.ok, outcome.status) == (False, 1)
+    assert (outcome.ok, outcome.status) == (False, FAILED)
     assert outcome.reason == "unexpected ZeroDivisionError: the clock is broken"
-    failed = next(text for text in both.events if "failed" in text)
-    assert "the clock is broken" in failed
-    assert "in break_down" in failed
+    assert "in break_down" in failure_told(both)
 
 
-def test_a_worker_whose_voice_has_failed_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> Any:
-        both = InProcess()
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
+def build_slowly(monkeypatch: pytest.MonkeyPatch, number: int) -> tuple[list[Any], threading.Event]:
+    """Has one of the next units, by its number, wait when it is built; gives the places of all, and what lets it go."""
+    build, may_go_on = service.SamplerUnit, threading.Event()
+    places: list[Any] = []
 
-        def break_down(*arguments: Any) -> None:
-            raise ZeroDivisionError("nothing can be said")
+    def make_slowly(part: Any, graphs: Any, snapshot: Any, place: Any) -> Any:
+        places.append(place)
+        is_slow, unit = len(places) == number, build(part, graphs, snapshot, place)
+        assert not is_slow or may_go_on.wait(10)
+        return unit
 
-        monkeypatch.setattr(both.workers[0]._session, "messages_to_send", break_down)
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        outcome = await asyncio.wait_for(both.outcomes[0], 10)
-        monkeypatch.undo()
-        await both.close()
-        return outcome
-
-    assert asyncio.run(main()).status == 1
-
-
-def test_what_comes_after_a_workers_end_does_nothing() -> None:
-    async def main() -> None:
-        both = InProcess()
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        worker = both.workers[0]
-        await both.close()
-        worker._on_event(Event(EventKind.CONNECTED))
-        worker._session.receive(Ack(0), time.monotonic())
-        worker._pump()
-        worker.stop("once more")
-
-    asyncio.run(main())
-
-
-def test_an_environment_that_calls_exit_is_a_failure_like_any_other() -> None:
-    async def main() -> tuple[InProcess, Any]:
-        both = InProcess(env="in_process:ExitingEnv", seed=None)
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        both.service.go_on()
-        outcome = await asyncio.wait_for(both.outcomes[0], 10)
-        await both.close()
-        return both, outcome
-
-    both, outcome = asyncio.run(main())
-    assert outcome.status == 1
-    assert any("SystemExit: 0" in text for text in both.events)
+    monkeypatch.setattr(service, "SamplerUnit", make_slowly)
+    return places, may_go_on
 
 
 def lose(both: InProcess) -> None:
@@ -256,91 +168,50 @@ def lose(both: InProcess) -> None:
     both.service.pump()
 
 
-async def until(condition: Any, timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
 @pytest.mark.parametrize(("num_samplers", "slow"), [(1, 0), (2, 1)], ids=["the only sampler", "the second sampler"])
-def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_behind(
+async def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, mode: str, num_samplers: int, slow: int
 ) -> None:
     """What is built too late neither begins fragments under the next registration's leases nor sends its deltas."""
-    import aiorl.run.worker.service as module
-
-    build, may_go_on, places = module.SamplerUnit, threading.Event(), []
-
-    def make_slowly(part: Any, graphs: Any, snapshot: Any, place: Any) -> Any:
-        places.append(place)
-        unit = build(part, graphs, snapshot, place)
-        if len(places) == 1 + slow:
-            assert may_go_on.wait(10)
-        return unit
-
-    monkeypatch.setattr(module, "SamplerUnit", make_slowly)
-
-    async def main() -> InProcess:
-        both = InProcess(with_settings(mode=mode), samplers_per_worker=num_samplers, observation_filter="MeanStdFilter")
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        both.service.go_on()
+    places, may_go_on = build_slowly(monkeypatch, 1 + slow)
+    algorithm = with_settings(mode=mode)
+    async with running(1, algorithm, samplers_per_worker=num_samplers, observation_filter="MeanStdFilter") as both:
+        (worker,) = both.workers
         if slow:
             await both.updates_done(2)
         await until(lambda: len(places) == 1 + slow)
-        before = both.workers[0]._session.incarnation
+        before = worker._session.incarnation
         lose(both)
-        await until(lambda: both.workers[0]._session.incarnation != before and both.workers[0]._session.slot)
+        await until(lambda: worker._session.incarnation != before and worker._session.slot)
         if mode == "on_policy":
-            await until(lambda: both.workers[0]._session.may_sample(both.workers[0]._session.version))
+            await until(lambda: worker._session.may_sample(worker._session.version))
         await asyncio.sleep(0.1)  # time to begin what must not begin
-        assert not both.workers[0]._session._leases.begun, "an ended registration's sampler works on"
+        assert not worker._session._leases.begun, "an ended registration's sampler works on"
         may_go_on.set()
         await both.updates_done(len(both.updates) + 4)
         assert not both.outcomes[0].done()
-        assert {running.incarnation for running in both.workers[0]._running} == {both.workers[0]._session.incarnation}
-        await both.close()
-        return both
-
-    both = asyncio.run(main())
+        assert {sampler.incarnation for sampler in worker._running} == {worker._session.incarnation}
     assert len({place.incarnation for place in places}) == 2
     assert not any("failed" in text for text in both.events)
 
 
-def test_what_is_built_after_its_worker_was_stopped_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import aiorl.run.worker.service as module
-
-    build, is_building, may_go_on, closed = module.SamplerUnit, threading.Event(), threading.Event(), threading.Event()
-
-    def make_slowly(*arguments: Any) -> Any:
-        is_building.set()
-        assert may_go_on.wait(10)
-        unit = build(*arguments)
-        monkeypatch.setattr(unit, "close", closed.set)
-        return unit
-
-    monkeypatch.setattr(module, "SamplerUnit", make_slowly)
-
-    async def main() -> None:
-        both = InProcess()
-        both.start(1)
-        await until(is_building.is_set)
+async def test_what_is_built_after_its_worker_was_stopped_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+    monkeypatch.setattr(SamplerUnit, "close", lambda unit: closed.set())
+    places, may_go_on = build_slowly(monkeypatch, 1)
+    async with running(1) as both:
+        await until(lambda: places)
         both.workers[0].stop("enough")
-        assert (await asyncio.wait_for(both.outcomes[0], 10)).ok
+        assert (await ended(both)).ok
         may_go_on.set()
         await until(closed.is_set)
-        await both.close()
-
-    asyncio.run(main())
 
 
 class Held:
     """Holds one of the first unit's fragments, the third by default, when it is sampled, until it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = 3) -> None:
-        from aiorl.run.worker.sampler_unit import SamplerUnit
-
         self.in_hand, self.may_go_on = threading.Event(), threading.Event()
         self.error: Exception | None = None
         self.num_sampled = 0
@@ -373,17 +244,12 @@ class Held:
 
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
 @pytest.mark.parametrize("fails", [False, True], ids=["finished", "failed"])
-def test_a_fragment_in_hand_when_its_registration_ends_is_dropped_with_its_deltas(
+async def test_a_fragment_in_hand_when_its_registration_ends_is_dropped_with_its_deltas(
     monkeypatch: pytest.MonkeyPatch, mode: str, fails: bool
 ) -> None:
     held = Held(monkeypatch)
     held.error = EnvError("env", "too late to matter", traceback_text="") if fails else None
-
-    async def main() -> InProcess:
-        both = InProcess(with_settings(mode=mode), observation_filter="MeanStdFilter")
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        both.service.go_on()
+    async with running(1, with_settings(mode=mode), observation_filter="MeanStdFilter") as both:
         await until(held.in_hand.is_set)
         worker = both.workers[0]
         before = worker._session.incarnation
@@ -402,63 +268,21 @@ def test_a_fragment_in_hand_when_its_registration_ends_is_dropped_with_its_delta
         ((incarnation, sequences),) = by_incarnation.items()
         assert incarnation == worker._session.incarnation
         assert sequences == list(range(1, len(sequences) + 1))
-        await both.close()
-        return both
-
-    both = asyncio.run(main())
     assert not any("failed" in text for text in both.events)
 
 
-def test_a_fragment_that_is_cancelled_gives_its_lease_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(monkeypatch)
-
-    async def main() -> None:
-        both = InProcess(with_settings(mode="on_policy"))
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        both.service.go_on()
-        await until(held.in_hand.is_set)
-        worker = both.workers[0]
-        assert worker._session._leases.begun == 1
-        both.outcomes[0].cancel()
-        await asyncio.sleep(0)
-        held.may_go_on.set()
-        await asyncio.wait([both.outcomes[0]])
-        assert not worker._session._leases.begun
-        assert worker._session.may_sample(worker._session.version)
-        both.outcomes.clear()
-        await both.close()
-
-    asyncio.run(main())
-
-
-def test_several_samplers_of_one_worker_all_produce() -> None:
-    async def main() -> InProcess:
-        both = InProcess(with_settings(mode="streaming"), samplers_per_worker=3)
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        both.service.go_on()
+async def test_several_samplers_of_one_worker_all_produce() -> None:
+    async with running(1, STREAMING, samplers_per_worker=3) as both:
         await both.updates_done(6)
-        await both.close()
-        return both
-
-    both = asyncio.run(main())
-    first_obs = {
-        f.batches[DEFAULT_POLICY_ID]["obs"][0].tobytes() for done in both.updates for f in done.batch.fragments
-    }
-    assert len(first_obs) == sum(len(done.batch.fragments) for done in both.updates)
+    fragments = [fragment for done in both.updates for fragment in done.batch.fragments]
+    assert len({fragment.batches[DEFAULT_POLICY_ID]["obs"][0].tobytes() for fragment in fragments}) == len(fragments)
 
 
-def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
-    async def main() -> Any:
-        both = InProcess()
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        session = both.service.session
-        good = session.call(1, "stacks", {})
-        bad = session.call(1, "nonsense", {})
+async def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
+    async with running(1) as both:
+        session, handle = both.service.session, both.service._handle
+        good, bad = (session.call(1, what, {}) for what in ("stacks", "nonsense"))
         replies: dict[int, Any] = {}
-        handle = both.service._handle
 
         def listen(event: Any) -> None:
             if hasattr(event, "call_id"):
@@ -466,17 +290,11 @@ def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
             handle(event)
 
         both.service._handle = listen  # type: ignore[method-assign]
-        async with asyncio.timeout(10):
-            while len(replies) < 2:
-                await asyncio.sleep(0.02)
-        await both.close()
-        return replies[good], replies[bad]
-
-    good, bad = asyncio.run(main())
-    assert good.ok
-    assert "thread" in good.result
-    assert not bad.ok
-    assert "nonsense" in bad.result
+        await until(lambda: len(replies) == 2)
+    assert replies[good].ok
+    assert "thread" in replies[good].result
+    assert not replies[bad].ok
+    assert "nonsense" in replies[bad].result
 
 
 class AnyShape(FakeAlgorithm):
@@ -488,37 +306,19 @@ class AnyShape(FakeAlgorithm):
         assert fragment["obs"].shape[1:] == (1, 4)
 
 
-@pytest.mark.parametrize("callbacks", [None, "general_parts:Watching"], ids=["in lockstep", "polled"])
-def test_r9_a_blocked_environment_does_not_stop_heartbeats(callbacks: str | None) -> None:
-    async def main() -> InProcess:
-        both = InProcess(env="in_process:BlockingEnv", env_config={"step_s": 0.4}, callbacks=callbacks, seed=None)
-        both.start(1)
-        await both.service.wait_for_workers(1, 10)
-        both.service.go_on()
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 1.6  # more than one and a half times the heartbeat timeout, within the first fragment
-        while loop.time() < until:
+async def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
+    async with running(1, env="in_process:BlockingEnv", env_config={"step_s": 0.4}, seed=None) as both:
+        end = time.monotonic() + 1.6  # more than one and a half times the heartbeat timeout, within the first fragment
+        while time.monotonic() < end:
             await asyncio.sleep(0.05)
             assert both.service.session.slots == [1]
         assert both.service.counters.env_steps_sampled == 0
-        await both.close()
-        return both
-
-    both = asyncio.run(main())
     assert not any("lost" in text for text in both.events)
 
 
-def test_polled_environments_give_rows_episodes_and_what_callbacks_note() -> None:
-    async def main() -> InProcess:
-        both = InProcess(AnyShape, callbacks="general_parts:Noting")
-        both.start(2)
-        await both.service.wait_for_workers(2, 20)
-        both.service.go_on()
+async def test_polled_environments_give_rows_episodes_and_what_callbacks_note() -> None:
+    async with running(2, AnyShape, callbacks="general_parts:Noting") as both:
         await both.updates_done(6)
-        await both.close()
-        return both
-
-    both = asyncio.run(main())
     assert both.failure is None
     assert both.service.counters.env_steps_trained == 6 * 4 * 16
     result = both.service.results.finish_iteration(1e9, Progress(1, 1))
@@ -529,64 +329,33 @@ def test_polled_environments_give_rows_episodes_and_what_callbacks_note() -> Non
 @pytest.mark.parametrize(
     "waits",
     [
-        {"env": "general_parts:Silent", "env_config": {"size": 4}},
+        {"env": "general_parts:Silent", "env_config": {"size": 4}, "num_envs_per_worker": 1},
         {"env": "in_process:BlockingEnv", "env_config": {"step_s": 30.0}, "remote_worker_envs": True},
     ],
     ids=["for clients", "for other processes"],
 )
-def test_a_worker_that_waits_leaves_at_once_when_it_is_stopped(waits: dict[str, Any]) -> None:
-    async def main() -> float:
-        both = InProcess(AnyShape, seed=None, **waits)
-        both.num_envs = 1
-        both.start(1)
-        await both.service.wait_for_workers(1, 20)
-        both.service.go_on()
-        async with asyncio.timeout(20):
-            while not any(r.unit is not None and r.unit.in_env_s > 0.2 for r in both.workers[0]._running):
-                await asyncio.sleep(0.02)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        both.workers[0].stop("leaving on purpose")
-        outcome = await both.outcomes[0]
-        assert outcome.ok
-        took = loop.time() - began
-        await both.close()
-        return took
-
-    assert asyncio.run(main()) < 2
-
-
-def test_a_client_that_fails_is_reported_with_its_traceback() -> None:
-    async def main() -> tuple[InProcess, Any]:
-        both = InProcess(AnyShape, seed=None, env="general_parts:Broken", env_config={"size": 4})
-        both.num_envs = 1
-        both.start(1)
-        await both.service.wait_for_workers(1, 20)
-        both.service.go_on()
-        outcome = await asyncio.wait_for(both.outcomes[0], 10)
-        await both.close()
-        return both, outcome
-
-    both, outcome = asyncio.run(main())
-    assert not outcome.ok
-    failed = next(text for text in both.events if "failed" in text)
-    assert "this client fails on purpose" in failed
-    assert "Traceback" in failed
+async def test_a_worker_that_waits_leaves_at_once_when_it_is_stopped(waits: dict[str, Any]) -> None:
+    both = InProcess(AnyShape, seed=None, **waits)
+    both.num_envs = 1
+    both.start(1)
+    await both.service.wait_for_workers(1, 20)
+    both.service.go_on()
+    (worker,) = both.workers
+    await until(lambda: any(r.unit is not None and r.unit.in_env_s > 0.2 for r in worker._running))
+    began = time.monotonic()
+    worker.stop("leaving on purpose")
+    assert (await ended(both)).ok
+    assert time.monotonic() - began < 2
+    await both.close()
 
 
 @pytest.mark.parametrize(("code", "status"), [(RefusalCode.VIOLATION, FAILED), (RefusalCode.VERSION, HOPELESS)])
-def test_who_broke_the_protocol_once_may_be_started_again_and_who_never_fits_may_not(code: str, status: int) -> None:
+async def test_who_broke_the_protocol_once_may_be_started_again_and_who_never_fits_may_not(
+    code: str, status: int
+) -> None:
     """A violation may come of bytes that were damaged on the way."""
-
-    async def main() -> WorkerOutcome:
-        both = InProcess()
-        both.start(1)
-        assert await both.service.wait_for_workers(1, 10)
+    async with running(1) as both:
         (worker,) = both.workers
         worker._session.receive(Refused("refused for a test", retry=False, code=code), time.monotonic())
         worker._pump()
-        outcome = await asyncio.wait_for(both.outcomes[0], 10)
-        await both.close()
-        return outcome
-
-    assert asyncio.run(main()).status == status
+        assert (await ended(both)).status == status

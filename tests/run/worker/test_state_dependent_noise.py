@@ -11,14 +11,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from units import entry, make_unit
 
-from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.env.multi_agent_env import MultiAgentEnv
-from aiorl.net.wire.messages import Snapshot
-from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
+from aiorl.run.worker.sampler_unit import SamplerUnit
 from benchmarks.acting_mlp import NumpyActor, make_acting_graph, mlp_weights
 
 FEATURES, HELD, LENGTH = 2, 4, 9
@@ -66,16 +65,10 @@ class WanderingPair(MultiAgentEnv):
 def make(**settings: Any) -> SamplerUnit:
     graph, spec = make_acting_graph(3, BOX, NUM_OUTPUTS, WEIGHTS)
     spec = dataclasses.replace(spec, distribution="diag_gaussian", num_dist_inputs=2, num_features=FEATURES)
-    entry = {
-        "sample_plan": dataclasses.asdict(SamplePlan(columns=COLUMNS)),
-        "config": {"exploration": {"type": "StateDependentNoise", "sample_freq": HELD}},
-    }
-    part = WorkerPart.from_dict({
-        "env": f"{__name__}:Wandering", "num_envs_per_worker": 2, "rollout_fragment_length": LENGTH, "seed": 3,
-        "vectorize": "serial", "policies": {DEFAULT_POLICY_ID: entry}, **settings,
-    })  # fmt: skip
-    graphs = {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}
-    return SamplerUnit(part, graphs, Snapshot(0, {DEFAULT_POLICY_ID: WEIGHTS}, {}, {}, {}), UnitPlace(1, "ab12"))
+    config = {"exploration": {"type": "StateDependentNoise", "sample_freq": HELD}}
+    policies = {DEFAULT_POLICY_ID: entry(SamplePlan(columns=COLUMNS), config=config)}
+    own = {"env": f"{__name__}:Wandering", "num_envs_per_worker": 2, "rollout_fragment_length": LENGTH, "seed": 3}
+    return make_unit(policies, (graph, spec, WEIGHTS), **{"vectorize": "serial", **own, **settings})
 
 
 def tracks_of(unit: SamplerUnit, fragments: int) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:

@@ -1,9 +1,10 @@
-"""What `make chaos` makes of a resume that forgets, a damaged checkpoint that is taken, and a lost fragment."""
+"""`make chaos` can fail: it catches lost fragments, resumes that forget, standstills, and each bar that is missed."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,11 @@ from aiorl.run.ingest import BatchAssembler
 from aiorl.run.report import results as reports
 from aiorl.run.restoring import checkpoint_to_resume
 from benchmarks.chaos import progress
+from benchmarks.chaos.link import Link, Slow, free_pair
+from benchmarks.chaos.progress import Progress, Span, standstill
+from benchmarks.chaos.report import Bars, Report, Struck
 from benchmarks.chaos.resumes import Resumes
+from benchmarks.ledger import ledger_gap
 
 BATCH = 64
 
@@ -167,3 +172,152 @@ def test_fragments_that_are_lost_in_the_queue_are_caught(monkeypatch: pytest.Mon
         BatchAssembler, "add", lambda self, fragment: None if next(count) % 8 == 0 else add(self, fragment)
     )
     assert any("env steps are queued, and at most" in gap for gap in gaps_of(with_settings(mode="streaming")))
+
+
+# Results
+
+
+def result(at: float, trained: int, *, sampled: int) -> dict[str, Any]:
+    ledger = {"sampled": sampled, "trained": trained, "queued": 10, "in_flight": 20, "discarded": {}, "lost": {}}
+    return {
+        "timestamp": at,
+        "training_iteration": int(at),
+        "env_steps_trained_total": trained,
+        "timesteps_total": trained + 10,
+        "updates_this_iter": 1,
+        "num_healthy_workers": 6,
+        "ledger": ledger,
+    }
+
+
+def test_a_result_whose_ledger_does_not_balance_is_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "result.jsonl"
+    path.write_text("".join(json.dumps(result(at, 10, sampled=40 - int(at > 1))) + "\n" for at in (1.0, 2.0)))
+    seen = Progress(path)
+    seen.births.append(0.0)
+    seen.read()
+    (gap,) = seen.gaps
+    assert gap.startswith("result 2: -1 env steps")
+    below = {"sampled": 0, "trained": 5, "queued": -5, "in_flight": 0, "discarded": {}, "lost": {}}
+    assert ledger_gap(below).startswith("queued negative")
+
+
+@pytest.mark.parametrize(
+    ("rises", "fault", "seconds"),
+    [
+        ([9.5, 10.2, 10.4, 12.0], Span(10.0, 10.0), 1.6),  # the standstill begins soon after the fault
+        ([9.5, 10.2, 11.1, 17.0], Span(10.0, 10.0), 0.9),  # this one later: it is not the fault's
+        ([9.5, 18.0], Span(10.0, 12.0), 8.0),  # nothing rises while it lasts
+        ([10.5, 11.0, 11.5, 14.0, 14.5, 15.5], Span(10.0, 14.0), 2.5),  # in the middle of it
+        ([9.5, 10.5, 11.0], Span(10.0, 10.0), None),  # nobody knows yet how long the last one is
+        ([], Span(10.0, 10.0), None),
+    ],
+)
+def test_the_longest_standstill_that_begins_with_a_fault_is_how_long_it_took_to_recover(
+    rises: list[float], fault: Span, seconds: float | None
+) -> None:
+    assert standstill(rises, fault) == (None if seconds is None else pytest.approx(seconds))
+
+
+# The report
+
+
+def struck(number: int, kind: str, seconds: float | None, **others: Any) -> Struck:
+    facts = {"algo": "ppo", "target": "pid 7", "at_s": 3.0, "held_s": 1.0, "ends_learner": False, "beside_death": False}
+    return Struck(number=number, kind=kind, recovery_s=seconds, **{**facts, **others})
+
+
+def failing(report: Report) -> set[str]:
+    return {line.name for line in report.lines() if line.ok is False}
+
+
+def test_a_report_of_which_every_bar_holds_is_ok() -> None:
+    report = Report(seed=1, bars=Bars(), struck=[struck(1, "garbage", 0.3), struck(2, "blackholed", 9.0)])
+    report.deaths_s += [6.0, 9.0, 7.5]
+    report.standstills_s["ppo"] = 12.0
+    report.memory["ppo, learner"] = (600.0, 612.0)
+    assert (failing(report), report.ok) == (set(), True)
+    assert json.loads(json.dumps(report.to_dict()))["ok"] is True
+
+
+def test_each_bar_that_is_missed_is_named() -> None:
+    report = Report(seed=1, bars=Bars(), struck=[struck(1, "a", 6.0), struck(2, "b", 16.0), struck(3, "c", None)])
+    report.struck.append(struck(4, "learner-killed", 9.0, ends_learner=True))
+    report.deaths_s += [9.0]
+    report.standstills_s["impala"] = 15.5
+    report.gaps.append("result 5: +1 env steps are nowhere")
+    report.forgotten.append("resume 1 of checkpoint 7: iteration: 0 where 9 were saved")
+    report.left["lost"] = 0
+    report.aborted.append("outside-single.txt: Assertion failed")
+    report.orphans.append("pid 9")
+    report.complaints.append("of 6 workers not all were back")
+    report.memory["ppo, learner"] = (600.0, 620.0)
+    report.memory["ppo, other workers"] = (50.0, 60.0)  # reported only: these are not the same processes
+    assert failing(report) == {
+        "faults survived",
+        "recovery, learner alive, median",
+        "recovery, learner alive, worst",
+        "recovery, learner dead, median",
+        "longest standstill, impala",
+        "ledger gaps",
+        "resumes compared",
+        "forgotten in a resume",
+        "env steps lost",
+        "aborted processes",
+        "orphans",
+        "complaints",
+        "memory, ppo, learner",
+    }
+    assert not report.ok
+    assert failing(Report(seed=1, bars=Bars())) == {"faults survived"}, "a run without a fault shows nothing"
+    missed = struck(1, "key-withdrawn", 0.1, misses=("it was not cut",))
+    assert failing(Report(seed=1, bars=Bars(), struck=[missed])) == {"faults survived"}
+
+
+# The network
+
+
+def test_a_link_carries_holds_corrupts_slows_and_resets() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        except ConnectionResetError:
+            reset.set()
+        finally:
+            writer.close()
+
+    async def main() -> None:
+        sockets = free_pair()
+        servers = [await asyncio.start_server(echo, sock=each) for each in sockets]
+        link = Link(sockets[0].getsockname()[1])
+        link.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+
+        async def returned(data: bytes) -> bytes:
+            writer.write(data)
+            return await reader.readexactly(len(data))
+
+        assert await returned(b"x" * 200_000) == b"x" * 200_000
+        link.corrupt_share = 1.0
+        assert sum(byte.bit_count() for byte in await returned(bytes(100))) in (0, 2)  # there and back
+        link.corrupt_share, link.slow = 0.0, Slow(delay_s=0.1, bytes_per_s=1e6)
+        began = time.monotonic()
+        assert await returned(b"x") == b"x"
+        assert time.monotonic() - began >= 0.2
+        link.slow = None
+        link.hold()
+        writer.write(b"y")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readexactly(1), 0.1)
+        assert link.reset() == 1
+        with pytest.raises(ConnectionResetError):
+            await reader.readexactly(1)
+        await reset.wait()
+        writer.close()
+        await link.close()
+        for server in servers:
+            server.close()
+
+    reset = asyncio.Event()
+    asyncio.run(asyncio.wait_for(main(), 10))
