@@ -25,19 +25,8 @@ from aiorl.learning.algorithms.replay_config import ReplayConfig
 from aiorl.learning.algorithms.rows import by_time, flattened
 from aiorl.learning.algorithms.shared_config import BATCH, LENGTH, refuse
 from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses import q_learning
 from aiorl.learning.losses.policy_gradient import masked_mean
-from aiorl.learning.losses.q_learning import (
-    categorical_targets,
-    chosen,
-    cross_entropy,
-    expected_q,
-    huber,
-    q_targets,
-    relative_entropy,
-    sequence_priorities,
-    td_errors,
-    weighted_mean,
-)
 from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, SequenceShape
 
 if TYPE_CHECKING:
@@ -290,7 +279,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         next_values, mask = model.q(following, weights=self._target.tensors(), noise=self._noise(minibatch, 1))
         next_online = model.q(following, noise=self._noise(minibatch, 2))[0] if self.config.double_q else None
         losses, priorities, taken = self._judged(minibatch, values, next_values, next_online, mask)
-        return weighted_mean(losses, minibatch[WEIGHTS]), {
+        return q_learning.weighted_mean(losses, minibatch[WEIGHTS]), {
             "mean_q": tf.reduce_mean(taken),
             "mean_td_error": tf.reduce_mean(priorities),
             ROWS: tf.stop_gradient(priorities),
@@ -324,7 +313,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         return masked_mean(weighted, trained), {
             "mean_q": masked_mean(taken, flattened(trained)),
             "mean_td_error": masked_mean(errors, trained),
-            ROWS: sequence_priorities(errors, trained, config.sequence_priority_eta),
+            ROWS: q_learning.sequence_priorities(errors, trained, config.sequence_priority_eta),
         }
 
     def _judged(
@@ -343,14 +332,18 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         config, atoms = self.config, self._network.atoms
         actions, returns, discounts = rows[c.ACTIONS] - self._start, rows[c.N_STEP_RETURNS], rows[c.DISCOUNTS]
         if atoms is None:
-            wanted = q_targets(
+            wanted = q_learning.q_targets(
                 returns, discounts, next_values, next_q_online=next_online, mask=mask,
                 is_rescaled=config.value_rescaling,
             )  # fmt: skip
-            errors = td_errors(values, actions, wanted)
-            return huber(errors, delta=config.huber_delta), tf.abs(errors), wanted - errors
-        probabilities = categorical_targets(
+            errors = q_learning.td_errors(values, actions, wanted)
+            return q_learning.huber(errors, delta=config.huber_delta), tf.abs(errors), wanted - errors
+        probabilities = q_learning.categorical_targets(
             returns, discounts, next_values, atoms, next_logits_online=next_online, mask=mask
         )
-        logits = chosen(values, actions)
-        return cross_entropy(logits, probabilities), relative_entropy(logits, probabilities), expected_q(logits, atoms)
+        logits = q_learning.chosen(values, actions)
+        return (
+            q_learning.cross_entropy(logits, probabilities),
+            q_learning.relative_entropy(logits, probabilities),
+            q_learning.expected_q(logits, atoms),
+        )

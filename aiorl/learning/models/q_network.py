@@ -107,25 +107,25 @@ class QNetwork(ActorCritic):
         self._branches = [branch := self._make_branch("q", rng)]
         outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
         named = branch.named_variables()
-        self._streams: dict[str, list[tuple[str, Any]]] = {}
+        self._streams: dict[str, list[Any]] = {}
         self._noise: Any = None
         _, _, activation = choose_layers(layout.shape, obs_dtype, config)
         for name, width in outputs.items():
-            layers = self._streams[name] = []
             num_inputs = branch.num_outputs
-            for index, size in enumerate(dueling_hiddens if is_dueling else ()):
-                hidden = dense(rng, num_inputs, size, gain=HIDDEN_GAIN, activation=activation)
-                layers.append((f"{name}/dense_{index}", hidden))
-                num_inputs = size
-            layers.append((f"{name}/head", dense(rng, num_inputs, width * self._num_atoms, gain=_GAIN)))
-            for index, (layer_name, layer) in enumerate(layers):
-                if sigma0 is not None:
-                    noisy = NoisyDense(layer, sigma0)
-                    layers[index] = layer_name, noisy
-                    self.noise_size += noisy.noise_size
-                    named |= noisy.named_variables(layer_name)
+            hiddens = [(f"dense_{index}", size) for index, size in enumerate(dueling_hiddens if is_dueling else ())]
+            self._streams[name] = []
+            for layer_name, size in (*hiddens, ("head", width * self._num_atoms)):
+                is_head = layer_name == "head"
+                gain, function = (_GAIN, None) if is_head else (HIDDEN_GAIN, activation)
+                layer: Any = dense(rng, num_inputs, size, gain=gain, activation=function)
+                if sigma0 is None:
+                    named |= layer_variables(f"{name}/{layer_name}", layer)
                 else:
-                    named |= layer_variables(layer_name, layer)
+                    layer = NoisyDense(layer, sigma0)
+                    self.noise_size += layer.noise_size
+                    named |= layer.named_variables(f"{name}/{layer_name}")
+                self._streams[name].append(layer)
+                num_inputs = size
         self._take_variables(named)
 
     def q(self, obs: Any, *, weights: Mapping[str, Any] | None = None, noise: Any = None) -> tuple[Any, Any]:
@@ -188,7 +188,7 @@ class QNetwork(ActorCritic):
         start = 0
         for name, layers in self._streams.items():
             outputs = features
-            for _, layer in layers:
+            for layer in layers:
                 if isinstance(layer, NoisyDense):
                     end = start + layer.noise_size
                     outputs = layer(outputs, None if self._noise is None else self._noise[:, start:end])

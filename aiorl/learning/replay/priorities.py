@@ -89,20 +89,10 @@ class SumTree:
             np.subtract(rest, left, out=rest, where=is_right)
             slots += is_right
         missed = np.flatnonzero(self._levels[-1].take(slots) <= 0)
-        if len(missed):
-            slots[missed] = self._find_safely(values[missed])
-        return slots
-
-    def _find_safely(self, values: F64) -> I64:
-        """As `find`, with a look at the right sum too at each step."""
-        slots = np.zeros(len(values), np.int64)
-        rest = values.copy()
-        for level in self._levels[1:]:
-            slots <<= 1
-            left = level[slots]
-            is_right = (rest >= left) & (level[slots + 1] > 0)
-            rest[is_right] -= left[is_right]
-            slots += is_right
+        if len(missed):  # by rounding: the next one that may be drawn
+            positive = np.flatnonzero(self._levels[-1])
+            after = np.searchsorted(positive, slots[missed])
+            slots[missed] = positive[np.minimum(after, len(positive) - 1)]
         return slots
 
 

@@ -11,7 +11,6 @@ from algorithm_cases import make_model
 
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.compiled_algorithm import sequence_forward, sequence_forward_with_last, state_resets
-from aiorl.learning.algorithms.rows import flattened
 
 
 def test_state_starts_afresh_behind_ends_and_behind_rows_that_are_no_transitions() -> None:
@@ -82,13 +81,3 @@ def test_previous_actions_and_rewards_reach_the_cell_and_those_of_the_last_trans
         np.testing.assert_allclose(values[t, :rows], step_values[:rows], atol=1e-6)
     last = (columns[c.ACTIONS][4], columns[c.REWARDS][4])
     np.testing.assert_allclose(last_values[0], model.forward_step(columns[c.LAST_OBS], state, *last)[1][0], atol=1e-6)
-
-
-def test_a_model_without_state_sees_the_rows_of_a_sequence_as_one_batch() -> None:
-    model = make_model()
-    columns = columns_for(model, 4, 3)
-    dist_inputs, values, last_values = sequence_forward_with_last(model, columns)
-    expected_inputs, expected_values = model.forward(flattened(columns[c.OBS]))
-    np.testing.assert_allclose(flattened(dist_inputs), expected_inputs, atol=1e-6)
-    np.testing.assert_allclose(flattened(values), expected_values, atol=1e-6)
-    np.testing.assert_allclose(last_values, model.forward(columns[c.LAST_OBS])[1], atol=1e-6)

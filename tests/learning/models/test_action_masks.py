@@ -92,16 +92,6 @@ def test_the_mask_forbids_in_what_comes_out_and_is_no_input(name, actions):
     np.testing.assert_allclose(values, free_values, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mlp", "lstm", "custom"])
-def test_sequences_are_masked_as_their_steps(name):
-    model = masked_model("tuple", **MODELS[name])
-    obs = masked_obs(model, 3, 2)
-    states = [tf.zeros((2, *shape)) for shape in model.state_shapes]
-    inputs, _ = model.forward_sequence(obs, states, np.zeros((3, 2), bool))
-    np.testing.assert_array_equal(inputs.numpy() == np.float32(MASKED_LOGIT), forbidden(model, obs))
-    np.testing.assert_allclose(inputs[0], step(model, obs[0])[0], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("actions", "name", "inner", "dtype"),
     [

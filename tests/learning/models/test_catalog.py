@@ -66,15 +66,6 @@ def test_a_seed_gives_the_same_weights_and_another_seed_others():
     assert not np.array_equal(first["policy/dense_0/kernel"], other["policy/dense_0/kernel"])
 
 
-def test_policy_and_value_start_from_different_weights_and_a_near_uniform_policy():
-    model = build_model((4,), "float32", DISCRETE, SMALL, seed=0)
-    weights = model.get_weights()
-    assert not np.array_equal(weights["policy/dense_0/kernel"], weights["value/dense_0/kernel"])
-    dist_inputs, values = model.forward(obs_of(model, 50))
-    assert np.abs(dist_inputs).max() < 0.05
-    assert np.abs(values).max() > 0.2
-
-
 def test_a_network_without_hidden_layers_is_linear():
     model = build_model((2,), "float32", DISCRETE, {"fcnet_hiddens": []}, seed=0)
     obs, weights = obs_of(model, 4), model.get_weights()

@@ -21,12 +21,6 @@ def test_orthogonal_weights_have_orthonormal_rows_or_columns(shape, gain):
     np.testing.assert_allclose(product, np.eye(len(product)), atol=1e-5)
 
 
-def test_tall_matrices_take_a_faster_way_to_the_same_basis():
-    fast = orthogonal(np.random.default_rng(0), (40, 7))
-    basis, triangle = np.linalg.qr(np.random.default_rng(0).standard_normal((40, 7)))
-    np.testing.assert_allclose(fast, basis * np.sign(np.diag(triangle)), atol=1e-6)
-
-
 def test_a_dense_stack_is_matrix_products_with_the_activation_between():
     stack = make_stack(np.random.default_rng(0), (2, 3), (), (5, 4), "tanh")
     obs = np.random.default_rng(1).standard_normal((7, 2, 3)).astype(np.float32)

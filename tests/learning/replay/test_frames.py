@@ -239,22 +239,6 @@ def test_observations_of_the_same_checksum_are_not_taken_for_each_other(monkeypa
         check(replay, kept)
 
 
-def test_no_more_is_remembered_than_there_are_recent_frames() -> None:
-    """Each row is a trajectory, and none ever goes on."""
-    replay = make(500, 4)
-    frames = replay._frames
-    assert frames is not None
-    rng = np.random.default_rng(0)
-    most = 0
-    for _ in range(60):
-        obs, new_obs = rng.integers(0, 256, (2, 100, 1, *SHAPE)).astype(np.uint8)
-        new_obs[..., :-1] = obs[..., 1:]
-        replay.insert_fragment({c.OBS: obs, c.NEW_OBS: new_obs, c.ACTIONS: np.zeros((100, 1), np.int64)})
-        most = max(most, len(frames._last))
-    assert 0 < most <= frames.ring.capacity // 3
-    assert len(frames.last()) == most
-
-
 def test_observations_of_floats_are_shared_by_the_rows_before_and_behind_them() -> None:
     shape = (6,)
     replay = make(100, 1, shape=shape, dtype="float32")

@@ -93,20 +93,6 @@ def test_a_replay_that_was_full_once_stays_full(is_polled: bool, num_workers: in
     check_rows(replay, workers.rows)
 
 
-def test_with_too_many_workers_for_the_spare_frames_stacks_are_written_again() -> None:
-    """A round of 64 fragments of 128 rows is 8192: to share over so many would cost as many rows."""
-    replay, workers = make(20_000), Workers(64, 16, is_polled=False)
-    least = 20_000
-    for arrays in workers.fragments():
-        replay.insert_fragment(arrays)
-        if len(workers.rows) > 20_000:
-            least = min(least, len(replay))
-        if len(workers.rows) > 45_000:
-            break
-    assert least > 20_000 * 0.98
-    check_rows(replay, workers.rows)
-
-
 @pytest.mark.parametrize("stack", [4, 1])
 @pytest.mark.parametrize("length", [4, 16])
 def test_a_trajectory_that_is_cut_costs_no_frames(length: int, stack: int) -> None:
