@@ -311,7 +311,7 @@ def test_a_ledger_that_peers_filled_for_years_is_taken_up_again() -> None:
     ledger = Ledger()
     for number in range(2000):
         ledger.open(f"{number}")
-        ledger.report(f"{number}", 2**53, 2**52)
+        ledger.report(f"{number}", 2**53)
         ledger.close(f"{number}", "left")
     assert ledger.lost["left"] > 2**62
     assert (
