@@ -634,12 +634,8 @@ class LearnerSession:
         known.num_strange, known.ended = 0, ""
 
     def _is_dropped(self, peer: bytes) -> bool:
-        """Return whether a peer is not listened to any more."""
-        known = self._peers.get(peer)
-        if known is None or not known.is_dropped:
-            return False
-        self._peer(peer)  # it has spoken, so it is remembered for longer
-        return True
+        """Return whether a peer is not listened to any more; who goes on speaking is remembered for longer."""
+        return peer in self._peers and self._peer(peer).is_dropped
 
     def _stranger(self, peer: bytes, num_bytes: int) -> None:
         """Answer so much that is no Hello and came over a connection that no live worker speaks over."""

@@ -79,12 +79,6 @@ class Connection:
     is_served: bool = False
 
 
-def remote_address(fd: int) -> str:
-    """Host and port of the other end of a descriptor, `LOCAL` for a Unix socket, "" if there is none any more."""
-    with _borrow(fd) as connection:
-        return "" if connection is None else _name(connection)
-
-
 def bytes_received(fd: int) -> int | None:
     """What the kernel has received over a TCP descriptor so far; None where it can't be told."""
     if not CAN_TELL_BYTES or fd < 0:
@@ -139,6 +133,7 @@ def _borrow(fd: int, address: str | None = None) -> Iterator[socket.socket | Non
 
 
 def _name(connection: socket.socket) -> str:
+    """Host and port of the other side, `LOCAL` for a Unix socket, "" if there is none any more."""
     if connection.family == socket.AF_UNIX:
         return LOCAL
     try:
@@ -174,7 +169,8 @@ class ConnectionTable:
         stale = self.by_fd.get(fd)
         if stale is not None:
             self.forget(stale)
-        connection = Connection(fd, remote_address(fd))
+        with _borrow(fd) as borrowed:
+            connection = Connection(fd, "" if borrowed is None else _name(borrowed))
         self.by_fd[fd] = connection
         return connection
 

@@ -12,7 +12,9 @@ They go with the learner. Those of a killed one answer nobody until the next lea
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ from pathlib import Path
 import zmq
 
 from aiorl.config.files import whose_else
-from aiorl.errors import SecurityError
+from aiorl.errors import ConfigError, SecurityError
 from aiorl.net.transport.security import others_may_write
 
 _SUFFIXES = ("", ".broadcast")
@@ -39,7 +41,6 @@ def bind_local(sockets: Sequence[zmq.Socket[bytes]], port: int) -> Path:
 
     Raises: SecurityError if there is no place that only this user can enter.
     """
-    forget_local(port)
     problems = []
     for place in _places():
         path = place / str(port)
@@ -82,8 +83,22 @@ def find_local(port: int) -> Path | None:
     return None
 
 
+def clear_local(port: int) -> None:
+    """Delete what a learner of this user on this port has left that is no more.
+
+    Raises: ConfigError if it is still there: it has the port on another address.
+    """
+    for place in _places():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            if probe.connect_ex(str(place / str(port))) == errno.EPROTOTYPE:  # somebody listens, to streams
+                raise ConfigError(
+                    f"port {port} is in use by a learner of yours;", key="bind", hint="choose another one with --bind."
+                )
+    forget_local(port)
+
+
 def forget_local(port: int) -> None:
-    """Delete what this or a former learner of this user on this port has left."""
+    """Delete the sockets of this port."""
     for place in _places():
         with contextlib.suppress(OSError, SecurityError), _own_directory(place) as directory:
             for suffix in _SUFFIXES:

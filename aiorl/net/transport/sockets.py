@@ -406,14 +406,14 @@ def bind_pair(first: zmq.Socket[bytes], second: zmq.Socket[bytes], host: str, po
 
 
 def reserve_pair(host: str, port: int) -> tuple[int, list[socket.socket]]:
-    """Take two consecutive ports without listening on them; port 0 takes a free pair.
+    """Take two consecutive ports of IPv4 without listening on them; port 0 takes a free pair.
 
     Returns: the first port, and what keeps others from both until it is closed.
 
     Raises: ConfigError: a port is in use, or the address is not one of this machine.
     """
     for tries_left in reversed(range(1 if port else _FREE_PAIR_TRIES)):
-        reserved = [socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) for _ in range(2)]
+        reserved = [socket.socket() for _ in range(2)]
         number = port
         try:
             for each in reserved:

@@ -25,7 +25,7 @@ from aiorl.net.transport.connections import (
     wire_overhead,
 )
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
-from aiorl.net.transport.local import bind_local, forget_local, urls_of
+from aiorl.net.transport.local import bind_local, clear_local, forget_local, urls_of
 from aiorl.net.transport.security import (
     AdmittedKeys,
     Authenticator,
@@ -503,15 +503,15 @@ class ZmqLearnerEndpoint:
         """
         pair = self._router, self._xpub
         if self._keys is None and not self._is_insecure:
-            self._port, self._reserved = reserve_pair(self._host, self._port)
+            self._port, self._reserved = reserve_pair("127.0.0.1", self._port)  # whichever loopback address it is
         else:
             for each in pair:
                 serve(each, self._keys)
                 if CAN_TELL_BYTES:
                     each.rcvhwm = 0  # see `BacklogGuard`
             self._port = bind_pair(*pair, self._host, self._port)
+        clear_local(self._port)
         if self._is_insecure:
-            forget_local(self._port)
             return
         for each in pair:
             serve_local(each)

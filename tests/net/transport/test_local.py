@@ -158,7 +158,7 @@ def test_an_insecure_learner_takes_everyone_and_clears_away_what_the_one_before_
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["of a learner", "of another program"])
-def test_a_port_in_use_is_refused_also_where_nobody_would_listen_on_it(run, is_own):
+def test_a_port_in_use_is_refused_also_where_nobody_would_listen_on_it(run, tmp_path, is_own):
     async def test(stage):
         with contextlib.ExitStack() as stack:
             if is_own:
@@ -170,6 +170,14 @@ def test_a_port_in_use_is_refused_also_where_nobody_would_listen_on_it(run, is_o
                 with pytest.raises(ConfigError, match="in use"):
                     stage.learner(f"tcp://127.0.0.1:{bind}", insecure=False)
             if is_own:
+                make_keys(tmp_path / "keys")
+                for options in (
+                    {"insecure": True},
+                    {"insecure": False},
+                    {"keys": load_learner_keys(tmp_path / "keys")},
+                ):
+                    with pytest.raises(ConfigError, match="in use"):  # also on another address
+                        stage.learner(f"tcp://127.0.0.2:{port}", **options)
                 assert find_local(port) == path
                 worker = stage.worker(former.endpoint.address)
                 await worker.until_event(EventKind.CONNECTED)
