@@ -594,8 +594,13 @@ class Broadcaster:
         self._check_key(port, connection)
         if connection.reason:
             return
-        connection.delivered += fd not in port.ended_fds
-        if fd in port.ended_fds or (frame.bytes == b"\x01" and not frame.more and connection.delivered == 1):
-            self._announce_soon()  # in the former case it may be that of another: what the kernel says bounds it
+        connection.delivered += 1
+        if fd in port.ended_fds:  # it may be another's; what the kernel says is of this one
+            is_sound = port.table.look(connection) <= MAX_SUBSCRIBER_BYTES
+        else:
+            is_sound = frame.bytes == b"\x01" and not frame.more and not connection.is_served
+            connection.is_served = True
+        if is_sound:
+            self._announce_soon()
         else:
             port.overflow(connection, _NOT_A_SUBSCRIPTION)
