@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["TARGETS", "Target"]
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -57,7 +55,7 @@ _DECODING = (
     "aiorl.net.wire.compression",
 )
 _STORED = tuple(f"aiorl.offline.{name}" for name in ("inspection", "json_lines", "pickled_array", "stored_columns"))
-_ACTING = ("aiorl.acting.acting_state", "aiorl.acting.acting_state", "aiorl.config.worker", "aiorl.acting.acting_graph")
+_ACTING = ("aiorl.acting.acting_state", "aiorl.config.worker", "aiorl.acting.acting_graph")
 _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.net.protocol.ledger", "json")
 
 TARGETS = {

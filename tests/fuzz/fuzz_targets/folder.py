@@ -1,4 +1,4 @@
-"""A directory of this process for files that are read back at once."""
+"""A directory of this process for files that are read back at once, and what may come of reading them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from aiorl.errors import DataError
+from aiorl.offline.formats import Stored
 
 
 def make_folder() -> Path:
@@ -25,3 +29,20 @@ class Rewritten:
     def write(self, content: bytes) -> None:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, content, 0)
+
+
+def check_reading(stored_format: Any, where: str) -> list[Any]:
+    """Return the batches of a file: columns of numbers or objects as long as the batch; all else are faults of it."""
+    found: list[Any] = []
+    try:
+        found += stored_format.read(where)
+    except DataError as error:
+        found.append(error)
+    batches = [stored.batch for stored in found if isinstance(stored, Stored)]
+    assert all(isinstance(stored, Stored) or str(stored).isprintable() for stored in found)
+    for batch in batches:
+        for name, column in batch.items():
+            assert name.isprintable()
+            assert column.dtype.kind in "biuf" or column.dtype == object
+            assert len(column) == batch.count
+    return batches
