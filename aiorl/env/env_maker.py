@@ -280,12 +280,7 @@ def to_base_env(
         if remote_settings is None:
             raise ConfigError("environments in processes of their own need to know how they are made.", key="env")
         close_env(env)
-        return RemoteEnv(
-            remote_settings,
-            num_envs,
-            batch_wait_ms=remote_env_batch_wait_ms,
-            seed=seed,
-        )
+        return RemoteEnv(remote_settings, num_envs, batch_wait_ms=remote_env_batch_wait_ms, seed=seed)
     if num_envs > 1 and make_env is None:
         raise ConfigError(f"{num_envs} environments are asked for, but only one is given.", key="num_envs_per_worker")
     copies = [env]

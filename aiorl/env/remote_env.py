@@ -81,12 +81,7 @@ class RemoteEnv(BaseEnv):
     """
 
     def __init__(
-        self,
-        settings: RemoteSettings,
-        num_envs: int,
-        *,
-        batch_wait_ms: float = 0.0,
-        seed: int | None = None,
+        self, settings: RemoteSettings, num_envs: int, *, batch_wait_ms: float = 0.0, seed: int | None = None
     ) -> None:
         """Start the processes and wait until each has made its environment.
 
@@ -159,7 +154,6 @@ class RemoteEnv(BaseEnv):
                     return Poll(*(dict(sorted(part.items())) for part in poll))
             due = min(gather_until, *(copy.answer_due for copy in self._copies if copy.is_busy))
             for key, _ in self._selector.select(max(0.0, due - now)):
-                self._check_interrupted()
                 self._take(key.data, poll, faults)
             self._find_overdue(faults)
 
@@ -193,8 +187,7 @@ class RemoteEnv(BaseEnv):
         """See BaseEnv."""
         self._is_interrupted = True
         for copy in self._copies:
-            with contextlib.suppress(OSError):  # stopped already
-                copy.connection.shutdown(socket.SHUT_RD)  # so that nothing more is waited for
+            copy.interrupt()
 
     def stop(self) -> None:
         """End the children; one that does not end by itself within 2 s is killed."""
@@ -242,22 +235,13 @@ class RemoteEnv(BaseEnv):
             EnvError: the child reported a fault, died, or did not answer in time.
             SamplerDied: after ``interrupt``.
         """
-        try:
-            payload = copy.receive(wire.RESULT)
-        except EnvError:
-            self._check_interrupted()
-            raise
+        *columns, infos, games, dropped = unpack(copy.receive(wire.RESULT))
         copy.is_busy = False
-        *columns, infos, games, dropped = unpack(payload)
         self._games.extend(FinishedGame(*game) for game in games)
         if dropped and not self.dropped_infos:
             logger.warning("environment %s: infos that cannot be sent between processes are dropped", self.env_id)
         self.dropped_infos += dropped
         return [*columns, unpack(infos)]
-
-    def _check_interrupted(self) -> None:
-        if self._is_interrupted:
-            raise SamplerDied("the wait for environments in other processes was interrupted")
 
     def _find_overdue(self, faults: dict[Any, EnvError]) -> None:
         now = time.monotonic()
@@ -286,6 +270,8 @@ class RemoteEnv(BaseEnv):
         fresh.failed_at = copy.failed_at
         fresh.failed_at.append(now)
         self._copies[copy.index] = fresh
+        if self._is_interrupted:  # meanwhile
+            fresh.interrupt()
 
 
 class _RemoteEnvironment:
@@ -397,6 +383,7 @@ class ChildProcess:
         self.index = index
         self.steps = 0
         self.is_starting = True
+        self._is_interrupted = False
         self.failed_at: deque[float] = deque()
         self._timeout_s = timeout_s
         self.connection, theirs = socket.socketpair()
@@ -431,12 +418,15 @@ class ChildProcess:
         Raises:
             EnvError: the child reported a fault, died, or did not answer in time.
             ConfigError: the child refuses its settings.
+            SamplerDied: after ``interrupt``.
         """
         try:
             kind, payload = wire.receive_frame(self.connection)
         except TimeoutError as error:
             raise self.fault(f"gave no answer within {self._timeout_s:g} s") from error
         except (EOFError, OSError) as error:
+            if self._is_interrupted:
+                raise SamplerDied("the wait for environments in other processes was interrupted") from error
             raise self.fault(f"its process (pid {self.process.pid}) died: {self._exit_text()}") from error
         if kind == wire.ERROR:
             raise self._told(json.loads(payload))
@@ -462,6 +452,12 @@ class ChildProcess:
     def fault(self, message: str) -> EnvError:
         """An error of this copy, at its step."""
         return EnvError(self.env_id, message, vector_index=self.index, step=self.steps)
+
+    def interrupt(self) -> None:
+        """Let ``receive`` raise at once, also where it waits; any thread may call."""
+        self._is_interrupted = True
+        with contextlib.suppress(OSError):  # hung up already
+            self.connection.shutdown(socket.SHUT_RD)
 
     def hang_up(self) -> None:
         """Let the child end."""

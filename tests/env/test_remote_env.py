@@ -224,6 +224,7 @@ def test_an_interrupt_ends_a_poll_that_waits_and_every_later_one(make_remote, sl
             env.poll()
     assert time.monotonic() - began < 2
     timer.join()
+    os.kill(env.pids[0], signal.SIGKILL)  # it would be waited for
     env.stop()
     env.interrupt()  # too late to matter
 
@@ -237,6 +238,7 @@ def test_an_interrupt_ends_a_step_in_lockstep_too(make_remote, sleepy):
     with pytest.raises(SamplerDied, match="interrupted"):
         lockstep.step(np.zeros(1, np.int64))
     timer.join()
+    os.kill(env.pids[0], signal.SIGKILL)  # it would be waited for
 
 
 def test_children_end_when_nobody_keeps_the_environment():
