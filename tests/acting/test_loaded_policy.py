@@ -46,7 +46,7 @@ class Shown(gymnasium.Env[Any, Any]):
 
 
 BOX = spaces.Box(-2.0, 2.0, (3,))
-FRAMES = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+FRAMES = spaces.Box(0, 255, (42, 42, 4), np.uint8)
 PARTS = spaces.Dict({"position": BOX, "room": spaces.Discrete(3)})
 FOUR, TORQUE = spaces.Discrete(4), spaces.Box(-0.1, 0.1, (2,))
 

@@ -130,7 +130,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=25, deadline=None)
 @given(JSON)
 def test_what_json_can_hold_comes_back(value: Any) -> None:
     assert parse_json(json.dumps(value).encode()) == value
