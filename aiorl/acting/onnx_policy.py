@@ -12,7 +12,6 @@ from gymnasium import spaces
 
 from aiorl.acting.acting_graph import ActingGraph, ActingSpec
 from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.process.imports import install_command
 
@@ -104,29 +103,6 @@ def learned_policy_class(
             )
 
     return LearnedPolicy
-
-
-def load_policy(
-    graph: bytes, description: Mapping[str, Any], *, config: Mapping[str, Any] | None = None, seed: int | None = None
-) -> GraphPolicy:
-    """A learner's policy, still without weights, for observations as its network gets them.
-
-    Args:
-        graph: see `learned_policy_class`.
-        description: likewise.
-        config: the policy's own settings.
-        seed: seed of the noise that `compute_actions` draws.
-
-    Raises:
-        PolicyError: graph and description don't fit, or are damaged.
-        ImportError: the network needs TensorFlow, which is not installed here.
-    """
-    spec = ActingSpec.from_dict(description)
-    kind: Any = learned_policy_class(graph, description)
-    policy: GraphPolicy = kind(
-        spec.observation_space, space_from_dict(spec.action_space), {**(config or {}), "seed": seed}
-    )
-    return policy
 
 
 def _tensorflow_class(spec: ActingSpec, model_config: Any) -> type[GraphPolicy]:

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import pytest
 from gymnasium import spaces
+from plain_graph import load_policy
 from sampler_settings import sampler_settings
 
 from aiorl.acting.distributions import make_distribution
 from aiorl.acting.filters import NoFilter
-from aiorl.acting.onnx_policy import load_policy
 from aiorl.acting.postprocess import gae
 from aiorl.acting.preprocessors import make_preprocessor
 from aiorl.data import columns as c

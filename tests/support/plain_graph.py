@@ -1,13 +1,18 @@
-"""An acting graph whose actions are a function of what it sees: noise cannot change what is sampled."""
+"""Policies of acting graphs, and a graph whose actions are a function of what it sees: noise changes none of them."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from onnx import TensorProto, helper
 
 from aiorl.acting.acting_graph import ActingSpec, ArraySpec
-from aiorl.data.spaces import space_to_dict
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.onnx_policy import learned_policy_class
+from aiorl.data.spaces import space_from_dict, space_to_dict
 
 SURE = 1e4
 """Logit of the action that is taken; all others have 0."""
@@ -83,3 +88,15 @@ def make_graph(
         prev_action=ArraySpec("prev_actions", (), "int64") if looks_back else None,
     )
     return model.SerializeToString(), spec, weights
+
+
+def load_policy(
+    graph: bytes, description: Mapping[str, Any], *, config: Mapping[str, Any] | None = None, seed: int | None = None
+) -> GraphPolicy:
+    """A learner's policy, still without weights, for observations as its network gets them."""
+    spec = ActingSpec.from_dict(description)
+    kind: Any = learned_policy_class(graph, description)
+    policy: GraphPolicy = kind(
+        spec.observation_space, space_from_dict(spec.action_space), {**(config or {}), "seed": seed}
+    )
+    return policy

@@ -249,8 +249,10 @@ def test_a_worker_needs_neither_keras_nor_the_users_module(tmp_path):
     code = f"""
         import json, sys
         import numpy as np
-        from aiorl.acting.onnx_policy import load_policy
-        policy = load_policy(open(r"{tmp_path}/graph.onnx", "rb").read(), json.load(open(r"{tmp_path}/spec.json")))
+        from aiorl.acting.acting_graph import ActingSpec
+        from aiorl.acting.onnx_policy import OnnxPolicy
+        spec = ActingSpec.from_dict(json.load(open(r"{tmp_path}/spec.json")))
+        policy = OnnxPolicy(open(r"{tmp_path}/graph.onnx", "rb").read(), spec)
         weights = np.load(r"{tmp_path}/weights.npz")
         policy.set_weights({{name.replace("|", "/"): weights[name] for name in weights.files}})
         print(policy.compute_actions(np.ones((2, 4), np.float32), explore=False)[0].tolist())

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from plain_graph import load_policy
 
 from aiorl.acting.acting_graph import ActingGraph
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.onnx_policy import load_policy
 from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout

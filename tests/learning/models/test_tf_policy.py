@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from plain_graph import load_policy
 from safetensors.numpy import load_file
 
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.onnx_policy import OnnxPolicy, load_policy
+from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import CheckpointError, ExportError, PolicyError

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from plain_graph import make_graph
+from plain_graph import load_policy, make_graph
 from random_cases import Case, Comparison, cases
 from random_worlds import ACTION_SPACES, NATIVE_ID, OBS_SPACES, World
 from reference_sampler import NothingComes, ReferenceSampler, Settings
 
 from aiorl.acting.filters import make_filter
-from aiorl.acting.onnx_policy import load_policy
 from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
