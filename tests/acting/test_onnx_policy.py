@@ -67,15 +67,6 @@ def test_act_into_writes_the_same_bits_into_columns(make_network, space, rows):
         assert not fragment[name][[0, 1, 2, 4]].any()
 
 
-def test_without_exploration_the_mode_is_taken_and_no_noise_is_read(network):
-    policy = policy_of(network)
-    actions, columns, _ = policy.act(obs_of(5), explore=False)
-    np.testing.assert_array_equal(actions, columns[ACTION_DIST_INPUTS].argmax(axis=1))
-    np.testing.assert_allclose(
-        columns[ACTION_LOGP], policy.distribution.logp(columns[ACTION_DIST_INPUTS], actions), rtol=1e-6
-    )
-
-
 def test_r114_recurrent_state_chains_from_call_to_call(recurrent_network):
     policy = policy_of(recurrent_network)
     assert policy.is_recurrent

@@ -159,15 +159,12 @@ def test_equal_seeds_give_equal_actions_and_uniform_ones_come_first() -> None:
 
 
 def test_a_policy_without_features_has_no_such_noise() -> None:
+    with pytest.raises(ConfigError, match="sample_freq is 0"):
+        make(0)
     settings = {"type": "StateDependentNoise", "sample_freq": 4}
     for distribution in (make_distribution(BOX), make_distribution(spaces.Discrete(2))):
         with pytest.raises(ConfigError, match="use_sde: true"):
             make_exploration(settings, distribution)
-
-
-def test_a_matrix_lasts_a_step_at_least() -> None:
-    with pytest.raises(ConfigError, match="sample_freq is 0"):
-        make(0)
 
 
 def test_it_is_made_by_name_and_needs_no_environments_polled_in_turn() -> None:

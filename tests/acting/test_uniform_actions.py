@@ -7,7 +7,6 @@ from gymnasium import spaces
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.acting.exploration import UniformActions
 from aiorl.data.actions import ActionLayout
-from aiorl.errors import UnsupportedSpaceError
 
 ROWS = 20_000
 
@@ -43,24 +42,12 @@ def test_whole_numbers_are_all_as_frequent(space, values):
     np.testing.assert_allclose(logp, -columns.shape[1] * np.log(len(values)), rtol=1e-5)
 
 
-def test_numbers_lie_anywhere_between_their_bounds():
-    actions, logp = choose(spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32)))
-    np.testing.assert_allclose(actions.mean(axis=0), [0, 5], atol=0.1)
-    np.testing.assert_allclose(actions.std(axis=0), np.array([4, 10]) / np.sqrt(12), rtol=0.02)
-    np.testing.assert_allclose(logp, -np.log(40), rtol=1e-5)
-
-
 def test_unbounded_components_beside_others_are_standard_normal():
     space = spaces.Tuple([spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (1,))])
     actions, logp = choose(space)
     free = actions[:, 1]
     np.testing.assert_allclose([free.mean(), free.std()], [0, 1], atol=0.03)
     np.testing.assert_allclose(logp, -np.log(2) - 0.5 * free**2 - 0.5 * np.log(2 * np.pi), rtol=1e-4, atol=1e-5)
-
-
-def test_a_space_without_a_uniform_distribution_is_refused():
-    with pytest.raises(UnsupportedSpaceError):
-        UniformActions(spaces.Text(3))
 
 
 FORBIDDEN = MASKED_LOGIT
