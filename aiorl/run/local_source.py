@@ -22,14 +22,14 @@ from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.protocol.leases import LeaseBook
 from aiorl.net.wire.messages import Snapshot
 from aiorl.process.machine import keep_within
-from aiorl.process.tasks import Tasks, first_of
+from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
 from aiorl.run.evaluation import evaluate
 from aiorl.run.flow import Flow
 from aiorl.run.ingest import AssembledBatch
 from aiorl.run.policy_group import Updater
 from aiorl.run.threads import BrokenOff, LoopThread
-from aiorl.run.training import Ended, Source, Training
+from aiorl.run.training import Ended, Source, Training, wait_for_last
 from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, StopSampling, UnitPlace
 
 logger = logging.getLogger(__name__)
@@ -169,10 +169,7 @@ class LocalSource(Source):
         if self._status != _UPDATING:  # an environment may never return
             await asyncio.wait([turn], timeout=_STEP_IN_HURRY_S if hurry.is_set() else _UPDATE_WAIT_S)
             return
-        await asyncio.wait([turn], timeout=_UPDATE_WAIT_S)
-        if not turn.done() and not hurry.is_set():
-            self._training.waits_for_update()
-            await first_of(hurry.wait(), turn)
+        await wait_for_last(turn, _UPDATE_WAIT_S, hurry, self._training.waits_for_update)
 
     async def close(self, reason: str, *, final: bool) -> None:
         """Close the environments, unless their thread is at what nothing breaks off."""

@@ -28,8 +28,8 @@ from aiorl.run.local_workers import LocalWorkers, WorkerFailures
 from aiorl.run.policy_group import UpdateDone, WarmUpDone
 from aiorl.run.report.results import Progress
 from aiorl.run.service import LearnerService
-from aiorl.run.training import Source, Training
-from aiorl.run.update_thread import LastUpdate, UpdateEvent, UpdateFailed, UpdatesEnded, UpdateThread
+from aiorl.run.training import Source, Training, wait_for_last
+from aiorl.run.update_thread import UpdateEvent, UpdateFailed, UpdatesEnded, UpdateThread
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class RemoteSource(Source):
             on_failure=training.fail,
         )
         self._updates: UpdateThread | None = None
-        self._last_update: LastUpdate | None = None
+        self._updates_ended: asyncio.Future[None] = self._loop.create_future()
         self._compiled = asyncio.Event()
         self._is_over = False
 
@@ -193,7 +193,6 @@ class RemoteSource(Source):
             publish_every=learning.lease_plan.publish_every,
             publish_interval_s=learning.lease_plan.publish_interval_s,
         )
-        self._last_update = LastUpdate(updates.stop)
         self._flow = self.service.begin(learning, updates)
         self._training.begin_saving(learning)
         self.workers.may_be_lost = True
@@ -229,8 +228,10 @@ class RemoteSource(Source):
     async def finish_update(self) -> None:
         """See `Source`."""
         self.service.stop_training()
-        if self._last_update is not None and self._compiled.is_set():
-            await self._last_update.wait(_UPDATE_WAIT_S, self._training.end.hurry, self._training.waits_for_update)
+        if self._updates is not None and self._compiled.is_set():
+            self._updates.stop()
+            hurry, tell = self._training.end.hurry, self._training.waits_for_update
+            await wait_for_last(self._updates_ended, _UPDATE_WAIT_S, hurry, tell)
 
     async def settle(self) -> None:
         """See `Source`; training stands still, also after an iteration that was broken off."""
@@ -309,15 +310,11 @@ class RemoteSource(Source):
                 self._news.set()
             case UpdatesEnded(num_left):
                 self.flow.leave_batches(num_left)
-                self._come_to_last_update()
+                self._updates_ended.set_result(None)
             case UpdateFailed(error, batch):
                 if batch is not None:
                     self.flow.drop_batch(batch)
                 if training.end.has_come:
                     self._tell(f"the last update failed, and is left out: {error}", logging.ERROR)
-                self._come_to_last_update()
+                self._updates_ended.set_result(None)
                 training.fail(error)
-
-    def _come_to_last_update(self) -> None:
-        assert self._last_update is not None
-        self._last_update.come()

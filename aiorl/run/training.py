@@ -113,6 +113,23 @@ class End:
         return done.result()
 
 
+async def wait_for_last(
+    update: asyncio.Future[None], wait_s: float, hurry: asyncio.Event, on_wait: Callable[[], None]
+) -> None:
+    """Wait until the running update, which is the last, has ended; in a hurry, no longer than a little while.
+
+    Args:
+        update: done when it has ended.
+        wait_s: the little while.
+        hurry: set when, or as soon as, there is no time.
+        on_wait: called when it takes longer.
+    """
+    await asyncio.wait([update], timeout=wait_s)
+    if not update.done() and not hurry.is_set():
+        on_wait()
+        await first_of(hurry.wait(), update)
+
+
 class Observer:
     """Looks on at a training: stop criteria, checkpoints, evaluations, files, a display.
 

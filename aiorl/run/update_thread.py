@@ -7,7 +7,6 @@ while they compute, so ingest goes on meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import queue
@@ -17,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiorl.errors import InternalError
-from aiorl.process.tasks import first_of
 from aiorl.run.ingest import AssembledBatch
 from aiorl.run.policy_group import PolicyGroup, UpdateDone, Updater, WarmUpDone
 
@@ -145,31 +143,3 @@ class UpdateThread:
             _log.debug("the update thread ends with an error", exc_info=True)
             self._stopping.set()
             self._on_event(UpdateFailed(error, batch))
-
-
-class LastUpdate:
-    """The end of an update thread, as the event loop waits for it; to be made on the running loop."""
-
-    def __init__(self, stop: Callable[[], None]) -> None:
-        """Take what has the thread end after the update that it is at: `UpdateThread.stop`."""
-        self._stop = stop
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def come(self) -> None:
-        """The thread has said that it ended."""
-        if not self._end.done():
-            self._end.set_result(None)
-
-    async def wait(self, wait_s: float, hurry: asyncio.Event, on_wait: Callable[[], None]) -> None:
-        """Wait until the running update has ended; in a hurry, no longer than a little while.
-
-        Args:
-            wait_s: the little while.
-            hurry: set when, or as soon as, there is no time.
-            on_wait: called when it takes longer.
-        """
-        self._stop()
-        await asyncio.wait([self._end], timeout=wait_s)
-        if not self._end.done() and not hurry.is_set():
-            on_wait()
-            await first_of(hurry.wait(), self._end)

@@ -26,16 +26,7 @@ from aiorl.run.flow import Counters
 from aiorl.run.report.results import Results
 from aiorl.run.restoring import Restored, RunState, take_up
 from aiorl.run.saving import Saver
-from aiorl.run.update_thread import LastUpdate
-
-
-class Updates:
-    """Notes whether it is to end."""
-
-    is_stopped = False
-
-    def stop(self) -> None:
-        self.is_stopped = True
+from aiorl.run.training import wait_for_last
 
 
 class Held:
@@ -142,17 +133,15 @@ def no_wait() -> None:
 
 def test_the_last_checkpoint_is_of_the_state_after_the_running_update_however_long_it_takes(tmp_path: Path) -> None:
     saver, service = make(tmp_path)
-    updates = Updates()
 
     async def run() -> None:
-        waits, update = asyncio.Event(), LastUpdate(updates.stop)
+        waits, update = asyncio.Event(), asyncio.get_running_loop().create_future()
         saver.keep(state(1.0))
-        last = asyncio.create_task(update.wait(0.0, asyncio.Event(), waits.set))
+        last = asyncio.create_task(wait_for_last(update, 0.0, asyncio.Event(), waits.set))
         await waits.wait()
-        assert updates.is_stopped
         service.counters.updates = 2
         saver.keep(state(2.0))
-        update.come()
+        update.set_result(None)
         await last
         await saver.save_last()
 
@@ -170,14 +159,14 @@ def test_in_a_hurry_it_is_of_the_state_after_the_last_finished_update_with_the_c
     saver, service = make(tmp_path)
 
     async def run() -> None:
-        hurry, update = asyncio.Event(), LastUpdate(Updates().stop)
+        hurry, update = asyncio.Event(), asyncio.get_running_loop().create_future()
         saver.keep(state(1.0))
         service.counters.env_steps_sampled = 5  # what comes in while the next update runs
         if when == "later":
-            await update.wait(0.0, hurry, hurry.set)
+            await wait_for_last(update, 0.0, hurry, hurry.set)
         else:
             hurry.set()
-            await update.wait(0.0, hurry, no_wait)
+            await wait_for_last(update, 0.0, hurry, no_wait)
         assert saver.has_news
         service.counters.updates = 2  # it ends after all, too late
         await saver.save_last()
