@@ -29,6 +29,8 @@ from aiorl.run.threads import BrokenOff, LoopThread
 ROOT = Path(__file__).parents[3]
 ENVS = '''
 import time
+import gymnasium
+import numpy as np
 
 class Plain(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
