@@ -210,7 +210,7 @@ class LocalSource(Source):
         except Exception as error:  # whatever an environment, a policy or an update raised
             if not self._training.end.has_come:
                 raise
-            if not isinstance(error, Ended):
+            if not isinstance(error, (Ended, BrokenOff)):
                 logger.warning("what was under way at the end failed, and is left out", exc_info=error)
 
     async def _sample_and_update(self) -> None:

@@ -143,6 +143,7 @@ class LoopThread:
     def on_stop_signals(self, stop: Callable[[str], None]) -> None:
         """Have Ctrl-C and SIGTERM call ``stop`` on the loop, and break off a step of the caller's that may be."""
         on_stop_signals_for_loop_of_another_thread(self._loop, stop, self.break_off)
+        self._handles_interrupts = True  # it raises in breakable steps alone, so no step needs to put it off
 
     def close(self) -> None:
         """End the loop, and the thread with it."""

@@ -140,7 +140,8 @@ class Results:
     def leave_out_pause(self, now: float) -> None:
         """The iteration begins now: since the last one ended, nobody was training."""
         pause_s = now - self._last_now
-        self._before = deque((at + pause_s, progress) for at, progress in self._before)
+        # work may have begun within the pause
+        self._before = deque((min(at + pause_s, now), progress) for at, progress in self._before)
         self._last_now = now
 
     def add_episodes(self, episodes: EpisodeColumns) -> None:

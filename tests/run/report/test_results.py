@@ -347,5 +347,9 @@ def test_rates_are_over_a_second_at_least_also_in_an_iteration_of_two_millisecon
     results.begin_rates(7.0, Progress(steps, steps))  # as after a start-up that took a while
     assert results.finish_iteration(7.5, Progress(steps + 500, 0))["sampled_steps_per_s"] == pytest.approx(1000.0)
     steps += 500
+    results.begin_rates(8.0, Progress(steps, steps))
+    results.leave_out_pause(8.1)  # of which the most was before work began
+    assert results.finish_iteration(8.6, Progress(steps + 500, 0))["sampled_steps_per_s"] == pytest.approx(1000.0)
+    steps += 500
     results.from_state(results.to_state(), 10.0, Progress(steps, steps))
     assert results.finish_iteration(10.5, Progress(steps + 500, steps))["sampled_steps_per_s"] == pytest.approx(1000.0)

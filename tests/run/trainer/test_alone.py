@@ -92,6 +92,31 @@ def end_by(learner: StartedLearner, number: int) -> float:
     return time.monotonic() - began
 
 
+def test_ctrl_c_that_comes_in_the_middle_of_an_update_is_heard() -> None:
+    code = """
+import asyncio, time
+from aiorl.run.threads import LoopThread
+loop, stopped = LoopThread("run"), asyncio.Event()
+def update():
+    print("updating", flush=True)
+    time.sleep(1)
+async def train():
+    await loop.in_caller(update)
+    await stopped.wait()
+    print("ended", flush=True)
+loop.on_stop_signals(lambda name: stopped.set())
+loop.call(train())
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "updating\n"
+    process.send_signal(signal.SIGINT)
+    try:
+        assert process.communicate(timeout=20)[0] == "ended\n"
+    finally:
+        process.kill()
+
+
 @pytest.mark.slow
 def test_a_run_without_workers_is_one_process_ends_by_ctrl_c_and_goes_on_where_it_was(
     alone: Callable[..., StartedLearner],
