@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,8 +147,8 @@ class FunctionalNetwork:
     def _stream(self, name: str, features: Any) -> Any:
         """What a stream gives: [B, A], or with atoms [B, A, Z]; for the value A is 1."""
         _, _, activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
-        # without streams, dense layers of this name are those of the branch
-        hiddens = (f"{name}/dense_{index}" for index in itertools.count() if self._is_dueling)
+        numbers: Iterable[int] = itertools.count() if self._is_dueling else ()  # else they are the branch's
+        hiddens = (f"{name}/dense_{index}" for index in numbers)
         for hidden in itertools.takewhile(lambda hidden: f"{hidden}/kernel" in self.weights, hiddens):
             features = self._dense(hidden, features, activation)
         outputs = self._dense(f"{name}/head", features)
