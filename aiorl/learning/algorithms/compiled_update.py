@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 Mode = Literal["auto", "on", "off", "eager"]
 
+_ROUND = 100_000  # more than is made before; takes some milliseconds to reach
+
 
 class CompiledFunction:
     """A function of tensors that is compiled at its first call, and once for each size of batches.
@@ -75,6 +77,8 @@ class CompiledFunction:
         if is_new and self._sizes:
             _log.info("compiling the %s for batches of %d", self._name, size)
         self._sizes.add(size)
+        if is_new and self.mode == "xla":
+            _begin_round_number()
         try:
             return self._results(arguments)
         except tf.errors.OpError as error:
@@ -109,6 +113,19 @@ class CompiledFunction:
         if self.mode == "eager":
             return self._run
         return tf.function(self._run, autograph=False, jit_compile=True if self.mode == "xla" else None)
+
+
+def _begin_round_number() -> None:
+    """Give what is traced next the same names in each run.
+
+    TensorFlow numbers all that it makes in a process, and finds compiled code again by names with these numbers
+    (`aiorl.learning.compilation_cache`). A resumed run makes more before it compiles than a new one.
+    """
+    from tensorflow.python.framework import ops
+
+    count = getattr(ops, "uid", None)  # no public name: without it, a resumed run may compile once more
+    while count is not None and count() % _ROUND:
+        pass
 
 
 LossFunction = Callable[[Tensors, Tensors], tuple["tf.Tensor", Tensors]]
