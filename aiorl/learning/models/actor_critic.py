@@ -211,6 +211,7 @@ class ActorCritic(Network):
         *,
         weights: Mapping[str, Any] | None = None,
         for_acting: bool = False,
+        noise: Any = None,
     ) -> tuple[Any, Any, list[Any]]:
         """Outputs of one step for B observations.
 
@@ -221,25 +222,27 @@ class ActorCritic(Network):
             prev_rewards: [B], likewise.
             weights: tensors by name to be used in place of all variables.
             for_acting: features that make noise of the state have their shares behind the inputs, [B, P + F * A].
+            noise: [B, K] of noisy layers; None = their means.
         Returns: inputs of the action distribution [B, P], values [B], and the state after the step.
         """
         obs, mask = self._without_mask(obs)
         previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
         with self._using(weights):
-            dist_inputs, values, state_out, features = self._step(obs, mask, previous, parts)
+            dist_inputs, values, state_out, features = self._step(obs, mask, previous, parts, noise)
             if for_acting and self._sde is not None:
                 own_shares = shares(features, tf.convert_to_tensor(self._log_std))
                 dist_inputs = tf.concat([dist_inputs, own_shares], axis=-1)
         return dist_inputs, values, state_out
 
-    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
-        """What `forward_step` is made of; subclasses have their own.
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
+        """Compute one step for `forward_step`; subclasses have their own.
 
         Args:
             obs: [B, *layout.shape].
             mask: [B, M], None without; what it forbids is to be MASKED_LOGIT.
             previous: previous actions and rewards, see `_previous`.
             parts: see `Parts`.
+            noise: of noisy layers, which subclasses may have.
         """
         features: list[Any] = []
         state_out: list[Any] = []

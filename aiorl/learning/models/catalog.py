@@ -59,7 +59,7 @@ class CustomActorCritic(ActorCritic):
             named |= self._value_branch.named_variables() | layer_variables("value/head", self._value_head)
         self._take_variables(named)
 
-    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
         outputs = self.network(obs)
         if self._gives_values:
             dist_inputs, values = outputs

@@ -71,7 +71,7 @@ class Actor(ActorCritic):
         features, _ = self._branches[0].step(obs, None, [])
         return self._masked(self._dist_inputs(features), mask), features
 
-    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
         inputs, features = self._outputs(obs, mask)
         if self._is_deterministic:
             inputs = tf.concat([inputs, tf.zeros_like(inputs) + LOG_STD_MIN], axis=-1)

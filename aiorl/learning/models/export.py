@@ -128,10 +128,10 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
 
     def act(obs: Any, *rest: Any) -> dict[str, Any]:
         previous, state, weights = rest[:num_previous], rest[num_previous:num_inputs], rest[len(rest) - len(names) :]
-        noise = {"noise": rest[num_inputs]} if spec.noise_size else {}
+        noise = rest[num_inputs] if spec.noise_size else None
         own = dict(zip(names, weights, strict=True))
         dist_inputs, values, state_out = model.forward_step(
-            obs, list(state), *previous, weights=own, for_acting=True, **noise
+            obs, list(state), *previous, weights=own, for_acting=True, noise=noise
         )
         outputs = {DIST_INPUTS_OUTPUT: dist_inputs, VF_OUTPUT: values}
         return outputs | {f"state_out_{index}": tf.identity(item) for index, item in enumerate(state_out)}
@@ -215,7 +215,7 @@ def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> 
     noise = rng.standard_normal((3, spec.noise_size), np.float32) if spec.noise_size else None
     dist_inputs, values, state_out = model.forward_step(
         tf.constant(obs), list(map(tf.constant, state)), *map(tf.constant, prev or ()), for_acting=True,
-        **({} if noise is None else {"noise": tf.constant(noise)}),
+        noise=None if noise is None else tf.constant(noise),
     )  # fmt: skip
     try:
         acting = ActingGraph(graph, spec)

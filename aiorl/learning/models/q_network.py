@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -108,7 +107,6 @@ class QNetwork(ActorCritic):
         outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
         named = branch.named_variables()
         self._streams: dict[str, list[Any]] = {}
-        self._noise: Any = None
         _, _, activation = choose_layers(layout.shape, obs_dtype, config)
         for name, width in outputs.items():
             num_inputs = branch.num_outputs
@@ -137,9 +135,9 @@ class QNetwork(ActorCritic):
             noise: [B or 1, K] of noisy layers; None = their means.
         """
         obs, mask = self._without_mask(obs)
-        with self._using(weights), self._taking(noise):
+        with self._using(weights):
             features, _ = self._branches[0].step(obs, None, [])
-            return self._q(features, mask), mask
+            return self._q(features, mask, noise), mask
 
     def q_sequence(
         self,
@@ -165,25 +163,11 @@ class QNetwork(ActorCritic):
         own_obs, mask = self._without_mask(tf.reshape(obs, [-1, *self.obs_shape]))
         resets = tf.zeros([steps, rows], tf.bool)
         looked_at = self._previous(*(previous or (None, None)))
-        with self._using(weights), self._taking(noise):
+        with self._using(weights):
             features = self._branches[0].sequence(own_obs, looked_at, state, resets, steps, burn_in=burn_in)
-            return self._q(features, mask), mask
+            return self._q(features, mask, noise), mask
 
-    def forward_step(self, *arguments: Any, noise: Any = None, **options: Any) -> tuple[Any, Any, list[Any]]:
-        """See the base class; `noise` [B, K] is that of noisy layers, and None takes their means."""
-        with self._taking(noise):
-            return super().forward_step(*arguments, **options)
-
-    @contextmanager
-    def _taking(self, noise: Any) -> Iterator[None]:
-        """Within it noisy layers take this noise."""
-        self._noise = noise
-        try:
-            yield
-        finally:
-            self._noise = None
-
-    def _q(self, features: Any, mask: Any) -> Any:
+    def _q(self, features: Any, mask: Any, noise: Any) -> Any:
         given: dict[str, Any] = {}
         start = 0
         for name, layers in self._streams.items():
@@ -191,7 +175,7 @@ class QNetwork(ActorCritic):
             for layer in layers:
                 if isinstance(layer, NoisyDense):
                     end = start + layer.noise_size
-                    outputs = layer(outputs, None if self._noise is None else self._noise[:, start:end])
+                    outputs = layer(outputs, None if noise is None else noise[:, start:end])
                     start = end
                 else:
                     outputs = layer(outputs)
@@ -202,10 +186,10 @@ class QNetwork(ActorCritic):
             return given["q"]
         return dueling(given["value"], given["advantage"], mask, axis=-1 if self.atoms is None else -2)
 
-    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
         ((branch, state),) = parts
         features, state_out = branch.step(obs, previous, state)
-        values = self._q(features, mask)
+        values = self._q(features, mask, noise)
         if self.atoms is not None:
             values = expected_q(values, self.atoms)
         values = self._masked(values, mask)

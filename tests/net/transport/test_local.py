@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from processes import free_address
 
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.keys import make_keys
@@ -114,11 +115,10 @@ def test_a_worker_that_is_there_first_finds_its_learner_and_the_next_one_after_a
 
 def test_a_worker_that_looked_on_the_network_before_its_learner_came_finds_it(run):
     async def test(stage):
-        with _impostor() as listener:
-            port = listener.getsockname()[1]
-        worker = stage.worker(f"tcp://127.0.0.1:{port}", limits=FAST)
+        address = free_address()
+        worker = stage.worker(address, limits=FAST)
         assert "nothing answers at tcp://" in (await worker.until_event(EventKind.WAITING)).reason
-        stage.learner(f"tcp://127.0.0.1:{port}", insecure=False, limits=FAST)
+        stage.learner(address, insecure=False, limits=FAST)
         await worker.until_event(EventKind.CONNECTED)
 
     run(test)
@@ -145,10 +145,9 @@ def test_a_learner_with_keys_has_its_own_workers_beside_those_with_keys_and_with
 
 def test_an_insecure_learner_takes_everyone_and_clears_away_what_the_one_before_has_left(run, place):
     async def test(stage):
-        with _impostor() as listener:
-            port = listener.getsockname()[1]
-        _leave_behind(place / str(port))
-        learner = stage.learner(f"tcp://127.0.0.1:{port}", insecure=True)
+        address = free_address()
+        _leave_behind(place / address.rpartition(":")[2])
+        learner = stage.learner(address, insecure=True)
         assert learner.endpoint.local_address == learner.endpoint.address
         assert not list(place.iterdir())
         worker = stage.worker(learner.endpoint.address)
