@@ -94,7 +94,7 @@ class _PieceFile(NamedTuple):
 
 
 class _Header(BaseModel):
-    """What is in meta.json."""
+    """Contents of meta.json."""
 
     format_version: StrictInt
     number: StrictInt

@@ -660,7 +660,7 @@ def _check_algo(algo: object, kind: type[CommonConfig]) -> None:
 
 
 class StopFigures(NamedTuple):
-    """Where a training stands, for its stop criteria.
+    """Progress of a training, for its stop criteria.
 
     Attributes:
         mean_return: of the last 100 episodes; NaN before there are as many.

@@ -152,7 +152,7 @@ class ObservationCheck:
 
 
 class NestedCheck:
-    """What an observation of a Dict or Tuple space, or one inside the other, must look like.
+    """Check of an observation of a Dict or Tuple space, or of one inside the other.
 
     Attributes:
         leaf: the check of an observation that is a single array; else None.

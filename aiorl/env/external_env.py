@@ -408,7 +408,7 @@ _REMEMBERED = 1 << 16
 
 
 class Item(NamedTuple):
-    """What a poll brings of one episode: by agent id, flags also with ALL_AGENTS.
+    """Results of one episode for a poll: by agent id, flags also with ALL_AGENTS.
 
     Attributes:
         off_policy_actions: actions the client took itself, or None.
@@ -423,7 +423,7 @@ class Item(NamedTuple):
 
 
 class _Published(NamedTuple):
-    """What a client published: by agent id; it is an episode's end, by its client or by its client's silence."""
+    """An episode's publication, by agent id; its end comes from the client, or from the client's silence."""
 
     obs: dict[Any, Any]
     off_policy_actions: dict[Any, Any] | None

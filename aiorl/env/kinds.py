@@ -112,7 +112,7 @@ def kind_of(env: Any, env_id: str) -> EnvKind:
 
 
 def is_single(env: Any) -> bool:
-    """Whether it is a gym-like environment with one agent, which may get wrappers."""
+    """Tell whether it is a gym-like environment with one agent, which may get wrappers."""
     return is_gym_like(env) and kind_of(env, "").is_single
 
 

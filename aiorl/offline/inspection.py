@@ -54,7 +54,7 @@ class _Column:
 
     @property
     def is_seen(self) -> bool:
-        """Whether there was a finite value."""
+        """True once there was a finite value."""
         return self.low <= self.high
 
     @property

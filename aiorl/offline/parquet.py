@@ -257,7 +257,7 @@ class Parquet(Format):
 
 
 class _Column(NamedTuple):
-    """What the field of a column says of it.
+    """Facts about a column, from its field.
 
     Attributes:
         name: of the column.

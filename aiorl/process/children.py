@@ -192,7 +192,7 @@ class Children:
 
     @property
     def is_over(self) -> bool:
-        """Whether none runs and none will be started again."""
+        """True if none runs and none will be started again."""
         return self.next_start is None and all(child.process is None for child in self._children.values())
 
     @property

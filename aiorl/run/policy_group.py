@@ -227,7 +227,7 @@ class Updater:
         publish_every: int = 1,
         publish_interval_s: float = math.inf,
     ) -> None:
-        """Nothing is compiled yet.
+        """Prepare updates; nothing is compiled yet.
 
         Args:
             group: what learns.

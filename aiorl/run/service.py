@@ -421,7 +421,7 @@ class EventRates:
     def allow(
         self, kind: str, source: object, now: float, *, at_most: int | None = None, what: str | None = None
     ) -> bool:
-        """Whether this event is to be told; if not, it is counted.
+        """Tell whether this event is to be reported; if not, count it.
 
         Args:
             kind: which of our kinds it is.

@@ -1,4 +1,4 @@
-"""What parents and their worker processes agree on, and children that are started again."""
+"""The agreement between parents and their worker processes, and children that are started again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers send passes the learner's checks, however they sample."""
+"""Fragments of workers pass the learner's checks, however they sample."""
 
 from __future__ import annotations
 

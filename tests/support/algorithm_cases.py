@@ -121,7 +121,7 @@ class Case:
 
 
 def equal(x: dict[str, Any], y: dict[str, Any]) -> bool:
-    """Whether tensors by name are the same to the bit."""
+    """Tell whether tensors by name are the same to the bit."""
     return x.keys() == y.keys() and all(np.array_equal(x[name], y[name]) for name in x)
 
 

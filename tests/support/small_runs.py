@@ -46,7 +46,7 @@ class Played(gymnasium.Env[Any, Any]):
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
-    """What raises an error."""
+    """Make a function that raises an error."""
 
     def fail() -> None:
         raise error

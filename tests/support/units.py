@@ -29,7 +29,7 @@ def network(obs_size: int, num_outputs: int = 2, action_space: spaces.Space[Any]
 
 
 def entry(plan: SamplePlan, **settings: Any) -> dict[str, Any]:
-    """What workers are told of a policy."""
+    """Describe a policy as workers are told of it."""
     return {"sample_plan": dataclasses.asdict(plan), **settings}
 
 

@@ -59,9 +59,9 @@ class ActorCriticConfig(SDEConfig):
     grad_clip: float | None = _learning(0.5, gt=0)
     """Largest global norm of a gradient; null: not clipped."""
     gradients: Literal["learner", "workers"] = _learning("learner")
-    """Who computes gradients: the learner, of train batches; or the workers, each of its own fragments, which they
-    don't send then. The learner takes one step with the mean of a train batch's gradients, which is that of its rows,
-    but for normalize_advantages, which is of each fragment then. Such workers need TensorFlow."""
+    """Place where gradients are computed: the learner, of train batches; or the workers, each of its own fragments,
+    which they don't send then. The learner takes one step with the mean of a train batch's gradients, which is that of
+    its rows, but for normalize_advantages, which is of each fragment then. Such workers need TensorFlow."""
     num_sgd_iter: int = _learning(1, unit="epochs", ge=1)
     """Passes over each train batch."""
     sgd_minibatch_size: int | None = _learning(None, unit="env steps", ge=1)

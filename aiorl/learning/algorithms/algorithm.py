@@ -148,7 +148,7 @@ class Algorithm(ABC):
 
     @classmethod
     def gradients_from_workers(cls, config: CommonConfig) -> bool:
-        """Whether workers send a fragment's gradient in place of its rows."""
+        """Tell whether workers send a fragment's gradient in place of its rows."""
         return False
 
     @classmethod

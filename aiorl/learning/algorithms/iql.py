@@ -37,7 +37,7 @@ class IQLConfig(OfflineReplayConfig):
     algo: str = changed(OfflineReplayConfig, "algo", "iql")
 
     expectile: float = _iql(0.7, gt=0, lt=1)
-    """What values aim at among the Q values of stored actions: 0.5 their mean, near 1 almost the largest."""
+    """Place of a value among the Q values of stored actions: 0.5 is their mean, near 1 almost the largest."""
     beta: float = _iql(3.0, ge=0)
     """How much more an action counts the better it is than the value; 0: all alike, as in behaviour cloning."""
     max_weight: float = _iql(100.0, gt=0)

@@ -24,7 +24,7 @@ BROADCAST_INTERVAL = (
 )
 
 Rule = tuple[bool, str, str, str]
-"""Whether something is wrong, the key at fault (dotted inside groups), what is wrong, and how to mend it."""
+"""A fault, if True: the key at fault (dotted inside groups), what is wrong, and how to mend it."""
 
 
 def refuse(config: CommonConfig, *rules: Rule) -> None:

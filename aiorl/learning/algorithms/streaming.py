@@ -167,7 +167,7 @@ class VTraceStreaming(Streaming[VTraceT]):
         )  # fmt: skip
 
     metric_names = ("mean_rho", "clipped_rhos")
-    """What `ratio_metrics` gives."""
+    """Names of the metrics of `ratio_metrics`."""
 
     def judge(self, columns: Tensors, weights: Mapping[str, Any] | None = None) -> Judgement:
         """Run the network over time-major columns.

@@ -145,7 +145,7 @@ class FunctionalNetwork:
         return found, state_out
 
     def _stream(self, name: str, features: Any) -> Any:
-        """What a stream gives: [B, A], or with atoms [B, A, Z]; for the value A is 1."""
+        """Outputs of a stream: [B, A], or with atoms [B, A, Z]; for the value A is 1."""
         _, _, activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
         numbers: Iterable[int] = itertools.count() if self._is_dueling else ()  # else they are the branch's
         hiddens = (f"{name}/dense_{index}" for index in numbers)

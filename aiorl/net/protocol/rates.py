@@ -38,7 +38,7 @@ class Allowance:
         self._at = float("inf")
 
     def take(self, now: float, cost: float = 1.0) -> bool:
-        """Whether this much is still allowed; it is used up then."""
+        """Use up this much, if it is still allowed; returns whether it was."""
         regained = min(self._at_once, self._left + max(0.0, now - self._at) * self._per_s)
         self._left = max(self._left, regained)
         self._at = now

@@ -13,7 +13,7 @@ MAX_REMEMBERED = 4096
 """Connections that speak for no worker, and incarnations that have ended: the newest so many are remembered."""
 _HELLOS_AT_ONCE, _HELLOS_PER_S = 256, 4.0
 _NEEDLESS_AT_ONCE, _NEEDLESS_PER_S = 1 << 16, 256.0
-"""What a worker may send needlessly: doubles, replies that nobody asked for, failures that do not end it.
+"""Limits of needless messages of a worker: doubles, replies that nobody asked for, failures that do not end it.
 
 A worker keeps 1,024 fragments at most and sends them all again after each welcome.
 """

@@ -420,7 +420,7 @@ class ListeningPort:
         self._tell(Event(EventKind.REFUSED, reason, address=address))
 
     def finish(self, connection: Connection) -> None:
-        """All that an ended connection has brought was read."""
+        """Note that everything an ended connection has brought was read."""
         if not connection.delivered:
             self.refuse(connection.address, "it left without a word: is something else calling this port?")
 

@@ -1,4 +1,4 @@
-"""What the endpoints of both sides promise: frames in, frames out, and plain words about the connection.
+"""Contract of the endpoints of both sides: frames in, frames out, and plain words about the connection.
 
 Both (`zmq_learner`, `zmq_worker`) are driven by callbacks on the running asyncio loop; neither knows what the frames
 mean. Their users set the callbacks before ``start``.

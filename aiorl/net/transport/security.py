@@ -1,4 +1,4 @@
-"""Who may connect: keys on disk, and the list of admitted clients.
+"""Admission of clients: keys on disk, and the list of those admitted.
 
 Key files are ZeroMQ certificates, as `python -m aiorl.keys` makes them::
 

@@ -121,7 +121,7 @@ class ZmqLearnerEndpoint:
 
     @property
     def local_address(self) -> str:
-        """Where workers connect to that the learner itself starts; valid after `start`."""
+        """The address for workers that the learner itself starts; valid after `start`."""
         return reachable_from_here(self.address) if self._path is None else urls_of(self._path)[0]
 
     def start(self) -> None:

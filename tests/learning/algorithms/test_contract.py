@@ -1,4 +1,4 @@
-"""What holds for every algorithm: it learns, compiles once, goes on to the bit, and takes no harm from bad rows."""
+"""The contract of every algorithm: it learns, compiles once, goes on to the bit, and takes no harm from bad rows."""
 
 from __future__ import annotations
 

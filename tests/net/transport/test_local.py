@@ -40,7 +40,7 @@ async def _exchange(learner, worker):
 
 
 def _leave_behind(path):
-    """What a killed learner leaves: a file that nobody listens to."""
+    """Leave what a killed learner leaves: a file that nobody listens to."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))

@@ -1,4 +1,4 @@
-"""What a sampler of a worker makes for the learner, in lockstep and polled turn by turn."""
+"""Fragments that a sampler of a worker makes for the learner, in lockstep and polled turn by turn."""
 
 from __future__ import annotations
 
