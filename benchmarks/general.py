@@ -22,6 +22,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from numpy.typing import NDArray
 
 from aiorl.acting.filters import NoFilter
+from aiorl.acting.policy_map import PolicyMap
 from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -122,8 +123,7 @@ def _make_subject(kind: str, num_envs: int) -> Advance:
         SamplerSetup(
             worker=None,
             base_env=env,
-            policy_map=policies,
-            policy_mapping_fn=mapping,
+            policy_map=PolicyMap(policies, mapping),
             preprocessors={policy_id: preprocessor_for(space) for policy_id in ids},
             filters={policy_id: NoFilter() for policy_id in ids},
             settings=WorkerConfig(rollout_fragment_length=FRAGMENT),

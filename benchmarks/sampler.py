@@ -20,7 +20,8 @@ from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.env.base_env import LockstepEnv
-from aiorl.env.env_maker import EnvMaker, EnvPlan
+from aiorl.env.env_maker import EnvMaker
+from aiorl.env.wrapping import EnvPlan
 from aiorl.sampling.lockstep import Lockstep
 from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh

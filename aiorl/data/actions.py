@@ -149,10 +149,10 @@ class ActionLayout:
         return [_leaf_batch(leaf, column[:, part]) for leaf, part in zip(self.leaves, self._slices, strict=True)]
 
     def _column_bounds(self) -> tuple[Array, Array] | None:
-        boxes = [isinstance(leaf, spaces.Box) for leaf in self.leaves]
-        if not self.is_nested:
-            return _box_bounds(self.space) if isinstance(self.space, spaces.Box) else None
-        if not any(boxes):
+        if isinstance(self.space, spaces.Box):
+            is_bounded = (self.space.bounded_below | self.space.bounded_above).any()
+            return (self.space.low, self.space.high) if is_bounded else None
+        if not self.is_nested or not any(isinstance(leaf, spaces.Box) for leaf in self.leaves):
             return None
         info: Any = np.iinfo(self.dtype) if self.dtype.kind == "i" else None
         low = np.full(self.shape, -np.inf if info is None else info.min, self.dtype)
@@ -225,12 +225,6 @@ def _largest(leaf: spaces.Space[Any]) -> int:
         case spaces.Box():
             return max(abs(int(leaf.low.min())), abs(int(leaf.high.max())))
     return 1
-
-
-def _box_bounds(space: spaces.Box) -> tuple[Array, Array] | None:
-    if not (space.bounded_below.any() or space.bounded_above.any()):
-        return None
-    return space.low, space.high
 
 
 def _leaf_values(space: spaces.Space[Any], value: Any) -> Iterator[Any]:

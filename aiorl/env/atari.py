@@ -30,7 +30,7 @@ from aiorl.data.obs_layout import LaidOutBox, ObsLayout
 from aiorl.env.gym_like import RealGames
 from aiorl.env.vector_env import Copies
 from aiorl.errors import ConfigError
-from aiorl.process.imports import install_command
+from aiorl.process.imports import needed_by
 
 Pixels = NDArray[np.uint8]
 AtariStep = tuple[Any, float, bool, bool, dict[str, Any]]
@@ -71,21 +71,10 @@ def wrap_deepmind(
             hint="Leave out the game's setting 'continuous', or set preprocessor_pref: rllib.",
         )
     skip = _FRAME_SKIP if getattr(env.unwrapped, "_frameskip", 1) == 1 else 1
-    try:
-        env = AtariPreprocessing(
-            UndrawnFrames(env) if skip > 1 and _is_bare_game(env) else env,
-            noop_max=noop_max,
-            frame_skip=skip,
-            screen_size=dim,
-        )
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(
-            f"Atari preprocessing needs more packages: {error}.",
-            key="preprocessor_pref",
-            hint=f"Install them with: {install_command('atari')}",
-        ) from error
-    importlib.import_module("cv2").setNumThreads(1)  # a frame is too small to share; a worker has one core
-    return wrap_lives(env, framestack)
+    with needed_by("DeepMind's Atari preprocessing", "OpenCV", "atari", key="preprocessor_pref"):
+        importlib.import_module("cv2").setNumThreads(1)  # a frame is too small to share; a worker has one core
+    game = UndrawnFrames(env) if skip > 1 and _is_bare_game(env) else env
+    return wrap_lives(AtariPreprocessing(game, noop_max=noop_max, frame_skip=skip, screen_size=dim), framestack)
 
 
 def wrap_lives(env: gymnasium.Env[Any, Any], framestack: bool = True) -> gymnasium.Env[Any, Any]:
@@ -208,14 +197,6 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 _KNOWN = frozenset({"game", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode"})
-_PLAIN = {
-    "obs_type": "rgb",
-    "render_mode": None,
-    "continuous": False,
-    "sound_obs": False,
-    "mode": None,
-    "difficulty": None,
-}
 _MAX_SEED = (1 << 31) - 1
 
 
@@ -230,7 +211,7 @@ def why_not_atari_vector(settings: Mapping[str, Any]) -> str | None:
     for name, value in settings.items():
         if name == "frameskip" and value != 1:
             return f"frameskip is {value!r}"
-        if name not in _KNOWN | {"frameskip"} and (name not in _PLAIN or value != _PLAIN[name]):
+        if name not in _KNOWN | {"frameskip"} and not (value is None or value is False or value == "rgb"):
             return f"it does not know the setting {name}: {value!r}"
     return None
 

@@ -213,31 +213,20 @@ class NestedCheck:
         return BadObservationError(self._env_id, message, vector_index=index, step=step)
 
 
-class ActionCheck:
-    """Check of actions that come from a client rather than from a policy."""
+def action_fault(layout: ActionLayout, action: Any) -> str:
+    """Return what is wrong with an action that comes from a client rather than from a policy; "" for a good one.
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
-        """Derive the check from a space.
-
-        Raises:
-            UnsupportedSpaceError: a kind of space that no action can be of here.
-        """
-        self._space = space
-        self._layout = ActionLayout(space)
-
-    def fault_of(self, action: Any) -> str:
-        """What is wrong with an action; "" for a good one.
-
-        Outside the bounds of a Box is good: so are a policy's own actions, as rows hold them.
-        """
-        try:
-            with np.errstate(over="ignore"):
-                row = self._layout.to_row(action)
-            leaves = zip(self._layout.leaves, self._layout.split(row[None]), strict=True)
-            fits = all(_fits(leaf, batch[0]) for leaf, batch in leaves)
-            return "" if fits else f"action {shortened(repr(action), 200)} does not fit {self._space}"
-        except (BatchError, ValueError, TypeError, OverflowError) as error:
-            return f"action {shortened(repr(action), 200)} does not fit {self._space} ({error})"
+    Outside the bounds of a Box is good: so are a policy's own actions, as rows hold them.
+    """
+    why = ""
+    try:
+        with np.errstate(over="ignore"):
+            row = layout.to_row(action)
+        if all(_fits(leaf, batch[0]) for leaf, batch in zip(layout.leaves, layout.split(row[None]), strict=True)):
+            return ""
+    except (BatchError, ValueError, TypeError, OverflowError) as error:
+        why = f" ({error})"
+    return f"action {shortened(repr(action), 200)} does not fit {layout.space}{why}"
 
 
 def _fits(leaf: spaces.Space[Any], action: NDArray[Any]) -> bool:

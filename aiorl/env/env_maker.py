@@ -10,8 +10,7 @@ import dataclasses
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -22,46 +21,13 @@ from aiorl.env.base_env import BaseEnv, LockstepEnv, checked_horizon
 from aiorl.env.gym_like import close_env
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry, name_elsewhere, resolve_env
-from aiorl.env.remote_env import RemoteEnv, RemoteSettings
+from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry, resolve_env
+from aiorl.env.remote_env import RemoteEnv
 from aiorl.env.vector_env import VectorEnv
-from aiorl.env.wrapping import Wrapping
+from aiorl.env.wrapping import EnvPlan
 from aiorl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-EnvSource = str | type[Any] | Callable[[EnvContext], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvPlan:
-    """Which environments a worker is to have.
-
-    Attributes:
-        env: name, class or creating function (see ``registry``).
-        env_config: the environment's own settings.
-        num_envs: number of copies, at least 1.
-        vectorize: ``"native"`` the environment's own vectorised form; ``"serial"`` copies stepped in turn; ``"remote"``
-            one process per copy; ``"auto"`` native if there is such a form and more than one copy is wanted, else
-            serial.
-        worker_index: slot of the worker, for the environments' EnvContext.
-        horizon: truncate episodes at this many steps; None or 0 = the environment's own limit.
-        wrapping: wrappers put around each single copy.
-        remote_wait_ms: how long a poll of remote copies waits for more, once one is ready.
-        max_restarts_per_hour: see RemoteSettings.
-        seed: the worker's seed; None leaves environments to themselves.
-    """
-
-    env: EnvSource
-    env_config: Mapping[str, Any] = field(default_factory=dict)
-    num_envs: int = 1
-    vectorize: str = "serial"
-    worker_index: int = 0
-    horizon: int | None = None
-    wrapping: Wrapping = field(default_factory=Wrapping)
-    remote_wait_ms: float = 0.0
-    max_restarts_per_hour: int = 0
-    seed: int | None = None
 
 
 class EnvMaker:
@@ -148,26 +114,11 @@ class EnvMaker:
             EnvError: a child process could not make its environment.
         """
         plan = self.plan
-        remote_settings = None
         if plan.vectorize == "remote":
             check_can_be_remote(env, self.env_id)
-            remote_settings = RemoteSettings(
-                name_elsewhere(plan.env),
-                dict(self.context),
-                worker_index=plan.worker_index,
-                wrapping=plan.wrapping,
-                max_restarts_per_hour=plan.max_restarts_per_hour,
-            )
-        return to_base_env(
-            env,
-            self._make_copy,
-            plan.num_envs,
-            plan.vectorize == "remote",
-            plan.remote_wait_ms,
-            remote_settings=remote_settings,
-            env_id=self.env_id,
-            seed=plan.seed,
-        )
+            close_env(env)
+            return RemoteEnv(plan)
+        return to_base_env(env, self._make_copy, plan.num_envs, env_id=self.env_id, seed=plan.seed)
 
     def _make_copy(self, index: int) -> Any:
         context = self.context.copy_with_overrides(vector_index=index)
@@ -221,10 +172,7 @@ def _gymnasium_obstacle(spec: EnvSpec, plan: EnvPlan) -> str | None:
         made_by = loaded_entry(spec.vector_entry_point)
     except ImportError as error:
         return f"its vectorised form needs {error.name or error}, which is not installed"
-    try:
-        parameters = inspect.signature(made_by).parameters
-    except (TypeError, ValueError):
-        return None
+    parameters = inspect.signature(made_by).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
     unknown = sorted(set(plan.env_config) - set(parameters))
@@ -239,10 +187,7 @@ def to_base_env(
     env: Any,
     make_env: Callable[[int], Any] | None = None,
     num_envs: int = 1,
-    remote_envs: bool = False,
-    remote_env_batch_wait_ms: float = 0.0,
     *,
-    remote_settings: RemoteSettings | None = None,
     env_id: str = "environment",
     seed: int | None = None,
 ) -> BaseEnv:
@@ -252,20 +197,15 @@ def to_base_env(
         env: environment 0, of any of the kinds in ``kinds``.
         make_env: makes environments 1, 2, ..., given their index; gym-like and multi-agent ones only.
         num_envs: number of environments N.
-        remote_envs: put all N in processes of their own; ``env`` is then closed.
-        remote_env_batch_wait_ms: how long a poll of such waits for more, once one is ready.
-        remote_settings: how such are made.
         env_id: name for messages.
         seed: the worker's seed; None leaves environments to themselves.
 
     Raises:
         UnsupportedEnvError: none of these kinds.
         Exception: whatever ``make_env`` raised; the copies that it had made are closed, ``env`` is its owner's.
-        ConfigError: a number of environments, a seed or remote processes that this kind cannot have.
+        ConfigError: a number of environments or a seed that this kind cannot have.
     """
     kind = kind_of(env, env_id)
-    if remote_envs:
-        check_can_be_remote(env, env_id)
     if num_envs < 1:
         raise ConfigError(f"number of environments is {num_envs}, expected at least 1.", key="num_envs_per_worker")
     if kind.is_external and num_envs != 1:
@@ -276,11 +216,6 @@ def to_base_env(
         )
     if kind.holds_copies:
         return kind.to_base_env([env], env_id, seed)
-    if remote_envs:
-        if remote_settings is None:
-            raise ConfigError("environments in processes of their own need to know how they are made.", key="env")
-        close_env(env)
-        return RemoteEnv(remote_settings, num_envs, batch_wait_ms=remote_env_batch_wait_ms, seed=seed)
     if num_envs > 1 and make_env is None:
         raise ConfigError(f"{num_envs} environments are asked for, but only one is given.", key="num_envs_per_worker")
     copies = [env]

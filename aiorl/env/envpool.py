@@ -23,7 +23,7 @@ from aiorl.env.base_env import ASYNC_RESET_RETURN, BaseEnv, Poll, add_step, env_
 from aiorl.env.checks import ObservationCheck, as_reward, raise_env_fault
 from aiorl.env.native_vector_env import NativeVectorEnv, split_infos
 from aiorl.env.registry import EnvContext, unknown_env
-from aiorl.errors import ConfigError, EnvContractError, nearest
+from aiorl.errors import ConfigError, nearest
 from aiorl.process.imports import needed_by
 
 _MAX_SEED = (1 << 31) - 1
@@ -181,7 +181,6 @@ class AsyncEnvPoolEnv(BaseEnv):
         self._check = ObservationCheck(env_id, pool.single_observation_space)
         self._seeds: Sequence[int] | None = None
         self._fresh: set[int] = set()
-        self._waiting: set[int] = set()
         self._steps = [0] * pool.num_envs
 
     def seed(self, seed: int) -> None:
@@ -193,8 +192,6 @@ class AsyncEnvPoolEnv(BaseEnv):
         if self._pool.made is None:
             self._pool.make(self._seeds).async_reset()
             self._fresh.update(range(self.num_envs))
-        elif len(self._waiting) > self.num_envs - self._pool.made.config["batch_size"]:
-            raise EnvContractError(self._env_id, "it was polled, but too few environments were given anything to do")
         try:
             obs, rewards, terminateds, truncateds, infos = self._pool.made.recv()
         except Exception as error:
@@ -202,7 +199,6 @@ class AsyncEnvPoolEnv(BaseEnv):
         ids = infos["env_id"].tolist()
         obs = np.array(self._check.check_batch_shape(self._pool.seen(obs), len(ids)))
         self._check.check_values(obs, lambda row: self._steps[ids[row]], ids.__getitem__)
-        self._waiting.update(ids)
         rows = split_infos({name: info for name, info in infos.items() if name != "players"}, len(ids))
         opening = [(index, row) for row, index in enumerate(ids) if index in self._fresh]
         poll = opening_poll({index: {DEFAULT_AGENT_ID: obs[row]} for index, row in opening})
@@ -221,17 +217,13 @@ class AsyncEnvPoolEnv(BaseEnv):
         ids = [index for index, by_agent in action_dict.items() if DEFAULT_AGENT_ID in by_agent]
         if not ids:
             return
-        if not self._waiting.issuperset(ids):
-            raise EnvContractError(self._env_id, f"environments {ids} were given actions, but not all were polled")
         actions = np.stack([np.asarray(action_dict[index][DEFAULT_AGENT_ID]) for index in ids])
         self._pool.made.send(actions, np.array(ids, np.int32))
-        self._waiting.difference_update(ids)
 
     def try_reset(self, env_id: Any) -> str:
         """Let one copy begin a new episode; its first observation comes by a later poll."""
         self._pool.made._reset(np.array([env_id], np.int32))  # its public reset waits for the observation
         self._fresh.add(env_id)
-        self._waiting.discard(env_id)
         return ASYNC_RESET_RETURN
 
     def get_unwrapped(self) -> list[Any]:

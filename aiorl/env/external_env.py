@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from gymnasium import spaces
 
+from aiorl.data.actions import ActionLayout
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll
-from aiorl.env.checks import ActionCheck, NestedCheck, as_rewards
+from aiorl.env.checks import NestedCheck, action_fault, as_rewards
 from aiorl.env.gym_like import copied
 from aiorl.errors import (
     BadObservationError,
@@ -53,7 +54,7 @@ class _ClientDriven:
         self.error: BaseException | None = None
         self._episodes = EpisodeTable(max_concurrent)
         self._checks: dict[Hashable, NestedCheck] = {}
-        self._action_checks: dict[Hashable, ActionCheck] = {}
+        self._layouts: dict[Hashable, ActionLayout] = {}
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def run(self) -> None:
@@ -152,12 +153,20 @@ class _ClientDriven:
             key, space = _space_of(agent_id, self.action_space)
             if not isinstance(space, spaces.Space):
                 continue
-            if key not in self._action_checks:
-                self._action_checks[key] = ActionCheck(space)
-            if fault := self._action_checks[key].fault_of(action):
+            if key not in self._layouts:
+                self._layouts[key] = ActionLayout(space)
+            if fault := action_fault(self._layouts[key], action):
                 self._refuse(episode_id, fault, agent_id)
 
-    def _check_agents(self, episode_id: Any, what: str, by_agent: Any, known: Any = None) -> None:
+    def _log(self, episode_id: Any, rewards: Any, infos: Any, dones: Any) -> None:
+        for what, by_agent in (("rewards", rewards), ("infos", infos), ("done flags", dones)):
+            self._check_agents(episode_id, what, by_agent, self.observation_space)
+        for agent_id, info in infos.items():
+            if info is not None and not isinstance(info, Mapping):
+                self._refuse(episode_id, f"info is {info!r:.200}, expected a dict", agent_id)
+        self._episodes.add_rewards(episode_id, rewards, infos, dones)
+
+    def _check_agents(self, episode_id: Any, what: str, by_agent: Any, known: Any) -> None:
         """Refuse anything but a dict by agent, and unknown agents where the agents are listed."""
         if not isinstance(by_agent, Mapping):
             self._refuse(episode_id, f"{what} are {by_agent!r:.200}, expected a dict: agent id -> value")
@@ -222,9 +231,7 @@ class ExternalEnv(_ClientDriven):
             ClosedEpisodeError: unknown or finished episode.
             EnvContractError: the info is no dict (a ValueError); nothing was added.
         """
-        if info is not None and not isinstance(info, Mapping):
-            self._refuse(episode_id, f"info is {info!r:.200}, expected a dict")
-        self._episodes.add_rewards(episode_id, {DEFAULT_AGENT_ID: reward}, {DEFAULT_AGENT_ID: info or {}}, {})
+        self._log(episode_id, {DEFAULT_AGENT_ID: reward}, {DEFAULT_AGENT_ID: info}, {})
 
     def end_episode(self, episode_id: Any, observation: Any) -> None:
         """Finish an episode with its final observation.
@@ -295,18 +302,12 @@ class ExternalMultiAgentEnv(_ClientDriven):
                 dict; or ``"__all__"`` is said to be done, which ``end_episode`` says (a ValueError). Nothing was
                 added.
         """
-        infos, dones = info_dict or {}, multiagent_done_dict or {}
-        self._check_agents(episode_id, "rewards", reward_dict, self.observation_space)
-        self._check_agents(episode_id, "infos", infos, self.observation_space)
-        for agent_id, info in infos.items():
-            if info is not None and not isinstance(info, Mapping):
-                self._refuse(episode_id, f"info is {info!r:.200}, expected a dict", agent_id)
+        dones = multiagent_done_dict or {}
         if isinstance(dones, Mapping) and ALL_AGENTS in dones:
             if dones[ALL_AGENTS]:
                 self._refuse(episode_id, f"{ALL_AGENTS!r} is said to be done; call end_episode, which ends it for all")
             dones = {agent_id: done for agent_id, done in dones.items() if agent_id != ALL_AGENTS}
-        self._check_agents(episode_id, "done flags", dones, self.observation_space)
-        self._episodes.add_rewards(episode_id, reward_dict, infos, dones)
+        self._log(episode_id, reward_dict, info_dict or {}, dones)
 
     def end_episode(self, episode_id: Any, observation_dict: Mapping[Any, Any]) -> None:
         """Finish an episode with the final observations of the agents still alive.
@@ -356,16 +357,13 @@ class ExternalBaseEnv(BaseEnv):
             SamplerDied: ``run`` has ended, and there is nothing left; an error in it is chained.
         """
         env = self.env
-        items = env._episodes.take(env.is_alive, env.idle_timeout_s)
-        if not items:
+        poll = env._episodes.take(env.is_alive, env.idle_timeout_s)
+        if not poll.obs:
             if env.error is not None:
                 what = f"{type(env.error).__name__}: {env.error}"
                 raise SamplerDied(f"run() of {type(env).__name__} raised {what}") from env.error
             raise SamplerDied(f"run() of {type(env).__name__} has ended, or it was stopped")
-        columns: list[Any] = [{key: item[place] for key, item in items.items()} for place in range(5)]
-        obs, rewards, dones, truncateds, infos = columns
-        taken = {key: item.off_policy_actions for key, item in items.items() if item.off_policy_actions is not None}
-        return Poll(obs, rewards, dones, truncateds, infos, taken)
+        return poll
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Answer the waiting clients; episodes that have ended are passed over."""
@@ -405,21 +403,6 @@ def _by_agent(space: Any) -> bool:
 
 _REMEMBERED = 1 << 16
 """Ids of ended episodes that are kept, so that none is started twice."""
-
-
-class Item(NamedTuple):
-    """Results of one episode for a poll: by agent id, flags also with ALL_AGENTS.
-
-    Attributes:
-        off_policy_actions: actions the client took itself, or None.
-    """
-
-    obs: dict[Any, Any]
-    rewards: dict[Any, float]
-    dones: dict[Any, bool]
-    truncateds: dict[Any, bool]
-    infos: dict[Any, dict[str, Any]]
-    off_policy_actions: dict[Any, Any] | None
 
 
 class _Published(NamedTuple):
@@ -466,23 +449,28 @@ class _Episode:
         self.published += 1
         return self.published - 1
 
-    def take(self) -> Item:
-        """Return what is pending, with all that was logged before it."""
+    def add_to(self, poll: Poll, episode_id: Hashable) -> None:
+        """Move what is pending into a poll, with all that was logged before it."""
         assert self.pending is not None, "nothing is pending"
         obs, off_policy, is_last, is_cut = self.pending
         infos = {agent_id: dict(self.infos.get(agent_id, {})) for agent_id in obs}
         if not self.training_enabled:
             for info in infos.values():
                 info["training_enabled"] = False
-        rewards = {**dict.fromkeys(obs, 0.0), **self.rewards}
         dones = {agent_id: self.dones.pop(agent_id, False) for agent_id in obs}
         done = {agent_id for agent_id in obs if dones[agent_id]}
+        dones[ALL_AGENTS] = is_last
+        poll.obs[episode_id] = obs
+        poll.rewards[episode_id] = {**dict.fromkeys(obs, 0.0), **self.rewards}
+        poll.terminateds[episode_id] = dones
+        poll.truncateds[episode_id] = {key: is_cut and not flag for key, flag in dones.items()}
+        poll.infos[episode_id] = infos
+        if off_policy is not None:
+            poll.off_policy_actions[episode_id] = off_policy
         self.pending, self.rewards, self.polled = None, {}, self.published - 1
         self.acted |= self.live.keys() & obs.keys()
         self.gone |= done
         self.live = {agent_id: value for agent_id, value in {**self.live, **obs}.items() if agent_id not in done}
-        dones[ALL_AGENTS] = is_last
-        return Item(obs, rewards, dones, {key: is_cut and not flag for key, flag in dones.items()}, infos, off_policy)
 
 
 class EpisodeTable:
@@ -628,36 +616,31 @@ class EpisodeTable:
             self._closing[episode_id] = self._active.pop(episode_id)
             self._changed.notify_all()
 
-    def take(self, is_alive: Callable[[], bool], idle_timeout_s: float | None) -> dict[Hashable, Item]:
-        """Wait for published items; one of each episode that has any.
+    def take(self, is_alive: Callable[[], bool], idle_timeout_s: float | None) -> Poll:
+        """Wait for publications; return one of each episode that has any, nothing if no more can come.
 
         Args:
             is_alive: whether more can come; asked about ten times a second.
             idle_timeout_s: close episodes whose client has been silent for so long; None = never.
-        Returns: items by episode id; empty if no more can come.
         """
+        poll = Poll({}, {}, {}, {}, {}, {})
         with self._changed:
             while True:
                 if idle_timeout_s is not None:
                     self._close_silent(idle_timeout_s)
-                ready = {
-                    episode_id: episode.take()
-                    for table in (self._closing, self._active)
-                    for episode_id, episode in table.items()
-                    if episode.pending is not None
-                }
-                if ready:
+                for episode_id, episode in [*self._closing.items(), *self._active.items()]:
+                    if episode.pending is not None:
+                        episode.add_to(poll, episode_id)
+                if poll.obs or self._stopped or not is_alive():
                     break
-                if self._stopped or not is_alive():
-                    return {}
                 self._changed.wait(0.1)
-            for episode_id, item in ready.items():
-                if item.dones[ALL_AGENTS] or item.truncateds[ALL_AGENTS]:
+            for episode_id in poll.obs:
+                if poll.terminateds[episode_id][ALL_AGENTS] or poll.truncateds[episode_id][ALL_AGENTS]:
                     del self._closing[episode_id]
                     self._ended.setdefault(episode_id, False)
             while len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
-            return ready
+        return poll
 
     def answer(self, actions: Mapping[Hashable, Mapping[Any, Any]]) -> None:
         """Give each episode the actions for what was polled of it last; ended ones are passed over."""

@@ -84,8 +84,6 @@ class MultiAgentCopy:
         self._index = index
         self._seed = seed
         self._step = 0
-        self._gone: set[Any] = set()
-        self._ended = True
 
     def reset(self) -> AgentDict:
         """First observations of a new episode.
@@ -94,7 +92,6 @@ class MultiAgentCopy:
             EnvError: the environment raised, or broke a rule.
         """
         self._step = 0
-        self._gone = set()
         try:
             keywords = {} if self._seed is None else seed_env(self.env, self._seed)
             result = self.env.reset(**keywords)
@@ -104,17 +101,14 @@ class MultiAgentCopy:
         obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         if not isinstance(obs, Mapping):
             raise self._broken(f"reset returned {type(obs).__name__}, expected observations by agent")
-        self._ended = False
         return dict(obs)
 
     def step(self, actions: Mapping[Any, Any]) -> AgentResults:
-        """Act; see MultiAgentEnv. Observations are checked where they are preprocessed.
+        """Act; see MultiAgentEnv. Samplers check the observations, and whose they are.
 
         Raises:
             EnvError: the environment raised, or broke a rule.
         """
-        if self._ended:
-            raise self._broken("it was stepped although its episode has ended; reset it first")
         self._step += 1
         try:
             result = self.env.step(actions)
@@ -134,15 +128,10 @@ class MultiAgentCopy:
         if infos and not infos.keys() <= obs.keys():
             unobserved = [agent_id for agent_id in infos if agent_id not in obs]
             raise self._broken(f"there are infos for agents that were not observed: {_keys(unobserved)}")
-        if not self._gone.isdisjoint(obs):
-            back = [agent_id for agent_id in obs if agent_id in self._gone]
-            raise self._broken(f"agents that were done have been observed again: {_keys(back)}")
         checked = as_rewards(rewards, self._env_id, self._index, self._step)
         for flags in (terminateds, truncateds):
             if any(flags.values()):
                 check_flags(flags.values(), self._env_id, self._index, self._step)
-                self._gone.update(agent_id for agent_id, flag in flags.items() if flag and agent_id != ALL_AGENTS)
-        self._ended = bool(terminateds[ALL_AGENTS]) or bool(truncateds[ALL_AGENTS])
         return obs, checked, terminateds, truncateds, infos
 
     def _as_five(self, result: Any) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ from aiorl.errors import EnvError, UnsupportedEnvError
 _FLAG = np.dtype(np.bool_)
 _TRAINING = "training_enabled"
 _FINAL_INFO = "final_info"
-_OF_THE_STEP = (_FINAL_INFO, "final_obs", "final_observation")
+_OF_THE_STEP = (_FINAL_INFO, "_" + _FINAL_INFO, "final_obs", "_final_obs")
 
 
 class NativeVectorEnv(LockstepEnv):
@@ -119,7 +119,7 @@ class NativeVectorEnv(LockstepEnv):
 
     def _add_finals(self, result: VectorStep, index: NDArray[np.int64], infos: dict[str, Any]) -> None:
         if self._mode is AutoresetMode.SAME_STEP:
-            finals = infos.get("final_obs", infos.get("final_observation"))
+            finals = infos.get("final_obs")
             if finals is None:
                 raise EnvError(
                     self.env_id,
@@ -286,22 +286,19 @@ def split_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]
 def step_infos(step: VectorStep, num_envs: int) -> list[dict[str, Any]]:
     """What each copy's step said, also where the copy was reset inside that step."""
     infos = step.infos or {}
-    of_step = {name for key in _OF_THE_STEP for name in (key, "_" + key)}
-    rows = split_infos({key: value for key, value in infos.items() if key not in of_step}, num_envs)
+    rows = split_infos({key: value for key, value in infos.items() if key not in _OF_THE_STEP}, num_envs)
     finals = infos.get(_FINAL_INFO)
-    if finals is None or step.final_index is None:
-        return rows
-    final_rows = split_infos(finals, num_envs) if isinstance(finals, Mapping) else finals
-    for index in step.final_index.tolist():
-        rows[index] = dict(final_rows[index] or {})
+    if finals is not None and step.final_index is not None:
+        final_rows = split_infos(finals, num_envs)
+        for index in step.final_index.tolist():
+            rows[index] = final_rows[index]
     return rows
 
 
 def training_disabled(step: VectorStep, num_envs: int) -> list[int]:
     """The copies whose step is not to be trained on: its info has a ``training_enabled`` that is false."""
     infos = step.infos or {}
-    finals = infos.get(_FINAL_INFO)
-    if _TRAINING not in infos and (finals is None or (isinstance(finals, Mapping) and _TRAINING not in finals)):
+    if _TRAINING not in infos and _TRAINING not in infos.get(_FINAL_INFO, ()):
         return []
     rows = step_infos(step, num_envs)
     return [

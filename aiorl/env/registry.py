@@ -83,22 +83,10 @@ class EnvContext(dict[str, Any]):
         self.remote = remote
         self.num_envs = num_envs
 
-    def copy_with_overrides(
-        self,
-        env_config: Mapping[str, Any] | None = None,
-        *,
-        worker_index: int | None = None,
-        vector_index: int | None = None,
-        remote: bool | None = None,
-    ) -> EnvContext:
-        """A copy with other values where given; what is None is inherited."""
-        return EnvContext(
-            self if env_config is None else env_config,
-            self.worker_index if worker_index is None else worker_index,
-            self.vector_index if vector_index is None else vector_index,
-            self.remote if remote is None else remote,
-            self.num_envs,
-        )
+    def copy_with_overrides(self, env_config: Mapping[str, Any] | None = None, **place: Any) -> EnvContext:
+        """Return a copy with another config or place (``vector_index=1``); what is left out or None is inherited."""
+        given = {name: value for name, value in place.items() if value is not None}
+        return EnvContext(self if env_config is None else env_config, **{**vars(self), **given})
 
 
 class EnvCreator:
@@ -285,7 +273,7 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             "register_env."
         )
         known = [*_registered, *gymnasium.registry]
-        raise unknown_env(name, wanted=gym_id, known=known, otherwise=_meant_path(name) or otherwise) from error
+        raise unknown_env(name, wanted=gym_id, known=known, otherwise=otherwise) from error
 
     _check_version(name, spec)
 
@@ -341,12 +329,11 @@ def _import_atari(name: str) -> None:
 def _by_path(name: str) -> EnvCreator:
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(".py"):
-        hint = _meant_path(name)
         raise UnknownEnvError(
             f"environment {name!r}: {module_name!r} is no module's name; expected the form 'package.module:Name'.",
             key="env",
             value=name,
-            hint=f"{hint} Folders on PYTHONPATH are searched.".strip(),
+            hint="Leave out folders and '.py', such as 'my_envs:MyEnv'. Folders on PYTHONPATH are searched.",
         )
     try:
         module = import_for(f"environment {name!r}:", module_name, key="env", value=name)
@@ -358,7 +345,7 @@ def _by_path(name: str) -> EnvCreator:
             f"environment {name!r}: there is no module {missing!r} to import.",
             key="env",
             value=name,
-            hint=_meant_path(name) or error.hint,
+            hint=error.hint,
         ) from error.__cause__
     found: Any = module
     for part in attribute.split("."):
@@ -377,22 +364,6 @@ def _by_path(name: str) -> EnvCreator:
     )
     known = [*_registered, *(key for key in vars(module) if not key.startswith("_"))]
     raise unknown_env(name, what, wanted=attribute, known=known)
-
-
-def _meant_path(name: str) -> str:
-    """A hint for those who give a file's path or a dotted name instead of an import path; else nothing."""
-    place, colon, attribute = name.partition(":")
-    if not colon and name.endswith(".py"):
-        module = name.removesuffix(".py").replace("/", ".").strip(".")
-        return f"Name the class in it too, such as '{module}:MyEnv'."
-    if not colon:
-        place, _, attribute = name.rpartition(".")
-    elif not place.endswith(".py"):
-        return ""
-    module = place.removesuffix(".py").replace("/", ".").strip(".")
-    if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        return ""
-    return f"Did you mean '{module}:{attribute}'?"
 
 
 def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:

@@ -31,7 +31,6 @@ from aiorl.process.imports import find_modules_here
 
 SETUP, READY, RESET, STEP, RESULT, ERROR = b"u", b"y", b"r", b"s", b"o", b"e"
 HEAD = struct.Struct("<cI")
-MAX_FRAME_BYTES = 1 << 30
 
 
 def send_frame(connection: socket.socket, kind: bytes, *parts: bytes | memoryview) -> None:
@@ -51,8 +50,6 @@ def receive_frame(connection: socket.socket) -> tuple[bytes, bytearray]:
         OSError: the connection broke, a timeout included.
     """
     kind, length = HEAD.unpack(_receive_exactly(connection, HEAD.size))
-    if length > MAX_FRAME_BYTES:
-        raise OSError(f"a frame of {length} bytes is announced, at most {MAX_FRAME_BYTES} are accepted")
     return kind, _receive_exactly(connection, length)
 
 

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +30,9 @@ from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, SEED_STRIDE, BaseEnv, FinishedGame, LockstepEnv, Poll
+from aiorl.env.registry import name_elsewhere
 from aiorl.env.vector_env import Copies
-from aiorl.env.wrapping import Wrapping
+from aiorl.env.wrapping import EnvPlan
 from aiorl.errors import (
     BadObservationError,
     BadRewardError,
@@ -45,29 +46,6 @@ from aiorl.process.imports import child_python, python_path
 
 logger = logging.getLogger(__name__)
 _HOUR_S = 3600.0
-_WARN_EVERY_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteSettings:
-    """How environments in processes of their own are made.
-
-    Attributes:
-        env: id or import path; see ``name_elsewhere``.
-        env_config: the environment's own settings; must be expressible in JSON.
-        worker_index: slot of the worker, for the environments' EnvContext.
-        wrapping: wrappers put around each environment in its process.
-        timeout_s: longest wait for one answer of a child.
-        max_restarts_per_hour: how often the process of one environment may be replaced when it fails; 0 makes
-            every failure an error.
-    """
-
-    env: str
-    env_config: Mapping[str, Any] = field(default_factory=dict)
-    worker_index: int = 0
-    wrapping: Wrapping = field(default_factory=Wrapping)
-    timeout_s: float = 600.0
-    max_restarts_per_hour: int = 0
 
 
 class RemoteEnv(BaseEnv):
@@ -80,40 +58,34 @@ class RemoteEnv(BaseEnv):
         restarts: processes replaced so far.
     """
 
-    def __init__(
-        self, settings: RemoteSettings, num_envs: int, *, batch_wait_ms: float = 0.0, seed: int | None = None
-    ) -> None:
+    def __init__(self, plan: EnvPlan, *, timeout_s: float = 600.0) -> None:
         """Start the processes and wait until each has made its environment.
 
         Args:
-            settings: which environment, and how it is made.
-            num_envs: number of copies N.
-            batch_wait_ms: how long a poll waits for more environments once one is ready; infinity for all of them.
-            seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
+            plan: which environments, and how they are made; the settings must be expressible in JSON.
+            timeout_s: longest wait for one answer of a child.
 
         Raises:
-            ConfigError: the children refuse the name or config.
+            ConfigError: the children refuse the name or config, or there is no name for them.
             EnvError: an environment's constructor raised, or a child died.
         """
-        self.num_envs = num_envs
+        self.num_envs = plan.num_envs
         self.dropped_infos = 0
         self.restarts = 0
-        self._settings = settings
-        self.env_id = self._env_id = settings.env
-        self._batch_wait_s = batch_wait_ms / 1000.0
-        self._seed = seed
+        self._plan = plan
+        self._timeout_s = timeout_s
+        self.env_id = self._env_id = name_elsewhere(plan.env)
         self._selector = selectors.DefaultSelector()
         self._copies: list[ChildProcess] = []
         self._games: list[FinishedGame] = []
-        self._warned_at = -math.inf
         self._started = self._is_interrupted = False
         # children end too when nobody keeps this object
         self._end = weakref.finalize(self, _end, self._selector, self._copies)
         self._end.atexit = False
         try:
-            for index in range(num_envs):
+            for index in range(plan.num_envs):
                 self._copies.append(self._start_copy(index))
-            ready = [json.loads(copy.receive(wire.READY)) for copy in self._copies]
+            ready = [json.loads(copy.receive()) for copy in self._copies]
         except BaseException:
             self.stop()
             raise
@@ -142,14 +114,14 @@ class RemoteEnv(BaseEnv):
             for index in range(self.num_envs):
                 self.try_reset(index)
         if not any(copy.is_busy for copy in self._copies):
-            raise EnvContractError(self._settings.env, "it was polled, but no environment was given anything to do")
+            raise EnvContractError(self.env_id, "it was polled, but no environment was given anything to do")
         faults: dict[Any, EnvError] = {}
         poll = Poll({}, {}, {}, {}, {}, {}, faults)
         gather_until = math.inf
         while True:
             now = time.monotonic()
             if poll.obs or faults:
-                gather_until = min(gather_until, now + self._batch_wait_s)
+                gather_until = min(gather_until, now + self._plan.remote_wait_ms / 1000.0)
                 if gather_until <= now or not any(copy.is_busy for copy in self._copies):
                     return Poll(*(dict(sorted(part.items())) for part in poll))
             due = min(gather_until, *(copy.answer_due for copy in self._copies if copy.is_busy))
@@ -160,12 +132,7 @@ class RemoteEnv(BaseEnv):
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Let the environments that actions are given for step; doesn't wait."""
         for index, actions in action_dict.items():
-            copy = self._copies[index]
-            if copy.is_busy:
-                raise EnvContractError(
-                    self._settings.env, "it was given actions, but not polled since the last", vector_index=index
-                )
-            copy.send(wire.STEP, pack(dict(actions)))
+            self._copies[index].send(wire.STEP, pack(dict(actions)))
 
     def try_reset(self, env_id: Any) -> str:
         """Let one environment begin a new episode; its first observation comes by a later poll."""
@@ -194,21 +161,17 @@ class RemoteEnv(BaseEnv):
         self._end()
 
     def _start_copy(self, index: int, incarnation: int = 0) -> ChildProcess:
-        settings = self._settings
-        copy = ChildProcess(
-            settings.env,
-            index,
-            {
-                "env": settings.env,
-                "env_config": dict(settings.env_config),
-                "worker_index": settings.worker_index,
-                "vector_index": index,
-                "wrapping": asdict(settings.wrapping),
-                # A process that replaces another must not play the same episodes again.
-                "seed": None if self._seed is None else self._seed + SEED_STRIDE * index + incarnation,
-            },
-            settings.timeout_s,
-        )
+        plan = self._plan
+        settings = {
+            "env": self.env_id,
+            "env_config": dict(plan.env_config),
+            "worker_index": plan.worker_index,
+            "vector_index": index,
+            "wrapping": asdict(plan.wrapping),
+            # A process that replaces another must not play the same episodes again.
+            "seed": None if plan.seed is None else plan.seed + SEED_STRIDE * index + incarnation,
+        }
+        copy = ChildProcess(self.env_id, index, settings, self._timeout_s)
         self._selector.register(copy.connection, selectors.EVENT_READ, copy)
         return copy
 
@@ -217,7 +180,7 @@ class RemoteEnv(BaseEnv):
         index = copy.index
         try:
             if copy.is_starting:
-                copy.receive(wire.READY)
+                copy.receive()
                 copy.is_starting = False
                 copy.send(wire.RESET, pack(None))
                 return
@@ -235,7 +198,7 @@ class RemoteEnv(BaseEnv):
             EnvError: the child reported a fault, died, or did not answer in time.
             SamplerDied: after ``interrupt``.
         """
-        *columns, infos, games, dropped = unpack(copy.receive(wire.RESULT))
+        *columns, infos, games, dropped = unpack(copy.receive())
         copy.is_busy = False
         self._games.extend(FinishedGame(*game) for game in games)
         if dropped and not self.dropped_infos:
@@ -247,25 +210,22 @@ class RemoteEnv(BaseEnv):
         now = time.monotonic()
         for copy in list(self._copies):
             if copy.is_busy and copy.answer_due < now:
-                self._replace(copy, copy.fault(f"gave no answer within {self._settings.timeout_s:g} s"), faults)
+                self._replace(copy, copy.fault(f"gave no answer within {self._timeout_s:g} s"), faults)
 
     def _replace(self, copy: ChildProcess, error: EnvError, faults: dict[Any, EnvError]) -> None:
         """A new process for a copy that failed, if it may have one; else raise the error."""
         now = time.monotonic()
         while copy.failed_at and copy.failed_at[0] < now - _HOUR_S:
             copy.failed_at.popleft()
-        if len(copy.failed_at) >= self._settings.max_restarts_per_hour:
+        if len(copy.failed_at) >= self._plan.max_restarts_per_hour:
             raise error
         faults[copy.index] = error
         self._selector.unregister(copy.connection)
         copy.hang_up()
-        copy.kill()
+        copy.process.kill()
+        copy.process.wait()
         self.restarts += 1
-        # where environments crash often, one warning a minute has to do; the log file has them all
-        level = logging.WARNING if now - self._warned_at >= _WARN_EVERY_S else logging.INFO
-        if level == logging.WARNING:
-            self._warned_at = now
-        logger.log(level, "restarting an environment (%d restarts so far): %s", self.restarts, error)
+        logger.warning("restarting an environment (%d restarts so far): %s", self.restarts, error)
         fresh = self._start_copy(copy.index, self.restarts)
         fresh.failed_at = copy.failed_at
         fresh.failed_at.append(now)
@@ -369,7 +329,7 @@ class ChildProcess:
 
         Raises:
             ConfigError: settings that JSON cannot express.
-            EnvError: the process did not start.
+            OSError: the process did not start.
         """
         try:
             payload = json.dumps(settings).encode()
@@ -395,9 +355,6 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **python_path()},
             )
-        except OSError as error:
-            self.hang_up()
-            raise EnvError(env_id, f"its process did not start: {error}", vector_index=index) from error
         finally:
             theirs.close()
             os.close(their_life)
@@ -412,8 +369,8 @@ class ChildProcess:
         with contextlib.suppress(OSError):
             wire.send_frame(self.connection, kind, payload)
 
-    def receive(self, expected: bytes) -> bytearray:
-        """The payload of the next frame.
+    def receive(self) -> bytearray:
+        """Return the payload of the next frame.
 
         Raises:
             EnvError: the child reported a fault, died, or did not answer in time.
@@ -427,11 +384,11 @@ class ChildProcess:
         except (EOFError, OSError) as error:
             if self._is_interrupted:
                 raise SamplerDied("the wait for environments in other processes was interrupted") from error
-            raise self.fault(f"its process (pid {self.process.pid}) died: {self._exit_text()}") from error
+            self.wait()
+            message = f"its process (pid {self.process.pid}) died: exit status {self.process.returncode}"
+            raise self.fault(message) from error
         if kind == wire.ERROR:
             raise self._told(json.loads(payload))
-        if kind != expected:
-            raise self.fault(f"its process answered {kind!r} where {expected!r} was due")
         return payload
 
     def _told(self, facts: dict[str, Any]) -> Exception:
@@ -441,13 +398,6 @@ class ChildProcess:
             return kind(facts["message"], key=facts["key"], hint=facts["hint"])
         place = {"vector_index": self.index, "step": facts["step"], "traceback_text": facts["traceback"]}
         return _ENV_ERRORS.get(facts["kind"], EnvError)(self.env_id, facts["message"], **place)
-
-    def _exit_text(self) -> str:
-        try:
-            status = self.process.wait(_CLOSE_WAIT_S)
-        except subprocess.TimeoutExpired:
-            return "it closed its connection"
-        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
 
     def fault(self, message: str) -> EnvError:
         """An error of this copy, at its step."""
@@ -473,8 +423,3 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self.process.kill()
-        self.process.wait()

@@ -183,11 +183,9 @@ class VectorBaseEnv(SteppedBaseEnv):
             raise_env_fault(self._env_id, doing, error, 0, _UNKNOWN_STEP)
 
     def _check_length(self, name: str, values: Any) -> None:
-        if type(values) is not list and (isinstance(values, Mapping) or not hasattr(values, "__len__")):
+        is_sequence = type(values) is list or (hasattr(values, "__len__") and not isinstance(values, Mapping))
+        if not is_sequence or len(values) != self.num_envs:
             message = f"it returned {values!r:.200} as {name}, expected a sequence of {self.num_envs}"
-            raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
-        if len(values) != self.num_envs:
-            message = f"it returned {len(values)} {name}, expected {self.num_envs}"
             raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
 
     def _are_infos(self, value: Any) -> bool:

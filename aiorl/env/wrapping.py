@@ -1,4 +1,4 @@
-"""The wrappers that a worker puts around environments: a user's, then Atari preprocessing, then the monitor.
+"""EnvPlan: which environments a worker has, and the wrappers around them: a user's, Atari preprocessing, the monitor.
 
 The monitor writes a line of statistics per episode, and videos of some episodes, with Gymnasium's recorders. A folder
 may be used again: statistics are appended, and each start makes a new folder of videos.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+EnvSource = str | type[Any] | Callable[[EnvContext], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,38 @@ class Wrapping:
             return config
         modes = getattr(made_by, "metadata", {}).get("render_modes", ())
         return {**config, "render_mode": "rgb_array"} if "rgb_array" in modes else config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvPlan:
+    """Which environments a worker is to have.
+
+    Attributes:
+        env: name, class or creating function (see ``registry``).
+        env_config: the environment's own settings.
+        num_envs: number of copies, at least 1.
+        vectorize: ``"native"`` the environment's own vectorised form; ``"serial"`` copies stepped in turn; ``"remote"``
+            one process per copy; ``"auto"`` native if there is such a form and more than one copy is wanted, else
+            serial.
+        worker_index: slot of the worker, for the environments' EnvContext.
+        horizon: truncate episodes at this many steps; None or 0 = the environment's own limit.
+        wrapping: wrappers put around each single copy.
+        remote_wait_ms: how long a poll of remote copies waits for more, once one is ready.
+        max_restarts_per_hour: how often the process of one environment may be replaced when it fails; 0 makes every
+            failure an error.
+        seed: the worker's seed; None leaves environments to themselves.
+    """
+
+    env: EnvSource
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    num_envs: int = 1
+    vectorize: str = "serial"
+    worker_index: int = 0
+    horizon: int | None = None
+    wrapping: Wrapping = field(default_factory=Wrapping)
+    remote_wait_ms: float = 0.0
+    max_restarts_per_hour: int = 0
+    seed: int | None = None
 
 
 def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> gymnasium.Env[Any, Any]:

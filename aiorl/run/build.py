@@ -29,12 +29,12 @@ from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.fragment import PolicyGraph, SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.base_env import BaseEnv, checked_horizon
-from aiorl.env.env_maker import EnvMaker, EnvPlan
+from aiorl.env.env_maker import EnvMaker
 from aiorl.env.gym_like import check_seedable
 from aiorl.env.kinds import EnvFacts, EnvKind, check_can_be_remote, facts_of
 from aiorl.env.registry import name_elsewhere
 from aiorl.env.vector_env import episode_limit
-from aiorl.env.wrapping import Wrapping
+from aiorl.env.wrapping import EnvPlan, Wrapping
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations
 from aiorl.learning.algorithms.registry import algorithm_class

@@ -59,8 +59,6 @@ class AsyncSampler:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._batches: deque[Batch | Exception] = deque()
-        self._extra: list[Batch] = []
-        self._metrics: list[RolloutMetrics] = []
         self._cause: BaseException | None = None
         self._is_over = False
         self.shutdown = False
@@ -120,18 +118,15 @@ class AsyncSampler:
             SamplerDied: an error ended a sampler whose batches are dropped, which nobody would notice otherwise, and
                 the metrics that it left have been given out; its error is chained.
         """
-        with self._changed:
-            metrics, self._metrics = self._metrics, []
+        metrics = self._sampler.get_metrics()
         if self._blackhole and self._cause is not None and not metrics and not self.shutdown:
             raise SamplerDied("the sampling thread has ended, and no more metrics will come") from self._cause
-        stats = self._sampler.perf.get()
-        return [item._replace(perf_stats=dict(stats)) for item in metrics]
+        return metrics
 
     def get_extra_batches(self) -> list[Batch]:
         """Return batches that episodes added on their own since the last call."""
-        with self._changed:
-            extra, self._extra = self._extra, []
-        return extra
+        extra = self._sampler.get_extra_batches()
+        return [] if self._blackhole else extra
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Keep the thread from processing observations and evaluating policies inside this block."""
@@ -162,11 +157,11 @@ class AsyncSampler:
         try:
             while not self.shutdown:
                 self._sampler.advance()
-                self._hand_out(self._sampler.take_outputs())
+                self._hand_out(self._sampler.take_batches())
         except BaseException as error:  # SystemExit too would end this thread unseen
             self.shutdown = self.shutdown or self._setup.is_abandoned
             self._cause = error
-            told: Exception | BaseException = error
+            told: Any = error
             if not isinstance(error, Exception):  # it would end the whole process of whoever waits for data
                 told = SamplerDied(f"the sampling thread was ended by {type(error).__name__}: {error}")
                 told.__cause__ = error
@@ -178,18 +173,15 @@ class AsyncSampler:
                 self._is_over = True
                 self._changed.notify_all()
 
-    def _hand_out(self, outputs: Sequence[Any]) -> None:
+    def _hand_out(self, batches: Sequence[Batch | Exception]) -> None:
         """Take over what a turn gave; wait for room for each batch until the sampler is told to stop."""
+        if self._blackhole:
+            self._sampler.get_extra_batches()
+            return
         with self._changed:
-            extra = self._sampler.get_extra_batches()
-            if not self._blackhole:
-                self._extra += extra
-            for output in outputs:
-                if isinstance(output, RolloutMetrics):
-                    self._metrics.append(output)
-                elif not self._blackhole:
-                    self._changed.wait_for(lambda: len(self._batches) < MAX_BATCHES_AHEAD or self.shutdown)
-                    if self.shutdown:
-                        return
-                    self._batches.append(output)
-                    self._changed.notify_all()
+            for batch in batches:
+                self._changed.wait_for(lambda: len(self._batches) < MAX_BATCHES_AHEAD or self.shutdown)
+                if self.shutdown:
+                    return
+                self._batches.append(batch)
+                self._changed.notify_all()

@@ -16,7 +16,8 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.base_env import LockstepEnv
-from aiorl.env.env_maker import EnvMaker, EnvPlan
+from aiorl.env.env_maker import EnvMaker
+from aiorl.env.wrapping import EnvPlan
 from aiorl.errors import ConfigError
 from aiorl.offline.io import IOContext, SamplerInput, noop_output, sampler_input
 from aiorl.process.log_once import log_once
@@ -69,10 +70,9 @@ def make_return_filters(policies: Mapping[str, Policy]) -> dict[str, Observation
     """Let policies scale their rewards where asked for; return the statistics for it by their names as filters."""
     filters: dict[str, ObservationFilter] = {}
     for policy_id, policy in policies.items():
-        discount = policy.return_discount if isinstance(policy, GraphPolicy) else None
-        if isinstance(policy, GraphPolicy) and discount is not None:
+        if isinstance(policy, GraphPolicy) and policy.return_discount is not None:
             own = filters[returns_of(policy_id)] = ReturnFilter()
-            policy.reward_scaler = RewardScaler(own, discount)
+            policy.reward_scaler = RewardScaler(own, policy.return_discount)
     return filters
 
 
@@ -129,7 +129,6 @@ def make_sampler(
         worker=weakref.ref(worker),  # else an asynchronous sampler's thread would keep it alive for ever
         base_env=worker.async_env,
         policy_map=worker.policy_map,
-        policy_mapping_fn=None,
         preprocessors=worker.preprocessors,
         filters=worker.sampling_filters,
         settings=settings.config.model_copy(update={"clip_rewards": worker.reward_limit}),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ class Iteration:
         self._settings = settings = setup.settings
         self._is_packing, self._cut_length = settings.is_truncating, settings.cut_length
         self._no_done_at_end, self._soft_horizon = settings.no_done_at_end, settings.soft_horizon
-        self._policies = setup.policies
+        self._policies = setup.policy_map
         for known in (setup.preprocessors, setup.filters):
             for policy_id in self._policies:
                 if policy_id not in known:
@@ -98,7 +99,7 @@ class Iteration:
             for actor in actors
         }
         self._cuts: list[tuple[int, Cut]] = []
-        self.extra_batches: list[SampleBatch | MultiAgentBatch] = []
+        self.extra_batches: deque[SampleBatch | MultiAgentBatch] = deque()
         self.inferred_s = 0.0
         self._worker: Any = None
         self._episodes: dict[Any, MultiAgentEpisode] = {}
@@ -447,11 +448,8 @@ def _effective_horizon(base_env: BaseEnv, horizon: int | float | None) -> float:
     Raises:
         ConfigError: the horizon is above the environment's limit (also a ValueError).
     """
-    try:
-        limit = getattr(base_env, "max_episode_steps", None) or episode_limit(base_env.get_unwrapped()[0])
-    except Exception:
-        # whatever kind of object it is: a limit that cannot be read is not known
-        limit = None
+    envs = base_env.get_unwrapped()
+    limit = getattr(base_env, "max_episode_steps", None) or (episode_limit(envs[0]) if envs else None)
     if horizon is not None and math.isinf(horizon):
         horizon = None
     known = checked_horizon(None if horizon is None else int(horizon), limit)

@@ -316,10 +316,7 @@ def seed_generators(seed: int, policy_classes: Collection[type[Policy]]) -> None
     """
     random.seed(seed)
     np.random.seed(seed)
-    torch = sys.modules.get("torch")
-    if torch is None:
-        logger.debug("torch is not in use, so it is not seeded")
-    else:
+    if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
     if "tensorflow" in sys.modules or any(is_tf_policy(policy_class) for policy_class in policy_classes):
         _tensorflow().random.set_seed(seed)

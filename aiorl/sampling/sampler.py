@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
@@ -26,55 +26,40 @@ from aiorl.sampling.settings import SamplerSetup
 logger = logging.getLogger(__name__)
 
 Batch = SampleBatch | MultiAgentBatch
+T = TypeVar("T")
 
 
 class TurnGate:
     """Lets another thread change weights or filters where neither of them is in use.
 
-    The sampling thread holds it while it works on a turn; others ask for a pause. A pause begins as soon as the
-    sampling thread leaves the gate, and that thread waits before it enters again: it cannot overtake those who asked
-    before. The sampling thread itself is never held up by a pause that it asks for, as a callback does in the middle
-    of a turn.
+    The sampling thread holds it while it works on a turn; others ask for a pause. Each passes the queue before it gets
+    the turn, and who waits for the turn holds the queue: so the sampling thread cannot overtake a pause that was asked
+    for. It is never held up by a pause that it asks for itself, as a callback does in the middle of a turn.
     """
 
     def __init__(self) -> None:
         """Open."""
-        self._lock = threading.RLock()  # entered by itself: twice as fast as by way of the condition
-        self._condition = threading.Condition(self._lock)
+        self._queue = threading.RLock()
+        self._turn = threading.RLock()
         self._inside: int | None = None  # identifier of the thread inside
-        self._pausing: list[int] = []  # threads that pause, or wait to
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
-        with self._lock:
-            while self._pausing and any(thread != me for thread in self._pausing):
-                self._condition.wait()
-            self._inside = me
+        with self._queue:
+            self._turn.acquire()
+        self._inside = threading.get_ident()
 
     def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside = None
-            if self._pausing:
-                self._condition.notify_all()
+        self._inside = None
+        self._turn.release()
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Keep turns from being worked on inside this block, except by the thread that asks for it."""
-        me = threading.get_ident()
-        if self._inside == me:
+        if self._inside == threading.get_ident():
             yield
-            return
-        with self._lock:
-            self._pausing.append(me)
-        try:  # Ctrl-C ends the wait, too
-            with self._lock:
-                while self._inside is not None:
-                    self._condition.wait()
-            yield
-        finally:
-            with self._lock:
-                self._pausing.remove(me)
-                self._condition.notify_all()
+        else:
+            with self._queue, self._turn:
+                yield
 
 
 class SyncSampler:
@@ -111,7 +96,7 @@ class SyncSampler:
         self._iteration = Iteration(setup) if lockstep is None else None
         self._gate = TurnGate()
         self._sampling = threading.RLock()
-        self._metrics: list[RolloutMetrics] = []
+        self._metrics: deque[RolloutMetrics] = deque()
         self._outputs: deque[Output] = deque()
         self._must_act = False
         self._is_stopped = False
@@ -151,7 +136,7 @@ class SyncSampler:
             if (found := self.get_fragment()) is not None:
                 fragment, episodes = found
                 pairs = zip(episodes.lengths.tolist(), episodes.rewards.tolist(), strict=True)
-                self._metrics += [RolloutMetrics(length, reward) for length, reward in pairs]
+                self._metrics.extend(RolloutMetrics(length, reward) for length, reward in pairs)
                 return fragment.to_sample_batch()
             while True:
                 while not self._outputs:
@@ -163,16 +148,12 @@ class SyncSampler:
 
     def get_metrics(self) -> list[RolloutMetrics]:
         """Return episodes that ended since the last call, stamped with the current perf stats."""
-        metrics, self._metrics = self._metrics, []
         stats = self.perf.get()
-        return [item._replace(perf_stats=dict(stats)) for item in metrics]
+        return [item._replace(perf_stats=dict(stats)) for item in _taken(self._metrics)]
 
     def get_extra_batches(self) -> list[Batch]:
         """Return batches that episodes added on their own since the last call."""
-        if self._iteration is None:
-            return []
-        extra, self._iteration.extra_batches[:] = list(self._iteration.extra_batches), []
-        return extra
+        return [] if self._iteration is None else _taken(self._iteration.extra_batches)
 
     def paused(self) -> contextlib.AbstractContextManager[Any]:
         """Keep other threads from processing observations and evaluating policies inside this block."""
@@ -212,11 +193,15 @@ class SyncSampler:
             self._act(self._iteration)
         self._observe(self._iteration)
 
-    def take_outputs(self) -> list[Output]:
-        """Return all outputs of the last turn that are not yet handed out."""
-        outputs = list(self._outputs)
-        self._outputs.clear()
-        return outputs
+    def take_batches(self) -> list[Batch]:
+        """Return all batches of the last turn that are not yet handed out; `get_metrics` has the metrics."""
+        batches: list[Batch] = []
+        for output in _taken(self._outputs):
+            if isinstance(output, RolloutMetrics):
+                self._metrics.append(output)
+            else:
+                batches.append(output)
+        return batches
 
     def _raise_why_it_ended(self) -> NoReturn:
         untold, self._untold = self._untold, None
@@ -260,3 +245,8 @@ class SyncSampler:
         except BaseException as error:
             self._died = error
             raise
+
+
+def _taken(items: deque[T]) -> list[T]:
+    """Take all that is there; another thread may go on adding."""
+    return [items.popleft() for _ in range(len(items))]

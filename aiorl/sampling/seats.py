@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ _NEAR = {c.PREV_ACTIONS: (c.ACTIONS, -1), c.PREV_REWARDS: (c.REWARDS, -1), c.NEW
 _OURS = (Policy.postprocess_trajectory, GraphPolicy.postprocess_trajectory)
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Seat:
     """One agent in one episode.
 
@@ -109,22 +108,13 @@ class Seat:
         self.opening = self._row() + (0 if self.is_observed else 1)
 
     def leave(self) -> None:
-        """Give up the seat: the agent's episode is over.
-
-        What may still be asked stays in the table until that forgets it, or the seat's next agent begins in its row.
-        """
+        """Give up the seat: the agent's episode is over. What may still be asked is copied out of the table."""
         self.left_at = self._row()
         self.episode = None  # an episode and its seats would keep each other alive until they are looked for
-        if self.acted == self.left_at:
-            self.freeze()
-        elif self.lane.is_shown:
-            self.lane.table.left.append(weakref.ref(self))
-
-    def freeze(self) -> None:
-        """Copy what may still be asked out of the table."""
-        names = [c.ACTIONS, c.PREV_ACTIONS, *self.lane.extra_columns]
-        own = {name: self.entry(name) for name in names} if self.acted >= 0 else {}
-        self._frozen = {**own, c.OBS: self.latest_obs(), c.PREV_REWARDS: self.prev_reward(), "": self.rnn_state()}
+        if self.lane.is_shown:
+            names = [c.ACTIONS, c.PREV_ACTIONS, *self.lane.extra_columns]
+            own = {name: self.entry(name) for name in names} if self.acted >= 0 else {}
+            self._frozen = {**own, c.OBS: self.latest_obs(), c.PREV_REWARDS: self.prev_reward(), "": self.rnn_state()}
 
     def _row(self) -> int:
         return self.left_at if self.left_at >= 0 else self.lane.table.row_of(self.number)

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiorl.acting.filters import ObservationFilter
-from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, PolicyMappingFn
 from aiorl.acting.preprocessors import Preprocessor
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.fragment import SamplePlan
-from aiorl.env.env_maker import EnvSource, to_base_env
-from aiorl.env.wrapping import Wrapping
+from aiorl.env.env_maker import to_base_env
+from aiorl.env.wrapping import EnvSource, Wrapping
 from aiorl.errors import ConfigError, SamplerDied
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
 from aiorl.sampling.callbacks import DefaultCallbacks
@@ -91,8 +90,7 @@ class SamplerSetup:
         worker: handed to callbacks and to ``observation_fn``, and not used otherwise. It may be a ``weakref.ref``, so
             that a sampler in a thread of its own does not keep it alive.
         base_env: the environments; ``to_base_env`` converts other kinds. Its owner closes it.
-        policy_map: policy id -> policy.
-        policy_mapping_fn: agent id -> policy id; None = that of a PolicyMap, else the default policy.
+        policy_map: the policies by id, with the rule that binds agents to them.
         preprocessors: policy id -> preprocessor.
         filters: policy id -> observation filter.
         settings: those of the config that samplers obey. Rewards of rows are clipped before they are postprocessed,
@@ -103,8 +101,7 @@ class SamplerSetup:
 
     worker: Any
     base_env: Any
-    policy_map: Mapping[str, Policy]
-    policy_mapping_fn: PolicyMappingFn | None
+    policy_map: PolicyMap
     preprocessors: Mapping[str, Preprocessor]
     filters: Mapping[str, ObservationFilter]
     settings: WorkerConfig
@@ -145,10 +142,3 @@ class SamplerSetup:
     def is_abandoned(self) -> bool:
         """Whether nobody keeps the worker any more."""
         return isinstance(self.worker, weakref.ref) and self.worker() is None
-
-    @property
-    def policies(self) -> PolicyMap:
-        """The policies with the rule that binds agents to them."""
-        if isinstance(self.policy_map, PolicyMap) and self.policy_mapping_fn is None:
-            return self.policy_map
-        return PolicyMap(self.policy_map, self.policy_mapping_fn)

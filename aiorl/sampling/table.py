@@ -10,7 +10,6 @@ an episode starts with: no action, no reward, the initial state.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -42,14 +41,12 @@ class Table:
 
     Attributes:
         num_seats: seats given out.
-        left: agents that left their seats, whose latest rows may still be read: each freezes before they are lost.
         length: T.
     """
 
     def __init__(self) -> None:
         """Make a table without seats and columns."""
         self.num_seats = 0
-        self.left: list[weakref.ref[Any]] = []
         self.length = _LEAST_LENGTH
         self._width = 1
         self._shift = 0
@@ -218,9 +215,6 @@ class Table:
 
     def _rows_needed(self) -> tuple[I64, I64]:
         """First row of each seat that is needed, and how many are; the others may be lost from now on."""
-        left, self.left = self.left, []
-        for agent in filter(None, (reference() for reference in left)):
-            agent.freeze()
         latest = self._cursor >> self._shift
         first = np.maximum(np.minimum(self._waiting, latest) - _LOOK_BACK, 0)
         return first, latest - first + 1

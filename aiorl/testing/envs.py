@@ -81,7 +81,7 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
 class FaultyEnv(CountingEnv):
     """A CountingEnv that fails at one step of its first episode.
 
-    Faults: ``"reset"`` and ``"step"`` raise RuntimeError; ``"nan_obs"``, ``"inf_obs"``, ``"wrong_shape"`` and
+    Faults: ``"reset"`` and ``"step"`` raise RuntimeError; ``"nan_obs"``, ``"wrong_shape"`` and
     ``"wrong_dtype"`` spoil the observation, ``"nan_reward"`` and ``"text_reward"`` the reward; ``"exit"`` ends
     the process; ``"constructor"`` raises at once.
     """
@@ -114,8 +114,6 @@ class FaultyEnv(CountingEnv):
                 raise SystemExit(3)
             case "nan_obs":
                 faulty_obs = obs * np.nan
-            case "inf_obs":
-                faulty_obs = obs + np.inf
             case "wrong_shape":
                 faulty_obs = obs[:2]
             case "wrong_dtype":
@@ -148,12 +146,7 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
         Args:
             delay: steps between the symbol and the answer, at least 1.
             symbols: S, at least 2.
-
-        Raises:
-            ValueError: a delay or a number of symbols below that.
         """
-        if delay < 1 or symbols < 2:
-            raise ValueError(f"delay is {delay} and symbols {symbols}, expected at least 1 and 2")
         self.observation_space = spaces.Box(0.0, 1.0, (symbols + 1,), np.float32)
         self.action_space = spaces.Discrete(symbols)
         self.best_memoryless_return = 1.0 / symbols

@@ -1,4 +1,4 @@
-"""Small multi-agent environments with known trajectories, and ones that break the rules on purpose."""
+"""A small multi-agent environment with known trajectories."""
 
 from __future__ import annotations
 
@@ -27,14 +27,11 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         seeds: seeds that ``reset`` was given, None where it got none.
     """
 
-    def __init__(self, lengths: Sequence[int] = (3, 5), fault: str = "", at_step: int = 2, form: str = "new") -> None:
+    def __init__(self, lengths: Sequence[int] = (3, 5), form: str = "new") -> None:
         """Make one copy.
 
         Args:
             lengths: steps after which each agent is done.
-            fault: what goes wrong at one step: ``"no_all"``, ``"stray_info"``, ``"comes_back"``, ``"nan_obs"``,
-                ``"nan_reward"``, ``"raise"``; ``""`` nothing.
-            at_step: that step.
             form: ``"new"``: two-value reset and five-value step; ``"old"``: one and four.
         """
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -42,8 +39,6 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         self.last_actions: list[AgentDict] = []
         self.seeds: list[int | None] = []
         self._lengths = {f"a{index}": length for index, length in enumerate(lengths)}
-        self._fault = fault
-        self._at_step = at_step
         self._form = form
         self._episode = -1
         self._step = 0
@@ -57,7 +52,7 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         return (obs, {}) if self._form == "new" else obs
 
     def step(self, action_dict: AgentDict) -> tuple[AgentDict, ...]:
-        """Count on, or break a rule."""
+        """Count on."""
         self.last_actions.append(action_dict)
         self._step += 1
         alive = [agent for agent, length in self._lengths.items() if length >= self._step]
@@ -66,26 +61,9 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         flags: AgentDict = {agent: self._step >= self._lengths[agent] for agent in alive}
         flags[ALL_AGENTS] = self._step >= max(self._lengths.values())
         infos: AgentDict = {agent: {"step": self._step} for agent in alive}
-        if self._step == self._at_step:
-            self._break_rule(obs, rewards, flags, infos)
         if self._form == "old":
             return obs, rewards, flags, infos
         return obs, rewards, flags, dict.fromkeys(flags, False), infos
-
-    def _break_rule(self, obs: AgentDict, rewards: AgentDict, flags: AgentDict, infos: AgentDict) -> None:
-        match self._fault:
-            case "no_all":
-                del flags[ALL_AGENTS]
-            case "stray_info":
-                infos["nobody"] = {}
-            case "comes_back":
-                obs.update(self._obs(list(self._lengths)))
-            case "nan_obs":
-                obs["a1"] = obs["a1"] * np.nan
-            case "nan_reward":
-                rewards["a1"] = float("nan")
-            case "raise":
-                raise RuntimeError("step failed on purpose")
 
     def _obs(self, agents: list[str]) -> AgentDict:
         return {agent: counting_obs(self._episode, self._step, int(agent[1:])) for agent in agents}

@@ -10,7 +10,6 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing
 
-from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.atari import (
     AtariCopies,
     EpisodicLife,
@@ -21,8 +20,7 @@ from aiorl.env.atari import (
     is_atari,
     wrap_deepmind,
 )
-from aiorl.env.base_env import FinishedGame, env_seeds
-from aiorl.env.env_maker import EnvMaker, EnvPlan
+from aiorl.env.base_env import FinishedGame
 from aiorl.env.gym_like import RealGames, game_counters
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.vector_env import SerialEnv
@@ -85,16 +83,9 @@ def test_a_lost_life_ends_the_episode_and_a_reset_goes_on_with_the_game():
     assert env.step(2)[2]
     assert game.lives() == 0
     assert int(env.reset()[0][0, 0]) == 0
-    assert game.resets == [None, None]
-
-
-def test_a_seed_begins_a_new_game_even_with_lives_left():
-    game = LivesEnv()
-    env = EpisodicLife(game)
-    env.reset()
     env.step(2)
-    assert int(env.reset(seed=4)[0][0, 0]) == 0
-    assert game.resets == [None, 4]
+    assert int(env.reset(seed=4)[0][0, 0]) == 0, "a seed begins a game although lives are left"
+    assert game.resets == [None, None, 4]
 
 
 def test_r124_games_are_counted_whole_however_many_lives_they_have():
@@ -260,20 +251,3 @@ def test_what_it_cannot_do_is_left_to_single_games_with_a_note(settings, why, ca
     env.close()
     with pytest.raises(ConfigError, match=why):
         make_lockstep_env("ALE/Pong-v5", settings, 2, "native", wrapping=DEEPMIND)
-
-
-def test_r29_the_general_path_gets_the_same_games_from_the_same_seed():
-    maker = EnvMaker(EnvPlan(env="ALE/Breakout-v5", num_envs=2, vectorize="auto", wrapping=DEEPMIND, seed=3))
-    env = maker.make_first()
-    assert maker.is_deepmind
-    polled = maker.to_base_env(env)
-    lockstep = make_lockstep_env("ALE/Breakout-v5", {}, 2, wrapping=DEEPMIND)
-    first = polled.poll().obs
-    np.testing.assert_array_equal([first[0][AGENT], first[1][AGENT]], lockstep.reset(env_seeds(3, 2)))
-    for step in range(30):
-        polled.send_actions({index: {AGENT: step % 4} for index in (0, 1)})
-        poll, result = polled.poll(), lockstep.step(np.full(2, step % 4))
-        np.testing.assert_array_equal([poll.rewards[0][AGENT], poll.rewards[1][AGENT]], result.rewards)
-    np.testing.assert_array_equal(poll.obs[1][AGENT], result.obs[1])
-    assert polled.take_finished_games() == []
-    polled.stop(), lockstep.close()

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from aiorl.env.base_env import BaseEnv
-from aiorl.env.env_maker import EnvMaker, EnvPlan, to_base_env
+from aiorl.env.env_maker import EnvMaker, to_base_env
 from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.gym_like import RealGames
+from aiorl.env.kinds import check_can_be_remote
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv
 from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv
-from aiorl.env.remote_env import RemoteEnv, RemoteSettings
+from aiorl.env.remote_env import RemoteEnv
 from aiorl.env.vector_env import VectorBaseEnv, VectorEnv
-from aiorl.env.wrapping import STATS_FILE, Wrapping
+from aiorl.env.wrapping import STATS_FILE, EnvPlan, Wrapping
 from aiorl.errors import ConfigError, EnvError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
@@ -161,10 +162,8 @@ def test_r161_remote_copies_are_made_in_children_and_the_local_one_is_closed():
             self.closed = True
 
     local = Closing()
-    with pytest.raises(ConfigError, match="how they are made"):
-        to_base_env(local, remote_envs=True)
-    settings = RemoteSettings("aiorl.testing.envs:CountingEnv")
-    base = to_base_env(local, None, 2, True, 10_000, remote_settings=settings)
+    plan = EnvPlan(env=COUNTING, num_envs=2, vectorize="remote", remote_wait_ms=10_000)
+    base = EnvMaker(plan).to_base_env(local)
     assert isinstance(base, RemoteEnv)
     assert local.closed
     assert sorted(base.poll().obs) == [0, 1]
@@ -213,7 +212,7 @@ def test_a_fault_of_the_constructor_is_not_told_as_one_of_a_reset(vectorize):
 )
 def test_r161_kinds_that_hold_their_environments_themselves_cannot_be_remote(make):
     with pytest.raises(ConfigError, match="processes of their own are asked for, but 'mine' made a") as caught:
-        to_base_env(make(), remote_envs=True, remote_settings=RemoteSettings("mine"), env_id="mine")
+        check_can_be_remote(make(), "mine")
     assert caught.value.key == "remote_worker_envs"
 
 

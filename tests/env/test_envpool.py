@@ -12,10 +12,11 @@ from aiorl.acting.policy import Policy
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, SEED_STRIDE
-from aiorl.env.env_maker import EnvMaker, EnvPlan, to_base_env
+from aiorl.env.env_maker import EnvMaker, to_base_env
 from aiorl.env.envpool import AsyncEnvPoolEnv, EnvPoolEnv
 from aiorl.env.native_vector_env import LockstepBaseEnv
 from aiorl.env.registry import EnvContext, resolve_env
+from aiorl.env.wrapping import EnvPlan
 from aiorl.errors import ConfigError, UnknownEnvError
 from benchmarks.sampler import make_lockstep_env
 

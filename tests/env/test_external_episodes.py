@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -67,14 +66,14 @@ def test_r154_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
     table = EpisodeTable(1)
     table.start("e", True)
     late = asked(table, "e", {"x": 1}, timeout_s=0.3)
-    assert table.take(always, None)["e"].obs == {"x": 1}
+    assert table.take(always, None).obs["e"] == {"x": 1}
     assert isinstance(late(), EpisodeTimeout)
     waiting = asked(table, "e", {"x": 2})
     while not table._active["e"].pending:
         threading.Event().wait(0.001)
     table.answer({"e": {"x": "for 1"}})
     assert table._active["e"].answered == 0
-    assert table.take(always, None)["e"].obs == {"x": 2}
+    assert table.take(always, None).obs["e"] == {"x": 2}
     table.answer({"e": {"x": "for 2"}})
     assert waiting() == {"x": "for 2"}
 
@@ -89,9 +88,10 @@ def test_r154_what_was_not_polled_in_time_is_withdrawn_and_its_reward_kept():
     assert caught.value.episode_id == "e"
     table.add_rewards("e", {"x": 1.0}, {}, {})
     table.end("e", {"x": 3})
-    item = table.take(always, None)["e"]
-    assert (item.obs, item.rewards, item.dones) == ({"x": 3}, {"x": 3.0}, {"x": True, ALL_AGENTS: True})
-    assert table.take(never, None) == {}
+    poll = table.take(always, None)
+    assert (poll.obs, poll.rewards) == ({"e": {"x": 3}}, {"e": {"x": 3.0}})
+    assert poll.terminateds == {"e": {"x": True, ALL_AGENTS: True}}
+    assert table.take(never, None).obs == {}
 
 
 def test_an_episode_driven_by_two_threads_at_once_is_an_error():
@@ -107,45 +107,13 @@ def test_an_episode_driven_by_two_threads_at_once_is_an_error():
     assert waiting() == {"x": 5}
 
 
-def test_the_episode_of_a_silent_client_is_closed_as_truncated_and_the_others_are_not():
-    clock = Clock()
-    table = EpisodeTable(3, clock)
-    for episode_id in ("dead", "alive", "empty"):
-        table.start(episode_id, True)
-    waiting = [asked(table, episode_id, {"x": np.ones(1)}) for episode_id in ("dead", "alive")]
-    seen = {}
-    while len(seen) < 2:
-        seen.update(table.take(always, 5.0))
-    table.answer({"dead": {"x": 0}, "alive": {"x": 0}})
-    for wait in waiting:
-        assert wait() == {"x": 0}
-    clock.now = 4.0
-    table.add_rewards("alive", {"x": 1.0}, {}, {})
-    table.add_rewards("dead", {}, {}, {})
-    clock.now = 8.0
-    table.add_rewards("alive", {"x": 1.0}, {}, {})
-    clock.now = 9.5
-    items = table.take(always, 5.0)
-    assert list(items) == ["dead"]
-    assert items["dead"].truncateds == {"x": True, ALL_AGENTS: True}
-    assert not items["dead"].dones[ALL_AGENTS]
-    assert items["dead"].obs["x"].tolist() == [1.0]
-    for episode_id in ("dead", "empty"):
-        with pytest.raises(TimeoutError, match="nothing had been heard"):
-            table.ask(episode_id, {"x": 1}, None, 1.0)
-    with pytest.raises(ClosedEpisodeError, match="already completed"):
-        table.start("dead", True)
-    table.end("alive", {"x": 2})
-    assert table.take(never, 5.0)["alive"].rewards == {"x": 2.0}
-
-
 def played(table: EpisodeTable, episode_id: str, *turns) -> None:
     """Publish, poll and answer one set of observations after the other; a set may be given with done flags."""
     for obs in turns:
         obs, *dones = obs if isinstance(obs, tuple) else (obs,)
         table.add_rewards(episode_id, {}, {}, dones[0] if dones else {})
         wait = asked(table, episode_id, obs)
-        assert table.take(always, None)[episode_id].obs == obs
+        assert table.take(always, None).obs[episode_id] == obs
         table.answer({episode_id: dict.fromkeys(obs, 0)})
         wait()
 
@@ -165,10 +133,31 @@ def test_r127_a_silent_clients_episode_ends_with_the_latest_observation_of_every
     table.start("e", True)
     played(table, "e", *turns)
     clock.now = 9.0
-    item = table.take(always, 5.0)["e"]
-    assert item.obs == last
-    assert item.truncateds == {**dict.fromkeys(last, True), ALL_AGENTS: True}
-    assert not any(item.dones.values())
+    poll = table.take(always, 5.0)
+    assert poll.obs["e"] == last
+    assert poll.truncateds["e"] == {**dict.fromkeys(last, True), ALL_AGENTS: True}
+    assert not any(poll.terminateds["e"].values())
+
+
+def test_the_episode_of_a_silent_client_is_closed_and_the_others_are_not():
+    clock = Clock()
+    table = EpisodeTable(3, clock)
+    for episode_id in ("dead", "alive", "empty"):
+        table.start(episode_id, True)
+    for episode_id in ("dead", "alive"):
+        played(table, episode_id, {"x": 1})
+    clock.now = 4.0
+    table.add_rewards("alive", {"x": 1.0}, {}, {})
+    clock.now = 8.0
+    poll = table.take(always, 5.0)
+    assert poll.obs == {"dead": {"x": 1}}
+    for episode_id in ("dead", "empty"):
+        with pytest.raises(TimeoutError, match="nothing had been heard"):
+            table.ask(episode_id, {"x": 1}, None, 1.0)
+    with pytest.raises(ClosedEpisodeError, match="already completed"):
+        table.start("dead", True)
+    table.end("alive", {"x": 2})
+    assert table.take(never, 5.0).rewards["alive"] == {"x": 1.0}
 
 
 def test_r154_what_was_withdrawn_was_not_observed():
@@ -180,7 +169,7 @@ def test_r154_what_was_withdrawn_was_not_observed():
         with pytest.raises(EpisodeTimeout):
             table.ask("e", obs, None, 0.01)
     table.end("e", {"a": 5})
-    assert table.take(never, None)["e"].dones == {"a": True, ALL_AGENTS: True}
+    assert table.take(never, None).terminateds["e"] == {"a": True, ALL_AGENTS: True}
 
 
 def test_a_client_that_waits_for_an_action_is_not_silent():
@@ -188,9 +177,9 @@ def test_a_client_that_waits_for_an_action_is_not_silent():
     table = EpisodeTable(1, clock)
     table.start("e", True)
     waiting = asked(table, "e", {"x": 1})
-    assert list(table.take(always, 5.0)) == ["e"]
+    assert list(table.take(always, 5.0).obs) == ["e"]
     clock.now = 100.0
-    assert table.take(never, 5.0) == {}
+    assert table.take(never, 5.0).obs == {}
     table.answer({"e": {"x": 7}})
     assert waiting() == {"x": 7}
 
@@ -250,9 +239,9 @@ class EpisodeLives(RuleBasedStateMachine):
     @precondition(lambda self: self.closing)
     @rule()
     def poll(self):
-        items = self.table.take(never, None)
-        assert {episode_id: item.rewards["x"] for episode_id, item in items.items()} == self.closing
-        assert all(item.dones[ALL_AGENTS] for item in items.values())
+        poll = self.table.take(never, None)
+        assert {episode_id: rewards["x"] for episode_id, rewards in poll.rewards.items()} == self.closing
+        assert all(flags[ALL_AGENTS] for flags in poll.terminateds.values())
         self.over |= self.closing.keys()
         self.closing = {}
 

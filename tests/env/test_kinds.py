@@ -11,8 +11,9 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env import kinds, registry
 from aiorl.env.base_env import BaseEnv, as_poll, opening_poll
-from aiorl.env.env_maker import EnvMaker, EnvPlan, to_base_env
-from aiorl.env.kinds import KINDS, EnvKind, kind_of
+from aiorl.env.env_maker import EnvMaker, to_base_env
+from aiorl.env.kinds import KINDS, EnvKind, check_can_be_remote, kind_of
+from aiorl.env.wrapping import EnvPlan
 from aiorl.errors import ConfigError, EnvContractError, UnsupportedEnvError
 from aiorl.run.build import look_at_env
 from aiorl.testing.envs import CountingEnv
@@ -49,7 +50,7 @@ def test_a_new_kind_is_one_line_everywhere(monkeypatch):
     assert isinstance(base, SimulatorBaseEnv)
     assert isinstance(to_base_env(Simulator()), SimulatorBaseEnv)
     with pytest.raises(ConfigError, match="holds its environments itself"):
-        to_base_env(Simulator(), remote_envs=True)
+        check_can_be_remote(Simulator(), "simulator")
 
 
 @pytest.mark.parametrize("make", [CountingEnv, lambda: gymnasium.make("CartPole-v1")])

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, VectorStep
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
 from aiorl.env.env_maker import to_base_env
-from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv, split_infos, step_infos, training_disabled
+from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv, split_infos, training_disabled
 from aiorl.env.vector_env import Copies, SerialEnv, VectorBaseEnv
 from aiorl.errors import BadObservationError, BadRewardError, EnvError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv, FaultyEnv
@@ -256,17 +256,3 @@ def test_the_copy_whose_step_is_not_to_be_trained_on_is_found_and_no_reset_is_ta
             found.append((index, episode, at + 1))
         obs = step.obs.copy()
     assert found == [place]
-
-
-def test_final_infos_may_be_an_array_of_dicts():
-    """As before Gymnasium 1.0."""
-    none, one = np.zeros(2, np.bool_), np.array([False, True])
-    infos = {
-        "n": np.array([4, 0]),
-        "training_enabled": np.array([True, True]),
-        "final_info": np.array([None, {"n": 9, "training_enabled": False}], object),
-        "_final_info": one,
-    }
-    step = VectorStep(np.zeros((2, 3)), np.zeros(2), one, none, np.array([1]), np.zeros((1, 3)), infos=infos)
-    assert step_infos(step, 2) == [{"n": 4, "training_enabled": True}, {"n": 9, "training_enabled": False}]
-    assert training_disabled(step, 2) == [1]

@@ -64,11 +64,9 @@ def test_registered_names_come_first_and_can_be_replaced():
         ("no_such_module:Env", "no_such_module"),
         ("aiorl.no_such:Env", "aiorl.no_such"),
         ("aiorl.testing.envs:RecalEnv", "RecallEnv"),
-        ("./my_envs.py", "'my_envs:MyEnv'"),
+        ("./my_envs.py", "'package.module:Name'"),
         ("HalfCheetah-v2", "HalfCheetah-v5"),
         ("", "register_env"),
-        ("mine.envs.Maze", "Did you mean 'mine.envs:Maze'?"),
-        ("mine/envs.py:Maze", "Did you mean 'mine.envs:Maze'?"),
         ("../envs:Maze", "'package.module:Name'"),
     ],
 )
@@ -89,16 +87,13 @@ def test_a_module_that_fails_to_import_is_not_called_unknown(tmp_path, monkeypat
         resolve_env("raising_env_module:Env")
 
 
-@pytest.mark.parametrize("value", [3, None, ["CartPole-v1"]])
-def test_what_is_no_name_class_or_function_is_refused(value):
-    with pytest.raises(UnknownEnvError):
-        resolve_env(value)
-
-
-@pytest.mark.parametrize(("name", "creator"), [("", print), (3, print), ("x", "not callable")])
-def test_bad_registrations_are_refused(name, creator):
-    with pytest.raises(ConfigError):
-        register_env(name, creator)
+def test_what_is_no_name_class_or_function_is_refused():
+    for value in (3, None, ["CartPole-v1"]):
+        with pytest.raises(UnknownEnvError):
+            resolve_env(value)
+    for name, creator in (("", print), (3, print), ("x", "not callable")):
+        with pytest.raises(ConfigError):
+            register_env(name, creator)
 
 
 def test_a_registered_name_is_found_by_other_processes_through_the_module_that_registers_it(tmp_path, monkeypatch):

@@ -14,10 +14,10 @@ from gymnasium import spaces
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.obs_layout import is_masked
 from aiorl.env.action_mask import MaskFromInfo
-from aiorl.env.env_maker import EnvMaker, EnvPlan
+from aiorl.env.env_maker import EnvMaker
 from aiorl.env.gym_like import game_counters, reset_env
 from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.env.wrapping import STATS_FILE, StatsFile, Wrapping, monitor_env
+from aiorl.env.wrapping import STATS_FILE, EnvPlan, StatsFile, Wrapping, monitor_env
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv

@@ -14,6 +14,7 @@ from sampler_settings import sampler_settings
 
 from aiorl.acting.distributions import make_distribution
 from aiorl.acting.filters import NoFilter
+from aiorl.acting.policy_map import PolicyMap
 from aiorl.acting.postprocess import gae
 from aiorl.acting.preprocessors import make_preprocessor
 from aiorl.data import columns as c
@@ -80,13 +81,11 @@ def sampler_of(make_env, model_settings, *, config=None):
     policy = load_policy(*describe_policy(model, model_settings), config=config, seed=0)
     policy.set_weights(model.get_weights())
     base_env = to_base_env(envs[0], lambda index: envs[index], ENVS, seed=0)
-    policies = {"default_policy": policy}
     sampler = SyncSampler(
         SamplerSetup(
             worker=types.SimpleNamespace(worker_index=0),
             base_env=base_env,
-            policy_map=policies,
-            policy_mapping_fn=None,
+            policy_map=PolicyMap({"default_policy": policy}),
             preprocessors={"default_policy": preprocessor},
             filters={"default_policy": NoFilter()},
             settings=sampler_settings(10),

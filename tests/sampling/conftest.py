@@ -5,14 +5,15 @@ import math
 import pytest
 from rollout_workers import fresh_logging, make_pair, make_worker
 from sampler_settings import sampler_settings
+from scripted_env import RecordingPolicy
 
 from aiorl.acting.filters import NoFilter
+from aiorl.acting.policy_map import PolicyMap
 from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.settings import SamplerSetup
-from aiorl.testing.scripted_env import RecordingPolicy
 
 __all__ = ["fresh_logging", "make_pair", "make_worker"]
 
@@ -26,8 +27,7 @@ def arguments(env, policies=None, *, mapping=None, length=math.inf, callbacks=No
     return {
         "worker": "the worker",
         "base_env": env,
-        "policy_map": policies,
-        "policy_mapping_fn": mapping,
+        "policy_map": PolicyMap(policies, mapping),
         "preprocessors": {name: preprocessor_for(policy.observation_space) for name, policy in policies.items()},
         "filters": filters or {name: NoFilter() for name in policies},
         "settings": sampler_settings(length, **{name: more.pop(name) for name in _SETTINGS if name in more}),

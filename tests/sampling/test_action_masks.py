@@ -17,6 +17,15 @@ from aiorl.errors import BadObservationError
 from aiorl.testing.masked_env import ACTION_SPACES, ForbiddingEnv
 
 
+def test_a_forbidden_action_raises():
+    env = ForbiddingEnv("multi_binary", length=100)
+    obs, _ = env.reset(seed=0)
+    while obs["action_mask"].all():
+        obs, *_ = env.step(np.zeros(4))
+    with pytest.raises(RuntimeError, match="forbidden"):
+        env.step(np.ones(4))
+
+
 class Masking(GraphPolicy):
     """Has a network that says anything, and a state; masked as the learner's networks are."""
 

@@ -25,6 +25,7 @@ from reference_sampler import ContractBroken, NothingComes, NothingToChoose, Ref
 from traced_parts import TracedPolicy, traced_callbacks
 
 from aiorl.acting.filters import make_filter
+from aiorl.acting.policy_map import PolicyMap
 from aiorl.acting.preprocessors import make_preprocessor
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import WorkerConfig
@@ -153,8 +154,7 @@ def run_sampler(drawn: tuple[Case, int, bool]) -> None:
         SamplerSetup(
             worker=None,
             base_env=BaseStages(EnvContext(config)),
-            policy_map=of_product.policies,
-            policy_mapping_fn=of_product.mapping,
+            policy_map=PolicyMap(of_product.policies, of_product.mapping),
             preprocessors=of_product.preprocessors,
             filters=of_product.filters,
             callbacks=of_product.callbacks,

@@ -6,19 +6,19 @@ import threading
 import time
 
 import pytest
+from scripted_env import RecordingPolicy, ScriptedEnv, scenes
 
 from aiorl.acting.filters import ConcurrentMeanStdFilter, MeanStdFilter
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, SamplerDied, SampleTimeout
 from aiorl.sampling.async_sampler import MAX_BATCHES_AHEAD
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv, scenes
 
 re_raised = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-def single(length=2, **more):
-    return ScriptedEnv({0: [scenes(length)]}, **more)
+def single(length=2):
+    return ScriptedEnv({0: [scenes(length)]})
 
 
 def wait_until(condition, limit_s=5.0):
@@ -29,7 +29,7 @@ def wait_until(condition, limit_s=5.0):
 
 
 def batches_made(policy):
-    return len(policy.postprocessed)
+    return policy.postprocessed
 
 
 class Breaks(DefaultCallbacks):
@@ -229,4 +229,4 @@ def test_a_pause_begins_between_two_turns_and_holds_them_up(make_async):
         with sampler.paused():
             assert not inside.is_set()
             policy.weights = float(number)
-    wait_until(lambda: policy.calls and policy.calls[-1]["weights"] == 29.0)
+    wait_until(lambda: policy.calls and policy.calls[-1][1] == 29.0)

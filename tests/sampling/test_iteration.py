@@ -8,8 +8,10 @@ import math
 import numpy as np
 import pytest
 from sampler_settings import sampler_settings
+from scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
 from aiorl.acting.filters import NoFilter
+from aiorl.acting.policy_map import PolicyMap
 from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, as_poll
 from aiorl.errors import BadObservationError, BadRewardError, EnvContractError
@@ -17,7 +19,6 @@ from aiorl.process.log_once import log_once
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.iteration import Iteration
 from aiorl.sampling.settings import SamplerSetup
-from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
 
 def make(env, policies, callbacks, *, mapping=None, length=math.inf, observation_fn=None, **more):
@@ -25,8 +26,7 @@ def make(env, policies, callbacks, *, mapping=None, length=math.inf, observation
         SamplerSetup(
             worker=None,
             base_env=env,
-            policy_map=policies,
-            policy_mapping_fn=mapping,
+            policy_map=PolicyMap(policies, mapping),
             preprocessors={n: preprocessor_for(p.observation_space) for n, p in policies.items()},
             filters=dict.fromkeys(policies, NoFilter()),
             settings=sampler_settings(length, **more),
@@ -102,7 +102,7 @@ def test_postprocessing_gets_the_raw_batches_of_the_others_whatever_one_does_to_
 def test_a_warning_comes_once_when_very_many_rows_wait(length, threshold, caplog):
     """R94."""
     log_once.reset()
-    env = ScriptedEnv({0: [scenes(threshold // 50 + 50, end="never", agents=tuple(range(50)))]})
+    env = ScriptedEnv({0: [scenes(threshold // 50 + 50, ends=False, agents=tuple(range(50)))]})
     callbacks = DefaultCallbacks()
     callbacks.on_episode_step = lambda *, episode, **kwargs: setattr(episode.batch_builder, "count", 0)
     iteration = make(env, {"default_policy": RecordingPolicy()}, callbacks, length=length)

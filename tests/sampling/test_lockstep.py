@@ -8,7 +8,6 @@ from fake_policy import FakePolicy, linear_value
 from gymnasium import spaces
 from sampler_settings import sampler_settings
 
-from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.sample_batch import SampleBatch
@@ -146,34 +145,6 @@ def test_values_of_cut_and_final_observations_come_from_one_call_per_fragment(mo
     ends = 5 + 3 if mode != "NextStep" else 0
     assert policy.value_calls == [2 + ends]
     assert policy.seen == [2] * 15
-
-
-def test_columns_hold_the_filtered_observation_and_final_observations_are_filtered_too():
-    """R101."""
-    observation_filter = MeanStdFilter((3,))
-    observation_filter.restore({"n": np.array(10**9), "mean": np.array([1.0, 2.0, 0.0]), "m2": np.full(3, 4.0e9)})
-    fragment = make_sampler(make_env("serial"), length=6, filter=observation_filter).sample()
-    batch = fragment.to_sample_batch()
-    rows = [counting_obs(row // period, row % period, n) for n, period in enumerate((3, 5)) for row in range(6)]
-    raw = np.array(rows)
-    following = np.add(raw, [0, 1, 0])
-    np.testing.assert_allclose(batch["obs"], (raw - [1, 2, 0]) / 2, atol=1e-5)
-    np.testing.assert_allclose(batch["new_obs"], (following - [1, 2, 0]) / 2, atol=1e-5)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_finished_episodes_are_reported_once_with_raw_rewards(mode):
-    """R77, R91, R92, R103."""
-    sampler = make_sampler(make_env(mode), length=12, clip_rewards=1.0)
-    fragment = sampler.sample()
-    assert fragment.columns[c.REWARDS].max() == 1.0
-    episodes = sampler.take_episodes()
-    counts = {3: 3, 5: 2} if mode == "NextStep" else {3: 4, 5: 2}
-    assert sorted(episodes.lengths.tolist()) == sorted([3] * counts[3] + [5] * counts[5])
-    assert {int(n): float(r) for n, r in zip(episodes.lengths, episodes.rewards, strict=True)} == {3: 6.0, 5: 15.0}
-    assert len(sampler.take_episodes().lengths) == 0
-    first = episodes.lengths[0]
-    assert first == 3, "episodes come in the order they ended"
 
 
 @pytest.mark.parametrize("mode", MODES)

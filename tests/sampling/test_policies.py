@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from plain_policies import VECTOR, PlainPolicy
+from scripted_env import ScriptedEnv
 
 from aiorl.acting.onnx_policy import learned_policy_class
 from aiorl.data import columns as c
@@ -20,7 +21,6 @@ from aiorl.sampling import policies
 from aiorl.sampling.policies import ENV_SPACE, policy_specs
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
-from aiorl.testing.scripted_env import ScriptedEnv
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
 ACTIONS = spaces.Discrete(2)
@@ -180,22 +180,6 @@ def test_granted_gpus_that_tensorflow_does_not_see_are_a_runtime_error(tensorflo
         policies.check_tensorflow(TfLike, 0.5)
     tensorflow.gpus.append("gpu0")
     policies.check_tensorflow(TfLike, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("config", "classes", "expected"),
-    [
-        ({"eager": True}, [PlainPolicy, TfLike], True),
-        ({"eager": True}, [PlainPolicy], False),
-        ({"eager": True, "no_eager_on_workers": True}, [TfLike], False),
-        ({"eager": True, "eager_tracing": True}, [TfLike], False),
-        ({}, [TfLike], False),
-    ],
-)
-def test_eager_mode_is_switched_on_where_asked_for_and_needed(tensorflow, config, classes, expected):
-    """R35."""
-    policies.enable_eager(config, classes)
-    assert tensorflow.eager is expected
 
 
 def test_classes_of_tensorflows_are_converted_and_others_pass():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
+from scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
 from aiorl.acting.actor import Actor
 from aiorl.acting.filters import NoFilter
 from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.errors import BatchError, PolicyError, UnsupportedSpaceError
-from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
 
 def test_a_policy_may_give_plain_lists_and_write_into_the_arrays_it_was_given(make_sampler):
@@ -47,16 +47,6 @@ def test_columns_of_another_shape_than_before_are_refused(make_sampler):
 
     with pytest.raises(ValueError, match="'mood'"):
         make_sampler(ScriptedEnv({0: [scenes(3)]}), Moody()).get_data()
-
-
-def test_an_off_policy_action_of_a_continuous_space_is_recorded_as_it_was_taken(make_sampler):
-    """R118, R119."""
-    script = scenes(2)
-    script[0] = Scene(script[0].obs, off_policy_actions={"agent0": np.array([7.0, 8.0])})
-    policy = RecordingPolicy(spaces.Box(-1, 1, (2,), np.float32), act=lambda obs: np.full((len(obs), 2), 3.0))
-    batch = make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
-    assert batch["actions"].tolist() == [[7, 8], [3, 3]]
-    assert batch["actions"].dtype == np.float32
 
 
 def test_a_policy_whose_exploration_has_a_memory_is_told_whose_row_is_which(make_sampler):

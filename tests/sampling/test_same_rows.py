@@ -17,6 +17,7 @@ from sampler_settings import sampler_settings
 from aiorl.acting.filters import MeanStdFilter, NoFilter
 from aiorl.acting.graph_policy import ActRows
 from aiorl.acting.policy import Policy
+from aiorl.acting.policy_map import PolicyMap
 from aiorl.acting.postprocess import gae
 from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data import columns as c
@@ -114,19 +115,26 @@ class AsPolicy(Policy):
         return batch
 
 
+def polled(base_env, policy, settings, observation_filter=None):
+    """Return a sampler with the one policy."""
+    space = base_env.observation_space
+    return SyncSampler(
+        SamplerSetup(
+            worker=None,
+            base_env=base_env,
+            policy_map=PolicyMap({"default_policy": policy}),
+            preprocessors={"default_policy": preprocessor_for(space)},
+            filters={"default_policy": observation_filter or NoFilter()},
+            settings=settings,
+            callbacks=DefaultCallbacks(),
+        )
+    )
+
+
 def both(
-    kind,
-    mean_length,
-    num_envs,
-    steps,
-    fragments,
-    seed,
-    recurrent=False,
-    clip=False,
-    filtered=False,
-    complete=False,
+    kind, mean_length, num_envs, steps, fragments, seed, recurrent=False, clip=False, filtered=False, complete=False,
     vector=False,
-):
+):  # fmt: skip
     """Rows of the two samplers, one batch per environment, and their metrics and filters."""
 
     def envs():
@@ -136,8 +144,8 @@ def both(
         copies = [functools.partial(RandomEnv, kind, mean_length)] * num_envs
         return gymnasium.vector.SyncVectorEnv(copies, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
 
-    preprocessor = preprocessor_for(envs()[0].observation_space)
-    filters = [MeanStdFilter(preprocessor.shape) if filtered else NoFilter() for _ in range(2)]
+    shape = preprocessor_for(envs()[0].observation_space).shape
+    filters = [MeanStdFilter(shape) if filtered else NoFilter() for _ in range(2)]
     lockstep = Lockstep(
         NativeVectorEnv(native(), env_id="random") if vector else SerialEnv(envs(), env_id="random"),
         FakePolicy(envs()[0].action_space, recurrent=recurrent),
@@ -147,20 +155,12 @@ def both(
         ),
         filter=filters[0],
     )
-    policy = AsPolicy(envs()[0], seed, recurrent)
-    polling = SyncSampler(
-        SamplerSetup(
-            worker=None,
-            base_env=to_base_env(native(), seed=seed)
-            if vector
-            else VectorBaseEnv(Copies(envs(), env_id="random", seed=seed)),
-            policy_map={"default_policy": policy},
-            policy_mapping_fn=None,
-            preprocessors={"default_policy": preprocessor},
-            filters={"default_policy": filters[1]},
-            settings=sampler_settings(math.inf if complete else steps, clip_rewards=clip),
-            callbacks=DefaultCallbacks(),
-        )
+    base_env = to_base_env(native(), seed=seed) if vector else VectorBaseEnv(Copies(envs(), env_id="random", seed=seed))
+    polling = polled(
+        base_env,
+        AsPolicy(envs()[0], seed, recurrent),
+        sampler_settings(math.inf if complete else steps, clip_rewards=clip),
+        filters[1],
     )
     one = [lockstep.sample().to_sample_batch() for _ in range(fragments)]
     if complete:
@@ -169,7 +169,7 @@ def both(
     return one, [SampleBatch.concat(batches) for batches in other], (lockstep, polling), filters
 
 
-EXACT = (
+EXACT = [
     "obs",
     "new_obs",
     "actions",
@@ -180,7 +180,7 @@ EXACT = (
     "action_logp",
     "action_dist_inputs",
     "vf_preds",
-)
+]
 
 
 @settings(max_examples=40, deadline=None)
@@ -223,19 +223,7 @@ def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_e
         return [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
 
     lockstep = Lockstep(SerialEnv(copies(), env_id="CartPole"), policy(), PLAN, sampler_settings(40, seed=5))
-    acting = policy()
-    polling = SyncSampler(
-        SamplerSetup(
-            worker=None,
-            base_env=VectorBaseEnv(Copies(copies(), seed=5)),
-            policy_map={"default_policy": acting},
-            policy_mapping_fn=None,
-            preprocessors={"default_policy": preprocessor_for(acting.observation_space)},
-            filters={"default_policy": NoFilter()},
-            settings=sampler_settings(40),
-            callbacks=DefaultCallbacks(),
-        )
-    )
+    polling = polled(VectorBaseEnv(Copies(copies(), seed=5)), policy(), sampler_settings(40))
     for _ in range(3):
         one = lockstep.sample().to_sample_batch()
         other = SampleBatch.concat([polling.get_data() for _ in range(num_envs)])
@@ -292,18 +280,8 @@ def test_rows_not_to_be_trained_on_are_left_out_and_end_lockstep(mode):
     def native():
         return gymnasium.vector.SyncVectorEnv(copies(), autoreset_mode=mode)
 
-    polling = SyncSampler(
-        SamplerSetup(
-            worker=None,
-            base_env=to_base_env(native()) if mode else VectorBaseEnv(Copies([make() for make in copies()], seed=1)),
-            policy_map={"default_policy": AsPolicy(Untrained("box", 7), 1, False)},
-            policy_mapping_fn=None,
-            preprocessors={"default_policy": preprocessor_for(Untrained("box", 7).observation_space)},
-            filters={"default_policy": NoFilter()},
-            settings=sampler_settings(30),
-            callbacks=DefaultCallbacks(),
-        )
-    )
+    base_env = to_base_env(native()) if mode else VectorBaseEnv(Copies([make() for make in copies()], seed=1))
+    polling = polled(base_env, AsPolicy(Untrained("box", 7), 1, False), sampler_settings(30))
     batch = SampleBatch.concat([polling.get_data() for _ in range(6)])
     assert set(batch["t"] % 3) == {0, 1}
     assert [info["count"] for info in batch["infos"]] == (batch["t"] + 1).tolist()

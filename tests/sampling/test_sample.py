@@ -9,10 +9,9 @@ import time
 import numpy as np
 import pytest
 from gymnasium import spaces
-from plain_policies import VECTOR, PlainPolicy
+from plain_policies import PlainPolicy
 
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.external_env import ExternalEnv
 from aiorl.env.wrapping import STATS_FILE
 from aiorl.errors import ConfigError
 from aiorl.offline.estimators import OffPolicyEstimate
@@ -48,19 +47,12 @@ class Stored(InputReader):
 
 
 def test_truncated_batches_take_at_most_one_sampler_batch_per_environment(make_worker):
-    """R59: also if rows are fewer than aimed at."""
-    reader = Stored(2)
-    worker = make_worker(num_envs=3, rollout_fragment_length=10, input_creator=lambda context: reader)
-    assert worker.sample()["obs"][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
-    assert len(reader.tape) == 3
-
-
-def test_reading_stops_as_soon_as_there_is_enough(make_worker):
-    """R59."""
-    reader = Stored(25, 5)
-    worker = make_worker(num_envs=3, rollout_fragment_length=10, input_creator=lambda context: reader)
-    assert worker.sample().count == 30
-    assert len(reader.tape) == 2
+    """R59: also if rows are fewer than aimed at; and no more than are needed."""
+    for sizes, rows, reads in (((2,), 6, 3), ((25, 5), 30, 2)):
+        reader = Stored(*sizes)
+        worker = make_worker(num_envs=3, rollout_fragment_length=10, input_creator=lambda context, own=reader: own)
+        assert worker.sample().count == rows
+        assert len(reader.tape) == reads
 
 
 # --- in which order ---
@@ -320,30 +312,3 @@ def test_environments_in_processes_of_their_own_are_sampled(make_worker, tmp_pat
     lines = [len((folder / STATS_FILE).read_text().splitlines()) for folder in tmp_path.iterdir()]
     assert sum(lines) >= 12
     assert len(lines) == 2
-
-
-def test_clients_of_an_external_env_get_clipped_actions_and_rows_keep_what_was_chosen(make_worker):
-    """R118, R119, R150: a client that acts by itself gets nothing, and its action is what the row holds."""
-    got = []
-
-    class Asks(ExternalEnv):
-        def run(self):
-            episode = self.start_episode()
-            got.append(self.get_action(episode, np.zeros(3, np.float32)))
-            got.append(self.log_action(episode, np.ones(3, np.float32), np.array([0.25], np.float32)))
-            got.append(self.get_action(episode, np.ones(3, np.float32)))
-            self.end_episode(episode, np.zeros(3, np.float32))
-            self.start_episode("and goes on")
-
-    class Far(PlainPolicy):
-        def compute_actions(self, obs, state_batches=(), *args, **kwargs):
-            return np.full((len(obs), 1), 2.0, np.float32), [], {}
-
-    worker = make_worker(
-        lambda context: Asks(spaces.Box(-0.5, 0.5, (1,), np.float32), VECTOR),
-        Far,
-        batch_mode="complete_episodes",
-        rollout_fragment_length=3,
-    )
-    assert worker.sample()["actions"].tolist() == [[2.0], [0.25], [2.0]]
-    assert [None if action is None else action.tolist() for action in got] == [[0.5], None, [0.5]]

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 
 import numpy as np
 import pytest
 from sampler_settings import sampler_settings
+from scripted_env import RecordingPolicy, ScriptedEnv, scenes
 
-from aiorl.acting.filters import NoFilter
-from aiorl.acting.policy_map import PolicyMap
-from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data.actions import ActionLayout
 from aiorl.env.base_env import BaseEnv
 from aiorl.errors import EnvError, SamplerDied
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.sampler import SyncSampler, TurnGate
+from aiorl.sampling.sampler import TurnGate
 from aiorl.sampling.settings import SamplerSetup
 from aiorl.testing.envs import CountingEnv
-from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv, scenes
 
 
-def make(env, policy=None, callbacks=None, **more):
-    policy = policy or RecordingPolicy()
-    setup = SamplerSetup(
-        worker=None,
-        base_env=env,
-        policy_map={"default_policy": policy},
-        policy_mapping_fn=None,
-        preprocessors={"default_policy": preprocessor_for(policy.observation_space)},
-        filters={"default_policy": NoFilter()},
-        settings=sampler_settings(),
-        callbacks=callbacks or DefaultCallbacks(),
-    )
-    return SyncSampler(setup, **more)
-
-
-def test_a_turn_acts_first_and_then_polls():
+def test_a_turn_acts_first_and_then_polls(make_sampler):
     """R79."""
     env = ScriptedEnv({0: [scenes(5)]})
     on_turn = []
-    turns = make(env, on_turn=lambda: on_turn.append(len(env.tape)))
+    turns = make_sampler(env, on_turn=lambda: on_turn.append(len(env.tape)))
     for _ in range(3):
         turns.advance()
     assert [event[0] for event in env.tape] == ["poll", "send", "poll", "send", "poll"]
@@ -49,7 +32,7 @@ def test_a_turn_acts_first_and_then_polls():
     assert turns.perf.iters == 3
 
 
-def test_five_dicts_of_an_older_base_env_will_do():
+def test_five_dicts_of_an_older_base_env_will_do(make_sampler):
     """R161."""
     env = ScriptedEnv({0: [scenes(2)]})
     plain = env.poll
@@ -59,7 +42,7 @@ def test_five_dicts_of_an_older_base_env_will_do():
         return result.obs, result.rewards, result.dones, result.infos, result.off_policy_actions
 
     env.poll = poll
-    turns = make(env)
+    turns = make_sampler(env)
     batch, metrics = turns.get_data(), turns.get_metrics()
     assert metrics[0].episode_length == 2
     assert batch["dones"].tolist() == [False, True]
@@ -67,7 +50,7 @@ def test_five_dicts_of_an_older_base_env_will_do():
 
 @pytest.mark.parametrize("error", [EnvError("env", "on purpose"), KeyboardInterrupt("on purpose")])
 @pytest.mark.parametrize("where", ["send_actions", "policy", "callback"])
-def test_an_error_in_the_middle_of_a_turn_is_final(where, error):
+def test_an_error_in_the_middle_of_a_turn_is_final(make_sampler, where, error):
     """R72: Ctrl-C, too, leaves a turn half done; going on would poll what was sent nothing, and maybe wait for ever."""
     env, policy, callbacks = ScriptedEnv({0: [scenes(5)]}), RecordingPolicy(), DefaultCallbacks()
 
@@ -76,7 +59,7 @@ def test_an_error_in_the_middle_of_a_turn_is_final(where, error):
 
     if where == "callback":
         callbacks.on_episode_step = lambda *, episode, **kwargs: episode.length and fail()
-    turns = make(env, policy, callbacks)
+    turns = make_sampler(env, policy, callbacks=callbacks)
     turns.advance()
     if where == "policy":
         policy.compute_actions = fail
@@ -92,7 +75,7 @@ def test_an_error_in_the_middle_of_a_turn_is_final(where, error):
     assert env.tape.count(("poll",)) == polls
 
 
-def test_what_a_turn_finished_before_ctrl_c_is_kept_although_that_comes_out_at_once():
+def test_what_a_turn_finished_before_ctrl_c_is_kept_although_that_comes_out_at_once(make_sampler):
     """R71, R77."""
     env = ScriptedEnv({0: [scenes(2)]})
 
@@ -100,7 +83,7 @@ def test_what_a_turn_finished_before_ctrl_c_is_kept_although_that_comes_out_at_o
         raise KeyboardInterrupt
 
     env.try_reset = interrupted
-    turns = make(env)
+    turns = make_sampler(env)
     with pytest.raises(KeyboardInterrupt):
         turns.get_data()
     assert (turns.get_data().count, turns.get_metrics()[0].episode_length) == (2, 2)
@@ -109,9 +92,9 @@ def test_what_a_turn_finished_before_ctrl_c_is_kept_although_that_comes_out_at_o
     assert isinstance(caught.value.__cause__, KeyboardInterrupt)
 
 
-def test_a_stopped_one_takes_no_more_turns():
+def test_a_stopped_one_takes_no_more_turns(make_sampler):
     env = ScriptedEnv({0: [scenes(5)]})
-    turns = make(env)
+    turns = make_sampler(env)
     turns.advance()
     turns.stop()
     for _ in range(2):
@@ -126,7 +109,7 @@ class SlowGate(TurnGate):
         super().__enter__()
 
 
-def test_time_is_booked_where_it_was_spent(monkeypatch):
+def test_time_is_booked_where_it_was_spent(make_sampler, monkeypatch):
     """R78."""
     now = [0.0]
     monkeypatch.setattr("aiorl.sampling.sampler.time.perf_counter", lambda: now[0])
@@ -141,7 +124,7 @@ def test_time_is_booked_where_it_was_spent(monkeypatch):
 
     env.poll, env.send_actions = slow(env.poll, 1.0), slow(env.send_actions, 10.0)
     policy.compute_actions = slow(policy.compute_actions, 100.0)
-    turns = make(env, policy)
+    turns = make_sampler(env, policy)
     turns._iteration.observe = slow(turns._iteration.observe, 1000.0)
     to_env = turns._iteration._lanes["default_policy"].actor.layout.to_env
     monkeypatch.setattr(ActionLayout, "to_env", lambda layout, column: slow(to_env, 10_000.0)(column))
@@ -231,64 +214,21 @@ def test_who_pauses_may_take_turns_itself_and_others_wait():
     other.join(5)
 
 
-def test_giving_up_the_wait_for_a_pause_holds_nobody_up(monkeypatch):
-    """Ctrl-C while a turn is waited for."""
-    gate, entered = TurnGate(), threading.Event()
-
-    def interrupted():
-        raise KeyboardInterrupt
-
-    def turn():
-        with gate:
-            entered.set()
-
-    held = threading.Thread(target=gate.__enter__)
-    held.start(), held.join(5)
-    monkeypatch.setattr(gate._condition, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt), gate.pause():
-        pass
-    gate.__exit__()
-    other = threading.Thread(target=turn, daemon=True)
-    other.start()
-    assert entered.wait(5)
-
-
 # --- the setup ---
 
 
-def whole(**more):
-    given = dict.fromkeys(SamplerSetup.__dataclass_fields__) | {
-        "base_env": ScriptedEnv({}),
-        "policy_map": {},
-        "preprocessors": {},
-        "filters": {},
-        "settings": sampler_settings(),
-    }
+def setup_of(**more):
+    given = dict.fromkeys(SamplerSetup.__dataclass_fields__) | {"settings": sampler_settings()}
     return SamplerSetup(**given | more)
-
-
-def test_a_policy_map_brings_its_own_rule_unless_another_is_given():
-    """R17."""
-    policies = {name: RecordingPolicy() for name in ("a", "b")}
-    own = PolicyMap(policies, lambda agent: "a")
-
-    def setup(policy_map, mapping):
-        return whole(policy_map=policy_map, policy_mapping_fn=mapping)
-
-    assert setup(own, None).policies is own
-    assert setup(own, lambda agent: "b").policies.choose(1) == "b"
-    assert setup(policies, lambda agent: "b").policies.choose(1) == "b"
 
 
 def test_an_environment_of_any_kind_is_converted_and_a_base_env_is_not_touched():
     """SPEC 4.1: samplers convert the environment themselves; that is idempotent."""
     base_env = ScriptedEnv({})
-    assert whole(base_env=base_env).base_env is base_env
-    converted = whole(base_env=CountingEnv()).base_env
-    assert isinstance(converted, BaseEnv)
-    assert whole(base_env=converted).base_env is converted
+    assert setup_of(base_env=base_env).base_env is base_env
+    assert isinstance(setup_of(base_env=CountingEnv()).base_env, BaseEnv)
     with pytest.raises(ValueError, match="str"):
-        whole(base_env="CartPole-v1")
+        setup_of(base_env="CartPole-v1")
 
 
 def test_a_worker_may_be_given_weakly():
@@ -298,10 +238,10 @@ def test_a_worker_may_be_given_weakly():
         pass
 
     worker = Worker()
-    strong, weak = whole(worker=worker), whole(worker=weakref.ref(worker))
+    strong = setup_of(base_env=ScriptedEnv({}), worker=worker)
+    weak = dataclasses.replace(strong, worker=weakref.ref(worker))
     assert strong.get_worker() is weak.get_worker() is worker
-    assert not strong.is_abandoned
-    assert not weak.is_abandoned
+    assert (strong.is_abandoned, weak.is_abandoned) == (False, False)
     del worker, strong
     assert weak.is_abandoned
     with pytest.raises(SamplerDied, match="worker"):

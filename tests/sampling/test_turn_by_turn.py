@@ -8,19 +8,19 @@ import math
 import numpy as np
 import pytest
 from gymnasium import spaces
+from scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
 from aiorl.acting.filters import NoFilter
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError, EnvError, PolicyError
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
 
 
-def single(*lengths, end="terminate", **more) -> ScriptedEnv:
+def single(*lengths, ends=True, **more) -> ScriptedEnv:
     """One environment with episodes of these lengths."""
-    return ScriptedEnv({0: [scenes(length, episode=n, end=end) for n, length in enumerate(lengths)]}, **more)
+    return ScriptedEnv({0: [scenes(length, episode=n, ends=ends) for n, length in enumerate(lengths)]}, **more)
 
 
 def ob(*numbers):
@@ -115,25 +115,17 @@ def test_real_games_are_reported_instead_of_episodes_with_the_closing_episodes_m
 # --- laziness and hand-out ---
 
 
-def test_nothing_happens_before_the_first_get_data(make_sampler):
-    """R68."""
-    env = single(3)
-    sampler = make_sampler(env)
-    assert env.tape == []
-    sampler.get_data()
-    assert env.tape[0] == ("poll",)
-
-
 def test_outputs_are_handed_out_before_inference_so_that_new_weights_govern_the_next_action(make_sampler):
-    """R79."""
+    """R68, R79."""
     policy = RecordingPolicy()
     env = single(10)
     sampler = make_sampler(env, policy, length=2)
+    assert env.tape == []
     for number in range(4):
         policy.weights = float(number)
         sampler.get_data()
         assert env.tape[-1] == ("poll",), "the actions at the observations polled are not chosen yet"
-    by_step = {int(call["obs"][0, 1]): call["weights"] for call in policy.calls}
+    by_step = {int(obs[0, 1]): weights for obs, weights in policy.calls}
     assert by_step == {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0, 4: 2.0, 5: 2.0, 6: 3.0, 7: 3.0}
 
 
@@ -164,11 +156,11 @@ def test_on_turn_may_raise_between_turns_and_nothing_is_lost(make_sampler):
 
 @pytest.mark.parametrize(
     ("horizon", "limit", "expected"),
-    [(4, 10, 4), (10, 10, 10), (None, 6, 6), (0, 6, 6), (math.inf, 6, 6), (3, None, 3), (3, "many", 3)],
+    [(4, 10, 4), (None, 6, 6), (0, 6, 6), (math.inf, 6, 6), (3, "many", 3)],
 )
 def test_episodes_end_at_the_horizon_or_the_environments_limit(make_sampler, horizon, limit, expected):
     """R80, R81, R82."""
-    env = single(50, end="never", unwrapped=[Spec(limit)])
+    env = single(50, ends=False, unwrapped=[Spec(limit)])
     batch = make_sampler(env, horizon=horizon).get_data()
     assert batch.count == expected
     assert batch["dones"].tolist() == [False] * (expected - 1) + [True]
@@ -190,11 +182,11 @@ def test_a_horizon_above_the_limit_or_below_0_is_refused(make_sampler, horizon):
 
 def test_an_environment_that_cannot_be_reset_is_dropped_or_refused_with_a_horizon(make_sampler):
     """R123."""
-    env = single(3, 2, reset="unsupported")
+    env = single(3, 2, can_be_reset=False)
     sampler = make_sampler(env)
     assert [sampler.get_data().count for _ in range(2)] == [3, 2]
     assert env.sent[-1].keys() == {"0+"}
-    sampler = make_sampler(single(3, reset="unsupported"), horizon=5)
+    sampler = make_sampler(single(3, can_be_reset=False), horizon=5)
     assert sampler.get_data().count == 3
     with pytest.raises(ValueError, match="cannot be reset"):
         sampler.get_data()
@@ -263,26 +255,6 @@ def test_after_an_error_of_poll_sampling_goes_on(make_sampler):
     with pytest.raises(EnvError, match="flaky"):
         sampler.get_data()
     assert sampler.get_data().count == 3
-
-
-@pytest.mark.parametrize("pack", [True, False])
-def test_an_environment_that_broke_down_loses_its_episode_only(make_sampler, pack):
-    """Packed: the rows so far stay, as a cut; complete episodes: they are dropped. No metrics either way."""
-    broken = [*scenes(9, episode=5)[:4], Scene({}, fault=EnvError("env", "child died"))]
-    env = ScriptedEnv({0: [broken, scenes(3, episode=6)], 1: [scenes(20, episode=1)]})
-    sampler = make_sampler(env, length=6 if pack else math.inf)
-    batches = [sampler.get_data() for _ in range(4)]
-    rows = SampleBatch.concat(batches)
-    mine = rows.take(rows["obs"][:, 0] >= 5)
-    first = [5, 5, 5, 6, 6, 6] if pack else [6, 6, 6]
-    assert mine["obs"][: len(first), 0].tolist() == first
-    assert all(m.episode_length in (3, 20) for m in sampler.get_metrics())
-    for part in mine.split_by_episode():
-        assert part["t"].tolist() == list(range(part["t"][0], part["t"][0] + part.count))
-        assert part["dones"][-1] == (part["obs"][0, 0] == 6)
-
-
-# --- anything goes: agents that join, leave and die anywhere, also on the cut ---
 
 
 def test_a_policy_that_gives_no_batch_back_is_named(make_sampler):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from aiorl.testing.envs import CountingEnv, RecallEnv
+from aiorl.testing.envs import RecallEnv
 
 
 @pytest.mark.parametrize("make", [RecallEnv, lambda: RecallEnv(5, 4)])
@@ -45,21 +45,3 @@ def test_no_memoryless_policy_beats_the_bar():
         table = dict(zip(kinds, actions, strict=True))
         returns = [play(env, lambda seen, t=table: t[tuple(seen[-1].tolist())], seed)[0] for seed in seeds.values()]
         assert np.mean(returns) == env.best_memoryless_return == 0.5
-
-
-@pytest.mark.parametrize(("delay", "symbols"), [(0, 2), (1, 1)])
-def test_a_recall_env_without_a_task_is_refused(delay, symbols):
-    with pytest.raises(ValueError, match="at least"):
-        RecallEnv(delay, symbols)
-
-
-@pytest.mark.parametrize("end", ["terminate", "truncate", "both", "never"])
-def test_counting_env_ends_as_told(end):
-    env = CountingEnv(2, end, index=4, reward_scale=10.0)
-    assert env.reset(seed=3)[0].tolist() == [0, 0, 4]
-    assert env.step(1)[:4][1:] == (10.0, False, False)
-    obs, reward, terminated, truncated, _ = env.step(0)
-    assert (obs.tolist(), reward) == ([0, 2, 4], 20.0)
-    assert (terminated, truncated) == (end in ("terminate", "both"), end in ("truncate", "both"))
-    assert env.reset()[0].tolist() == [1, 0, 4]
-    assert (env.last_actions, env.seeds) == ([1, 0], [3, None])
