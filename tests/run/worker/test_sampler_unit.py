@@ -351,9 +351,7 @@ def test_rows_without_a_column_that_is_wanted_are_an_error_that_names_it(make: M
 
 
 def test_a_failing_environment_or_client_is_an_environment_error_with_its_traceback(make: Make) -> None:
-    unit = make(
-        env=MULTI, env_config={"fault": "raise"}, num_envs_per_worker=1
-    )  # fmt: skip
+    unit = make(env="aiorl.testing.envs:FaultyEnv", env_config={"fault": "step"}, num_envs_per_worker=1)
     with pytest.raises(EnvError, match="on purpose") as caught:
         unit.sample()
     assert "Traceback" in caught.value.traceback_text
