@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.offline.formats import WriteOptions
 from aiorl.offline.readers import FileReader, ReaderOptions
-from aiorl.offline.writers import FileWriter
+from aiorl.offline.registry import format_named
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure
 
@@ -175,10 +176,9 @@ def _read_bare(directory: Path, kind: str) -> int:
 
 def _write_ours(directory: Path, kind: str, batches: list[SampleBatch]) -> None:
     name = "json" if kind == "json" else "parquet"
-    writer = FileWriter(str(directory), compress_columns=(), format_name=name)
-    for batch in batches:
-        writer.write(batch)
-    writer.close()
+    with format_named(name).create(str(directory / f"ours.{name}"), WriteOptions()) as file:
+        for batch in batches:
+            file.write(batch)
 
 
 def _write_bare(directory: Path, kind: str, batches: list[SampleBatch]) -> None:

@@ -38,8 +38,8 @@ Where = Literal["learner", "workers", "both"]
 _GROUPS = ("Run", "Learning", "Model", "Sampling", "Multi-agent", "Workers and hosts", "Transport", "Resources",
            "Reports", "Offline data")  # fmt: skip
 
-_PLAIN_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-_PLURALS = {int: "whole numbers", float: "numbers", str: "names", dict: "mappings"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+_PLURALS = {"a whole number": "whole numbers", "a number": "numbers", "text": "names", "a mapping": "mappings"}
 
 
 def key(
@@ -160,7 +160,7 @@ def kind_text(field: FieldInfo) -> str:
 
 def expected(annotation: Any) -> str:
     """Describe values of a type in plain words: "a whole number or null"."""
-    return " or ".join(dict.fromkeys(_alternatives(annotation)))
+    return " or ".join(_alternatives(annotation))
 
 
 def as_written(value: Any) -> str:
@@ -169,32 +169,22 @@ def as_written(value: Any) -> str:
 
 
 def _alternatives(annotation: Any) -> list[str]:
+    """Return descriptions of a type's values, each once."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation in _PLAIN_TYPES:
-        return [_PLAIN_TYPES[annotation]]
     if origin is Literal:
-        return [str(choice) for choice in inner]
+        return list(map(str, inner))
     if origin is Annotated:
         return _alternatives(inner[0])
     if origin in (typing.Union, types.UnionType):
-        return [text for alternative in inner for text in _alternatives(alternative)]
+        return list(dict.fromkeys(text for kind in inner for text in _alternatives(kind)))
     if origin in (list, tuple):
-        return [f"a list of {_many(inner[0])}"]
+        *others, last = (
+            "lists" if text.startswith("a list") else _PLURALS.get(text, text) for text in _alternatives(inner[0])
+        )
+        return [f"a list of {', '.join(others)} or {last}" if others else f"a list of {last}"]
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return ["a mapping"]
-    return ["a value"]
-
-
-def _many(annotation: Any) -> str:
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return _many(inner[0])
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_many, inner))
-    if origin is Literal:
-        *others, last = map(str, inner)
-        return f"{', '.join(others)} or {last}" if others else last
-    return _PLURALS.get(origin or annotation, "lists")
+    return [_WORDS.get(annotation, "a value")]
 
 
 # Refusing unknown keys and wrong values -------------------------------------------------------------------------

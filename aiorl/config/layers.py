@@ -131,7 +131,7 @@ def located(layers: Sequence[Layer]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        layer = next((layer for layer in reversed(layers) if error.key in _keys(layer.values)), None)
+        layer = next((layer for layer in reversed(layers) if error.key in dict(_items(layer.values))), None)
         if layer is not None and layer.is_file:
             error.message = f"{layer.origin_of(error.key)}: {error.message}"
         raise
@@ -142,15 +142,27 @@ class Origins:
     """Origins of a config's values. Any two are equal: configs are compared by their values.
 
     Attributes:
-        tree: nested as the values that are set; each leaf is an origin.
+        of_keys: dotted key of each value that is no mapping -> its origin.
     """
 
-    tree: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    of_keys: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, layers: Sequence[Layer]) -> Origins:
         """Return the origins of values that are put together from layers, later ones on top."""
-        return cls(functools.reduce(deep_update, (_origins(layer, layer.values) for layer in layers), {}))
+        found: dict[str, str] = {}
+        groups: set[str] = set()
+        for layer in layers:
+            for key, value in _items(layer.values):
+                if isinstance(value, Mapping):
+                    groups.add(key)
+                    found.pop(key, None)
+                    continue
+                if key in groups:  # which it takes the place of
+                    groups.remove(key)
+                    found = {name: origin for name, origin in found.items() if not name.startswith(f"{key}.")}
+                found[key] = layer.origin_of(key)
+        return cls(found)
 
     def origin_of(self, key: str, *, has_default: bool = False) -> str:
         """Return the origin of a dotted key's value; several, if its parts come from several places.
@@ -159,77 +171,47 @@ class Origins:
             key: dotted.
             has_default: the value is a mapping, and parts that are not set keep their defaults.
         """
-        inner: Any = self.tree
-        for name in key.split("."):
-            inner = inner.get(name, {}) if isinstance(inner, Mapping) else {}
-        parts = list(_leaves(inner))
-        is_mixed = has_default and isinstance(inner, Mapping)
+        parts = self._parts(key)
+        is_mixed = has_default and key not in self.of_keys
         return ", ".join(dict.fromkeys([DEFAULT, *parts] if is_mixed or not parts else parts))
 
     def users_keys(self) -> set[str]:
         """Return the keys of the outermost level that a user sets, in full or in part."""
-        return {name for name, inner in self.tree.items() if any(map(_is_users, _leaves(inner)))}
+        return {key.partition(".")[0] for key, origin in self.of_keys.items() if _is_users(origin)}
 
-    def users_values(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def users_values(self, values: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         """Return the values that a user sets, or that differ from their defaults and have no origin."""
-        return _users_values(values, defaults, self.tree)
+        kept: dict[str, Any] = {}
+        for name, value in values.items():
+            default = defaults.get(name)
+            if isinstance(value, Mapping) and isinstance(default, Mapping):
+                if below := self.users_values(value, default, f"{prefix}{name}."):
+                    kept[name] = below
+                continue
+            origins = self._parts(f"{prefix}{name}")
+            is_known = any(origin == DERIVED or origin.startswith(PRESET) for origin in origins)
+            if any(map(_is_users, origins)) or (value != default and not is_known):
+                kept[name] = value
+        return kept
+
+    def _parts(self, key: str) -> list[str]:
+        return [origin for name, origin in self.of_keys.items() if name == key or name.startswith(f"{key}.")]
 
     def as_layer(self, values: Mapping[str, Any]) -> Layer:
         """Return all of a config's values with their origins; a preset among them has nothing to add."""
-        return Layer(values, DEFAULT, dict(_flat(self.tree)), is_record=True)
+        return Layer(values, DEFAULT, self.of_keys, is_record=True)
 
 
-def _keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each dotted key and its value, a mapping's own keys behind it."""
     for name, value in values.items():
-        yield f"{prefix}{name}"
+        yield f"{prefix}{name}", value
         if isinstance(value, Mapping):
-            yield from _keys(value, f"{prefix}{name}.")
-
-
-def _origins(layer: Layer, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    return {
-        name: _origins(layer, value, f"{prefix}{name}.")
-        if isinstance(value, Mapping)
-        else layer.origin_of(f"{prefix}{name}")
-        for name, value in values.items()
-    }
-
-
-def _users_values(values: Mapping[str, Any], defaults: Mapping[str, Any], tree: Any) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for name, value in values.items():
-        inner = tree.get(name, {}) if isinstance(tree, Mapping) else tree
-        default = defaults.get(name)
-        if isinstance(value, Mapping) and isinstance(default, Mapping):
-            below = _users_values(value, default, inner)
-            if below:
-                kept[name] = below
-            continue
-        origins = list(_leaves(inner))
-        is_known = any(origin == DERIVED or origin.startswith(PRESET) for origin in origins)
-        if any(map(_is_users, origins)) or (value != default and not is_known):
-            kept[name] = value
-    return kept
+            yield from _items(value, f"{prefix}{name}.")
 
 
 def _is_users(origin: str) -> bool:
     return origin not in (DEFAULT, DERIVED) and not origin.startswith(PRESET)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, inner in tree.items():
-        if isinstance(inner, Mapping):
-            yield from _flat(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", inner
-
-
-def _leaves(tree: Any) -> Iterator[str]:
-    if isinstance(tree, Mapping):
-        for inner in tree.values():
-            yield from _leaves(inner)
-    else:
-        yield tree
 
 
 # Presets --------------------------------------------------------------------------------------------------------
@@ -366,10 +348,14 @@ def _name_in(layers: Sequence[Layer], keys: Set[str] | None = None) -> str | Non
 def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
     """Warn if a config file leaves nothing to a preset, as a printed one does; configs of runs are exempt."""
     settings = {name: value for name, value in preset.settings.items() if name != "algo"}
-    names = set(_keys(settings))
+    names = dict(_items(settings)).keys()
     for layer in layers:
         is_users = layer.is_file and not layer.is_record
-        if is_users and names <= {*_keys(layer.values)} and deep_update(layer.values, settings) != layer.values:
+        if (
+            is_users
+            and names <= dict(_items(layer.values)).keys()
+            and deep_update(layer.values, settings) != layer.values
+        ):
             _log.warning(
                 "preset %s adds nothing, since %s sets all of its keys and wins: leave out there what the preset is to "
                 "set, or give env and preset without the file", preset.name, layer.origin,

@@ -181,42 +181,23 @@ def readable(path: str) -> Iterator[None]:
 
 
 def create(path: str) -> IO[bytes]:
-    """Create a file, without a buffer where it is local, compressed if its name says so.
+    """Create a file, without a buffer where it is local.
 
     Raises:
         FileExistsError: there is one of that name.
         OSError: it cannot be written.
     """
-    plain: IO[bytes]
-    if is_uri(path):
-        if exists(path):
-            raise FileExistsError(f"{path} exists already")
-        fs, name = _filesystem(path)
-        plain = fs.open(name, "wb")
-    else:
-        plain = open(path, "xb", buffering=0)  # noqa: SIM115 - the caller closes it
-    if path.lower().endswith(".gz"):
-        return _Wrapped(gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1), plain)  # type: ignore[return-value]
-    if path.lower().endswith(".lz4"):
-        return _Wrapped(lz4.frame.open(plain, "wb"), plain)  # type: ignore[return-value]
+    if not is_uri(path):
+        return open(path, "xb", buffering=0)
+    if exists(path):
+        raise FileExistsError(f"{path} exists already")
+    fs, name = _filesystem(path)
+    plain: IO[bytes] = fs.open(name, "wb")
     return plain
 
 
-class _Wrapped:
-    """A compressing file that closes the one below it too."""
-
-    def __init__(self, packed: Any, plain: IO[bytes]) -> None:
-        self._packed, self._plain = packed, plain
-
-    def write(self, data: bytes) -> int:
-        """Compress and write."""
-        return int(self._packed.write(data))
-
-    def flush(self) -> None:
-        """Let what was written be read."""
-        self._packed.flush()
-
-    def close(self) -> None:
-        """Close both."""
-        self._packed.close()
-        self._plain.close()
+def packed(path: str, plain: IO[bytes]) -> Any:
+    """Return a file that compresses into a plain one if the path says so; closing it leaves the plain one open."""
+    if path.lower().endswith(".gz"):
+        return gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1)
+    return lz4.frame.open(plain, "wb") if path.lower().endswith(".lz4") else plain

@@ -31,7 +31,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
@@ -45,14 +44,15 @@ from aiorl.data import columns as c
 from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
-from aiorl.offline.files import create, open_unpacked
+from aiorl.offline.files import create, open_unpacked, packed
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
-from aiorl.offline.pickled_array import MAX_DIMS, read_pickled_array
+from aiorl.offline.pickled_array import read_pickled_array
 from aiorl.offline.stored_columns import (
     MAX_BATCH_BYTES,
     NUMBER_KINDS,
     Room,
     check_policies,
+    from_bytes,
     numbers_of,
     object_column,
     read_batch,
@@ -291,9 +291,9 @@ def _column(column: object, room: Room) -> Array:
         case {"dtype": str() as dtype, "rows": rows} if dtype in DTYPES:
             return numbers_of(rows, DTYPES[dtype])
         case {"dtype": str() as dtype, "shape": list() as shape, "lz4": str() as text} if dtype in DTYPES:
-            return _from_bytes(_unpacked(text, room.left), DTYPES[dtype], shape)
+            return from_bytes(_unpacked(text, room.left), DTYPES[dtype].newbyteorder("<"), shape)
         case {"dtype": str() as dtype, "shape": list() as shape, "base64": str() as text} if dtype in DTYPES:
-            return _from_bytes(_base64(text), DTYPES[dtype], shape)
+            return from_bytes(_base64(text), DTYPES[dtype].newbyteorder("<"), shape)
     raise DataError("it has no known dtype with rows, lz4 or base64")
 
 
@@ -346,19 +346,6 @@ def _unpacked(text: str, max_bytes: int) -> bytes:
     return raw
 
 
-def _from_bytes(raw: bytes, dtype: np.dtype[Any], shape: list[Any]) -> Array:
-    if not 0 < len(shape) <= MAX_DIMS or not all(type(size) is int and 0 <= size < 2**28 for size in shape):
-        raise DataError("an impossible shape")
-    if math.prod(shape) * dtype.itemsize != len(raw):
-        raise DataError(f"{len(raw):,} bytes, which are not those of its shape")
-    if not raw:
-        return np.empty((shape[0], 0), dtype).reshape(shape) if shape[0] else np.empty(0, dtype)
-    array: Array = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype, copy=False)
-    if dtype.kind == "b" and array.view(np.uint8).max() > 1:
-        raise DataError("booleans other than 0 and 1")
-    return array.reshape(shape)
-
-
 # --- writing ---
 
 
@@ -368,7 +355,8 @@ class _JsonFile(BatchFile):
     def __init__(self, path: str, form: JsonLines, compress: frozenset[str]) -> None:
         """Begin a new file."""
         self._form, self._compress = form, compress
-        self._file = create(path)
+        self._plain = create(path)
+        self._file = packed(path, self._plain)
 
     def write(self, batch: Batch) -> int:
         """See BatchFile."""
@@ -382,11 +370,12 @@ class _JsonFile(BatchFile):
     def close(self) -> None:
         """See BatchFile."""
         self._file.close()
+        self._plain.close()
 
     def abandon(self) -> None:
         """See BatchFile; the lines there are stay."""
         with contextlib.suppress(OSError):
-            self._file.close()
+            self.close()
 
 
 def jsonable(batch: SampleBatch) -> dict[str, Any]:

@@ -12,10 +12,11 @@ A file is written under another name and renamed when it is whole: a Parquet fil
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -30,29 +31,35 @@ from aiorl.errors import DataError
 from aiorl.offline.files import EXTRA, create, is_uri, open_plain, readable
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
 from aiorl.offline.json_lines import encoded, jsonable
-from aiorl.offline.pickled_array import MAX_DIMS
-from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS, Room, object_column, read_batch
+from aiorl.offline.stored_columns import (
+    MAX_BATCH_BYTES,
+    MAX_DIMS,
+    NUMBER_KINDS,
+    Room,
+    check_booleans,
+    object_column,
+    read_batch,
+)
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
-_I32, _I64 = 5, 6
-_Kept = Mapping[int, Any]
-"""Number of a field -> the type of its number, what to keep of its struct, or [what to keep of a list's structs]."""
-_CHUNK: _Kept = {5: _I64, 7: _I64, 9: _I64, 11: _I64}
-_FOOTER: _Kept = {4: [{1: [{3: _CHUNK}], 3: _I64}]}
+_I32, _I64, _LIST, _STRUCT = 5, 6, 9, 12
 _DICTIONARY = 7
-_OF_PAGES = {5: {1: _I32}, _DICTIONARY: {1: _I32}, 8: {1: _I32}}  # with data, and data of version 2
-_HEADER: _Kept = {2: _I32, 3: _I32, **_OF_PAGES}
-_HEADER_BYTES = (1 << 12, 1 << 20)
+_PAGES = (5, _DICTIONARY, 8)
+"""Fields of a page's header: with data, with a dictionary, and with data of version 2."""
 _MAX_FOOTER_BYTES = 1 << 24
-_MAX_KEPT = 1 << 20
+_MAX_VALUES = 1 << 22
 _MAX_NESTED = 8
 _MAX_NUMBER = 100
+_DAMAGED = "a damaged footer or page"
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4, "INT96": 12}
 """Bytes of a decoded value; of texts, which are read as a dictionary, those of an entry's number."""
 
+_Fields = dict[tuple[int, int], Any]
+"""Number and type of a field of a struct -> its value."""
 
-def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[Mapping[int, Any]]]]:
+
+def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[_Fields]]]:
     """Return the rows of each row group that a file's footer describes, and what is known of each column in it.
 
     pyarrow would end the process over some footers that are damaged.
@@ -66,14 +73,13 @@ def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[Mapping[int, Any]]]
     if length > min(size - 8, _MAX_FOOTER_BYTES):
         raise DataError(f"a footer of {length:,} bytes")
     file.seek(size - 8 - length)
-    try:
-        groups = _Compact(file.read(length)).struct(_FOOTER).get(4, [])
-    except IndexError as error:
-        raise DataError("a damaged footer") from error
-    return [(_number(group, 3), [chunk.get(3, {}) for chunk in group.get(1, [])]) for group in groups]
+    groups = _structs(_Compact(io.BytesIO(file.read(length))).struct(), 4)
+    return [
+        (_number(group, 3, _I64), [chunk.get((3, _STRUCT), {}) for chunk in _structs(group, 1)]) for group in groups
+    ]
 
 
-def decoded_bytes(file: IO[bytes], chunk: Mapping[int, Any], column: Any) -> int:
+def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
     """Return an upper bound of the bytes that a column of a row group takes decoded.
 
     Args:
@@ -86,110 +92,92 @@ def decoded_bytes(file: IO[bytes], chunk: Mapping[int, Any], column: Any) -> int
     """
     width = column.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(column.physical_type, 8)
     width += 4 * max(0, column.max_repetition_level - 1)  # where the lists within a row begin
-    at, first = _number(chunk, 9), chunk.get(11, 0)
+    at, first = _number(chunk, 9, _I64), chunk.get((11, _I64), 0)
     if 0 < first < at:
         at = first
-    end, total, num_values = at + _number(chunk, 7), 0, 0
+    end, total, num_values = at + _number(chunk, 7, _I64), 0, 0
     while at < end:
-        header, size = _page_header(file, at)
-        counts = {kind: _number(header[kind], 1) for kind in _OF_PAGES if kind in header}
-        total += max(_number(header, 2), width * sum(counts.values()))
+        file.seek(at)
+        header = _Compact(file).struct()
+        counts = {kind: _number(header[kind, _STRUCT], 1, _I32) for kind in _PAGES if (kind, _STRUCT) in header}
+        total += max(_number(header, 2, _I32), width * sum(counts.values()))
         num_values += sum(counts.values()) - counts.get(_DICTIONARY, 0)
-        at += size + _number(header, 3)
-    if num_values < _number(chunk, 5):  # a reader would look for the others behind them
+        at = file.tell() + _number(header, 3, _I32)
+    if num_values < _number(chunk, 5, _I64):  # a reader would look for the others behind them
         raise DataError("a column without all of its pages")
     return total
 
 
-def _number(fields: Mapping[int, Any], number: int) -> int:
-    found = fields.get(number)
-    if type(found) is not int or found < 0:
-        raise DataError("a damaged footer or page")
+def _number(fields: _Fields, number: int, kind: int) -> int:
+    found = fields.get((number, kind), -1)
+    if found < 0:
+        raise DataError(_DAMAGED)
+    return int(found)
+
+
+def _structs(fields: _Fields, number: int) -> list[_Fields]:
+    found: list[_Fields] = fields.get((number, _LIST), [])
+    if not all(isinstance(item, dict) for item in found):
+        raise DataError(_DAMAGED)
     return found
 
 
-def _page_header(file: IO[bytes], at: int) -> tuple[Mapping[int, Any], int]:
-    """Return the header of the page that begins at a place, and its length."""
-    for most in _HEADER_BYTES:
-        file.seek(at)
-        reader = _Compact(file.read(most))
-        try:
-            return reader.struct(_HEADER), reader.at
-        except IndexError:
-            continue
-    raise DataError("a damaged page")
-
-
 class _Compact:
-    """Reads a struct in Thrift's compact protocol, as any reader does that knows no more of it.
+    """Reads a struct of a file in Thrift's compact protocol, of which only numbers, structs and lists are kept."""
 
-    Attributes:
-        at: number of the next byte.
-    """
+    def __init__(self, file: IO[bytes]) -> None:
+        """Begin where the file is."""
+        self._file, self._left = file, _MAX_VALUES
 
-    def __init__(self, data: bytes) -> None:
-        """Begin at the first byte."""
-        self._data = data
-        self.at = 0
-
-    def struct(self, kept: _Kept, depth: int = 0) -> dict[int, Any]:
-        """Return the values of the fields that are kept, by number.
+    def struct(self, depth: int = 0) -> _Fields:
+        """Return the fields; a reader that knows them leaves out those of another type, so the type is in the key.
 
         Raises:
-            IndexError: the bytes end within it.
-            DataError: it is no struct that could be meant in one way only.
+            DataError: it is no struct that could be meant in one way only, or has no end.
         """
-        fields: dict[int, Any] = {}
+        fields: _Fields = {}
         seen: set[int] = set()
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._integer()
             if number in seen or not 0 < number <= _MAX_NUMBER:  # others read numbers modulo 2^16
-                raise DataError("a damaged footer or page")
+                raise DataError(_DAMAGED)
             seen.add(number)
-            wanted = kept.get(number)
-            value = self._value(head & 15, wanted, depth)
-            if wanted is not None:
-                fields[number] = value
+            fields[number, head & 15] = self._value(head & 15, depth)
         return fields
 
-    def _value(self, kind: int, wanted: Any, depth: int) -> Any:
-        expected = {int: wanted, list: 9, dict: 12}.get(type(wanted), kind)
-        if depth > _MAX_NESTED or kind != expected:
-            raise DataError("a damaged footer or page")
-        if kind in (1, 2):  # true and false, within the head of a field
-            return None
-        if kind in (4, _I32, _I64):
-            return self._integer()
-        if kind == 9:
-            return self._list(wanted[0] if wanted else None, depth)
-        if kind == 12:
-            return self.struct(wanted or {}, depth + 1)
-        if kind not in (3, 7, 8):
-            raise DataError("a damaged footer or page")
-        length = {3: 1, 7: 8}.get(kind) or self._varint()
-        self.at += length
-        if self.at > len(self._data):
-            raise IndexError
-        return None
+    def _value(self, kind: int, depth: int) -> Any:
+        self._left -= 1
+        if depth > _MAX_NESTED or not self._left:
+            raise DataError(_DAMAGED)
+        match kind:
+            case 1 | 2:  # true and false, within the head of a field
+                return None
+            case 4 | 5 | 6:
+                return self._integer()
+            case 9:
+                return self._list(depth + 1)
+            case 12:
+                return self.struct(depth + 1)
+            case 3 | 7 | 8:  # a byte, eight, or as many as it says
+                size = {3: 1, 7: 8}.get(kind) or self._varint()
+                if size <= _MAX_FOOTER_BYTES:
+                    self._file.seek(size, 1)
+                    return None
+        raise DataError(_DAMAGED)
 
-    def _list(self, wanted: Any, depth: int) -> list[Any]:
+    def _list(self, depth: int) -> list[Any]:
         head = self._byte()
         kind, size = head & 15, head >> 4
         if size == 15:
             size = self._varint()
-        if wanted is not None and (kind != 12 or size > _MAX_KEPT):
-            raise DataError("a damaged footer or page")
-        kept = []
-        for _ in range(size):
-            value = self._value(3 if kind in (1, 2) else kind, wanted, depth + 1)
-            if wanted is not None:
-                kept.append(value)
-        return kept
+        return [self._value(3 if kind in (1, 2) else kind, depth) for _ in range(size)]
 
     def _byte(self) -> int:
-        self.at += 1
-        return self._data[self.at - 1]
+        byte = self._file.read(1)
+        if not byte:
+            raise DataError(_DAMAGED)
+        return byte[0]
 
     def _varint(self) -> int:
         value = shift = 0
@@ -333,8 +321,7 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
     if dtype is not None and flat.dtype != dtype:
         with np.errstate(all="ignore"):  # numbers of another program's that the dtype can't hold
             flat = flat.view(dtype) if pa.types.is_fixed_size_binary(kind) else flat.astype(dtype)
-    if dtype == np.bool_ and flat.size and flat.view(np.uint8).max() > 1:
-        raise DataError("booleans other than 0 and 1")
+    check_booleans(flat)
     if flat.size != rows * math.prod(shape):
         raise DataError(f"{flat.size:,} numbers, not {rows:,} rows of {shape}")
     return flat.reshape(rows, *shape)

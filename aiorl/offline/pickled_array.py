@@ -18,7 +18,6 @@ with ``numpy._core`` for ``numpy.core`` since NumPy 2, and bytes as ``_codecs.en
 from __future__ import annotations
 
 import io
-import math
 import pickle
 import re
 from collections.abc import Callable
@@ -28,11 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.errors import DataError
+from aiorl.offline.stored_columns import from_bytes
 from aiorl.text import one_line
 
-MAX_DIMS = 8
 _MAX_OPCODES = 400
-_MAX_ROWS = 1 << 28
 _MAX_TEXT = 200
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
 _ARRAYS = """
@@ -152,24 +150,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _array(made: object, max_bytes: int) -> NDArray[Any]:
-    if not isinstance(made, _Array) or not made.parts:
-        raise _refused("something that is no array")
-    data, dtype, shape, order = made.parts
-    assert isinstance(dtype, _Dtype)
-    assert isinstance(shape, tuple)
-    if len(shape) > MAX_DIMS or not all(type(size) is int and 0 <= size <= _MAX_ROWS for size in shape):
-        raise DataError("a pickled array has an impossible shape")
-    code = np.dtype(dtype.code) if dtype.order in "=|" else np.dtype(dtype.order + dtype.code)
-    size = math.prod(shape) * code.itemsize
-    if size > max_bytes:
-        raise DataError(f"a pickled array of {size:,} bytes, more than the {max_bytes:,} that are allowed")
-    if not isinstance(data, bytes | bytearray) or len(data) != size:
-        raise DataError(f"a pickled array of {size:,} bytes brings another number of them")
-    array: NDArray[Any] = np.frombuffer(data, code) if size else np.empty(0, code)
-    if code.kind == "b" and size and array.view(np.uint8).max() > 1:
-        raise DataError("a pickled array of booleans holds other numbers than 0 and 1")
-    native: NDArray[Any] = array.astype(code.newbyteorder("="), copy=False)
-    return native.reshape(shape, order="F" if order == "F" else "C")
+    match made:
+        case _Array(parts=(data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order)):
+            code = np.dtype(dtype.code) if dtype.order in "=|" else np.dtype(dtype.order + dtype.code)
+            if isinstance(data, bytes | bytearray) and len(data) > max_bytes:
+                raise DataError(f"a pickled array of {len(data):,} bytes, more than the {max_bytes:,} that are allowed")
+            return from_bytes(data, code, shape, "F" if order == "F" else "C")
+    raise _refused("something that is no array")
 
 
 def _refused(what: str) -> DataError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +14,14 @@ from aiorl.config.files import check_depth
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
-from aiorl.offline.pickled_array import MAX_DIMS
 from aiorl.text import is_label, one_line
 
 Array = NDArray[Any]
 
 MAX_BATCH_BYTES = 1 << 30
 """Bytes that the columns of one stored batch may have, those of all its policies together."""
+MAX_DIMS = 8
+_MAX_SIZE = 1 << 28
 _MAX_POLICIES = 1000
 _MAX_COLUMNS = 1000
 _MAX_DEPTH = 32
@@ -152,6 +154,29 @@ def _are_numbers(rows: list[list[Any]]) -> bool:
     except (TypeError, OverflowError):
         return set(map(type, chain.from_iterable(rows))) <= _NUMBERS
     return True
+
+
+def from_bytes(raw: object, dtype: np.dtype[Any], shape: Sequence[object], order: Literal["C", "F"] = "C") -> Array:
+    """Return the array [*shape] in native byte order that bytes are; it may share their memory.
+
+    Raises:
+        DataError: an impossible shape, another number of bytes, or booleans other than 0 and 1.
+    """
+    sizes = [size for size in shape if type(size) is int and 0 <= size <= _MAX_SIZE]
+    if len(sizes) != len(shape) or len(shape) > MAX_DIMS or math.prod(filter(None, sizes)) > 2**48:
+        raise DataError("an impossible shape")
+    size = math.prod(sizes) * dtype.itemsize
+    if not isinstance(raw, bytes | bytearray) or len(raw) != size:
+        raise DataError(f"another number of bytes than the {size:,} of its shape")
+    array: Array = np.frombuffer(raw, dtype) if raw else np.empty(0, dtype)
+    check_booleans(array)
+    return array.astype(dtype.newbyteorder("="), copy=False).reshape(sizes, order=order)
+
+
+def check_booleans(array: Array) -> None:
+    """Refuse booleans [N] that are stored as other numbers than 0 and 1."""
+    if array.dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+        raise DataError("booleans other than 0 and 1")
 
 
 def object_column(values: Sequence[object]) -> Array:

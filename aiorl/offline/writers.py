@@ -12,9 +12,9 @@ from aiorl.data import columns as c
 from aiorl.data.arrays import Batch
 from aiorl.errors import ConfigError, DataError
 from aiorl.offline.files import in_directory, is_uri, make_directory
-from aiorl.offline.formats import BatchFile, Format, WriteOptions
+from aiorl.offline.formats import BatchFile, WriteOptions
 from aiorl.offline.io import OutputWriter
-from aiorl.offline.registry import format_named
+from aiorl.offline.json_lines import JsonLines
 
 MAX_FILE_BYTES = 64 * 2**20
 COMPRESSED = (c.OBS, c.NEW_OBS)
@@ -35,7 +35,6 @@ class FileWriter(OutputWriter):
         worker_index: int = 0,
         compress_columns: Iterable[str] = COMPRESSED,
         max_file_bytes: int = MAX_FILE_BYTES,
-        format_name: str = "json",
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Make the directory if need be.
@@ -45,15 +44,11 @@ class FileWriter(OutputWriter):
             worker_index: of the worker, for the files' names.
             compress_columns: columns to be compressed, no others are.
             max_file_bytes: size at which another file is begun.
-            format_name: of `aiorl.offline.registry.FORMATS`, one that has files.
             clock: seconds since 1970, for the files' names.
 
         Raises:
-            ConfigError: the directory can't be made; the format is none of files (also a ValueError).
+            ConfigError: the directory can't be made (also a ValueError).
         """
-        self._format: Format = format_named(format_name)
-        if not self._format.suffixes:
-            raise ConfigError(f"The format {format_name!r} has no files of its own to write to.", key="output")
         try:
             make_directory(directory)
         except OSError as error:
@@ -99,8 +94,8 @@ class FileWriter(OutputWriter):
     def _next_file(self) -> BatchFile:
         moment = datetime.fromtimestamp(self._clock()).strftime("%Y-%m-%d_%H-%M-%S")
         for _ in range(_MAX_NAMES):
-            name = f"output-{moment}_worker-{self._index}_{self._number}{self._format.suffixes[0]}"
+            name = f"output-{moment}_worker-{self._index}_{self._number}.json"
             self._number += 1
             with contextlib.suppress(FileExistsError):
-                return self._format.create(in_directory(self._directory, name), self._options)
+                return JsonLines().create(in_directory(self._directory, name), self._options)
         raise DataError(f"there are {_MAX_NAMES:,} files of that second already", path=self._directory)

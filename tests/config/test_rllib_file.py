@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,17 @@ def test_files_of_aiorl_are_not_taken_for_experiments(values: dict[str, Any]) ->
     assert not is_rllib_file(values)
 
 
-def test_a_command_prints_what_a_file_becomes(tmp_path: Path) -> None:
+def test_a_command_prints_what_a_file_becomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "dqn.yaml").write_text(FILE)
-    command = [sys.executable, "-m", "aiorl.config.rllib_file", str(tmp_path / "dqn.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "# framework is left out." in done.stdout
-    (tmp_path / "made.yaml").write_text(done.stdout)
+    monkeypatch.setattr(sys, "argv", ["it", str(tmp_path / "dqn.yaml")])
+    monkeypatch.delitem(sys.modules, "aiorl.config.rllib_file")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("aiorl.config.rllib_file", run_name="__main__")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "# framework is left out." in said
+    (tmp_path / "made.yaml").write_text(said)
     made = load_config(config_class, file=tmp_path / "made.yaml")
     assert made == load_config(config_class, file=tmp_path / "dqn.yaml")

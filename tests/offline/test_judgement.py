@@ -32,11 +32,6 @@ class Coin(Policy):
         return np.log(np.where(actions == 1, obs[:, 0], 1 - obs[:, 0]))
 
 
-def test_the_exact_value_by_trajectories_is_that_by_states():
-    q = true_q(NEW, GAMMA)
-    assert Fraction(2, 3) * value_of(NEW, q, 0) + Fraction(1, 3) * value_of(NEW, q, 1) == true_value(NEW, GAMMA)
-
-
 def test_estimates_equal_the_sum_over_all_trajectories_within_three_standard_errors():
     """O2: 10 data sets of 300 episodes."""
     rng = np.random.default_rng(1)

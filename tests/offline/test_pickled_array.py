@@ -145,8 +145,3 @@ def test_an_array_over_the_limit_is_refused():
     assert len(read_pickled_array(data, max_bytes=8000)) == 1000
     with pytest.raises(DataError, match="8,000 bytes"):
         read_pickled_array(data, max_bytes=7999)
-
-
-def test_booleans_that_are_none_are_refused():
-    with pytest.raises(DataError, match="booleans"):
-        read_pickled_array(shaped(b"K\x02\x85", b"b1", b"\1\2"), max_bytes=LIMIT)

@@ -108,12 +108,9 @@ def test_all_forms_of_output_make_their_writer(tmp_path):
             output_creator(output)
 
 
-@pytest.mark.parametrize("format_name", ["json", "parquet"])
-def test_what_one_worker_writes_another_reads(tmp_path, make_worker, format_name):
+def test_what_one_worker_writes_another_reads(tmp_path, make_worker):
     """R187, R190: the batches are equal."""
-    if format_name == "parquet":
-        pytest.importorskip("pyarrow")
-    writer = make_worker(output_creator=output_creator(str(tmp_path), format_name=format_name), num_envs=2)
+    writer = make_worker(output_creator=output_creator(str(tmp_path)), num_envs=2)
     written = [writer.sample() for _ in range(4)]
     writer.stop()
     settings = InputSettings(epochs=1)
@@ -122,11 +119,8 @@ def test_what_one_worker_writes_another_reads(tmp_path, make_worker, format_name
     with contextlib.suppress(EndOfData):
         while True:
             read.append(reader.sample())
-    if format_name == "json":
-        assert len(read) == 4
-        for found, batch in zip(read, written, strict=True):
-            assert_equal_batches(found, batch)
-    assert_equal_batches(SampleBatch.concat(read), SampleBatch.concat(written))
+    for found, batch in zip(read, written, strict=True):
+        assert_equal_batches(found, batch)
 
 
 def test_the_last_rows_of_a_pass_are_a_shorter_batch(tmp_path, make_worker):

@@ -15,7 +15,7 @@ from aiorl.acting.onnx_policy import learned_policy_class
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, PolicyError
-from aiorl.offline.estimators.fitted_q import Target
+from aiorl.offline.estimators.fitted_q import log_likelihoods, look_at
 from aiorl.offline.estimators.judgement import judge
 
 THREE = spaces.Discrete(3, start=2)
@@ -49,7 +49,7 @@ def episodes(rng, lengths=(4, 1, 7, 4)):
 )
 def test_a_look_is_that_of_a_policy_that_steps_through_each_episode_with_its_own_states(kind):
     policy, stored = make_policy(**kind), episodes(np.random.default_rng(1))
-    look = Target(policy).look(stored, need_ends=True)
+    look = look_at(policy, stored, need_ends=True)
     known, expected = [], []
     for episode in stored:
         state = policy.initial_state(1)
@@ -65,16 +65,16 @@ def test_a_look_is_that_of_a_policy_that_steps_through_each_episode_with_its_own
     np.testing.assert_allclose(look.known, known, rtol=1e-5)
     actions = np.concatenate([episode["actions"] for episode in stored])
     np.testing.assert_allclose(look.logp, policy.distribution.logp(np.array(expected)[look.steps], actions))
-    np.testing.assert_allclose(Target(policy).log_likelihoods(stored), look.logp)
+    np.testing.assert_allclose(log_likelihoods(policy, stored), look.logp)
 
 
 def test_observations_as_the_environment_gives_them_are_made_into_inputs_first():
     policy, stored = make_policy(recurrent=False, looks_back=False), episodes(np.random.default_rng(2))
-    expected = Target(policy).look(stored, need_ends=True).logp
+    expected = look_at(policy, stored, need_ends=True).logp
     for episode in stored:
         for name in ("obs", "new_obs"):
             episode[name] = episode[name].astype(np.float64) * 10
-    look = Target(policy, lambda rows: np.stack(rows).astype(np.float32) / 10).look(stored, need_ends=True)
+    look = look_at(policy, stored, lambda rows: np.stack(rows).astype(np.float32) / 10, need_ends=True)
     np.testing.assert_allclose(look.logp, expected, rtol=1e-4)
 
 
@@ -132,7 +132,7 @@ def test_what_noise_of_the_state_is_made_of_is_no_part_of_a_look(state_shapes):
     stored = episodes(np.random.default_rng(6))
     for episode in stored:
         episode["actions"] = episode["obs"]
-    look = Target(GraphPolicy(LeaningWithShares(), spec)).look(stored, need_ends=True)
+    look = look_at(GraphPolicy(LeaningWithShares(), spec), stored, need_ends=True)
     np.testing.assert_array_equal(look.dist_inputs, Leaning().run(look.known[:, :2])[0])
 
 
@@ -140,4 +140,4 @@ def test_frames_stored_as_other_numbers_are_refused_where_that_loses_something()
     policy = make_policy(recurrent=False, looks_back=False)
     policy.spec = dataclasses.replace(policy.spec, obs_dtype="uint8")
     with pytest.raises(BatchError, match="whole numbers from 0 to 255, got others in episode 0"):
-        Target(policy).look(episodes(np.random.default_rng(6)), need_ends=True)
+        look_at(policy, episodes(np.random.default_rng(6)), need_ends=True)

@@ -8,7 +8,7 @@ import pytest
 from stored_rows import assert_equal_batches, cartpole_rows, read_once
 
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.errors import ConfigError, DataError
+from aiorl.errors import ConfigError
 from aiorl.offline.writers import FileWriter
 
 
@@ -53,26 +53,10 @@ def test_batches_without_rows_are_not_written(tmp_path):
     assert list((tmp_path / "new" / "one").iterdir()) == []
 
 
-def test_parquet_files_are_whole_or_not_there(tmp_path):
-    pytest.importorskip("pyarrow")
-    writer = FileWriter(str(tmp_path), format_name="parquet", max_file_bytes=3000)
-    for number in range(0, 30, 3):
-        writer.write(cartpole_rows(first=number))
-        assert all(path.name.startswith(".") or path.stat().st_size > 12 for path in tmp_path.iterdir())
-    writer.close()
-    assert len(list(tmp_path.glob("*.parquet"))) > 1
-    assert list(tmp_path.glob(".*")) == []
-    assert sum(batch.count for batch in read_once(tmp_path)) == 150
-
-
 def test_an_output_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="can't be made"):
         FileWriter(str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="no files of its own"):
-        FileWriter(str(tmp_path), format_name="minari")
-    with pytest.raises(ConfigError, match="no format 'xml'"):
-        FileWriter(str(tmp_path), format_name="xml")
 
 
 def test_after_a_write_that_failed_another_file_is_begun(tmp_path, monkeypatch):
@@ -95,16 +79,3 @@ def test_after_a_write_that_failed_another_file_is_begun(tmp_path, monkeypatch):
     writer.close()
     assert len(list(tmp_path.iterdir())) == 2
     assert [int(batch["eps_id"][0]) for batch in read_once(tmp_path)] == [0, 6]
-
-
-def test_a_batch_that_the_format_can_not_hold_costs_itself_only(tmp_path):
-    pytest.importorskip("pyarrow")
-    writer = FileWriter(str(tmp_path), format_name="parquet")
-    writer.write(cartpole_rows())
-    other = cartpole_rows()
-    other["obs"] = other["obs"].astype("f8")
-    with pytest.raises(DataError, match="'obs' differs"):
-        writer.write(other)
-    writer.write(cartpole_rows())
-    writer.close()
-    assert sum(batch.count for batch in read_once(tmp_path)) == 30

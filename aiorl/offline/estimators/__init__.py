@@ -419,8 +419,15 @@ class OffPolicyEstimator(ABC):
             log_ratios = action_log_likelihoods(self.policy, episode) - old
             rewards = np.asarray(episode[c.REWARDS], np.float64)
             # bounded, so that sums of them stay finite
-            ratios = np.exp(np.minimum(np.cumsum(log_ratios), LARGEST_LOG_RATIO))
-            self._estimates.append(self._estimate(ratios, rewards))
+            weights = self._weights(np.exp(np.minimum(np.cumsum(log_ratios), LARGEST_LOG_RATIO)))
+            discounted = self.gamma ** np.arange(len(rewards)) * rewards
+            old_return, new_return = float(discounted.sum()), float((weights * discounted).sum())
+            metrics = {
+                "V_prev": old_return,
+                f"V_step_{self.name.upper()}": new_return,
+                "V_gain_est": new_return / max(SMALLEST_RETURN, old_return),
+            }
+            self._estimates.append(OffPolicyEstimate(self.name, metrics))
 
     def get_metrics(self) -> list[OffPolicyEstimate]:
         """Return the estimates since the last call."""
@@ -428,13 +435,8 @@ class OffPolicyEstimator(ABC):
         return estimates
 
     @abstractmethod
-    def _estimate(self, ratios: F64, rewards: F64) -> OffPolicyEstimate:
-        """Judge an episode by p_t [T] and rewards [T]."""
-
-    def _compare(self, key: str, weights: F64, rewards: F64) -> OffPolicyEstimate:
-        discounted = self.gamma ** np.arange(len(rewards)) * rewards
-        old, new = float(discounted.sum()), float((weights * discounted).sum())
-        return OffPolicyEstimate(self.name, {"V_prev": old, key: new, "V_gain_est": new / max(SMALLEST_RETURN, old)})
+    def _weights(self, ratios: F64) -> F64:
+        """Return the weight [T] of each reward of an episode by p_t [T]."""
 
 
 class ImportanceSamplingEstimator(OffPolicyEstimator):
@@ -442,8 +444,8 @@ class ImportanceSamplingEstimator(OffPolicyEstimator):
 
     name = "is"
 
-    def _estimate(self, ratios: F64, rewards: F64) -> OffPolicyEstimate:
-        return self._compare("V_step_IS", ratios, rewards)
+    def _weights(self, ratios: F64) -> F64:
+        return ratios
 
 
 class WeightedImportanceSamplingEstimator(OffPolicyEstimator):
@@ -457,7 +459,7 @@ class WeightedImportanceSamplingEstimator(OffPolicyEstimator):
         self._sums = np.zeros(0)
         self._counts = np.zeros(0)
 
-    def _estimate(self, ratios: F64, rewards: F64) -> OffPolicyEstimate:
+    def _weights(self, ratios: F64) -> F64:
         length = len(ratios)
         longer = max(0, length - len(self._sums))
         self._sums = np.pad(self._sums, (0, longer))
@@ -466,8 +468,7 @@ class WeightedImportanceSamplingEstimator(OffPolicyEstimator):
         self._counts[:length] += 1.0
         means = self._sums[:length] / self._counts[:length]
         # a mean of 0 has a ratio of 0 above it
-        weights = np.divide(ratios, means, out=np.zeros(length), where=means > 0.0)
-        return self._compare("V_step_WIS", weights, rewards)
+        return np.divide(ratios, means, out=np.zeros(length), where=means > 0.0)
 
 
 ESTIMATORS: dict[str, type[OffPolicyEstimator]] = {

@@ -85,89 +85,87 @@ class Look(NamedTuple):
     dist_inputs: F32
 
 
-class Target:
-    """Evaluates a policy along stored episodes; a recurrent one with its own states, from each episode's start.
+Observe = Callable[[Sequence[Any]], Array]
+"""Makes network inputs of stored observations."""
 
-    It is judged as it acts when it draws from its distribution, without exploration on top of that.
+
+def log_likelihoods(policy: Policy, episodes: Sequence[SampleBatch], observe: Observe | None = None) -> F64:
+    """Return log-probabilities [R] of the actions taken; arguments are those of `look_at`.
+
+    Raises:
+        PolicyError: the policy cannot tell.
+        BatchError: observations or actions that are not of its spaces.
     """
+    if isinstance(policy, GraphPolicy) and not isinstance(policy, ActionLikelihoods):
+        return look_at(policy, episodes, observe, need_ends=False).logp
+    return _finite(np.concatenate([action_log_likelihoods(policy, episode) for episode in episodes]))
 
-    def __init__(self, policy: Policy, observe: Callable[[Sequence[Any]], Array] | None = None) -> None:
-        """Take a policy.
 
-        Args:
-            policy: it.
-            observe: makes network inputs of stored observations; None where they are network inputs already.
-        """
-        self._policy, self._observe = policy, observe
+def look_at(
+    policy: Policy, episodes: Sequence[SampleBatch], observe: Observe | None = None, *, need_ends: bool
+) -> Look:
+    """Evaluate a policy at each step, and at what followed the last ones.
 
-    def log_likelihoods(self, episodes: Sequence[SampleBatch]) -> F64:
-        """Return log-probabilities [R] of the actions taken.
+    It is judged as it acts when it draws from its distribution, without exploration on top of that. A recurrent one has
+    its own states from each episode's start.
 
-        Raises:
-            PolicyError: the policy cannot tell.
-            BatchError: observations or actions that are not of its spaces.
-        """
-        if isinstance(self._policy, GraphPolicy) and not isinstance(self._policy, ActionLikelihoods):
-            return self.look(episodes, need_ends=False).logp
-        return _finite(np.concatenate([action_log_likelihoods(self._policy, episode) for episode in episodes]))
+    Args:
+        policy: the policy.
+        episodes: whole episodes.
+        observe: makes network inputs of stored observations; None where they are network inputs already.
+        need_ends: an episode that did not terminate must have the observation that followed.
 
-    def look(self, episodes: Sequence[SampleBatch], *, need_ends: bool) -> Look:
-        """Evaluate the policy at each step, and at what followed the last ones.
+    Raises:
+        PolicyError: the policy is not one of aiorl's networks.
+        BatchError: a column is missing; observations or actions that are not of its spaces.
+    """
+    if not isinstance(policy, GraphPolicy):
+        raise PolicyError(
+            f"{type(policy).__name__} cannot tell its action distribution, which dm and dr need; use is, wis, pdis"
+        )
+    obs = np.concatenate([part for episode in episodes for part in _inputs(policy, episode, observe, need_ends)])
+    by_episode = [check_actions(episode, policy.layout) for episode in episodes]
+    actions, lengths = np.concatenate(by_episode), np.array([episode.count for episode in episodes])
+    steps = steps_of(lengths)
+    prev = None
+    if policy.spec.prev_action is not None:
+        rewards = [np.asarray(episode[c.REWARDS], np.float32) for episode in episodes]
+        prev = _behind_zeros(by_episode), _behind_zeros(rewards)
+    dist_inputs, states = _evaluated(policy, obs, lengths, prev)
+    logp = np.asarray(policy.distribution.logp(dist_inputs[steps], actions), np.float64)
+    known = [obs.reshape(len(obs), -1).astype(np.float32), *(state.reshape(len(obs), -1) for state in states)]
+    return Look(policy, steps, _finite(logp), actions, np.concatenate(known, axis=1), dist_inputs)
 
-        Args:
-            episodes: whole episodes.
-            need_ends: an episode that did not terminate must have the observation that followed.
 
-        Raises:
-            PolicyError: the policy is not one of aiorl's networks.
-            BatchError: a column is missing; observations or actions that are not of its spaces.
-        """
-        policy = self._policy
-        if not isinstance(policy, GraphPolicy):
-            raise PolicyError(
-                f"{type(policy).__name__} cannot tell its action distribution, which dm and dr need; use is, wis, pdis"
-            )
-        obs = np.concatenate([part for episode in episodes for part in self._inputs(policy, episode, need_ends)])
-        by_episode = [check_actions(episode, policy.layout) for episode in episodes]
-        actions, lengths = np.concatenate(by_episode), np.array([episode.count for episode in episodes])
-        steps = steps_of(lengths)
-        prev = None
-        if policy.spec.prev_action is not None:
-            rewards = [np.asarray(episode[c.REWARDS], np.float32) for episode in episodes]
-            prev = _behind_zeros(by_episode), _behind_zeros(rewards)
-        dist_inputs, states = _evaluated(policy, obs, lengths, prev)
-        logp = np.asarray(policy.distribution.logp(dist_inputs[steps], actions), np.float64)
-        known = [obs.reshape(len(obs), -1).astype(np.float32), *(state.reshape(len(obs), -1) for state in states)]
-        return Look(policy, steps, _finite(logp), actions, np.concatenate(known, axis=1), dist_inputs)
+def _inputs(policy: GraphPolicy, episode: SampleBatch, observe: Observe | None, need_end: bool) -> tuple[Array, Array]:
+    """Return observations of an episode as the network takes them, and the one [1, ...] behind the last step."""
+    obs = _network_inputs(policy, episode, episode[c.OBS], observe)
+    if c.NEW_OBS in episode:
+        return obs, _network_inputs(policy, episode, episode[c.NEW_OBS][-1:], observe)
+    if need_end and not has_terminated(episode):
+        raise BatchError(
+            c.NEW_OBS,
+            "it to be there, since an episode was cut and its end has a value (or say that a cut is an end)",
+            sorted(episode),
+        )
+    return obs, np.zeros_like(obs[:1])
 
-    def _inputs(self, policy: GraphPolicy, episode: SampleBatch, need_end: bool) -> tuple[Array, Array]:
-        """Return observations of an episode as the network takes them, and the one [1, ...] behind the last step."""
-        obs = self._network_inputs(policy, episode, episode[c.OBS])
-        if c.NEW_OBS in episode:
-            return obs, self._network_inputs(policy, episode, episode[c.NEW_OBS][-1:])
-        if need_end and not has_terminated(episode):
-            raise BatchError(
-                c.NEW_OBS,
-                "it to be there, since an episode was cut and its end has a value (or say that a cut is an end)",
-                sorted(episode),
-            )
-        return obs, np.zeros_like(obs[:1])
 
-    def _network_inputs(self, policy: GraphPolicy, episode: SampleBatch, stored: Array) -> Array:
-        spec = policy.spec
-        obs = stored if self._observe is None else self._observe(list(stored))
-        if obs.shape[1:] != spec.obs_shape:
-            hint = "" if self._observe else "; stored as its environment gives them, they must be preprocessed first"
-            raise BatchError(
-                c.OBS, f"observations of shape {spec.obs_shape}, as the policy takes them", f"{obs.shape[1:]}{hint}"
-            )
-        cast: Array = obs.astype(spec.obs_dtype, copy=False)
-        is_lost = spec.obs_dtype == "uint8" and obs.dtype != np.uint8 and not np.array_equal(cast, obs)
-        if is_lost or not (cast.dtype.kind != "f" or np.isfinite(cast).all()):
-            episode_id = f" in episode {episode[c.EPS_ID][0]}" if c.EPS_ID in episode else ""
-            expected = "whole numbers from 0 to 255" if is_lost else "finite numbers"
-            raise BatchError(c.OBS, expected, f"others{episode_id}")
-        return cast
+def _network_inputs(policy: GraphPolicy, episode: SampleBatch, stored: Array, observe: Observe | None) -> Array:
+    spec = policy.spec
+    obs = stored if observe is None else observe(list(stored))
+    if obs.shape[1:] != spec.obs_shape:
+        hint = "" if observe else "; stored as its environment gives them, they must be preprocessed first"
+        raise BatchError(
+            c.OBS, f"observations of shape {spec.obs_shape}, as the policy takes them", f"{obs.shape[1:]}{hint}"
+        )
+    cast: Array = obs.astype(spec.obs_dtype, copy=False)
+    is_lost = spec.obs_dtype == "uint8" and obs.dtype != np.uint8 and not np.array_equal(cast, obs)
+    if is_lost or not (cast.dtype.kind != "f" or np.isfinite(cast).all()):
+        episode_id = f" in episode {episode[c.EPS_ID][0]}" if c.EPS_ID in episode else ""
+        expected = "whole numbers from 0 to 255" if is_lost else "finite numbers"
+        raise BatchError(c.OBS, expected, f"others{episode_id}")
+    return cast
 
 
 def has_terminated(episode: SampleBatch) -> bool:
@@ -255,8 +253,8 @@ class QRows:
 
     Attributes:
         of: the episodes.
-        taken_together: [R + E, d], features of observation and action as one; None where actions have weights of their
-            own.
+        taken: [R + E, d], features of observation and action as one; those of observations alone, ``expected``, where
+            actions have weights of their own.
         choices: [R], the action's number; 0 where they have not.
         expected: [R + E, d], those averaged over the new policy's actions; else of observations alone.
         probabilities: [R + E, A], the new policy's; ones [R + E, 1] where actions have no weights of their own.
@@ -264,7 +262,7 @@ class QRows:
     """
 
     of: Trajectories
-    taken_together: F64 | None
+    taken: F64
     choices: NDArray[np.int64]
     expected: F64
     probabilities: F64
@@ -275,19 +273,15 @@ class QRows:
         is_in = np.zeros(len(self.of), bool)
         is_in[index] = True
         steps, rows = np.repeat(is_in, self.of.lengths), np.repeat(is_in, self.of.lengths + 1)
+        expected = self.expected[rows]
         return QRows(
             Trajectories(self.of.rewards[steps], self.of.lengths[index], self.of.gamma),
-            None if self.taken_together is None else self.taken_together[rows],
+            expected if self.taken is self.expected else self.taken[rows],
             self.choices[steps],
-            self.expected[rows],
+            expected,
             self.probabilities[rows],
             self.goes_on[index],
         )
-
-    @property
-    def taken(self) -> F64:
-        """[R + E, d]: features of what was done."""
-        return self.expected if self.taken_together is None else self.taken_together
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -336,9 +330,8 @@ class FeatureBank:
             goes_on: [E], what followed the last step has a value.
         """
         choices, expected, probabilities = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
-        return QRows(
-            of, np.concatenate(self._taken) if self._taken else None, choices, expected, probabilities, goes_on
-        )
+        taken = np.concatenate(self._taken) if self._taken else expected
+        return QRows(of, taken, choices, expected, probabilities, goes_on)
 
     def _features(self, numbers: F32, steps: NDArray[np.int64]) -> F64:
         self._waves = self._waves or _Waves(numbers[steps], self._rng)

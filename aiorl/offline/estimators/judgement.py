@@ -26,7 +26,7 @@ from aiorl.offline.estimators import (
     bootstrap_means,
     interval_of,
 )
-from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, QRows, Target, has_terminated
+from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, QRows, has_terminated, log_likelihoods, look_at
 
 F64 = NDArray[np.float64]
 
@@ -151,7 +151,7 @@ def judge(
         PolicyError: the policy cannot tell how likely its actions are (a ValueError).
     """
     _check(methods, gamma, clip, num_resamples)
-    target, bank = Target(policy, observe), FeatureBank(seed)
+    bank = FeatureBank(seed)
     wants_ratios, wants_q = bool(WITH_RATIOS.intersection(methods)), bool(_WITH_Q.intersection(methods))
     rewards, lengths, log_ratios, goes_on = [], [], [np.zeros(0)], []
     for chunk in _chunks(episodes):
@@ -162,10 +162,11 @@ def judge(
         # what was stored is looked at first: it is what can be wrong
         old = [behaviour_log_likelihoods(episode, policy.action_space) for episode in chunk] if wants_ratios else []
         if wants_q:
-            look = target.look(chunk, need_ends=not cut_is_end)
+            look = look_at(policy, chunk, observe, need_ends=not cut_is_end)
             bank.add(look)
         if wants_ratios:
-            log_ratios.append((look.logp if wants_q else target.log_likelihoods(chunk)) - np.concatenate(old))
+            new = look.logp if wants_q else log_likelihoods(policy, chunk, observe)
+            log_ratios.append(new - np.concatenate(old))
     if not lengths:
         raise ConfigError("there is no whole episode in the data.", hint="Episodes end with a row that is done.")
     of = Trajectories(np.concatenate(rewards), np.array(lengths), gamma)

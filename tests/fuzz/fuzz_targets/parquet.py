@@ -73,4 +73,4 @@ def run(data: bytes) -> None:
 
 def _check_pages(content: bytes) -> None:
     with contextlib.suppress(DataError):
-        assert decoded_bytes(io.BytesIO(content), {5: 0, 7: len(content), 9: 0}, INT64) >= 0
+        assert decoded_bytes(io.BytesIO(content), {(5, 6): 0, (7, 6): len(content), (9, 6): 0}, INT64) >= 0
