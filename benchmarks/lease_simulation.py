@@ -21,7 +21,7 @@ from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.net.protocol.pacing import Pacing
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.net.wire import messages as m
-from aiorl.run.ingest import STALE, BatchAssembler, QueuedFragment
+from aiorl.run.ingest import STALE, BatchAssembler
 
 __all__ = ["Host", "Simulated", "Simulation"]
 
@@ -156,7 +156,7 @@ class Simulation:
         self._pacing = Pacing(plan.fragments_per_batch, plan.max_policy_lag, plan.outstanding_per_worker)
         self._learner.leases.begin_streaming(self._pacing)
         self._assembler = BatchAssembler(plan)
-        self._thread: list[tuple[QueuedFragment, ...]] = []  # the running batch first
+        self._thread: list[tuple[ev.SamplesAccepted, ...]] = []  # the running batch first
         self._idle_since = 0.0
         self._waited_s = 0.0
         self._is_warm = False
@@ -232,7 +232,7 @@ class Simulation:
         node.session.fragment_done(samples, self.now)
         self._take_up(node)
 
-    # The learner, as `LearnerService` has it ------------------------------------------------------------------
+    # The learner, as `RemoteSource` has it --------------------------------------------------------------------
 
     def _arrive(self, node: _Node, message: m.Message) -> None:
         self._learner.receive(node.peer, message, self.now)
@@ -241,12 +241,9 @@ class Simulation:
     def _pump(self) -> None:
         for event in self._learner.events():
             if isinstance(event, ev.SamplesAccepted):
-                samples = event.message
                 self._sampled += self._is_warm
                 self._result.by_slot[event.slot] = self._result.by_slot.get(event.slot, 0) + self._is_warm
-                self._assembler.add(
-                    QueuedFragment(event.slot, samples.seq, samples.first_version, {}, samples.env_steps)
-                )
+                self._assembler.add(event)
         self._feed()
         waiting = self._assembler.queued_fragments + len(self._thread) * self._plan.fragments_per_batch
         self._learner.stream(waiting, max(0, self._learner.version - (self._plan.max_policy_lag or _STEPS)))
@@ -274,11 +271,11 @@ class Simulation:
             if len(self._thread) == 1:
                 self._waited_s = self.now - self._idle_since
                 self._work(self._update_s, self._update)
-        for discarded in self._assembler.take_discarded():
-            self._learner.ledger.discard(discarded.reason, discarded.env_steps)
+        for reason, fragment in self._assembler.take_discarded():
+            self._learner.ledger.discard(reason, fragment.message.env_steps)
             self._discarded += self._is_warm
-            if discarded.reason == STALE:
-                self._pacing.outdated(discarded.fragment.slot)
+            if reason == STALE:
+                self._pacing.outdated(fragment.slot)
 
     def _update(self) -> None:
         fragments = self._thread.pop(0)
@@ -288,8 +285,8 @@ class Simulation:
         version = self._learner.version
         if self._is_warm:
             self._trained += len(fragments)
-            self._result.lags += [version - fragment.version for fragment in fragments]
-        self._learner.ledger.train(sum(fragment.env_steps for fragment in fragments))
+            self._result.lags += [version - fragment.message.first_version for fragment in fragments]
+        self._learner.ledger.train(sum(fragment.message.env_steps for fragment in fragments))
         self._pacing.updated(waited_s, self._assembler.queued_fragments, self.now)
         self._publish(version + 1)
         self._assembler.set_version(version + 1)

@@ -29,11 +29,6 @@ def install_command(extra: str) -> str:
     return f"pip install 'aiorl[{extra}]'"  # pip keeps the aiorl that is installed, and reads its extras
 
 
-def missing(modules: Iterable[str]) -> list[str]:
-    """Those of some top-level modules that are not installed; none is imported."""
-    return [name for name in modules if importlib.util.find_spec(name) is None]
-
-
 def want_packages(by: str, modules: Iterable[str], extra: str, *, key: str, value: object = None) -> None:
     """Refuse what needs packages that are not installed; none is imported.
 
@@ -47,13 +42,9 @@ def want_packages(by: str, modules: Iterable[str], extra: str, *, key: str, valu
     Raises:
         ConfigError: some are missing.
     """
-    if absent := missing(modules):
-        raise ConfigError(
-            f"{by} needs {', '.join(absent)}, not installed here.",
-            key=key,
-            value=value,
-            hint=f"Install it with: {install_command(extra)}",
-        )
+    if absent := [name for name in modules if importlib.util.find_spec(name) is None]:
+        said = f"{by} needs {', '.join(absent)}, not installed here."
+        raise ConfigError(said, key=key, value=value, hint=f"Install it with: {install_command(extra)}")
 
 
 @contextlib.contextmanager
@@ -73,12 +64,8 @@ def needed_by(by: str, what: str, extra: str, *, key: str, value: object = None)
     try:
         yield
     except ImportError as error:
-        raise ConfigError(
-            f"{by} needs {what}: {error}.",
-            key=key,
-            value=value,
-            hint=f"Install it with: {install_command(extra)}",
-        ) from error
+        hint = f"Install it with: {install_command(extra)}"
+        raise ConfigError(f"{by} needs {what}: {error}.", key=key, value=value, hint=hint) from error
 
 
 _found_last: set[str] = set()
@@ -152,7 +139,7 @@ def load_tensorflow(*, threads: int | None = None) -> None:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     else:
         threads = None
-    with _hidden("matplotlib", "cv2"), _no_collection():
+    with _quickly():
         try:
             tensorflow = importlib.import_module("tensorflow")
         except (ImportError, MemoryError) as error:
@@ -166,25 +153,20 @@ def load_tensorflow(*, threads: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _hidden(*packages: str) -> Iterator[None]:
-    """Let imports of optional packages fail: Keras would load pyplot for helpers of its own, half a second."""
-    hidden = [package for package in packages if package not in sys.modules]
+def _quickly() -> Iterator[None]:
+    """Import in here what makes much and drops little: look for no garbage, and never again in what is made.
+
+    Imports of pyplot fail meanwhile: Keras would load it for helpers of its own, half a second.
+    """
+    hidden = [package for package in ("matplotlib", "cv2") if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # how the import system is told so
-    try:
-        yield
-    finally:
-        for package in hidden:
-            del sys.modules[package]
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Look for no garbage, and never again in what was made meanwhile: an import makes much and drops little."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        for package in hidden:
+            del sys.modules[package]
         gc.freeze()
         if was_enabled:
             gc.enable()

@@ -1,4 +1,4 @@
-"""Reports of data flow that appear once, or once a minute, and not at every step.
+"""Reports that appear once, or once a minute: of data flow not at every step, of peers not whenever they do something.
 
 Process-wide, as logging itself is: worker 1 and the learner report once, at DEBUG again and again; further
 workers keep quiet.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -122,3 +123,62 @@ def _summarize_array(array: np.ndarray[Any, Any]) -> str:
     if array.size == 0 or array.dtype.kind not in "biuf":
         return head + ")"
     return f"{head}, min {array.min():.4g}, max {array.max():.4g}, mean {array.mean():.4g})"
+
+
+class EventRates:
+    """Decides which of the things that peers do are told one by one; the others are counted by kind.
+
+    Kinds are few and ours; sources, and what is said, may be anything a peer chooses. No more than ``per_kind`` of each
+    are remembered for each kind, and all are forgotten when the window ends.
+    """
+
+    def __init__(self, per_source: int = 10, per_kind: int = 60, window_s: float = 60.0) -> None:
+        """Allow so many in a window.
+
+        Args:
+            per_source: of one kind from one source.
+            per_kind: of one kind in all.
+            window_s: length of a window; it begins with the first event after the one before has ended.
+        """
+        self._per_source = per_source
+        self._per_kind = per_kind
+        self._window_s = window_s
+        self._ends = float("-inf")
+        self._told: Counter[str] = Counter()
+        self._told_of: Counter[tuple[object, ...]] = Counter()
+        self._left_out: Counter[str] = Counter()
+
+    def allow(
+        self, kind: str, source: object, now: float, *, at_most: int | None = None, what: str | None = None
+    ) -> bool:
+        """Tell whether this event is to be reported; if not, count it.
+
+        Args:
+            kind: which of our kinds it is.
+            source: who it is of.
+            now: the time.
+            at_most: of this kind from this source, where it is not ``per_source``.
+            what: told once in a window, whoever it is of.
+        """
+        most = self._per_source if at_most is None else at_most
+        if now >= self._ends:
+            self._ends = now + self._window_s
+            self._told.clear()
+            self._told_of.clear()
+        is_known = what is not None and self._told_of[kind, "what", what] > 0
+        if is_known or self._told[kind] >= self._per_kind or self._told_of[kind, source] >= most:
+            self._left_out[kind] += 1
+            return False
+        self._told[kind] += 1
+        self._told_of[kind, source] += 1
+        if what is not None:
+            self._told_of[kind, "what", what] = 1
+        return True
+
+    def take_left_out(self, now: float) -> dict[str, int]:
+        """Kind -> how many were left out, once their window is over; they are gone from here."""
+        if not self._left_out or now < self._ends:
+            return {}
+        left_out = dict(self._left_out)
+        self._left_out.clear()
+        return left_out

@@ -123,10 +123,8 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
     maker = EnvMaker(plan)
     if config.vectorize == "native":
         if config.remote_worker_envs:
-            raise ConfigError(
-                "vectorize is 'native', but remote_worker_envs gives each environment a process of its own.",
-                key="vectorize", value="native", hint="Leave out one of the two.",
-            )  # fmt: skip
+            said = "vectorize is 'native', but remote_worker_envs gives each environment a process of its own."
+            raise ConfigError(said, key="vectorize", value="native", hint="Leave out one of the two.")
         maker.check_native()
     env = maker.make_first()
     try:
@@ -148,21 +146,13 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
 
 def _check_settings(config: CommonConfig, env: Any, kind: EnvKind) -> None:
     if kind.is_external:
-        if config.num_envs_per_worker != 1 and "num_envs_per_worker" in config.model_fields_set:
-            raise ConfigError(
-                f"num_envs_per_worker is {config.num_envs_per_worker}, but an external environment drives itself: a "
-                "worker has one.",
-                key="num_envs_per_worker",
-                value=config.num_envs_per_worker,
-                hint="Set num_envs_per_worker: 1.",
-            )
+        key, number = "num_envs_per_worker", config.num_envs_per_worker
+        if number != 1 and key in config.model_fields_set:
+            said = f"{key} is {number}, but an external environment drives itself: a worker has one."
+            raise ConfigError(said, key=key, value=number, hint=f"Set {key}: 1.")
         if config.horizon:
-            raise ConfigError(
-                f"horizon is {config.horizon}, but the episodes of an external environment are its clients'.",
-                key="horizon",
-                value=config.horizon,
-                hint="Leave horizon out.",
-            )
+            said = f"horizon is {config.horizon}, but the episodes of an external environment are its clients'."
+            raise ConfigError(said, key="horizon", value=config.horizon, hint="Leave horizon out.")
     elif isinstance(env, gymnasium.Env):
         checked_horizon(config.horizon, episode_limit(env))
 
@@ -250,23 +240,22 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
     has_env = clock()
     configure_tensorflow(config)
     has_tensorflow = clock()
-    kinds = {policy_id: algorithm_class(policy.config.algo) for policy_id, policy in planned.items()}
+    kinds: dict[str, type[Algorithm]] = {}
+    parts: dict[str, PolicyPart] = {}
     learners: dict[str, tuple[CommonConfig, Any]] = {}
     fixed: dict[str, Mapping[str, Any]] = {}
     graphs: dict[str, PolicyGraph] = {}
-    filters = {
-        policy_id: make_filter(
+    filters: dict[str, ObservationFilter] = {}
+    for position, (policy_id, policy) in enumerate(planned.items()):
+        kind = kinds[policy_id] = algorithm_class(policy.config.algo)
+        own_filter = filters[policy_id] = make_filter(
             config.observation_filter, policy.preprocessor.shape, policy.preprocessor.layout.num_mask
         )
-        for policy_id, policy in planned.items()
-    }
-    parts = {policy_id: _policy_part(config, policy, kinds[policy_id]) for policy_id, policy in planned.items()}
-    for position, (policy_id, policy) in enumerate(planned.items()):
+        part = parts[policy_id] = _policy_part(config, policy, kind)
         if policy.policy_class is not None:
             continue
         seed = None if config.seed is None else policy_seed(config.seed, position)
-        exploration = parts[policy_id].config.get("exploration")
-        model, graphs[policy_id] = _build_network(kinds[policy_id], policy, filters[policy_id], seed, exploration)
+        model, graphs[policy_id] = _build_network(kind, policy, own_filter, seed, part.config.get("exploration"))
         if policy.is_trained:
             learners[policy_id] = policy.config.model_copy(update={"seed": seed}), model
         else:
@@ -276,9 +265,8 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
     algorithms = {policy_id: kinds[policy_id](*learner) for policy_id, learner in learners.items()}
     for policy_id, algorithm in algorithms.items():
         algorithm.merged_filter = filters[policy_id]
-    for policy_id, part in parts.items():
-        if part.sample_plan.return_discount is not None:
-            filters[returns_of(policy_id)] = ReturnFilter()
+    scaled = [policy_id for policy_id, part in parts.items() if part.sample_plan.return_discount is not None]
+    filters |= {returns_of(policy_id): ReturnFilter() for policy_id in scaled}
     return Learning(
         group=PolicyGroup(algorithms, fixed),
         lease_plan=algorithm_class(config.algo).lease_plan(config),

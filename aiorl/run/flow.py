@@ -11,26 +11,28 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from aiorl.acting.filters import ObservationFilter
 from aiorl.errors import BatchError
 from aiorl.net.protocol import events as ev
-from aiorl.net.protocol.leases import LeaseBook
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.protocol.pacing import Pacing
 from aiorl.net.transport.endpoint import EndpointStats
 from aiorl.net.wire.messages import PolicyArrays, Snapshot
 from aiorl.run.build import Learning
-from aiorl.run.ingest import STALE, AssembledBatch, BatchAssembler, QueuedFragment, check_samples
+from aiorl.run.ingest import STALE, AssembledBatch, BatchAssembler, check_samples
 from aiorl.run.policy_group import UpdateDone
 from aiorl.run.report.results import Progress
 from aiorl.text import one_line
 
 if TYPE_CHECKING:
+    from aiorl.net.protocol.learner_session import LearnerSession
+    from aiorl.run.local_source import LocalSource
     from aiorl.run.training import Training
+    from aiorl.run.update_thread import UpdateThread
 
 
 class Publisher:
@@ -45,26 +47,25 @@ class Publisher:
         """Take the filters that deltas are merged into."""
         self.version = -1
         self.filters = dict(filters)
-        # of live incarnations, which are as many as the session has slots: the highest number merged
+        # of live incarnations, which are as many as the session has slots: the highest number merged. Lower numbers
+        # that are not are those of accepted fragments that wait in the assembler
         self._merged: dict[str, int] = {}
-        # of those: lower numbers that are not, which are those of accepted fragments that wait in the assembler
-        self._skipped: dict[str, set[int]] = {}
 
     def join(self, incarnation: str) -> None:
         """An incarnation lives from now on: what is merged of it is acknowledged in snapshots."""
         self._merged.setdefault(incarnation, 0)
 
     def merge_deltas(self, incarnation: str, sequence: int, deltas: PolicyArrays) -> None:
-        """Merge what a fragment's observations add; each fragment of a live incarnation once.
+        """Merge what a fragment's observations add; that each comes once is the session's part.
 
         What an incarnation sent before it ended may be merged after its end, too: nobody waits for its acknowledgement,
-        so none is kept, and that each comes once is the caller's part then.
+        so none is kept.
 
         Raises:
             BatchError: a delta that does not fit its filter; those of other policies are merged.
         """
-        if incarnation in self._merged and not self._is_new(incarnation, sequence):
-            return
+        if incarnation in self._merged:
+            self._merged[incarnation] = max(sequence, self._merged[incarnation])
         fault: BatchError | None = None
         for policy_id, delta in sorted(deltas.items()):
             own = self.filters.get(policy_id)
@@ -80,21 +81,6 @@ class Publisher:
     def forget(self, incarnation: str) -> None:
         """An incarnation has ended; nothing of it will be acknowledged any more."""
         self._merged.pop(incarnation, None)
-        self._skipped.pop(incarnation, None)
-
-    def _is_new(self, incarnation: str, sequence: int) -> bool:
-        """Note a number of a live incarnation; False if it is merged already."""
-        highest = self._merged[incarnation]
-        if sequence > highest:
-            self._merged[incarnation] = sequence
-            if sequence > highest + 1:
-                self._skipped.setdefault(incarnation, set()).update(range(highest + 1, sequence))
-            return True
-        skipped = self._skipped.get(incarnation, set())
-        if sequence not in skipped:
-            return False
-        skipped.discard(sequence)
-        return True
 
     def filter_states(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Policy id -> state of its filter, for those whose filter has one."""
@@ -178,46 +164,6 @@ def progress_of(
     )
 
 
-class Updates(Protocol):
-    """Where train batches go: `UpdateThread`."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether ``submit_nowait`` would take a batch now."""
-        ...
-
-    def submit_nowait(self, batch: AssembledBatch) -> bool:
-        """Hand a train batch over; False if it was not taken."""
-        ...
-
-
-class Sampling(Protocol):
-    """Who samples, as far as `Flow` asks for it: `LearnerSession`, which says what each method does."""
-
-    ledger: Ledger
-    leases: LeaseBook
-
-    def publish(self, snapshot: Snapshot, now: float) -> None:
-        """Give a snapshot out."""
-        ...
-
-    def deal(self, version: int, fragments: int) -> None:
-        """Have one train batch sampled."""
-        ...
-
-    def deal_again(self, fragments: int) -> None:
-        """Have so many of its fragments sampled once more."""
-        ...
-
-    def stream(self, waiting: int, min_version: int) -> None:
-        """Have sampled what the run's budget allows."""
-        ...
-
-    def lose(self, slot: int, reason: str, now: float) -> None:
-        """End a worker that sent what is no good."""
-        ...
-
-
 class Flow:
     """Keeps the update thread busy, and workers sampling for it; made when training begins.
 
@@ -233,8 +179,8 @@ class Flow:
         self,
         training: Training,
         learning: Learning,
-        updates: Updates,
-        session: Sampling,
+        updates: UpdateThread | LocalSource,
+        session: LearnerSession | LocalSource,
         *,
         tell: Callable[..., bool],
         max_queued_bytes: int,
@@ -314,18 +260,9 @@ class Flow:
         if not self._stopping:  # the last result is of what the run ended for, not of what came while it ended
             self._results.add_episodes(episodes)
             self._results.add_perf(message.perf)
-        fragment = QueuedFragment(
-            slot=event.slot,
-            seq=message.seq,
-            version=message.first_version,
-            batches=message.batches,
-            env_steps=message.env_steps,
-            incarnation=event.incarnation,
-            filter_deltas=message.filter_deltas,
-        )
-        self._assembler.add(fragment)
+        self._assembler.add(event)
         if self._pacing is not None:
-            self._merge(fragment)
+            self._merge(event)
         elif more := self._assembler.more_wanted():
             self._session.deal_again(more)
 
@@ -344,17 +281,18 @@ class Flow:
                     self._merge(fragment)
             self._updates.submit_nowait(batch)
             self._num_in_thread += 1
-        for discarded in assembler.take_discarded():
-            self._session.ledger.discard(discarded.reason, discarded.env_steps)
+        for reason, fragment in assembler.take_discarded():
+            self._session.ledger.discard(reason, fragment.message.env_steps)
             if self._pacing is None:  # on-policy: what it saw counts, used or not
-                self._merge(discarded.fragment)
-            elif discarded.reason == STALE:
-                self._pacing.outdated(discarded.fragment.slot)
+                self._merge(fragment)
+            elif reason == STALE:
+                self._pacing.outdated(fragment.slot)
         self.stream()
 
-    def _merge(self, fragment: QueuedFragment) -> None:
+    def _merge(self, fragment: ev.SamplesAccepted) -> None:
+        message = fragment.message
         try:
-            self.publisher.merge_deltas(fragment.incarnation, fragment.seq, fragment.filter_deltas)
+            self.publisher.merge_deltas(fragment.incarnation, message.seq, message.filter_deltas)
         except BatchError as error:
             said = f"worker {fragment.slot} sent a filter delta that was left out: {one_line(str(error), _MAX_REASON)}"
             self._tell("filter deltas left out", fragment.slot, said, logging.WARNING)
@@ -363,7 +301,8 @@ class Flow:
         """An update has ended: account for it, publish its weights if they are to be, lease what comes next."""
         self._num_in_thread -= 1
         for fragment in done.batch.fragments:
-            self._results.add_lag(self.publisher.version - fragment.version, fragment.env_steps)
+            message = fragment.message
+            self._results.add_lag(self.publisher.version - message.first_version, message.env_steps)
         self._session.ledger.train(done.batch.env_steps)
         self._counters.env_steps_trained += done.batch.env_steps
         self._counters.updates += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from aiorl.data.columns import OBS, VALID, is_gradient, num_rows
 from aiorl.data.metrics import MAX_HIST, MAX_NAME, MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
 from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS
 from aiorl.net.wire.messages import Samples
 
@@ -91,67 +92,21 @@ def _is_estimate(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuedFragment:
-    """A fragment that waits to be trained on.
-
-    Attributes:
-        slot: worker slot it came from.
-        seq: its number among that worker's fragments.
-        version: oldest policy version that acted in it.
-        batches: policy id -> columns by name.
-        env_steps: env steps it took.
-        incarnation: registration life of the worker.
-        filter_deltas: policy id -> what its observations add to the filter.
-        num_bytes: of the columns.
-    """
-
-    slot: int
-    seq: int
-    version: int
-    batches: PolicyColumns = field(repr=False)
-    env_steps: int
-    incarnation: str = ""
-    filter_deltas: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict, repr=False)
-    num_bytes: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        num_bytes = sum(array.nbytes for columns in self.batches.values() for array in columns.values())
-        object.__setattr__(self, "num_bytes", num_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Discarded:
-    """Env steps that will not be trained on.
-
-    Attributes:
-        reason: `STALE` (older than the bound on policy lag) or "surplus" (on-policy: more than a batch wants).
-        env_steps: how many.
-        fragment: the fragment they were taken for.
-    """
-
-    reason: str
-    env_steps: int
-    fragment: QueuedFragment = field(repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class AssembledBatch:
     """The fragments of one train batch, ready for `PolicyGroup.make_batch`.
 
     Attributes:
-        fragments: on-policy by slot, then seq; streaming in the order of arrival.
+        fragments: on-policy by slot, then number; streaming in the order of arrival.
         env_steps: those of all of them.
-        lags: versions between each fragment's policy and the learner's, when they were taken.
     """
 
-    fragments: tuple[QueuedFragment, ...]
+    fragments: tuple[SamplesAccepted, ...]
     env_steps: int
-    lags: tuple[int, ...]
 
     @property
     def batches(self) -> list[PolicyColumns]:
         """Columns of each fragment, by policy id."""
-        return [fragment.batches for fragment in self.fragments]
+        return [fragment.message.batches for fragment in self.fragments]
 
 
 class BatchAssembler:
@@ -169,21 +124,16 @@ class BatchAssembler:
     def __init__(self, plan: LeasePlan) -> None:
         """Start empty, at version 0, with the algorithm's plan."""
         self._plan = plan
-        self._newest_bytes = 0
-        self._queue: deque[QueuedFragment] = deque()
+        self._newest_bytes = self._queued_bytes = 0
+        self._queue: deque[SamplesAccepted] = deque()
         self._version = 0
         self._wanted = plan.fragments_per_batch
-        self._discarded: list[Discarded] = []
-
-    @property
-    def version(self) -> int:
-        """The learner's policy version."""
-        return self._version
+        self._discarded: list[tuple[str, SamplesAccepted]] = []
 
     @property
     def queued_env_steps(self) -> int:
         """Env steps that wait."""
-        return sum(fragment.env_steps for fragment in self._queue)
+        return sum(fragment.message.env_steps for fragment in self._queue)
 
     @property
     def queued_fragments(self) -> int:
@@ -192,7 +142,7 @@ class BatchAssembler:
 
     def bytes_with(self, coming: int) -> int:
         """Bytes that wait, and those of so many more fragments, if they are as large as the newest one."""
-        return sum(fragment.num_bytes for fragment in self._queue) + coming * self._newest_bytes
+        return self._queued_bytes + coming * self._newest_bytes
 
     @property
     def is_ready(self) -> bool:
@@ -221,65 +171,57 @@ class BatchAssembler:
         self._wanted += more
         return more
 
-    def add(self, fragment: QueuedFragment) -> bool:
-        """Queue a fragment; False if it was discarded, for a reason that `take_discarded` tells.
+    def add(self, fragment: SamplesAccepted) -> None:
+        """Queue a fragment, or discard it for a reason that `take_discarded` tells.
 
         Raises: InternalError on-policy if the fragment is of a version that the learner has not reached.
         """
-        lag = self._version - fragment.version
-        if lag < 0:
-            raise InternalError(f"a fragment of version {fragment.version} at version {self._version}")
+        version = fragment.message.first_version
+        if version > self._version:
+            raise InternalError(f"a fragment of version {version} at version {self._version}")
         if self._is_stale(fragment):
-            return self._discard(STALE, fragment)
-        if self._plan.mode == "on_policy" and len(self._queue) >= self._wanted:
-            return self._discard("surplus", fragment)
-        self._queue.append(fragment)
-        self._newest_bytes = fragment.num_bytes
-        return True
+            self._discarded.append((STALE, fragment))
+        elif self._plan.mode == "on_policy" and len(self._queue) >= self._wanted:
+            self._discarded.append(("surplus", fragment))
+        else:
+            self._queue.append(fragment)
+            self._newest_bytes = _bytes_of(fragment)
+            self._queued_bytes += self._newest_bytes
 
     def take(self) -> AssembledBatch:
-        """One train batch.
-
-        Raises: InternalError if none is ready.
-        """
-        if not self.is_ready:
-            raise InternalError(f"{len(self._queue)} of {self._wanted} fragments are no train batch")
+        """Return one train batch, which must be ready."""
         taken = [self._queue.popleft() for _ in range(self._wanted)]
+        self._queued_bytes -= sum(map(_bytes_of, taken))
         self._wanted = self._plan.fragments_per_batch
         if self._plan.mode == "on_policy":
-            taken.sort(key=lambda fragment: (fragment.slot, fragment.seq))
-        env_steps = sum(fragment.env_steps for fragment in taken)
-        return AssembledBatch(tuple(taken), env_steps, tuple(self._version - fragment.version for fragment in taken))
+            taken.sort(key=lambda fragment: (fragment.slot, fragment.message.seq))
+        return AssembledBatch(tuple(taken), sum(fragment.message.env_steps for fragment in taken))
 
     def set_version(self, version: int) -> None:
-        """The learner has a new policy; what is now too old is discarded.
-
-        Raises: InternalError if versions go back.
-        """
-        if version < self._version:
-            raise InternalError(f"version {version} after {self._version}")
+        """The learner has a new policy; what is now too old is discarded."""
         self._version = version
         self.prune()
 
     def prune(self, ahead: int = 0) -> None:
         """Discard what will be too old to be trained on once ``ahead`` more updates are done."""
-        kept: deque[QueuedFragment] = deque()
-        for fragment in self._queue:
-            if self._is_stale(fragment, ahead):
-                self._discard(STALE, fragment)
-            else:
-                kept.append(fragment)
-        self._queue = kept
+        stale = [fragment for fragment in self._queue if self._is_stale(fragment, ahead)]
+        if stale:
+            self._queue = deque(fragment for fragment in self._queue if fragment not in stale)
+            self._queued_bytes -= sum(map(_bytes_of, stale))
+            self._discarded += [(STALE, fragment) for fragment in stale]
 
-    def take_discarded(self) -> list[Discarded]:
-        """What was discarded since the last call, for the ledger."""
+    def take_discarded(self) -> list[tuple[str, SamplesAccepted]]:
+        """Return fragments discarded since the last call, each with the reason.
+
+        `STALE` is older than the bound on policy lag, "surplus" on-policy more than a batch wants.
+        """
         discarded, self._discarded = self._discarded, []
         return discarded
 
-    def _is_stale(self, fragment: QueuedFragment, ahead: int = 0) -> bool:
+    def _is_stale(self, fragment: SamplesAccepted, ahead: int = 0) -> bool:
         bound = self._plan.max_policy_lag
-        return bound is not None and self._version + ahead - fragment.version > bound
+        return bound is not None and self._version + ahead - fragment.message.first_version > bound
 
-    def _discard(self, reason: str, fragment: QueuedFragment) -> bool:
-        self._discarded.append(Discarded(reason, fragment.env_steps, fragment))
-        return False
+
+def _bytes_of(fragment: SamplesAccepted) -> int:
+    return sum(array.nbytes for columns in fragment.message.batches.values() for array in columns.values())

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.protocol.leases import LeaseBook
-from aiorl.net.wire.messages import Snapshot
+from aiorl.net.wire.messages import Samples, Snapshot
 from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
@@ -30,7 +30,7 @@ from aiorl.run.ingest import AssembledBatch
 from aiorl.run.policy_group import Updater
 from aiorl.run.threads import BrokenOff, LoopThread
 from aiorl.run.training import Ended, Source, Training, wait_for_last
-from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, StopSampling, UnitPlace
+from aiorl.run.worker.sampler_unit import SamplerUnit, StopSampling, UnitPlace
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _UPDATING = "making an update"
 class LocalSource(Source):
     """Samples train batches and makes updates of them in the thread that serves.
 
-    It is also `Updates` and `Sampling` of its `Flow`.
+    It is also what its `Flow` has in place of an update thread and of a session with workers.
 
     Attributes:
         ledger: the account of env steps.
@@ -105,9 +105,7 @@ class LocalSource(Source):
         # nothing comes meanwhile, and nothing depends on the time
         learning.lease_plan = dataclasses.replace(learning.lease_plan, mode="on_policy", publish_interval_s=math.inf)
         self._learning = learning
-        self._updater = Updater(
-            learning.group, training.counters.env_steps_trained, publish_every=learning.lease_plan.publish_every
-        )
+        self._updater = Updater(learning.group, learning.lease_plan, training.counters.env_steps_trained)
         self._flow = Flow(training, learning, self, self, tell=self._tell_of, max_queued_bytes=1 << 62)
         self.publish(self.flow.next_snapshot(learning.group.get_weights()), 0.0)
         await self._call(self.sampler)
@@ -240,7 +238,7 @@ class LocalSource(Source):
         if self._is_interrupted:
             raise BrokenOff("Ctrl-C came between two steps") from KeyboardInterrupt()
 
-    async def _sample(self) -> Produced:
+    async def _sample(self) -> Samples:
         try:
             return await self._call(lambda: self.sampler().sample(), is_breakable=True)
         except EndOfData:  # a sampler that is new would read all of it again
@@ -251,15 +249,16 @@ class LocalSource(Source):
             await self._here.in_caller(self._drop_sampler)
             raise
 
-    def _take(self, produced: Produced) -> None:
+    def _take(self, samples: Samples) -> None:
         """Account for a fragment and queue it."""
         assert self.unit is not None
         self._fragments += 1
-        self._env_steps += produced.env_steps
+        self._env_steps += samples.env_steps
         self._wanted -= 1
         self.ledger.report(self._incarnation, self._env_steps)
-        self.ledger.receive(self._incarnation, produced.env_steps)
-        samples = produced.to_samples(self._fragments, 0, self.unit.take_deltas(self._fragments))
+        self.ledger.receive(self._incarnation, samples.env_steps)
+        deltas = self.unit.take_deltas(self._fragments)
+        samples = dataclasses.replace(samples, seq=self._fragments, filter_deltas=deltas)
         self.flow.take(SamplesAccepted(_SLOT, self._incarnation, samples))
 
     def _drop_sampler(self) -> None:
@@ -295,34 +294,33 @@ class LocalSource(Source):
 
     @property
     def has_room(self) -> bool:
-        """See `Updates`."""
+        """See `UpdateThread`."""
         return self._batch is None
 
-    def submit_nowait(self, batch: AssembledBatch) -> bool:
-        """See `Updates`."""
+    def submit_nowait(self, batch: AssembledBatch) -> None:
+        """See `UpdateThread`."""
         self._batch = batch
-        return True
 
     def publish(self, snapshot: Snapshot, now: float) -> None:
-        """See `Sampling`."""
+        """See `LearnerSession`."""
         self._snapshot = snapshot
         if self.unit is not None:
             self.unit.offer(snapshot)
 
     def deal(self, version: int, fragments: int) -> None:
-        """See `Sampling`."""
+        """See `LearnerSession`."""
         self._wanted = fragments
 
     def deal_again(self, fragments: int) -> None:
-        """See `Sampling`."""
+        """See `LearnerSession`."""
         self._wanted += fragments
 
     def stream(self, waiting: int, min_version: int) -> None:
-        """See `Sampling`; the plan is an on-policy one here."""
+        """See `LearnerSession`; the plan is an on-policy one here."""
         raise NotImplementedError
 
     def lose(self, slot: int, reason: str, now: float) -> None:
-        """See `Sampling`.
+        """See `LearnerSession`.
 
         Raises:
             InternalError: always, since a new sampler would do the same.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
-from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, UpdateResult
+from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
 from aiorl.learning.replay.ring import Snapshot
 from aiorl.run.ingest import AssembledBatch
 
@@ -219,27 +219,18 @@ class Updater:
         wants_experience: set to have the next update tell what is stored after it; any thread may.
     """
 
-    def __init__(
-        self,
-        group: PolicyGroup,
-        env_steps_total: int = 0,
-        *,
-        publish_every: int = 1,
-        publish_interval_s: float = math.inf,
-    ) -> None:
+    def __init__(self, group: PolicyGroup, plan: LeasePlan, env_steps_total: int = 0) -> None:
         """Prepare updates; nothing is compiled yet.
 
         Args:
             group: what learns.
+            plan: says how often weights go out.
             env_steps_total: env steps trained on before, when a run is resumed.
-            publish_every: see `LeasePlan`.
-            publish_interval_s: see `LeasePlan`.
         """
         self.group = group
         self.wants_experience = threading.Event()
         self._env_steps_total = env_steps_total
-        self._publish_every = publish_every
-        self._publish_interval_s = publish_interval_s
+        self._plan = plan
         self._unpublished = 0
         self._published_at = -math.inf
 
@@ -272,7 +263,8 @@ class Updater:
     def _publishes(self, now: float) -> bool:
         """Note an update; whether its weights are to go out."""
         self._unpublished += 1
-        if self._unpublished < self._publish_every and now - self._published_at < self._publish_interval_s:
+        plan = self._plan
+        if self._unpublished < plan.publish_every and now - self._published_at < plan.publish_interval_s:
             return False
         self._unpublished, self._published_at = 0, now
         return True

@@ -62,17 +62,14 @@ def config_class_of(config: CommonConfig, policy_id: str, name: str | None) -> t
         if inspect.isclass(found) and issubclass(found, Policy):
             return None
         if not (inspect.isclass(found) and issubclass(found, Algorithm)):
-            raise ConfigError(
-                f"{key} is {name!r}, which is no subclass of aiorl.Policy, and no algorithm.", key=key, value=name
-            )
+            said = f"{key} is {name!r}, which is no subclass of aiorl.Policy, and no algorithm."
+            raise ConfigError(said, key=key, value=name)
     try:
         return config_class(name)
     except UnknownAlgorithmError as error:
-        raise ConfigError(
-            f"{key} is {name!r}, expected null for {config.algo!r}, which is the run's algorithm, the name of another "
-            f"one, or 'package.module:Name' for a Policy class of your own. {error.message}",
-            key=key, value=name, hint=error.hint,
-        ) from error  # fmt: skip
+        expected = "null for the run's algorithm, the name of another one, or 'package.module:Name' for a Policy class"
+        said = f"{key} is {name!r}, expected {expected}. {error.message}"
+        raise ConfigError(said, key=key, value=name, hint=error.hint) from error
     except ConfigError as error:
         raise ConfigError(f"{key}: {error.message}", key=key, value=name, hint=error.hint) from error
 
@@ -130,10 +127,9 @@ def _with_sizes_of(run: CommonConfig, config: CommonConfig) -> CommonConfig:
     for name in (LENGTH, ENVS, BATCH):
         size, wanted = getattr(run, name), getattr(config, name)
         if wanted != size and _is_of_run(type(config), name):
-            raise ConfigError(
-                f"the settings of this policy would need a {name} of {wanted}, and the run has {size}.",
-                key=name, value=wanted, hint=f"Set {name} for the run, or other settings for the policy.",
-            )  # fmt: skip
+            said = f"the settings of this policy would need a {name} of {wanted}, and the run has {size}."
+            hint = f"Set {name} for the run, or other settings for the policy."
+            raise ConfigError(said, key=name, value=wanted, hint=hint)
     return config
 
 
@@ -237,25 +233,19 @@ def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
     if not isinstance(word, str):
         return config
     if mapping is not None:
-        raise ConfigError(
-            f"{POLICIES} is {word}, which decides who acts with which: {_MAPPING} is not for it.",
-            key=_MAPPING, value=mapping, hint="Leave it out, or name the policies.",
-        )  # fmt: skip
+        said = f"{POLICIES} is {word}, which decides who acts with which: {_MAPPING} is not for it."
+        raise ConfigError(said, key=_MAPPING, value=mapping, hint="Leave it out, or name the policies.")
     found, actions = facts.observation_spaces or {}, facts.action_spaces or {}
     agents = list(dict.fromkeys([*found, *actions]))
     if not agents:
-        raise ConfigError(
-            f"{POLICIES} is {word}, but the environment, {facts.kind.name}, names no agents before an episode.",
-            key=POLICIES, value=word,
-            hint="Give it observation_spaces, a dict of spaces by agent id; or name the policies.",
-        )  # fmt: skip
-    spaces_of = {agent: (found.get(agent), actions.get(agent)) for agent in agents}
-    chosen = {
-        str(agent): str(
-            agent if word == "per_agent" else next(own for own in agents if spaces_of[own] == spaces_of[agent])
-        )
-        for agent in agents
-    }
+        said = f"{POLICIES} is {word}, but the environment, {facts.kind.name}, names no agents before an episode."
+        hint = "Give it observation_spaces, a dict of spaces by agent id; or name the policies."
+        raise ConfigError(said, key=POLICIES, value=word, hint=hint)
+    chosen: dict[str, str] = {}
+    for agent in agents:
+        own = (found.get(agent), actions.get(agent))
+        alike = [other for other in agents if (found.get(other), actions.get(other)) == own]
+        chosen[str(agent)] = str(agent if word == "per_agent" else alike[0])
     named = {"policies": dict.fromkeys(chosen.values()), "policy_mapping_fn": chosen}
     return config.updated({"multiagent": named})
 
@@ -300,11 +290,8 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
         wanted = wanted_of_mapping(import_object(path, key=key))
         function = _function(path, key, "an agent", **wanted)
     elif DEFAULT_POLICY_ID not in policy_ids:
-        raise ConfigError(
-            f"{key} is not set, so all agents would act with {DEFAULT_POLICY_ID!r}; the policies are {known}.",
-            key=key,
-            hint="Set it to a function: agent id -> policy id.",
-        )
+        said = f"{key} is not set, so all agents would act with {DEFAULT_POLICY_ID!r}; the policies are {known}."
+        raise ConfigError(said, key=key, hint="Set it to a function: agent id -> policy id.")
     agents: dict[str, list[Any]] = {policy_id: [] for policy_id in policy_ids}
     for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
         try:
@@ -319,12 +306,8 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
             # whatever a user's function raises
             raise ConfigError(f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key) from error
         if policy_id not in agents:
-            raise ConfigError(
-                f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies are {known}.",
-                key=key,
-                value=path,
-                hint=nearest(str(policy_id), policy_ids).strip(),
-            )
+            said = f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies are {known}."
+            raise ConfigError(said, key=key, value=path, hint=nearest(str(policy_id), policy_ids).strip())
         agents[policy_id].append(agent_id)
     return agents
 
@@ -363,20 +346,15 @@ def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
     key = f"{POLICIES}.{policy_id}"
     # ids are parts of names in results, checkpoints and on the wire
     if not policy_id or "/" in policy_id or not policy_id.isprintable() or len(policy_id) > _MAX_ID:
-        raise ConfigError(
-            f"{policy_id!r:.120} is no policy id: it must have 1 to {_MAX_ID} printable characters and no slash.",
-            key=POLICIES,
-            value=policy_id,
-        )
+        said = f"{policy_id!r:.120} is no policy id: it must have 1 to {_MAX_ID} printable characters and no slash."
+        raise ConfigError(said, key=POLICIES, value=policy_id)
     if isinstance(entry, str):
         entry = {"class": entry}
     if isinstance(entry, list | tuple) and len(entry) == len(_FIELDS) - 1:  # as a user gives it
         entry = dict(zip(_FIELDS, entry, strict=False))
     if not isinstance(entry, Mapping | None):
-        raise ConfigError(
-            f"{key} is {entry!r:.200}, expected null, a mapping of {', '.join(_FIELDS)}, or a list of the first four.",
-            key=key, value=entry,
-        )  # fmt: skip
+        expected = f"null, a mapping of {', '.join(_FIELDS)}, or a list of the first four"
+        raise ConfigError(f"{key} is {entry!r:.200}, expected {expected}.", key=key, value=entry)
     given = {**dict.fromkeys(_FIELDS), **(entry or {})}
     for name, value in given.items():
         key = f"{POLICIES}.{policy_id}.{name}"
@@ -395,24 +373,15 @@ def _trained(
     named = config.multiagent.policies_to_train
     for policy_id in named or []:
         if policy_id not in given:
-            raise ConfigError(
-                f"{key} names {policy_id!r}; the policies are {', '.join(sorted(given))}.",
-                key=key,
-                value=policy_id,
-                hint=nearest(policy_id, given).strip(),
-            )
+            said = f"{key} names {policy_id!r}; the policies are {', '.join(sorted(given))}."
+            raise ConfigError(said, key=key, value=policy_id, hint=nearest(policy_id, given).strip())
     trained = set(named or given)
     for policy_id in sorted(trained):
         if kinds[policy_id] is None:
             path = given[policy_id]["class"]
-            said = "" if named else " (all do where it is left out)"
-            raise ConfigError(
-                f"policy {policy_id!r} is to be trained{said}, but it is of your own class {path!r}, which only "
-                "acts: in a run the learner trains networks of its own.",
-                key=key,
-                value=policy_id,
-                hint=f"Name the policies that learn in {key}, without this one.",
-            )
+            said = f"policy {policy_id!r} is to be trained, but it is of your own class {path!r}, which only acts."
+            hint = f"Name the policies that learn in {key}, without this one."
+            raise ConfigError(said, key=key, value=policy_id, hint=hint)
     return trained
 
 
@@ -435,7 +404,7 @@ def _planned(
     if kind is None:
         settings = deep_update(deep_update(settings, given[_OF_A_RUN] or {}), overrides)
         custom = (settings.get("model") or {}).get("custom_preprocessor")
-    if kind is not None:
+    else:
         _check_can_act(own_config, action_space)
     return PlannedPolicy(
         policy_id,
@@ -481,23 +450,19 @@ def _space(
         return common
     by_agent: Mapping[Any, spaces.Space[Any]] = getattr(facts, f"{name}s") or {}
     own = [by_agent[agent_id] for agent_id in agents if agent_id in by_agent]
-    what = name.replace("_", " ")
-    if own and all(space == own[0] for space in own):
+    other = next((space for space in own if space != own[0]), None)
+    if own and other is None:
         return own[0]
-    if own:
-        reason = f"its agents have different ones: {own[0]} and {next(s for s in own if s != own[0])}"
+    hint = f"Give the environment an {name}, or set {key}, as aiorl.data.spaces.space_to_dict says it."
+    if other is not None:
+        reason = f"its agents have different ones: {own[0]} and {other}"
+        hint = f"Have each kind of agent act with a policy of its own, or set {key}."
     elif by_agent:
         names = ", ".join(map(str, by_agent))
         reason = f"none of the agents that the environment names ({names}) is known to act with it"
     else:
         reason = "the environment names none"
-    raise ConfigError(
-        f"policy {policy_id!r} has no {what}: {reason}.",
-        key=key,
-        hint=f"Give the environment an {name}, or set {key}, as aiorl.data.spaces.space_to_dict says it."
-        if not own
-        else f"Have each kind of agent act with a policy of its own, or set {key}.",
-    )
+    raise ConfigError(f"policy {policy_id!r} has no {name.replace('_', ' ')}: {reason}.", key=key, hint=hint)
 
 
 def _described(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -522,20 +487,15 @@ def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> 
         wanted = algorithm_class(algo).lease_plan(policy.config)
         left_out = f"leave policy {policy.policy_id!r} out of multiagent.policies_to_train, so that it only acts."
         if wanted != leases:
-            differences = ", ".join(
-                f"{field.name} ({getattr(leases, field.name)} and {getattr(wanted, field.name)})"
-                for field in dataclasses.fields(leases)
-                if getattr(leases, field.name) != getattr(wanted, field.name)
+            names = [field.name for field in dataclasses.fields(leases)]
+            pairs = [(name, getattr(leases, name), getattr(wanted, name)) for name in names]
+            differences = ", ".join(f"{name} ({run} and {own})" for name, run, own in pairs if run != own)
+            said = (
+                f"{key} is {algo!r}, which workers can't sample for along with {config.algo!r}: {differences} differ."
             )
-            raise ConfigError(
-                f"{key} is {algo!r}, which can't learn beside {config.algo!r}, the run's algorithm: workers sample for "
-                f"all policies at once, and the two differ in {differences}.",
-                key=key, value=algo, hint=f"Take an algorithm that is sampled for alike, or {left_out}",
-            )  # fmt: skip
+            hint = f"Take an algorithm that is sampled for alike, or {left_out}"
+            raise ConfigError(said, key=key, value=algo, hint=hint)
         if kind.needs_whole_episodes and kind is not type(config) and config.is_truncating:
-            raise ConfigError(
-                f"{key} is {algo!r}, which needs whole episodes, and the run cuts them: batch_mode is "
-                f"{config.batch_mode}.",
-                key=key, value=algo,
-                hint=f"Set batch_mode: complete_episodes, which is then for all policies, or {left_out}",
-            )  # fmt: skip
+            said = f"{key} is {algo!r}, which needs whole episodes, and batch_mode: {config.batch_mode} cuts them."
+            hint = f"Set batch_mode: complete_episodes, which is then for all policies, or {left_out}"
+            raise ConfigError(said, key=key, value=algo, hint=hint)

@@ -1,41 +1,54 @@
-"""Workers sample, and a thread of its own makes the updates, while the loop goes on receiving."""
+"""Workers sample, and a thread of its own makes the updates, while the loop goes on receiving.
+
+frames -> decode -> session -> accepted fragments -> flow -> snapshots and leases -> session -> encode -> frames
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import dataclasses
 import logging
 import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from aiorl.errors import ConfigError, InternalError
-from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
-from aiorl.net.transport.endpoint import EndpointLimits
+from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
+from aiorl.net.transport.endpoint import EndpointLimits, Event, EventKind
 from aiorl.net.transport.security import load_learner_keys, reachable_from_elsewhere
-from aiorl.net.transport.system import raise_open_file_limit
+from aiorl.net.transport.system import give_back_regularly, raise_open_file_limit
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
-from aiorl.net.wire.format import limits_of, max_workers_of
-from aiorl.net.wire.messages import PolicyArrays
-from aiorl.process.imports import python_path
-from aiorl.process.tasks import end_in_time
+from aiorl.net.wire.decoding import decode, decode_hello
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.format import ACK_BYTES, limits_of, max_workers_of
+from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, SnapshotRequest, Welcome
+from aiorl.process.log_once import EventRates
+from aiorl.process.machine import keep_within
+from aiorl.process.tasks import Tasks, end_in_time
 from aiorl.run.build import Learning
-from aiorl.run.local_workers import LocalWorkers, WorkerFailures
-from aiorl.run.policy_group import UpdateDone, WarmUpDone
+from aiorl.run.flow import Flow, progress_of
+from aiorl.run.local_workers import LocalWorkers
+from aiorl.run.policy_group import UpdateDone, Updater, WarmUpDone
 from aiorl.run.report.results import Progress
-from aiorl.run.service import LearnerService
 from aiorl.run.training import Source, Training, wait_for_last
-from aiorl.run.update_thread import UpdateEvent, UpdateFailed, UpdatesEnded, UpdateThread
+from aiorl.run.update_thread import UpdateEvent, UpdatesEnded, UpdateThread
+from aiorl.text import without_numbers
 
 logger = logging.getLogger(__name__)
 
-
 T = TypeVar("T")
 
+_TICK_S = 0.1
+_QUEUED_BYTES = 1 << 30
+_HUNG_S = 60.0
+_MAX_NAMED = 8
 _JOIN_WAIT_S = 60.0
 _SAY_WAITING_S = 10.0
 _UPDATE_WAIT_S = 2.0
@@ -45,9 +58,12 @@ _GOODBYE_S = 1.5
 class RemoteSource(Source):
     """Worker processes of this host and of others.
 
+    They can connect from the beginning, while TensorFlow is loading; ``begin`` admits them.
+
     Attributes:
-        service: sessions with the workers.
+        session: the protocol's state.
         workers: those that are started here.
+        updates: makes the updates; None before ``begin``.
     """
 
     def __init__(self, training: Training) -> None:
@@ -60,70 +76,72 @@ class RemoteSource(Source):
             ConfigError: the address can't be bound, or the keys can't be used.
         """
         super().__init__(training)
-        config, directory = training.config, training.directory
+        config = training.config
         self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
-        self._steps_before = training.counters.env_steps_sampled
-        self._failures = WorkerFailures(config, directory.worker_log, tell=training.tell, source=self)
-        self.service, address = self._listen()
-        self.workers = LocalWorkers(
+        self._limits = limits_of(config.transport)
+        self._compress = config.transport.compression != "off"
+        settings = LearnerSettings(
+            config.transport,
+            max_workers_of(self._limits),
             config.num_workers,
-            address,
-            self.service.session,
-            max_restarts=config.max_worker_restarts,
-            environment={
-                **python_path(),
-                "OMP_NUM_THREADS": str(config.num_cpus_per_worker),
-                **config.extra_python_environs_for_worker,
-            },
-            log_path=directory.worker_log,
-            on_event=self._failures.on_child,
-            on_failure=training.fail,
+            data_ends=config.input_epochs is not None,
         )
-        self._updates: UpdateThread | None = None
+        self.session = LearnerSession(training.directory.run_id, secrets.token_hex(8), settings, training.ledger)
+        self.updates: UpdateThread | None = None
         self._updates_ended: asyncio.Future[None] = self._loop.create_future()
         self._compiled = asyncio.Event()
-        self._is_over = False
+        self._joined = asyncio.Event()
+        self._hung: set[str] = set()  # incarnations, of live workers only
+        self._slow: set[int] = set()  # slots, of live workers only
+        self._rates = EventRates()
+        self._pump_due = self._is_over = False
+        self._endpoint = self._listen()
+        self.workers = LocalWorkers(training, self.session, self._endpoint.local_address)
+        self._tasks = Tasks(training.fail)
+        self._tasks.start(self._tick(), "tick")
+        self._tasks.start(give_back_regularly(), "memory")
+        if config.memory:
+            self._tasks.start(keep_within(config.memory, "memory"), "memory quota")
 
-    def _listen(self) -> tuple[LearnerService, str]:
-        """Listen where the run listened before a resume if that is free, else at the address of the config.
-
-        Returns: the service, and where workers connect to that the learner starts.
-        """
-        config, training, last = self._config, self._training, self._training.directory.last_address
-        keys = None if config.keys is None else load_learner_keys(Path(config.keys))
-        limits = limits_of(config.transport)
-        settings = LearnerSettings(
-            config.transport, max_workers_of(limits), config.num_workers, data_ends=config.input_epochs is not None
-        )
+    def _listen(self) -> ZmqLearnerEndpoint:
+        """Listen where the run listened before a resume if that is free, else at the address of the config."""
+        config, last = self._config, self._training.directory.last_address
         raise_open_file_limit()
         for bind in [last, config.bind] if last and config.bind.endswith(":0") else [config.bind]:
-            endpoint = ZmqLearnerEndpoint(
-                bind, keys=keys, insecure=config.insecure, limits=EndpointLimits.of(config.transport)
-            )
-            service = LearnerService(
-                training,
-                endpoint,
-                LearnerSession(training.directory.run_id, secrets.token_hex(8), settings, training.ledger),
-                on_worker_failed=self._failures.on_failed,
-                on_out_of_data=self._on_out_of_data,
-                limits=limits,
-            )
+            endpoint = self.endpoint_at(bind)
+            endpoint.on_message = self._on_message
+            endpoint.on_event = self._on_endpoint_event
             try:
-                service.start()
+                endpoint.start()
             except ConfigError as error:
                 if bind == config.bind:
                     raise
                 self._tell(f"workers will not find the learner where it was: {error}", logging.WARNING)
             else:
-                return service, endpoint.local_address
+                return endpoint
         raise InternalError("there is no address to listen on")
+
+    def endpoint_at(self, bind: str) -> ZmqLearnerEndpoint:
+        """Make what listens at an address, as the config has it.
+
+        Raises:
+            ConfigError: the keys can't be used.
+        """
+        config = self._config
+        keys = None if config.keys is None else load_learner_keys(Path(config.keys))
+        return ZmqLearnerEndpoint(bind, keys=keys, insecure=config.insecure, limits=EndpointLimits.of(config.transport))
+
+    @property
+    def address(self) -> str:
+        """Where workers connect to."""
+        return self._endpoint.address
 
     @property
     def join_command(self) -> str:
         """See `Source`."""
         keys = "" if self._config.keys is None else f" --keys {shlex.quote(self._config.keys)}"
-        return f"python -m aiorl.worker --connect {reachable_from_elsewhere(self.service.address)}{keys}"
+        return f"python -m aiorl.worker --connect {reachable_from_elsewhere(self.address)}{keys}"
 
     @property
     def status(self) -> str:
@@ -132,19 +150,27 @@ class RemoteSource(Source):
             return "compiling the update"
         if self.flow.is_granting:
             return "sampling the first train batch"
-        present, wanted = len(self.service.session.slots), max(1, self._config.num_workers)
+        present, wanted = len(self.session.slots), max(1, self._config.num_workers)
         return f"the update is compiled; waiting for workers: {present} of {wanted} are here"
 
     def waiting_for(self) -> str:
-        """See `Source`."""
-        said = self.service.waiting_for(self.join_command)
-        if self.service.session.slots or self._config.num_workers:
-            return said
-        return f"{said} (with num_workers: 0 and bind, this run starts none; without bind, this process samples)"
+        """See `Source`: what each worker says of itself, or how one joins."""
+        workers = self.session.workers
+        if not workers:
+            said = f"no worker is connected; they join with: {self.join_command}"
+            if self._config.num_workers:
+                return said
+            return f"{said} (with num_workers: 0 and bind, this run starts none; without bind, this process samples)"
+        said = "; ".join(
+            f"worker {info.slot}: {info.state}" + (f" ({info.in_env_s:.0f} s in one step)" if info.in_env_s > 1 else "")
+            for info in workers[:_MAX_NAMED]
+        )
+        return said if len(workers) <= _MAX_NAMED else f"{said}; and {len(workers) - _MAX_NAMED} more"
 
     def progress(self, perf: dict[str, float] | None) -> Progress:
         """See `Source`."""
-        return self.service.progress(perf)
+        training, num_workers = self._training, len(self.session.slots)
+        return progress_of(training.counters, training.ledger, self._flow, perf, self._endpoint.stats(), num_workers)
 
     # Life -------------------------------------------------------------------------------------------------------
 
@@ -155,27 +181,22 @@ class RemoteSource(Source):
             ConfigError: the run directory can't be written.
             OSError: a worker can't be started.
         """
-        self._training.directory.save_address(self.service.address)
+        self._training.directory.save_address(self.address)
         await self.workers.start()
 
     async def build(self, step: Callable[[], T]) -> T:
         """See `Source`; in a daemon thread: a stop during the import of TensorFlow need not wait for it."""
-        done: asyncio.Future[T] = self._loop.create_future()
-
-        def settle(set_it: Callable[[Any], None], value: object) -> None:
-            if not done.done():
-                set_it(value)
+        built: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def build() -> None:
             try:
-                built = step()
+                built.set_result(step())
             except BaseException as error:
-                self._call_soon(settle, done.set_exception, error)
-            else:
-                self._call_soon(settle, done.set_result, built)
+                built.set_exception(error)
 
+        built.set_running_or_notify_cancel()  # it can't be cancelled from now on, and is left to itself then
         threading.Thread(target=build, name="build", daemon=True).start()
-        return await done
+        return await asyncio.wrap_future(built)
 
     async def begin(self, learning: Learning) -> None:
         """Admit workers, begin to compile the update, and wait for the workers that are started here.
@@ -185,21 +206,10 @@ class RemoteSource(Source):
         Raises:
             ConfigError: what workers need to know is larger than messages may be.
         """
-        updates = self._updates = UpdateThread(
-            learning.group,
-            self._on_update_thread,
-            env_steps_total=self._training.counters.env_steps_trained,
-            max_queued=1,
-            publish_every=learning.lease_plan.publish_every,
-            publish_interval_s=learning.lease_plan.publish_interval_s,
-        )
-        self._flow = self.service.begin(learning, updates)
-        self._training.begin_saving(learning)
-        self.workers.may_be_lost = True
-        updates.start()
+        self.admit(learning)
         wanted = max(1, self._config.num_workers)
-        while not await self.service.wait_for_workers(wanted, _SAY_WAITING_S):
-            present = len(self.service.session.slots)
+        while not await self.wait_for_workers(wanted, _SAY_WAITING_S):
+            present = len(self.session.slots)
             down = len(self.workers.given_up)
             if present and (present + down >= wanted or time.monotonic() - self._began > _JOIN_WAIT_S):
                 break
@@ -208,13 +218,58 @@ class RemoteSource(Source):
             else:
                 self._tell(f"waiting for workers: {present} of {wanted} are here", logging.INFO)
 
+    def admit(self, learning: Learning) -> None:
+        """Admit workers, publish the first snapshot, and begin to compile the update; sampling starts with `go_on`.
+
+        Raises:
+            ConfigError: what workers need to know is larger than messages may be, room for what grows with their number
+                included.
+        """
+        session, config = self.session, self._config
+        updater = Updater(learning.group, learning.lease_plan, self._training.counters.env_steps_trained)
+        updates = self.updates = UpdateThread(updater, lambda event: self._call_soon(self._handle_update, event))
+        most = config.object_store_memory or _QUEUED_BYTES
+        self._flow = Flow(self._training, learning, updates, session, tell=self._tell_of, max_queued_bytes=most)
+        part, snapshot = learning.worker_part.to_dict(), self._flow.next_snapshot(learning.group.get_weights())
+        welcome = Welcome(
+            0, config.num_workers, session.run_id, session.learner_incarnation, part, learning.graphs, snapshot
+        )
+        room = session.settings.max_workers * ACK_BYTES
+        limits = dataclasses.replace(self._limits, max_header_bytes=self._limits.max_header_bytes - room)
+        try:
+            encode(welcome, compress=False, limits=limits)
+        except LocalProtocolError as error:
+            raise ConfigError(
+                f"what workers need to know cannot be sent to them: {error}",
+                hint="Use a smaller model or raise transport.max_header_bytes or transport.max_message_bytes.",
+            ) from error
+        now = time.monotonic()
+        session.begin(part, learning.graphs, now)
+        session.publish(snapshot, now)
+        self.pump()
+        self._training.begin_saving(learning)
+        self.workers.may_be_lost = True
+        updates.start()
+
+    async def wait_for_workers(self, count: int, timeout_s: float) -> bool:
+        """Wait until so many workers are registered; False if they are not after ``timeout_s`` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self.session.slots) < count:
+                    self._joined.clear()
+                    await self._joined.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def compiled(self) -> None:
         """See `Source`."""
         await self._training.end.before(self._compiled.wait())
 
     def go_on(self) -> None:
-        """See `Source`."""
-        self.service.go_on()
+        """See `Source`: from now on leases follow the algorithm's plan."""
+        super().go_on()
+        self.pump()
 
     async def advance(self) -> None:
         """See `Source`."""
@@ -222,14 +277,15 @@ class RemoteSource(Source):
         self._news.clear()
 
     def stop(self, *, hurry: bool) -> None:
-        """See `Source`."""
-        self.service.stop_training()
+        """See `Source`; workers go on being answered."""
+        if self._flow is not None:
+            self._flow.stop()
 
     async def finish_update(self) -> None:
         """See `Source`."""
-        self.service.stop_training()
-        if self._updates is not None and self._compiled.is_set():
-            self._updates.stop()
+        self.stop(hurry=False)
+        if self.updates is not None and self._compiled.is_set():
+            self.updates.stop()
             hurry, tell = self._training.end.hurry, self._training.waits_for_update
             await wait_for_last(self._updates_ended, _UPDATE_WAIT_S, hurry, tell)
 
@@ -243,53 +299,212 @@ class RemoteSource(Source):
 
     def set_weights(self, weights: PolicyArrays) -> None:
         """See `Source`."""
-        self.service.set_weights(weights)
+        super().set_weights(weights)
+        self.pump()
 
     def ask_for_experience(self) -> None:
         """See `Source`."""
-        assert self._updates is not None
-        self._updates.ask_for_experience()
+        assert self.updates is not None
+        self.updates.updater.wants_experience.set()
 
     async def close(self, reason: str, *, final: bool) -> None:
         """Say goodbye, end the workers and the thread of updates; what they still have to say comes too late."""
-        self._is_over = True
         self.workers.may_be_lost = False
-        if self._updates is not None:
-            self._updates.stop()
-        await asyncio.gather(  # who leaves now is not started again
-            end_in_time("the connections", lambda: self.service.close(reason, final=final)),
-            end_in_time("the workers", lambda: self.workers.stop(grace_s=_GOODBYE_S)),
-        )
+        if self.updates is not None:
+            self.updates.stop()
+        await end_in_time("the sessions", lambda: self._say_goodbye(reason, final))
+        await asyncio.gather(self._hang_up(), end_in_time("the workers", lambda: self.workers.stop(_GOODBYE_S)))
+
+    def _say_goodbye(self, reason: str, final: bool) -> None:
+        try:
+            self.session.shutdown(reason, final, time.monotonic())
+            self.pump()
+        finally:
+            self._is_over = True
+
+    async def _hang_up(self) -> None:
+        await end_in_time("the connections' tasks", self._tasks.close)
+        await end_in_time("the connections", self._endpoint.close)
 
     def join_updates(self, timeout_s: float) -> None:
         """Wait for the thread of updates to end; to be called from another thread than the loop's."""
-        if self._updates is not None:
-            self._updates.join(timeout_s)
+        if self.updates is not None:
+            self.updates.join(timeout_s)
 
-    # What workers do --------------------------------------------------------------------------------------------
+    # What arrives ---------------------------------------------------------------------------------------------
 
-    def has_sampled(self) -> bool:
-        """Return whether any worker has brought a fragment."""
-        return self._training.counters.env_steps_sampled > self._steps_before
+    def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
+        now, session = time.monotonic(), self.session
+        try:
+            message = decode(frames, self._limits) if session.knows(peer) else decode_hello(frames)
+        except RemoteProtocolError as error:
+            session.bad_frames(peer, error, now)
+        else:
+            if message is None:
+                session.unread(peer, sum(frame.nbytes for frame in frames))
+            else:
+                host = self._endpoint.host_of(peer) if isinstance(message, Hello) else ""
+                has_unsent = isinstance(message, (Hello, SnapshotRequest)) and self._endpoint.has_unsent(peer)
+                session.receive(peer, message, now, user_id or None, host, has_unsent=has_unsent)
+        self._pump_soon()
 
-    def has_others(self, slots: Container[int]) -> bool:
-        """Return whether any worker of another slot than these is registered or runs."""
-        return any(slot not in slots for slot in (*self.service.session.slots, *self.workers.pids))
+    def _on_endpoint_event(self, event: Event) -> None:
+        match event.kind:
+            case EventKind.DISCONNECTED | EventKind.SILENT | EventKind.DROPPED:
+                was_silent = event.kind is EventKind.SILENT
+                if event.peer:
+                    self.session.peer_gone(event.peer, time.monotonic(), was_silent=was_silent)
+                if event.kind is not EventKind.DISCONNECTED:
+                    self._tell_of_connection("ended" if was_silent else "dropped", event)
+            case EventKind.REFUSED:
+                self._tell_of_connection("refused", event)
+            case _:
+                logger.debug("connection: %s", event)
+                return
+        self._pump_soon()
 
-    def fail(self, error: BaseException) -> None:
-        """End the training with an error."""
-        self._training.fail(error)
+    def _tell_of_connection(self, fate: str, event: Event) -> None:
+        """One line a minute of each host, which has a port of its own for each try."""
+        said = f"the connection from {event.address or 'a peer'} was {fate}: {event.reason}"
+        self._tell_of(f"connections {fate}", _host(event.address), said, logging.WARNING, at_most=1)
 
-    def _on_out_of_data(self) -> None:
-        """End, unless a local worker is to come (again), which has its share still to read."""
-        here = {*self.service.session.slots, *self.workers.given_up}
-        if here.issuperset(range(1, self._config.num_workers + 1)):
-            self._training.stop("Done: all stored experience was read.")
+    async def _tick(self) -> None:
+        while True:
+            self.session.tick(time.monotonic())
+            self.pump()
+            self.session.ledger.check()
+            self._look_for_hung_workers()
+            self._look_for_slow_workers()
+            self._look_for_end_of_data()
+            self._tell_of_the_rest()
+            await asyncio.sleep(_TICK_S)
+
+    # What follows ---------------------------------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        """Have one turn for all that comes with this wake-up."""
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Act on what the session decided and say what it wants said; nothing once the goodbyes are said."""
+        self._pump_due = False
+        if self._is_over:
+            return
+        events = self.session.events()
+        for event in events:
+            self._handle(event)
+        if self._flow is not None:
+            self._flow.feed_updates()
+        for target, message in self.session.messages_to_send():
+            self._say(target, message)
+        for event in events:
+            if isinstance(event, ev.PeerRejected):  # after it was told why
+                self._endpoint.drop(event.peer, event.reason)
+
+    def _say(self, target: bytes | None, message: DownMessage) -> None:
+        try:
+            frames = encode(message, compress=self._compress, limits=self._limits)
+        except LocalProtocolError as error:  # cannot be, by the bounds on names and texts and what `begin` checks
+            kind = type(message).__name__
+            self._tell_of("messages that cannot be sent", kind, f"a {kind} cannot be sent: {error}", logging.ERROR)
+            return
+        if target is BROADCAST:
+            self._endpoint.broadcast(frames)
+        else:
+            self._endpoint.send(target, frames)
+
+    def _handle(self, event: ev.LearnerEvent) -> None:
+        match event:
+            case ev.SamplesAccepted():
+                self.flow.take(event)
+            case ev.WorkerJoined(slot, incarnation, host, pid, local):
+                self.flow.publisher.join(incarnation)
+                kind = "local worker" if local else "worker"
+                self._tell_of("workers that joined", slot, f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
+                self._joined.set()
+                self.flow.stream()
+            case ev.WorkerLost(slot, incarnation, reason, lost_env_steps):
+                lost = f"; {lost_env_steps:,} env steps on their way are lost" if lost_env_steps else ""
+                said = f"worker {slot} lost: {reason}{lost}"
+                what = without_numbers(reason) if reason.startswith("failed: ") else None  # the failure is told already
+                self._tell_of("workers lost", slot, said, logging.WARNING, what=what)
+                self.flow.publisher.forget(incarnation)
+            case ev.WorkerFailed(slot, _, message, text):
+                said = f"worker {slot} failed: {message}\n{text}".rstrip()
+                self._tell_of("failures of workers", slot, said, logging.ERROR, what=without_numbers(message))
+                self.workers.on_failed(event)
+            case ev.LeaseOverdue(slot, fragments, waited_s):
+                said = (
+                    f"worker {slot} lives, but has brought nothing for {waited_s:.0f} s: "
+                    f"the {fragments} fragments that it owes are leased to others"
+                )
+                self._tell_of("workers that bring nothing", slot, said, logging.WARNING)
+            case ev.CallReplied(slot, _, ok, result):
+                if ok:
+                    said = result if isinstance(result, str) else "(it does not say)"
+                    self._tell_of("stacks of workers", slot, f"what worker {slot} is doing:\n{said}", logging.WARNING)
+
+    def _tell_of(
+        self, kind: str, source: object, text: str, level: int, *, at_most: int | None = None, what: str | None = None
+    ) -> bool:
+        """Tell the user what a peer has done, the one way there is, but not more often than anybody can read.
+
+        ``at_most`` and ``what`` are those of `EventRates.allow`.
+
+        Returns: False if it was only counted.
+        """
+        is_told = self._rates.allow(kind, source, time.monotonic(), at_most=at_most, what=what)
+        if is_told:
+            self._tell(text, level)
+        return is_told
+
+    def _tell_of_the_rest(self) -> None:
+        left_out = self._rates.take_left_out(time.monotonic())
+        if left_out:
+            counts = ", ".join(f"{kind}: {count:,}" for kind, count in left_out.items())
+            self._tell(f"in the last minute, beside those told one by one: {counts}", logging.WARNING)
+
+    # What is looked for -----------------------------------------------------------------------------------------
+
+    def _look_for_hung_workers(self) -> None:
+        """Name a worker whose environment does not return, and have it say where it is stuck."""
+        hung = [worker for worker in self.session.workers if worker.in_env_s >= _HUNG_S]
+        for info in hung:
+            if info.incarnation not in self._hung:
+                said = (
+                    f"worker {info.slot}: its environment has not returned for {info.in_env_s:.0f} s; "
+                    "its stacks follow in the log"
+                )
+                if self._tell_of("environments that hang", info.slot, said, logging.WARNING):
+                    self.session.call(info.slot, "stacks", {})
+        self._hung = {info.incarnation for info in hung}
+
+    def _look_for_end_of_data(self) -> None:
+        workers = self.session.workers if self.session.settings.data_ends else []
+        if workers and all(worker.state == OUT_OF_DATA for worker in workers) and self.flow.is_drained:
+            here = {*self.session.slots, *self.workers.given_up}
+            if here.issuperset(
+                range(1, self._config.num_workers + 1)
+            ):  # else one is to come that has its share to read
+                self._training.stop("Done: all stored experience was read.")
+
+    def _look_for_slow_workers(self) -> None:
+        """Name workers that get no leases since the policy outruns what they sample, once while they are there."""
+        pacing, slots = self.session.leases.pacing, set(self.session.slots)
+        self._slow &= slots
+        for slow in [] if pacing is None else pacing.slow_workers():
+            if slow.slot not in self._slow:
+                self._slow.add(slow.slot)
+                said = (
+                    f"worker {slow.slot} is left out while the policy outruns it: a fragment takes it "
+                    f"{slow.fragment_s:.1f} s, about {slow.updates:.0f} updates, which is more than max_policy_lag "
+                    "allows; a shorter rollout_fragment_length or a larger train_batch_size lets it take part"
+                )
+                self._tell_of("workers left out", slow.slot, said, logging.INFO)
 
     # Updates ----------------------------------------------------------------------------------------------------
-
-    def _on_update_thread(self, event: UpdateEvent) -> None:
-        self._call_soon(self._handle_update, event)
 
     def _call_soon(self, call: Callable[..., None], *arguments: object) -> None:
         """Have the event loop call something, from another thread; not any more once the loop is closed."""
@@ -306,15 +521,21 @@ class RemoteSource(Source):
                 training.compiled_in(took_s)
             case UpdateDone():
                 training.take_update(event)
-                self.service.pump()
+                self.pump()
                 self._news.set()
-            case UpdatesEnded(num_left):
+            case UpdatesEnded(num_left, error, batch):
                 self.flow.leave_batches(num_left)
                 self._updates_ended.set_result(None)
-            case UpdateFailed(error, batch):
                 if batch is not None:
                     self.flow.drop_batch(batch)
-                if training.end.has_come:
-                    self._tell(f"the last update failed, and is left out: {error}", logging.ERROR)
-                self._updates_ended.set_result(None)
-                training.fail(error)
+                if error is not None:
+                    if training.end.has_come:
+                        self._tell(f"the last update failed, and is left out: {error}", logging.ERROR)
+                    training.fail(error)
+
+
+def _host(address: str) -> str:
+    """The host of an address, which may be all that is known of it."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

@@ -144,10 +144,10 @@ def gaps_of(algorithm: type[FakeAlgorithm]) -> list[str]:
         both, results = InProcess(algorithm), reports.Results(100, time.monotonic())
         seen = progress.Progress(Path("nowhere"), fragment_steps=LENGTH * NUM_ENVS, batch_steps=BATCH)
         both.start()
-        both.service.go_on()
+        both.source.go_on()
         for count in range(2, 60, 2):
             await both.updates_done(count)
-            seen.add(results.finish_iteration(time.monotonic(), both.service.progress(None), timestamp=time.time()))
+            seen.add(results.finish_iteration(time.monotonic(), both.source.progress(None), timestamp=time.time()))
         await both.close()
         return seen.gaps
 

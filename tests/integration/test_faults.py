@@ -100,21 +100,6 @@ def test_a_worker_waits_for_a_learner_and_says_so(processes) -> None:
     assert worker.wait(5) == 0
 
 
-@pytest.mark.slow
-def test_several_workers_under_one_supervisor_join_and_leave(processes, until) -> None:
-    learner = processes.learner("--num-workers=0", f"--bind={free_address()}", "--min-iter-time-s=0.2")
-    supervisor = processes.worker(learner.address, "--num-workers=2")
-    learner.wait_for(r"worker 1 joined", 40.0)
-    learner.wait_for(r"worker 2 joined", 40.0)
-    learner.wait_for_result(lambda result: result["num_healthy_workers"] == 2)
-    children = psutil.Process(supervisor.pid).children()
-    supervisor.send(signal.SIGINT)
-    assert supervisor.wait(10) == 0, supervisor.text
-    until(lambda: not any(child.is_running() for child in children))
-    learner.wait_for("worker 1 lost")
-    learner.wait_for("no worker is connected|no update for", 40.0)
-
-
 @pytest.mark.parametrize(
     ("env_config", "said"),
     [
@@ -168,20 +153,3 @@ def test_a_port_in_use_and_an_unusable_run_directory_end_in_one_sentence(process
     assert learner.wait(30) == 1
     assert "run directory" in learner.text
     assert "Traceback" not in learner.text
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("--env=CartPole-v9", "CartPole"),
-        ("--train-batch-sise=3", "--train-batch-size"),
-        ("--bind=tcp://0.0.0.0:5557", "aiorl.keys"),
-        ("--resume=/nowhere", "nowhere"),
-    ],
-)
-def test_a_mistake_in_a_flag_gets_a_plain_sentence(processes, option: str, said: str) -> None:
-    learner = processes.learner(option)
-    assert learner.wait(30) in (1, 2)
-    assert said in learner.text
-    assert "Traceback" not in learner.text
-    assert len(learner.text.splitlines()) <= 4

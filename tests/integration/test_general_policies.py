@@ -5,9 +5,7 @@ from __future__ import annotations
 import types
 
 import gymnasium
-import keras
 import numpy as np
-import pytest
 from gymnasium import spaces
 from plain_graph import load_policy
 from sampler_settings import sampler_settings
@@ -58,19 +56,6 @@ class Nested(gymnasium.Env):
         self.speed = np.clip(self.speed + push, -9, 9).astype(np.float32)
         over = self.steps >= 3 + self.episode % 3
         return self._obs(), float(choice) - 2.0 + float(push[0]), over and self.episode % 4 > 0, over, {}
-
-
-class Plain(Nested):
-    """The same with simple spaces."""
-
-    observation_space = spaces.Box(-9.0, 9.0, (2,))
-    action_space = spaces.Discrete(3)
-
-    def _obs(self):
-        return self.speed
-
-    def step(self, action):
-        return super().step([action, {"push": np.full(2, 0.1 * action)}])
 
 
 def sampler_of(make_env, model_settings, *, config=None):
@@ -162,27 +147,3 @@ def test_trajectories_get_advantages_from_the_policys_settings():
         )
         np.testing.assert_allclose(part[c.ADVANTAGES], wanted[0][:, 0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(part[c.VALUE_TARGETS], wanted[1][:, 0], rtol=1e-4, atol=1e-5)
-
-
-def small_network(obs_shape, num_outputs, model_config):
-    return keras.Sequential(
-        [keras.layers.Input(obs_shape), keras.layers.Dense(6, "relu"), keras.layers.Dense(num_outputs)]
-    )
-
-
-@pytest.mark.parametrize("exploration", [None, {"type": "EpsilonGreedy", "epsilon": 0.5}])
-def test_a_users_model_acts_in_the_sampler_with_any_exploration(monkeypatch, exploration):
-    monkeypatch.setitem(__import__("sys").modules, "users_small", types.SimpleNamespace(small_network=small_network))
-    sampler, model, policy, _ = sampler_of(
-        Plain, {"custom_model": "users_small:small_network"}, config={"exploration": exploration}
-    )
-    rows = SampleBatch.concat([sampler.get_data() for _ in range(20)])
-    inputs, _ = model.forward(rows[c.OBS])
-    np.testing.assert_allclose(rows[c.ACTION_DIST_INPUTS], inputs, rtol=1e-4, atol=1e-5)
-    greedy = rows[c.ACTIONS] == policy.distribution.deterministic(rows[c.ACTION_DIST_INPUTS])
-    if exploration is None:
-        logp = policy.distribution.logp(rows[c.ACTION_DIST_INPUTS], rows[c.ACTIONS])
-    else:
-        logp = np.log(np.where(greedy, 0.5 + 0.5 / 3, 0.5 / 3))
-        assert 0.55 < greedy.mean() < 0.78
-    np.testing.assert_allclose(rows[c.ACTION_LOGP], logp, rtol=1e-4, atol=1e-5)

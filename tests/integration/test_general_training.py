@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -154,15 +153,6 @@ def test_memory_that_sees_previous_actions_and_rewards_is_trained(run: Run, algo
 
 
 @pytest.mark.slow
-def test_environments_can_be_polled_for_whole_episodes_too(run: Run, ledger_balances: Any) -> None:
-    watched = (*SMALL, "--callbacks=general_runs:Watching")
-    result = finished(run(*watched, "--batch-mode=complete_episodes", "--stop-timesteps=1000"))
-    ledger_balances(result)
-    assert result["updates_total"] >= 2
-    assert result["policy_lag"]["max"] == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("polled", [(), ("--callbacks=general_runs:Watching",)], ids=["in lockstep", "polled"])
 def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, polled: tuple[str, ...]) -> None:
     """R39, R136: the network takes what the filter puts out, floats."""
@@ -210,17 +200,3 @@ def test_a_hook_that_fails_on_a_worker_ends_the_run_and_is_named(run: Run) -> No
     assert learner.wait(60) == 1, learner.text
     assert "polled turn by turn: callbacks has hooks for workers" in learner.worker_log
     assert "callbacks 'general_runs:Slipping': on_episode_end failed: KeyError('speed')" in learner.text
-
-
-@pytest.mark.slow
-def test_the_first_checkpoint_says_which_policies_it_is_of(run: Run) -> None:
-    first = run(*SMALL, *TWO, "--stop-timesteps=500")
-    finished(first)
-    newest = sorted((first.run_dir / "checkpoints").iterdir())[-1]
-    meta = json.loads((newest / "meta.json").read_text())["meta"]
-    assert set(meta["spaces"]) == set(meta["algorithm"]) == {"left", "right"}
-    config = first.run_dir / "config.yaml"
-    config.write_text(config.read_text().replace("right: null", "right: {config: {model: {fcnet_hiddens: [8]}}}"))
-    second = run("--stop-timesteps=900", resume=True)
-    assert second.wait(60) == 1
-    assert "don't fit this model" in second.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -14,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-from in_process import learner_over_tcp
 from packaging.requirements import Requirement
 from processes import free_address
 from saved_runs import save_run
@@ -42,20 +39,6 @@ def test_importing_all_that_a_worker_uses_loads_no_framework() -> None:
         [sys.executable, "-c", REPORT % (HEAVY,)], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == ""
-
-
-async def test_a_running_worker_has_loaded_no_framework() -> None:
-    both = learner_over_tcp()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.DEVNULL
-    )
-    await both.updates_done(3, 60)
-    (worker,) = psutil.Process(process.pid).children()
-    loaded = {part for file in worker.memory_maps() for part in Path(file.path).parts}
-    await both.close()
-    assert await process.wait() == 0
-    assert "onnxruntime" in loaded
-    assert not loaded & set(HEAVY)
 
 
 def base_install() -> dict[str, metadata.Distribution]:

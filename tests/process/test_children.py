@@ -54,18 +54,9 @@ def test_who_is_ended_by_a_signal_now_and_then_is_always_started_again(status: i
     assert [restarts.pause_after(status, 12.0) for _ in range(100)] == [0.2] * 100
 
 
-def test_who_is_ended_by_a_signal_at_once_every_time_is_given_up() -> None:
-    restarts = Restarts(3)
-    assert [restarts.pause_after(-signal.SIGSEGV, 2.0) for _ in range(4)] == [0.2, 0.5, 1.0, None]
-
-
 @pytest.mark.parametrize("status", [RUN_IS_OVER, HOPELESS, WRONG_USAGE])
 def test_a_worker_that_says_so_is_not_started_again(status: int) -> None:
     assert Restarts(3).pause_after(status, 100.0) is None
-
-
-def test_where_no_restart_is_allowed_there_is_none_whatever_ended_the_child() -> None:
-    assert Restarts(0).pause_after(-signal.SIGKILL, 100.0) is None
 
 
 def test_a_status_is_told_with_the_name_of_its_signal() -> None:
@@ -187,12 +178,6 @@ def test_once_they_are_to_stop_none_is_started_again(watch: Callable[..., Watche
     watched.until(lambda: 1 not in watched.children.pids)
     watched.children.stop(signal.SIGTERM)
     assert watched.until() == [ChildStarted, ChildStarted, ChildKilled]
-
-
-def test_a_healthy_time_gives_the_restarts_back(watch: Callable[..., Watched]) -> None:
-    watched = watch(exits_with(1), [1], max_restarts=1, healthy_after_s=0.0)
-    watched.until(lambda: watched.count(ChildRestarting) == 3)
-    assert {event.restarts for event in watched.events if isinstance(event, ChildRestarting)} == {1}
 
 
 def test_output_goes_to_the_slots_log_and_the_environment_is_extended(

@@ -40,7 +40,8 @@ def test_what_is_needed_and_not_there_is_told_with_who_needs_it() -> None:
 
 
 def test_what_is_not_there_is_found_without_importing_it() -> None:
-    assert imports.missing(["this", "no_such_module_here", "json"]) == ["no_such_module_here"]
+    with pytest.raises(ConfigError, match="it needs no_such_module_here, not installed here"):
+        imports.want_packages("it", ["this", "no_such_module_here", "json"], "offline", key="input")
 
 
 def test_another_python_finds_the_modules_beside_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

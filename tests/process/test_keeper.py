@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -65,18 +64,6 @@ def keep() -> Iterator[Callable[..., Kept]]:
         kept.process.kill()
         kept.process.wait(10)
         kept.output.close()
-
-
-def test_one_child_that_a_signal_ends_is_started_again(keep: Callable[..., Kept]) -> None:
-    kept = keep()
-    first = kept.child()
-    os.kill(first, signal.SIGABRT)
-    second = kept.child()
-    assert second != first
-    assert psutil.pid_exists(second)
-    kept.process.send_signal(signal.SIGTERM)
-    assert kept.end()[0] == 0
-    assert not psutil.pid_exists(second)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -151,21 +138,3 @@ os._exit(1)
     assert kept.process.poll() is None
     kept.process.send_signal(signal.SIGINT)
     assert kept.end()[0] == 0
-
-
-def test_a_program_that_is_not_there_is_an_error() -> None:
-    code = "from aiorl.process.keeper import Keeper; Keeper(['/nowhere/program'], 2, 3).run()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert "/nowhere/program" in done.stderr
-
-
-def test_it_loads_next_to_nothing() -> None:
-    code = """
-import sys
-import aiorl.process.keeper
-heavy = {"asyncio", "numpy", "zmq", "onnxruntime", "pydantic", "inspect", "ssl"}
-print(sorted(heavy & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.strip() == "[]"

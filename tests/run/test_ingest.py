@@ -12,15 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorl.data.metrics import EpisodeColumns
-from aiorl.errors import BatchError, InternalError
+from aiorl.errors import BatchError
 from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.wire.messages import Samples
-from aiorl.run.ingest import BatchAssembler, QueuedFragment, check_samples
+from aiorl.run.ingest import BatchAssembler, check_samples
 
 
-def fragment(slot: int, seq: int, version: int = 0, env_steps: int = 10) -> QueuedFragment:
-    return QueuedFragment(slot, seq, version, {"default_policy": {"obs": np.zeros((1, 1))}}, env_steps)
+def fragment(slot: int, seq: int, version: int = 0, env_steps: int = 10, size: int = 8) -> SamplesAccepted:
+    batches = {"default_policy": {"obs": np.zeros((size, 1), np.uint8)}}
+    message = Samples(seq, 1, env_steps, env_steps, version, version, 1, env_steps, batches, {}, {}, {})
+    return SamplesAccepted(slot, "ab", message)
 
 
 def on_policy(count: int) -> BatchAssembler:
@@ -33,11 +35,9 @@ def streaming(count: int, *, lag: int | None = None) -> BatchAssembler:
 
 def test_an_on_policy_batch_is_ready_once_all_its_fragments_are_there() -> None:
     assembler = on_policy(2)
-    assert assembler.add(fragment(0, 0))
+    assembler.add(fragment(0, 0))
     assert not assembler.is_ready
-    with pytest.raises(InternalError, match="1 of 2"):
-        assembler.take()
-    assert assembler.add(fragment(1, 0))
+    assembler.add(fragment(1, 0))
     assert assembler.is_ready
     assert assembler.take().env_steps == 20
     assert assembler.queued_env_steps == 0
@@ -51,17 +51,19 @@ def test_an_on_policy_batch_is_in_worker_order_whatever_the_order_of_arrival(shu
     assembler = on_policy(6)
     for arrival in arrivals:
         assembler.add(arrival)
-    taken = [(item.slot, item.seq) for item in assembler.take().fragments]
+    taken = [(item.slot, item.message.seq) for item in assembler.take().fragments]
     assert taken == [(0, 4), (0, 5), (1, 4), (1, 5), (2, 4), (2, 5)]
 
 
 def test_on_policy_fragments_of_an_older_version_and_more_than_a_batch_wants_are_discarded_with_the_reason() -> None:
     assembler = on_policy(1)
     assembler.set_version(3)
-    assert not assembler.add(fragment(0, 0, version=2, env_steps=7))
-    assert assembler.add(fragment(0, 1, version=3))
-    assert not assembler.add(fragment(1, 0, version=3, env_steps=9))
-    assert [(item.reason, item.env_steps) for item in assembler.take_discarded()] == [("stale", 7), ("surplus", 9)]
+    assembler.add(fragment(0, 0, version=2, env_steps=7))
+    assembler.add(fragment(0, 1, version=3))
+    assembler.add(fragment(1, 0, version=3, env_steps=9))
+    assert assembler.queued_fragments == 1
+    discarded = [(reason, item.message.env_steps) for reason, item in assembler.take_discarded()]
+    assert discarded == [("stale", 7), ("surplus", 9)]
     assert assembler.take_discarded() == []
 
 
@@ -69,28 +71,15 @@ def test_streaming_batches_come_in_the_order_of_arrival() -> None:
     assembler = streaming(2)
     for slot, seq in [(1, 0), (0, 0), (1, 1), (0, 1)]:
         assembler.add(fragment(slot, seq))
-    assert [(f.slot, f.seq) for f in assembler.take().fragments] == [(1, 0), (0, 0)]
+    assert [(f.slot, f.message.seq) for f in assembler.take().fragments] == [(1, 0), (0, 0)]
     assert assembler.queued_fragments == 2
-    assert [(f.slot, f.seq) for f in assembler.take().fragments] == [(1, 1), (0, 1)]
-
-
-def test_streaming_batches_say_how_old_their_policies_are() -> None:
-    assembler = streaming(2)
-    assembler.set_version(5)
-    assembler.add(fragment(0, 0, version=2))
-    assembler.add(fragment(1, 0, version=5))
-    batch = assembler.take()
-    assert batch.lags == (3, 0)
-    assert len(batch.batches) == 2
+    assert [(f.slot, f.message.seq) for f in assembler.take().fragments] == [(1, 1), (0, 1)]
 
 
 def test_the_bytes_that_wait_are_those_of_each_fragment_whatever_size_the_newest_has() -> None:
-    def of_bytes(seq: int, count: int) -> QueuedFragment:
-        return QueuedFragment(0, seq, 0, {"default_policy": {"obs": np.zeros((count, 1), np.uint8)}}, count)
-
     assembler = streaming(2, lag=0)
-    for seq, count in enumerate((1000, 500, 10)):
-        assembler.add(of_bytes(seq, count))
+    for seq, size in enumerate((1000, 500, 10)):
+        assembler.add(fragment(0, seq, size=size))
     assert assembler.bytes_with(0) == 1510
     assert assembler.bytes_with(4) == 1550
     assembler.take()
@@ -103,12 +92,12 @@ def whole_episodes(most: int, env_steps: int) -> BatchAssembler:
     return BatchAssembler(LeasePlan("on_policy", most, max_policy_lag=0, env_steps_per_batch=env_steps))
 
 
-def filled(assembler: BatchAssembler, lengths: Iterator[int]) -> list[int]:
+def filled(assembler: BatchAssembler, lengths: Iterator[int], version: int = 0) -> list[int]:
     """Fragments asked for in each turn, until there is a batch."""
     turns = [assembler.begin_batch()]
     for seq in itertools.count():
         assert not assembler.is_ready
-        assembler.add(fragment(0, seq, assembler.version, next(lengths)))
+        assembler.add(fragment(0, seq, version, next(lengths)))
         if more := assembler.more_wanted():
             assert seq + 1 == sum(turns), "all that were wanted are there"
             turns.append(more)
@@ -136,7 +125,7 @@ def test_a_batch_of_whole_episodes_has_no_more_fragments_than_it_takes(
     assembler = whole_episodes(most, 2048)
     for version in range(2):
         assembler.set_version(version)
-        assert filled(assembler, itertools.repeat(length)) == turns
+        assert filled(assembler, itertools.repeat(length), version) == turns
         assert len(assembler.take().fragments) == sum(turns)
 
 
@@ -177,9 +166,9 @@ def test_every_env_step_is_queued_taken_or_discarded(
         elif assembler.is_ready:
             batch = assembler.take()
             assert len(batch.fragments) == count
-            assert lag is None or max(batch.lags) <= lag
+            assert lag is None or all(version - f.message.first_version <= lag for f in batch.fragments)
             taken += batch.env_steps
-        discarded += sum(item.env_steps for item in assembler.take_discarded())
+        discarded += sum(item.message.env_steps for _, item in assembler.take_discarded())
         assert added == taken + discarded + assembler.queued_env_steps
 
 
@@ -188,41 +177,37 @@ def samples(*, env_steps: int = 6, agent_steps: int = 6, episodes: dict | None =
     return Samples(1, 1, env_steps, agent_steps, 0, 0, 2, 3, batches, {**plain, **(episodes or {})}, {}, {"iters": 1.0})
 
 
-def checked(message: Samples) -> EpisodeColumns:
-    return check_samples(message)
-
-
 TIMES, HALF = {"obs": np.zeros((3, 2, 4))}, {"obs": np.zeros((3, 1, 4))}
 
 
 def test_counts_must_be_those_of_the_rows() -> None:
-    checked(samples(a=TIMES))
-    checked(samples(env_steps=2, a=HALF, b=HALF))
-    checked(samples(env_steps=9, agent_steps=20))  # of policies that don't learn
+    check_samples(samples(a=TIMES))
+    check_samples(samples(env_steps=2, a=HALF, b=HALF))
+    check_samples(samples(env_steps=9, agent_steps=20))  # of policies that don't learn
     padded = {"obs": np.zeros((4, 2)), "valid": np.array([[1, 1], [1, 1], [1, 1], [0, 0]], bool)}
-    checked(samples(a=padded))
+    check_samples(samples(a=padded))
     for wrong in (samples(a={}), samples(a={"obs": np.zeros(6)})):
         with pytest.raises(BatchError):
-            checked(wrong)
+            check_samples(wrong)
     with pytest.raises(BatchError, match="agent_steps"):
-        checked(samples(agent_steps=5, a=HALF, b=HALF))
+        check_samples(samples(agent_steps=5, a=HALF, b=HALF))
 
 
 def test_rows_are_those_of_the_observations_whatever_else_comes_first() -> None:
-    checked(samples(a={"junk": np.zeros((10, 10)), **TIMES}))
+    check_samples(samples(a={"junk": np.zeros((10, 10)), **TIMES}))
     with pytest.raises(BatchError, match="agent_steps"):
-        checked(samples(agent_steps=5, a={"junk": np.zeros((1, 1)), **TIMES}))
+        check_samples(samples(agent_steps=5, a={"junk": np.zeros((1, 1)), **TIMES}))
     for steps in ({"env_steps": 2**53}, {"agent_steps": 2**53}):
         with pytest.raises(BatchError, match="at most"):
-            checked(samples(a=TIMES, **steps))
+            check_samples(samples(a=TIMES, **steps))
 
 
 def test_episodes_are_given_by_kind() -> None:
-    found = checked(
+    found = check_samples(
         samples(a=TIMES, episodes={"policy_reward/a": np.ones(2), "custom/x/y": np.ones(1), "hist/h": np.zeros(5)})
     )
     estimates = {"estimate/is/V_prev": np.array([2.0])}
-    assert checked(samples(a=TIMES, episodes=estimates)).estimates == {"is/V_prev": np.array([2.0])}
+    assert check_samples(samples(a=TIMES, episodes=estimates)).estimates == {"is/V_prev": np.array([2.0])}
     assert found.policy_rewards["a"].tolist() == [1.0, 1.0]
     assert list(found.custom) == ["x/y"]
     assert len(found.hist["h"]) == 5
@@ -245,7 +230,7 @@ def test_episodes_are_given_by_kind() -> None:
 )
 def test_episodes_that_are_no_finite_numbers_or_too_many_are_refused(episodes: dict) -> None:
     with pytest.raises(BatchError, match="episodes"):
-        checked(samples(a=TIMES, episodes=episodes))
+        check_samples(samples(a=TIMES, episodes=episodes))
 
 
 def test_a_refusal_does_not_repeat_all_that_a_peer_sent() -> None:
@@ -253,9 +238,9 @@ def test_a_refusal_does_not_repeat_all_that_a_peer_sent() -> None:
     flooding = samples(a=TIMES)
     object.__setattr__(flooding, "perf", many)
     with pytest.raises(BatchError, match="perf 0xxx") as one:
-        checked(flooding)
+        check_samples(flooding)
     with pytest.raises(BatchError, match="lengths and rewards") as other:
-        checked(samples(a=TIMES, episodes={"rewards": np.zeros(2), **{name: np.zeros(1) for name in many}}))
+        check_samples(samples(a=TIMES, episodes={"rewards": np.zeros(2), **{name: np.zeros(1) for name in many}}))
     assert max(len(str(one.value)), len(str(other.value))) < 300
 
 

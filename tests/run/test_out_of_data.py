@@ -15,6 +15,7 @@ from stored_rows import cartpole_rows
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import WorkerError
 from aiorl.net.wire.messages import OUT_OF_DATA
 from aiorl.offline.writers import FileWriter
 
@@ -59,10 +60,10 @@ def read_all(num_workers: int, algorithm: type[FakeAlgorithm] = Reads, **setting
     async def main() -> InProcess:
         both = InProcess(algorithm, num_workers=num_workers, input_evaluation=[], **settings)
         both.start(num_workers)
-        await both.service.wait_for_workers(num_workers, 10)
-        both.service.go_on()
+        await both.source.wait_for_workers(num_workers, 10)
+        both.source.go_on()
         async with asyncio.timeout(20):
-            while not (both.out_of_data.is_set() or both.failed):
+            while not (both.out_of_data.is_set() or both.failure):
                 await asyncio.sleep(0.01)
         await both.close()
         return both
@@ -72,7 +73,7 @@ def read_all(num_workers: int, algorithm: type[FakeAlgorithm] = Reads, **setting
 
 def rows_trained(both: InProcess) -> Counter[float]:
     """How often each row was trained on."""
-    assert not both.failed, both.events
+    assert both.failure is None, both.events
     observations = [fragment[c.OBS].reshape(-1, 4) for batch in both.algorithm.batches for fragment in batch]
     return Counter(np.concatenate(observations)[:, 0].tolist())
 
@@ -85,9 +86,9 @@ def test_every_row_is_trained_on_once_a_pass_whoever_reads_it(
     rows = stored(tmp_path, num_files)
     both = read_all(num_workers, algorithm, input=str(tmp_path), input_epochs=2)
     assert rows_trained(both) == dict.fromkeys(rows, 2)
-    ledger = both.service.session.ledger.as_dict()
+    ledger = both.ledger.as_dict()
     assert ledger["trained"] == ledger["sampled"] == 2 * len(rows)
-    assert {worker.state for worker in both.service.session.workers} <= {OUT_OF_DATA}
+    assert {worker.state for worker in both.source.session.workers} <= {OUT_OF_DATA}
     assert not any("has brought nothing" in text for text in both.events), "who has read all is not waited for"
 
 
@@ -116,9 +117,8 @@ def test_more_unreadable_lines_than_allowed_end_the_run_with_the_first_of_them(
         file.write("{nothing\n" * 3)
     both = read_all(1, input=str(tmp_path), input_epochs=1, input_max_corrupt=limit)
     if fails:
-        (failure,) = both.failed
-        assert failure.kind == "setup", "another worker would fail the same way"
-        assert f"more than the {limit} that are allowed" in failure.message
-        assert path.name in failure.message
+        assert isinstance(both.failure, WorkerError), "another worker would fail the same way"
+        assert f"more than the {limit} that are allowed" in str(both.failure)
+        assert path.name in str(both.failure)
     else:
         assert rows_trained(both) == dict.fromkeys(rows, 1)

@@ -57,7 +57,3 @@ def test_a_policy_that_needs_whole_episodes_is_refused_in_a_run_that_cuts_them(a
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_it_may_learn_beside_others_where_the_run_gives_whole_episodes(algo: str) -> None:
     check(algo, "pg", batch_mode="complete_episodes")
-
-
-def test_it_may_act_in_a_run_that_cuts_episodes() -> None:
-    check("ppo", "pg", ["a"])

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import LENGTH, NUM_ENVS, BlockingEnv, FakeAlgorithm, fake_learning, with_settings
+from in_process import LENGTH, NUM_ENVS, FakeAlgorithm, fake_learning, with_settings
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import MemoryQuotaError, WorkerError
+from aiorl.errors import MemoryQuotaError
 from aiorl.keys import make_keys
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.process import tasks as tasks_module
 from aiorl.run import training as module
 from aiorl.run.flow import Counters
 from aiorl.run.remote_source import RemoteSource
-from aiorl.run.report.console import PlainDisplay
 from aiorl.run.report.figures import summary_lines
 from aiorl.run.report.loggers import read_results
 from aiorl.run.run import Outcome, Run
@@ -30,21 +30,31 @@ from aiorl.run.training import Iteration, Training
 ROOT = Path(__file__).parents[2]
 
 
-class SilentDisplay:
-    """Notes that it was closed; a tick of it may fail."""
+class Showing:
+    """Notes what is shown, and that it was closed; a tick of it may fail."""
 
     error: Exception | None = None
     is_closed = False
+    compiling = threading.Event()
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, str]] = []
+        self.compiling.clear()
 
     def start(self, now: float) -> None: ...
 
-    def status(self, text: str, now: float) -> None: ...
+    def status(self, text: str, now: float) -> None:
+        self.shown.append(("status", text))
+        if "compil" in text:
+            self.compiling.set()
 
-    def join(self, command: str, now: float) -> None: ...
+    def join(self, command: str, now: float) -> None:
+        self.shown.append(("join", command))
 
     def update(self, result: Any, now: float) -> None: ...
 
-    def event(self, text: str, now: float, level: int = 0) -> None: ...
+    def event(self, text: str, now: float, level: int = 0) -> None:
+        self.shown.append(("event", text))
 
     def tick(self, now: float) -> None:
         if self.error is not None:
@@ -65,17 +75,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     monkeypatch.setattr(RemoteSource, "build", never)
 
     def make(**options: Any) -> tuple[Run, Any]:
-        config = CommonConfig.from_mapping(
-            {
-                "env": "CartPole-v1",
-                "seed": 1,
-                "num_workers": 0,
-                "bind": "tcp://127.0.0.2:0",  # or else it would have no workers
-                "run_dir": str(tmp_path / "run"),
-                **options,
-            }
-        )
-        display: Any = SilentDisplay()
+        defaults = {"env": "CartPole-v1", "seed": 1, "num_workers": 0, "run_dir": str(tmp_path / "run")}
+        bind = "tcp://127.0.0.2:0"  # or else it would have no workers
+        config = CommonConfig.from_mapping({**defaults, "bind": bind, **options})
+        display: Any = Showing()
         return Run(config, RunDirectory.open(config), lambda _: display), display
 
     return make
@@ -114,7 +117,7 @@ def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
 ) -> None:
     run, display = start()
     monkeypatch.setattr(tasks_module, "_END_S", 0.05)
-    released = []
+    released, close_endpoint = [], ZmqLearnerEndpoint.close
     closes: list[Callable[[], Awaitable[None]]] = []
 
     def fail(*arguments: Any, **options: Any) -> Any:
@@ -122,9 +125,9 @@ def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
 
     def end() -> None:
         source = source_of(run)
-        closes.append(functools.partial(source.service.close, "at last", final=True))
+        closes.append(functools.partial(close_endpoint, source._endpoint))
         closes.append(functools.partial(asyncio.to_thread, run._files.close))
-        monkeypatch.setattr(source.service, "close", fail)
+        monkeypatch.setattr(ZmqLearnerEndpoint, "close", fail)
         monkeypatch.setattr(source.workers, "stop", lambda grace_s: asyncio.sleep(60))
         monkeypatch.setattr(run._files, "close", fail)
         run.request_stop("enough")
@@ -147,28 +150,17 @@ def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
     ]
 
 
-class Recorder(PlainDisplay):
-    """Keeps what it is to show."""
-
-    def __init__(self) -> None:
-        self.shown: list[str] = []
-
-    def event(self, text: str, now: float, level: int = logging.INFO) -> None:
-        """Keeps an event."""
-        self.shown.append(text)
-
-
-def test_no_line_of_what_is_told_passes_for_a_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_line_of_what_is_told_passes_for_a_line_of_the_log(
+    start: Callable[..., tuple[Run, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
     """Several lines are moved in, control characters are gone, and there is an end to it."""
-    config = CommonConfig.from_mapping({"env": "CartPole-v1", "run_dir": str(tmp_path / "run")})
-    display = Recorder()
-    run = Run(config, RunDirectory.open(config), lambda _: display)
+    run, display = start()
     with caplog.at_level(logging.INFO):
         run._tell(
             "worker 1 failed: \x1b[2Jboom\n2026-01-01 00:00:00,000 ERROR aiorl: forged\u2028x\rabc", logging.ERROR
         )
         run._tell("long " * 100_000, logging.INFO)
-    first, long = display.shown
+    first, long = [text for _, text in display.shown]
     assert first.split("\n") == [
         "worker 1 failed: ?[2Jboom",
         "    2026-01-01 00:00:00,000 ERROR aiorl: forged",
@@ -206,39 +198,12 @@ def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
     assert line.startswith(f"{outcome.reason} (run directory: ")
 
 
-class Showing(SilentDisplay):
-    """Notes what is shown."""
-
-    compiling = threading.Event()
-    on_result: Callable[[Any], None] = staticmethod(lambda result: None)
-
-    def __init__(self) -> None:
-        self.shown: list[tuple[str, str]] = []
-        self.compiling.clear()
-
-    def status(self, text: str, now: float) -> None:
-        self.shown.append(("status", text))
-        if "compil" in text:
-            self.compiling.set()
-
-    def join(self, command: str, now: float) -> None:
-        self.shown.append(("join", command))
-
-    def update(self, result: Any, now: float) -> None:
-        self.shown.append(("result", ""))
-        self.on_result(result)
-
-
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any, Outcome]]:
     """Runs that train a fake algorithm with a real worker process, to their end."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'run'}")
 
-    def train(
-        algorithm: type[FakeAlgorithm] = FakeAlgorithm,
-        on_result: Callable[[Run, Any], None] = lambda run, result: None,
-        **options: Any,
-    ) -> tuple[Run, Any, Outcome]:
+    def train(algorithm: type[FakeAlgorithm], **options: Any) -> tuple[Run, Any, Outcome]:
         def build(config: CommonConfig, *arguments: Any) -> Any:
             return fake_learning(config, algorithm(config))
 
@@ -248,7 +213,6 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
         display: Any = Showing()
         with RunDirectory.open(config) as directory:
             run = Run(config, directory, lambda _: display)
-            display.on_result = functools.partial(on_result, run)
             outcome = asyncio.run(asyncio.wait_for(run.run(), 60))
         return run, display, outcome
 
@@ -276,7 +240,7 @@ def test_what_is_done_before_the_first_update_is_said_and_how_to_join_too(
     said = [text for kind, text in display.shown if kind == "status"]
     assert said[:2] == ["loading TensorFlow and building the model", "compiling the update"]
     (command,) = [text for kind, text in display.shown if kind == "join"]
-    assert command == f"python -m aiorl.worker --connect {source_of(run).service.address}"
+    assert command == f"python -m aiorl.worker --connect {source_of(run).address}"
     assert command not in dict(run.summary(outcome).next_steps).values(), "the run is over"
 
 
@@ -285,12 +249,11 @@ def test_how_to_join_names_the_keys_where_keys_are_in_use(
 ) -> None:
     folder = tmp_path / "my keys"
     make_keys(folder)
-    run, _ = start(keys=str(folder), stop_time_s=0.2)
-    run._display = display = Showing()
+    run, display = start(keys=str(folder), stop_time_s=0.2)
     asyncio.run(asyncio.wait_for(run.run(), 20))
     assert display.shown[0] == (
         "join",
-        f"python -m aiorl.worker --connect {source_of(run).service.address} --keys '{folder}'",
+        f"python -m aiorl.worker --connect {source_of(run).address} --keys '{folder}'",
     )
 
 
@@ -304,38 +267,6 @@ def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use(
     assert source_of(run).join_command in said
     assert "0.0.0.0" not in said
     assert "num_workers: 0" in said
-
-
-def test_an_environment_that_fails_in_every_worker_at_once_ends_the_run(
-    trained: Callable[..., tuple[Run, Any, Outcome]], caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(WorkerError, match=r"boom.*each of the 2 workers failed so before anything was sampled; log: "):
-        trained(env="test_run:BrokenEnv", num_workers=2)
-    told = [record.getMessage() for record in caplog.records if "shown" in vars(record)]
-    assert sum(": boom" in text and "Traceback" in text for text in told) == 1
-    assert not any("stays down" in text for text in told), "not only once a worker is given up"
-
-
-class BrokenEnv(BlockingEnv):
-    """Its first step fails."""
-
-    def step(self, action: Any) -> Any:
-        raise RuntimeError(f"boom {id(self)}")
-
-
-def test_a_run_that_the_user_ends_leaves_a_checkpoint_and_its_curve(
-    trained: Callable[..., tuple[Run, Any, Outcome]],
-) -> None:
-    def end(run: Run, result: Any) -> None:
-        if result["episodes_total"]:
-            run.request_stop("Ended by Ctrl-C.")
-
-    run, _, outcome = trained(on_result=end)
-    assert (outcome.ok, outcome.reason) == (True, "Ended by Ctrl-C.")
-    summary = run.summary(outcome)
-    assert Path(summary.picture) == run._directory.path / "learning_curve.png"
-    assert Path(summary.picture).stat().st_size > 1000
-    assert Path(summary.checkpoint).parent == run._directory.checkpoints
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The learner service with real workers in one process: leases, order, lag, accounting, malformed peers."""
+"""The source of fragments with real workers in one process: leases, order, lag, accounting, malformed peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aiorl.net.wire import decoding
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.run.service import EventRates
+from aiorl.process.log_once import EventRates
 
 PER_BATCH = 4 * LENGTH * NUM_ENVS
 STREAMING = with_settings(mode="streaming")
@@ -41,12 +41,12 @@ async def test_on_policy_batches_are_exact_of_one_version_and_in_worker_order() 
     both = await train(5)
     for number, done in enumerate(both.updates[:5]):
         assert done.batch.env_steps == PER_BATCH
-        assert {fragment.version for fragment in done.batch.fragments} == {number}
-        places = [(fragment.slot, fragment.seq) for fragment in done.batch.fragments]
+        assert {fragment.message.first_version for fragment in done.batch.fragments} == {number}
+        places = [(fragment.slot, fragment.message.seq) for fragment in done.batch.fragments]
         assert places == sorted(places)
         assert {slot for slot, _ in places} == {1, 2}
-    ledger = both.service.session.ledger.as_dict()
-    assert ledger["trained"] == len(both.updates) * PER_BATCH == both.service.counters.env_steps_trained
+    ledger = both.ledger.as_dict()
+    assert ledger["trained"] == len(both.updates) * PER_BATCH == both.counters.env_steps_trained
     assert ledger["discarded"] == {}
 
 
@@ -66,12 +66,12 @@ async def test_the_same_seed_gives_the_same_batches_with_two_workers_whatever_th
 
 async def test_r7_streaming_keeps_queues_bounded_with_a_slow_learner_and_loses_nothing() -> None:
     both = await train(8, algorithm=with_settings(mode="streaming", update_s=0.05))
-    ledger = both.service.session.ledger.as_dict()
+    ledger = both.ledger.as_dict()
     assert ledger["discarded"] == {}
     per_worker: dict[int, list[int]] = {}
     for done in both.updates:
         for fragment in done.batch.fragments:
-            per_worker.setdefault(fragment.slot, []).append(fragment.seq)
+            per_worker.setdefault(fragment.slot, []).append(fragment.message.seq)
     assert all(seqs == list(range(1, len(seqs) + 1)) for seqs in per_worker.values())
     # what may wait: the assembler's queue, what the leases allow, one batch queued and one in the thread
     assert ledger["sampled"] - ledger["trained"] <= (2 + 1 + 1 + 1) * PER_BATCH
@@ -80,17 +80,17 @@ async def test_r7_streaming_keeps_queues_bounded_with_a_slow_learner_and_loses_n
 async def test_what_comes_while_a_run_ends_is_not_in_its_last_result() -> None:
     async with running(algorithm=with_settings(mode="streaming", update_s=0.02)) as both:
         await both.updates_done(5)
-        both.service.stop_training()
-        episodes, sampled = both.service.results.episodes_total, both.service.counters.env_steps_sampled
+        both.source.stop_training()
+        episodes, sampled = both.results.episodes_total, both.counters.env_steps_sampled
         assert episodes > 0
-        await until(lambda: both.service.counters.env_steps_sampled > sampled, 2)
-        assert both.service.results.episodes_total == episodes
+        await until(lambda: both.counters.env_steps_sampled > sampled, 2)
+        assert both.results.episodes_total == episodes
 
 
 async def test_the_bound_on_policy_lag_holds_for_every_fragment_trained_on() -> None:
     algorithm = with_settings(mode="streaming", fragments_per_batch=1, max_policy_lag=2, update_s=0.01)
     for number, done in enumerate((await train(30, algorithm=algorithm)).updates):
-        assert all(number - fragment.version <= 2 for fragment in done.batch.fragments)
+        assert all(number - fragment.message.first_version <= 2 for fragment in done.batch.fragments)
 
 
 class Tape:
@@ -100,36 +100,36 @@ class Tape:
         self.both = both
         self.accepted: list[dict[str, Any]] = []
         self.used: list[dict[str, Any]] = []
-        take, submit = both.service.flow.take, both.thread.submit_nowait
+        take, submit = both.source.flow.take, both.thread.submit_nowait
 
         def take_noted(event: Any) -> None:
             self.accepted.append(event.message.filter_deltas[DEFAULT_POLICY_ID])
             take(event)
 
         def submit_noted(batch: Any) -> None:
-            self.used += [fragment.filter_deltas[DEFAULT_POLICY_ID] for fragment in batch.fragments]
+            self.used += [fragment.message.filter_deltas[DEFAULT_POLICY_ID] for fragment in batch.fragments]
             submit(batch)
 
-        both.service.flow.take = take_noted  # type: ignore[method-assign]
+        both.source.flow.take = take_noted  # type: ignore[method-assign]
         both.thread.submit_nowait = submit_noted  # type: ignore[method-assign]
 
     @property
     def state(self) -> dict[str, Any]:
         """The learner's statistics."""
-        return self.both.service.flow.publisher.filters[DEFAULT_POLICY_ID].state()
+        return self.both.source.flow.publisher.filters[DEFAULT_POLICY_ID].state()
 
     async def drain(self) -> None:
         """Lease nothing more, use or discard all that was sampled, and wait until the workers have what it came to."""
-        service, flow = self.both.service, self.both.service.flow
+        source, flow = self.both.source, self.both.source.flow
         flow.is_granting = False
         async with asyncio.timeout(30):
-            while service.session.leases.outstanding() or flow._num_in_thread:
+            while source.session.leases.outstanding() or not flow.is_idle:
                 await asyncio.sleep(0.01)
             for _ in range(2):  # with the first version what still waits is stale, the second tells what was merged
                 weights = {DEFAULT_POLICY_ID: self.both.algorithm.get_weights()}
-                service.session.publish(flow.next_snapshot(weights), time.monotonic())
+                source.session.publish(flow.next_snapshot(weights), time.monotonic())
                 flow._assembler.set_version(flow.publisher.version)
-                service.pump()
+                source.pump()
             assert flow.queued_fragments == 0
             while any(worker._session.version < flow.publisher.version for worker in self.both.workers):
                 await asyncio.sleep(0.01)
@@ -164,8 +164,8 @@ async def taped(algorithm: Any, **options: Any) -> AsyncIterator[Tape]:
     both = InProcess(algorithm, observation_filter="MeanStdFilter", **options)
     both.start(2)
     tape = Tape(both)
-    assert await both.service.wait_for_workers(2, 10)
-    both.service.go_on()
+    assert await both.source.wait_for_workers(2, 10)
+    both.source.go_on()
     yield tape
     await both.close()
 
@@ -190,14 +190,14 @@ async def test_r143_on_policy_fragments_that_are_not_used_count_for_the_filter_a
     network = MemoryNetwork(lambda direction, number: (delay_s,))
     async with taped(with_settings(max_policy_lag=0), network=network) as tape:
         for number in range(1, 4):  # some more than a batch wants
-            tape.both.service.session.deal_again(3)
-            tape.both.service.pump()
+            tape.both.source.session.deal_again(3)
+            tape.both.source.pump()
             await tape.both.updates_done(4 * number)
         await tape.drain()
         assert len(tape.accepted) > len(tape.used)
         assert_same(tape.state, merged(tape.accepted))
         tape.check_workers()
-    assert sum(tape.both.service.session.ledger.as_dict()["discarded"].values()) > 0
+    assert sum(tape.both.ledger.as_dict()["discarded"].values()) > 0
 
 
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
@@ -205,21 +205,21 @@ async def test_r139_a_worker_that_dies_with_fragments_in_the_queue_counts_once_a
     mode: str,
 ) -> None:
     async with taped(with_settings(mode=mode)) as tape:
-        both, take, num_deaths = tape.both, tape.both.service.flow.take, 0
+        both, take, num_deaths = tape.both, tape.both.source.flow.take, 0
 
         def take_and_kill(event: Any) -> None:
             nonlocal num_deaths
             take(event)
             if event.slot == 1 and event.message.seq == 3 and num_deaths < 3:
                 num_deaths += 1
-                both.service.session.lose(1, "died with a fragment in the queue", time.monotonic())
+                both.source.session.lose(1, "died with a fragment in the queue", time.monotonic())
 
-        both.service.flow.take = take_and_kill  # type: ignore[method-assign]
+        both.source.flow.take = take_and_kill  # type: ignore[method-assign]
         while num_deaths < 3:
             await both.updates_done(len(both.updates) + 1)
-        assert await both.service.wait_for_workers(2, 10)
+        assert await both.source.wait_for_workers(2, 10)
         await both.updates_done(len(both.updates) + 4)
-        session = both.service.session
+        session = both.source.session
         snapshot = session._snapshot
         assert snapshot is not None
         assert snapshot.filter_acks
@@ -228,15 +228,6 @@ async def test_r139_a_worker_that_dies_with_fragments_in_the_queue_counts_once_a
             await tape.drain()
             tape.check_workers()
         assert_same(tape.state, merged(tape.accepted))
-
-
-async def test_a_late_worker_gets_weights_at_registration_and_shares_the_next_batch() -> None:
-    async with running(1) as both:
-        await both.updates_done(3)
-        both.add_worker()
-        await both.service.wait_for_workers(2, 10)
-        await both.updates_done(len(both.updates) + 3)
-    assert {fragment.slot for fragment in both.updates[-1].batch.fragments} == {1, 2}
 
 
 async def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
@@ -251,12 +242,12 @@ async def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
 
     async with running(1) as both:
         bad = both.add_worker(spoil)
-        await both.service.wait_for_workers(2, 10)
+        await both.source.wait_for_workers(2, 10)
         await until(lambda: any("can't be trained on" in text for text in both.events))
         bad.stop("enough")
         await both.updates_done(len(both.updates) + 5)
     assert both.failure is None
-    assert both.service.session.ledger.as_dict()["discarded"]["malformed"] >= LENGTH * NUM_ENVS
+    assert both.ledger.as_dict()["discarded"]["malformed"] >= LENGTH * NUM_ENVS
     assert all(batch.shape == (LENGTH, NUM_ENVS, 4) for f in both.algorithm.batches for batch in [f[0][c.OBS]])
 
 
@@ -279,9 +270,9 @@ async def test_a_fragment_that_claims_more_than_was_asked_for_costs_its_sender_i
         lease = await peer.hears(m.Lease)
         peer.say(spoil(fragment_under(lease, max(lease.min_version, version))))
         assert (await peer.hears(m.Refused)).code
-    assert both.service.session.ledger.as_dict()["discarded"]["malformed"] > 0
-    assert both.service.counters.env_steps_sampled < 1 << 20
-    assert both.service.flow.publisher.filters[DEFAULT_POLICY_ID].state()["n"] < 1 << 20
+    assert both.ledger.as_dict()["discarded"]["malformed"] > 0
+    assert both.counters.env_steps_sampled < 1 << 20
+    assert both.source.flow.publisher.filters[DEFAULT_POLICY_ID].state()["n"] < 1 << 20
 
 
 async def test_a_failing_update_is_told_and_its_env_steps_are_accounted_for() -> None:
@@ -289,7 +280,7 @@ async def test_a_failing_update_is_told_and_its_env_steps_are_accounted_for() ->
         both.algorithm.fail_at = len(both.algorithm.batches) + 2
         await both.updates_done(99)
     assert isinstance(both.failure, RuntimeError)
-    assert both.service.session.ledger.as_dict()["discarded"] == {"the update failed": PER_BATCH}
+    assert both.ledger.as_dict()["discarded"] == {"the update failed": PER_BATCH}
 
 
 async def test_a_task_that_dies_is_told_since_the_service_is_of_no_use_without_it(
@@ -299,7 +290,7 @@ async def test_a_task_that_dies_is_told_since_the_service_is_of_no_use_without_i
         raise ZeroDivisionError("the clock is broken")
 
     async with running(1) as both:
-        monkeypatch.setattr(both.service.session, "tick", break_down)
+        monkeypatch.setattr(both.source.session, "tick", break_down)
         await both.updates_done(999)
     assert isinstance(both.failure, ZeroDivisionError)
 
@@ -407,7 +398,7 @@ async def test_what_unregistered_peers_send_is_not_decoded_and_the_sender_is_cut
 
 async def test_a_flood_of_failures_costs_its_sender_its_place_and_is_told_in_a_few_lines() -> None:
     async with among("villain") as (both, villain):
-        both.service._rates = EventRates(window_s=0.3)
+        both.source._rates = EventRates(window_s=0.3)
         villain.say(villain.hello)
         await villain.hears(m.Welcome)
         villain.say(*[m.Failure("env", "boom", "Traceback" + "x" * 50_000)] * 2000)
@@ -438,11 +429,11 @@ async def test_no_text_of_a_peer_reaches_the_user_as_more_than_text() -> None:
             await villain.hears(m.Welcome)
         one.say(m.Beat(0, hostile, 1e9))
         call = await one.hears(m.Call)
-        assert CLEAR_SCREEN not in both.service.waiting_for("")
-        assert "\n" not in both.service.waiting_for("")
+        assert CLEAR_SCREEN not in both.source.waiting_for()
+        assert "\n" not in both.source.waiting_for()
         one.say(m.Reply(call.call_id, True, hostile), m.Failure(hostile, hostile, hostile), m.Leaving(hostile))
         other.say(m.Failure("env", hostile, hostile, fatal=True))
-        await until(lambda: len(both.service.session.slots) == 2)
+        await until(lambda: len(both.source.session.slots) == 2)
     assert any("is doing" in text for text in both.events)
     for text in both.events:
         lines = text.split("\n")
@@ -456,21 +447,18 @@ async def test_what_is_too_large_to_be_sent_ends_the_run_in_the_beginning_with_i
     both.algorithm.get_weights = lambda: weights  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="max_header_bytes"):
         both.start(0)
-    both.thread.stop()
-    await both.service.close("it failed", final=True)
-    both.thread.join(5)
+    await both.close()
 
 
 async def test_who_is_waited_for_is_told_of_many_a_few() -> None:
     both = InProcess()
     both.start(0)
-    assert "no worker is connected" in both.service.waiting_for("the command")
-    assert "the command" in both.service.waiting_for("the command")
+    assert "no worker is connected" in both.source.waiting_for()
     for number in range(12):
         peer = Peer(both, f"p{number}")
         peer.say(peer.hello)
         await peer.hears(m.Welcome)
-    said = both.service.waiting_for("")
+    said = both.source.waiting_for()
     assert said.startswith("worker 1: ")
     assert said.count("worker ") == 8
     assert said.endswith("; and 4 more")
@@ -484,7 +472,7 @@ async def test_the_same_failure_of_many_workers_is_told_once_and_other_ones_too(
             await villain.hears(m.Welcome)
             message = f"environment {number} of pid {number + 100}: " + ("no key" if number == 3 else "no licence")
             villain.say(m.Failure("env", message, f"Traceback of {number}", fatal=True))
-        await until(lambda: len(both.service.session.slots) == 2)
+        await until(lambda: len(both.source.session.slots) == 2)
     for fate in ("failed: ", "lost: failed: "):
         told = [text.split("\n")[0] for text in both.events if re.match(rf"worker \d+ {fate}", text)]
         assert [text.rpartition(": ")[2] for text in told] == ["no licence", "no key"], both.events
@@ -492,7 +480,7 @@ async def test_the_same_failure_of_many_workers_is_told_once_and_other_ones_too(
 
 async def test_refused_connections_are_told_in_one_line_a_host_with_the_address() -> None:
     both = learner_over_tcp(insecure=True)
-    port = int(both.service.address.rpartition(":")[2])
+    port = int(both.source.address.rpartition(":")[2])
     addresses = []
     for number in range(5):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -501,7 +489,7 @@ async def test_refused_connections_are_told_in_one_line_a_host_with_the_address(
             await reader.readexactly(1)
             await asyncio.sleep(0.05)
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
-        await until(lambda: both.service.progress(None).transport["refused_connections"] > number)  # noqa: B023
+        await until(lambda: both.source.progress(None).transport["refused_connections"] > number)  # noqa: B023
         writer.close()  # not before: who has hung up can't be asked where it was
     await both.close()
     told = [text for text in both.events if "refused" in text]

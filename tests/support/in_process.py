@@ -1,4 +1,4 @@
-"""A learner service and worker services in one process, over the memory network, with a fake algorithm.
+"""A source of fragments and its workers in one process, over the memory network, with a fake algorithm.
 
 Environments, sampler, policy, codec, sessions and ledger are the real ones; no TensorFlow. Workers may also be real
 processes that connect over TCP.
@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
@@ -27,16 +28,15 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError
 from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
-from aiorl.net.protocol.events import WorkerFailed
-from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.run.build import Learning
 from aiorl.run.flow import Counters
 from aiorl.run.policy_group import PolicyGroup
+from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.results import Results
-from aiorl.run.service import LearnerService
-from aiorl.run.update_thread import UpdateDone, UpdateEvent, UpdateFailed, UpdateThread
+from aiorl.run.update_thread import UpdateDone, UpdateThread
 from aiorl.run.worker.service import WorkerOutcome, WorkerService
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
@@ -100,7 +100,6 @@ def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int 
         config.updated(
             {
                 "rollout_fragment_length": LENGTH, "num_envs_per_worker": num_envs, "vectorize": "serial",
-                "transport": QUICK.model_dump(),
             }
         ),
         algorithm.sample_plan(config),
@@ -114,25 +113,29 @@ def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int 
     )  # fmt: skip
 
 
+class MemorySource(RemoteSource):
+    """Listens in memory, or where a test says."""
+
+    def endpoint_at(self, bind: str) -> Any:
+        training: Any = self._training
+        return training.network.learner()
+
+
 class InProcess:
-    """One learner and its workers; use within a running loop."""
+    """One learner and its workers; use within a running loop.
+
+    It is the training of its source, too, and has what that asks for.
+    """
 
     def __init__(
-        self,
-        algorithm: type[FakeAlgorithm] = FakeAlgorithm,
-        network: MemoryNetwork | None = None,
-        session_settings: LearnerSettings | None = None,
-        **settings: Any,
+        self, algorithm: type[FakeAlgorithm] = FakeAlgorithm, network: MemoryNetwork | None = None, **settings: Any
     ) -> None:
-        self.config = CommonConfig.from_mapping({"env": "CartPole-v1", "seed": 3, "num_workers": 2, **settings})
-        self._session_settings = session_settings or LearnerSettings(
-            QUICK, num_workers=self.config.num_workers, data_ends=self.config.input_epochs is not None
-        )
+        defaults = {"env": "CartPole-v1", "seed": 3, "num_workers": 2, "transport": QUICK.model_dump()}
+        self.config = CommonConfig.from_mapping({**defaults, **settings})
         self.network = network or MemoryNetwork()
         self.num_envs = NUM_ENVS
         self.algorithm = algorithm(self.config)
         self.events: list[str] = []
-        self.failed: list[WorkerFailed] = []
         self.failure: BaseException | None = None
         self.updates: list[UpdateDone] = []
         self._updated = asyncio.Event()
@@ -140,31 +143,21 @@ class InProcess:
         self._numbers = itertools.count(1)
         self.workers: list[WorkerService] = []
         self.outcomes: list[asyncio.Task[WorkerOutcome]] = []
+        self.counters, self.ledger, self.results = Counters(), Ledger(), Results(100, time.monotonic())
+        self.directory = SimpleNamespace(run_id="run", last_address="", worker_log=lambda slot: Path("/dev/null"))
+        self.end = SimpleNamespace(has_come=False)
 
     def start(self, num_workers: int = 2) -> None:
-        self._loop = asyncio.get_running_loop()
-        session = LearnerSession("run", "life1", self._session_settings)
-        training: Any = SimpleNamespace(
-            config=self.config,
-            results=Results(100, time.monotonic()),
-            counters=Counters(),
-            tell=lambda text, level: self.events.append(text),
-            fail=self._fail,
-        )
-        self.service = LearnerService(
-            training,
-            self.network.learner(),
-            session,
-            on_worker_failed=self.failed.append,
-            on_out_of_data=self.out_of_data.set,
-        )
-        self.service.start()
+        training: Any = self
+        self.source = MemorySource(training)
         for _ in range(num_workers):
             self.add_worker()
-        learning = fake_learning(self.config, self.algorithm, self.num_envs)
-        self.thread = UpdateThread(learning.group, self._on_thread, max_queued=1)
-        self.thread.start()
-        self.service.begin(learning, self.thread)
+        self.source.admit(fake_learning(self.config, self.algorithm, self.num_envs))
+
+    @property
+    def thread(self) -> UpdateThread:
+        assert self.source.updates is not None
+        return self.source.updates
 
     def add_worker(self, change: Callable[[WorkerService], None] = lambda service: None) -> WorkerService:
         number = next(self._numbers)
@@ -186,30 +179,32 @@ class InProcess:
 
     async def close(self) -> list[WorkerOutcome]:
         self.network.fault = lambda direction, number: (0.0,)
-        self.service.stop_training()
-        self.thread.stop()
-        await self.service.close("the test is over", final=True)
+        self.source.stop(hurry=False)
+        await self.source.close("the test is over", final=True)
         outcomes = await asyncio.wait_for(asyncio.gather(*self.outcomes), 10)
-        self.thread.join(5)
-        self.service.session.ledger.check()
+        self.source.join_updates(5)
+        self.ledger.check()
         return outcomes
 
-    def _fail(self, error: BaseException) -> None:
+    # As a training ------------------------------------------------------------------------------------------------
+
+    def tell(self, text: str, level: int) -> None:
+        self.events.append(text)
+
+    def fail(self, error: BaseException) -> None:
         self.failure = error
         self._updated.set()
 
-    def _on_thread(self, event: UpdateEvent) -> None:
-        self._loop.call_soon_threadsafe(self._handle, event)
+    def stop(self, reason: str) -> None:
+        self.out_of_data.set()
 
-    def _handle(self, event: UpdateEvent) -> None:
-        if isinstance(event, UpdateDone):
-            self.updates.append(event)
-            self.service.flow.take_update(event)
-            self.service.pump()
-        elif isinstance(event, UpdateFailed):
-            if event.batch is not None:
-                self.service.flow.drop_batch(event.batch)
-            self.failure = event.error
+    def begin_saving(self, learning: Learning) -> None: ...
+
+    def compiled_in(self, took_s: float) -> None: ...
+
+    def take_update(self, done: UpdateDone) -> None:
+        self.updates.append(done)
+        self.source.flow.take_update(done)
         self._updated.set()
 
 
@@ -220,8 +215,8 @@ async def running(
     """A learner that trains with workers that have registered; closed at the end."""
     both = InProcess(algorithm, **options)
     both.start(num_workers)
-    assert await both.service.wait_for_workers(num_workers, 20)
-    both.service.go_on()
+    assert await both.source.wait_for_workers(num_workers, 20)
+    both.source.go_on()
     yield both
     await both.close()
 
@@ -231,7 +226,7 @@ def learner_over_tcp(*, insecure: bool = False, **settings: Any) -> InProcess:
     network: Any = SimpleNamespace(learner=lambda: ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=insecure))
     both = InProcess(network=network, **settings)
     both.start(0)
-    both.service.go_on()
+    both.source.go_on()
     return both
 
 

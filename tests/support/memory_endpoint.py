@@ -135,6 +135,8 @@ class MemoryLearnerEndpoint:
         """Only for messages to people."""
         return "memory"
 
+    local_address = address
+
     def start(self) -> None:
         """Begin to receive; workers that were started connect now."""
         self._open = True

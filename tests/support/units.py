@@ -53,7 +53,8 @@ def unit_of(learning: Learning) -> SamplerUnit:
 
 def sent(unit: SamplerUnit, seq: int = 1) -> Any:
     """The message of the next fragment, as it comes out of the wire."""
-    frames = encode(unit.sample().to_samples(seq, 1, unit.take_deltas(seq)))
+    fragment = unit.sample()
+    frames = encode(dataclasses.replace(fragment, seq=seq, lease_id=1, filter_deltas=unit.take_deltas(seq)))
     return decode([memoryview(frame) for frame in frames])
 
 

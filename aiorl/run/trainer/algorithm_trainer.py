@@ -102,7 +102,7 @@ class WorkerSet:
     @property
     def _session(self) -> LearnerSession | None:
         source = self._trainer._training.source
-        return source.service.session if isinstance(source, RemoteSource) else None
+        return source.session if isinstance(source, RemoteSource) else None
 
     def _registered(self) -> list[RemoteWorker]:
         found = [] if self._session is None else self._session.workers

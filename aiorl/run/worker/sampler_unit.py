@@ -33,7 +33,7 @@ from aiorl.data.layout import laid_out, with_scaled_rewards
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import EnvError, SamplerDied
-from aiorl.net.wire.messages import Arrays, PolicyArrays, Samples, Snapshot
+from aiorl.net.wire.messages import Arrays, Samples, Snapshot
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.process.log_once import log_once
 from aiorl.sampling.callbacks import DefaultCallbacks
@@ -127,56 +127,6 @@ _PERF = ("iters", "env_wait_time", "processing_time", "inference_time")
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
-    """A fragment and what belongs to it.
-
-    Attributes:
-        batches: policy id -> columns by name.
-        env_steps: environment steps it stands for.
-        agent_steps: rows sampled, those of policies included that send none.
-        length: T, steps of each environment.
-        num_envs: N, environments.
-        episodes: episodes that ended in it, and what estimators said of those that were read.
-        first_version: policy version in force when it was begun.
-        last_version: policy version in force at its last row.
-        perf: iterations and seconds the sampler spent on it, see PerfStats.
-    """
-
-    batches: PolicyArrays
-    env_steps: int
-    agent_steps: int
-    length: int
-    num_envs: int
-    episodes: EpisodeColumns
-    first_version: int
-    last_version: int
-    perf: Mapping[str, float]
-
-    def to_samples(self, seq: int, lease_id: int, filter_deltas: PolicyArrays) -> Samples:
-        """As it is sent.
-
-        Args:
-            seq: its number.
-            lease_id: of the lease that it was sampled under.
-            filter_deltas: policy id -> what its observations add to the filter.
-        """
-        return Samples(
-            seq=seq,
-            lease_id=lease_id,
-            env_steps=self.env_steps,
-            agent_steps=self.agent_steps,
-            first_version=self.first_version,
-            last_version=self.last_version,
-            num_envs=self.num_envs,
-            length=self.length,
-            batches=self.batches,
-            episodes=self.episodes.to_arrays(),
-            filter_deltas=filter_deltas,
-            perf=self.perf,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class UnitPlace:
     """Which sampler of the run a unit is.
 
@@ -223,9 +173,8 @@ class SamplerUnit:
             PolicyError: a graph that is missing or cannot be used, or a network here that is not the learner's.
         """
         self._part = part
-        self._clock = StepClock()
-        self._is_stopped = False
-        self._is_sampling = False
+        self._step_began = 0.0  # while a step is under way
+        self._is_stopped = self._is_sampling = False
         self._policies: dict[str, Policy] = {}
         self._filters: dict[str, ObservationFilter] = {}
         self._slot = SnapshotSlot(
@@ -268,7 +217,8 @@ class SamplerUnit:
     @property
     def in_env_s(self) -> float:
         """Seconds since the last step began, 0 while idle: long when an environment hangs. Any thread."""
-        return self._clock.in_step_s if self._is_sampling else 0.0
+        began = self._step_began
+        return time.monotonic() - began if began and self._is_sampling else 0.0
 
     def offer(self, snapshot: Snapshot) -> None:
         """Leave a snapshot to be taken up between two steps. Any thread may call."""
@@ -284,8 +234,8 @@ class SamplerUnit:
         # what is woken may hold a lock for a moment, and this is the event loop
         threading.Thread(target=self.worker.interrupt, name="interrupt-sampler", daemon=True).start()
 
-    def sample(self) -> Produced:
-        """The next fragment; blocks.
+    def sample(self) -> Samples:
+        """Return the next fragment, as it is sent but for its number, lease and filter deltas; blocks.
 
         Raises:
             StopSampling: ``stop`` was called.
@@ -293,7 +243,7 @@ class SamplerUnit:
             BatchError: rows without a column that the learner needs.
             Exception: whatever a policy or a callback raised.
         """
-        self._clock.step()
+        self._step_began = time.monotonic()
         self._is_sampling = True
         try:
             return self._sample()
@@ -305,8 +255,7 @@ class SamplerUnit:
             self._raise_if_stopped(error)
             raise
         finally:
-            self._is_sampling = False
-            self._clock.idle()
+            self._is_sampling, self._step_began = False, 0.0
 
     def take_up(self) -> None:
         """Take up what is offered, as the next ``sample`` would; only while idle.
@@ -331,7 +280,7 @@ class SamplerUnit:
         """Close the environments; in the unit's thread, or when it is done."""
         self.worker.stop()
 
-    def _sample(self) -> Produced:
+    def _sample(self) -> Samples:
         part, worker = self._part, self.worker
         if self._is_stopped:
             raise StopSampling
@@ -359,18 +308,21 @@ class SamplerUnit:
             )
         for policy_id, learning in self._learning.items():
             if batches.get(policy_id):
-                self._clock.idle()  # no environment is at work
+                self._step_began = 0.0  # no environment is at work
                 batches[policy_id] = learning.gradient_columns(batches[policy_id])
-        return Produced(
-            {policy_id: columns for policy_id, columns in batches.items() if columns},
-            env_steps,
-            agent_steps,
-            length,
-            num_envs,
-            episodes,
-            first_version,
-            self._version_now,
-            self._take_perf(),
+        return Samples(
+            seq=0,
+            lease_id=0,
+            env_steps=env_steps,
+            agent_steps=agent_steps,
+            first_version=first_version,
+            last_version=self._version_now,
+            num_envs=num_envs,
+            length=length,
+            batches={policy_id: columns for policy_id, columns in batches.items() if columns},
+            episodes=episodes.to_arrays(),
+            filter_deltas={},
+            perf=self._take_perf(),
         )
 
     @property
@@ -379,7 +331,7 @@ class SamplerUnit:
 
     def _between_turns(self, worker: RolloutWorker) -> None:
         """Take up what is offered; in the thread that samples, which may be at work before the constructor ends."""
-        self._clock.step()
+        self._step_began = time.monotonic()
         if not self._policies:
             self._policies.update(worker.policy_map)
             self._filters.update(worker.filters)
@@ -441,28 +393,6 @@ def _stored_experience(settings: WorkerPart, place: UnitPlace) -> dict[str, Any]
         "input_evaluation": () if settings.input == "sampler" else settings.input_evaluation,
         "output_creator": configured_output(settings),
     }
-
-
-class StepClock:
-    """When the running step of a running ``sample`` began."""
-
-    def __init__(self) -> None:
-        """Idle."""
-        self._began = 0.0
-
-    def step(self) -> None:
-        """A step begins."""
-        self._began = time.monotonic()
-
-    def idle(self) -> None:
-        """``sample`` is over."""
-        self._began = 0.0
-
-    @property
-    def in_step_s(self) -> float:
-        """Seconds since the last step began, 0 while idle. Any thread."""
-        began = self._began
-        return time.monotonic() - began if began else 0.0
 
 
 def unit_seed(seed: int, place: UnitPlace, life: int = 0) -> int:

@@ -8,6 +8,7 @@ subscriptions. Several samplers of one process overlap their waits.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import re
@@ -43,11 +44,11 @@ from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import DEFAULT_LIMITS, limits_of
-from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Message, RefusalCode, Snapshot, Welcome
+from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Message, RefusalCode, Samples, Snapshot, Welcome
 from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.machine import age_s, check_heap, keep_children_out
 from aiorl.process.tasks import Tasks
-from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, StopSampling, UnitPlace
+from aiorl.run.worker.sampler_unit import SamplerUnit, StopSampling, UnitPlace
 
 logger = logging.getLogger(__name__)
 
@@ -408,13 +409,13 @@ class WorkerService:
                     await self._wake.wait()
                     continue
                 try:
-                    produced = await running.call(unit.sample)
+                    samples = await running.call(unit.sample)
                 except BaseException:
                     if running.incarnation == self._session.incarnation:  # the learner has forgotten those of another
                         self._session.abandon_fragment(lease_id)
                     raise
                 if self._is_current(running.incarnation):
-                    self._send_fragment(unit, lease_id, produced)
+                    self._send_fragment(unit, lease_id, samples)
         except StopSampling:
             pass
         except EndOfData as error:
@@ -423,8 +424,9 @@ class WorkerService:
         except (Exception, SystemExit) as error:  # a user's code may raise anything
             self._fail_of(running.incarnation, error, "sampler", (ConfigError, DataError, UnknownPolicyError))
 
-    def _send_fragment(self, unit: SamplerUnit, lease_id: int, produced: Produced) -> None:
-        samples = produced.to_samples(0, lease_id, unit.take_deltas(self._session.next_seq))
+    def _send_fragment(self, unit: SamplerUnit, lease_id: int, samples: Samples) -> None:
+        deltas = unit.take_deltas(self._session.next_seq)
+        samples = dataclasses.replace(samples, lease_id=lease_id, filter_deltas=deltas)
         self._session.fragment_done(samples, time.monotonic())
         self._pump()
         if not self._has_sent:

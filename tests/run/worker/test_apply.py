@@ -48,16 +48,6 @@ def test_r6_a_snapshot_takes_effect_between_two_steps_and_only_there() -> None:
     assert policy.timesteps == [1]
 
 
-def test_the_newest_offer_wins_and_older_versions_are_ignored() -> None:
-    slot, policy, _ = make_slot()
-    for version in (3, 5, 4):
-        slot.offer(snapshot(version))
-    slot.between_steps()
-    slot.offer(snapshot(2))
-    slot.between_steps()
-    assert policy.tape == [5.0]
-
-
 def test_r143_the_filter_keeps_what_was_sent_but_not_acknowledged() -> None:
     slot, _, observation_filter = make_slot()
     rng = np.random.default_rng(0)
@@ -88,24 +78,3 @@ def test_r144_without_synchronisation_only_the_first_filter_state_is_adopted() -
     slot.offer(snapshot(1, filters={DEFAULT_POLICY_ID: MeanStdFilter((2,)).state()}))
     slot.between_steps()
     assert observation_filter.state()["n"] == 4
-
-
-def test_each_policy_and_each_filter_takes_up_what_is_its_own() -> None:
-    policies = {"red": TapePolicy(), "blue": TapePolicy(), "own": TapePolicy()}
-    filters = {"red": MeanStdFilter((2,)), "blue": MeanStdFilter((2,)), "own": MeanStdFilter((2,))}
-    slot = SnapshotSlot(policies, filters, "me", synchronize_filters=True)  # type: ignore[arg-type]
-    filters["own"](np.zeros((2, 2), np.float32))
-    filters["own"].take_delta(1)
-    states: dict[str, Any] = {}
-    for number, name in enumerate(("red", "blue"), 1):
-        seen = MeanStdFilter((2,))
-        seen(np.full((number, 2), number, np.float32))
-        states[name] = seen.state()
-    weights = {"red": {"w": np.array([1.0])}, "blue": {"w": np.array([2.0])}, "gone": {"w": np.array([3.0])}}
-    slot.offer(Snapshot(1, weights, states, {"me": 1}, {"v": 9}))
-    slot.between_steps()
-    assert [policy.tape for policy in policies.values()] == [[1.0], [2.0], []]
-    assert [policy.timesteps for policy in policies.values()] == [[9], [9], [9]]
-    assert [observation_filter.state()["n"] for observation_filter in filters.values()] == [1, 2, 2]
-    filters["own"].adopt(MeanStdFilter((2,)).state(), 0)
-    assert filters["own"].state()["n"] == 0, "acknowledged, though no state was published"

@@ -65,7 +65,7 @@ def test_a_worker_may_open_as_many_files_as_its_user_allows() -> None:
 async def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_small() -> None:
     both = learner_over_tcp()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.PIPE
+        sys.executable, "-m", "aiorl.worker", "--connect", both.source.address, stderr=subprocess.PIPE
     )
     await both.updates_done(2, 60)
     first = child_of(process.pid)
@@ -73,8 +73,8 @@ async def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_sm
     assert not [loaded.path for loaded in parent.memory_maps() if HEAVY.search(loaded.path)]
     assert parent.memory_info().rss < 20e6
     os.kill(first, signal.SIGABRT)
-    await until(lambda: {worker.pid for worker in both.service.session.workers} not in (set(), {first}))
-    await until(lambda: first not in [worker.pid for worker in both.service.session.workers])
+    await until(lambda: {worker.pid for worker in both.source.session.workers} not in (set(), {first}))
+    await until(lambda: first not in [worker.pid for worker in both.source.session.workers])
     await both.updates_done(len(both.updates) + 2, 60)
     second = child_of(process.pid)
     assert second != first
@@ -91,7 +91,7 @@ async def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_sm
 async def test_when_the_parent_is_ended_its_worker_says_goodbye(number: signal.Signals) -> None:
     both = learner_over_tcp()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.DEVNULL
+        sys.executable, "-m", "aiorl.worker", "--connect", both.source.address, stderr=subprocess.DEVNULL
     )
     await both.updates_done(1, 60)
     child = child_of(process.pid)

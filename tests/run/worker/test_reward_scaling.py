@@ -52,7 +52,9 @@ def test_what_is_sent_is_scaled_and_advantages_come_of_it() -> None:
     arguments = (np.zeros(3, np.float32), rows[c.TERMINATEDS], rows[c.TRUNCATEDS])
     difference = gae(rows[c.REWARDS] - 1, rows[c.VF_PREDS] * 0, *arguments, gamma=0.9, lam=0.8)[0]
     np.testing.assert_allclose(rows[c.ADVANTAGES] - plain[c.ADVANTAGES], difference, atol=1e-4)
-    assert (produced.episodes.rewards == produced.episodes.lengths).all(), "returns that users see are as they were"
+    assert (produced.episodes["rewards"] == produced.episodes["lengths"]).all(), (
+        "returns that users see are as they were"
+    )
 
 
 def test_polled_turn_by_turn_rewards_are_scaled_as_in_lockstep() -> None:
@@ -81,7 +83,7 @@ async def test_the_learners_statistic_equals_one_that_saw_the_returns_of_all_wor
 
     both = InProcess(with_settings(mode=mode, sample_plan=classmethod(plan)))
     both.start(2)
-    publisher = both.service.flow.publisher
+    publisher = both.source.flow.publisher
     merge = publisher.merge_deltas
 
     def noting(incarnation: str, sequence: int, deltas: Any) -> None:
@@ -89,14 +91,14 @@ async def test_the_learners_statistic_equals_one_that_saw_the_returns_of_all_wor
         merge(incarnation, sequence, deltas)
 
     publisher.merge_deltas = noting  # type: ignore[method-assign]
-    assert await both.service.wait_for_workers(2, 10)
-    both.service.go_on()
+    assert await both.source.wait_for_workers(2, 10)
+    both.source.go_on()
     await both.updates_done(4)
     await both.close()
     alone = ReturnFilter()
     for delta in merged:
         alone.merge_delta(delta)
-    state = both.service.flow.publisher.filter_states()[RETURNS]
+    state = both.source.flow.publisher.filter_states()[RETURNS]
     np.testing.assert_array_equal(state["m2"], alone.state()["m2"])
     assert state["n"] == alone.state()["n"] >= 4 * 4 * LENGTH * NUM_ENVS
     # returns of CartPole tend to 2, and differ at the beginnings of episodes only

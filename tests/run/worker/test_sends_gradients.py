@@ -85,8 +85,8 @@ def test_a_gradient_is_that_of_the_rows_that_would_have_been_sent(request: Any, 
     assert (sent.env_steps, sent.agent_steps, sent.length, sent.num_envs) == (
         rows.env_steps, rows.agent_steps, rows.length, rows.num_envs
     )  # fmt: skip
-    for name, array in rows.episodes.to_arrays().items():
-        np.testing.assert_array_equal(sent.episodes.to_arrays()[name], array)
+    for name, array in rows.episodes.items():
+        np.testing.assert_array_equal(sent.episodes[name], array)
 
 
 def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Units) -> None:

@@ -1,4 +1,4 @@
-"""The worker service against a real learner service in one process: life, failures, bad links."""
+"""The worker service against a real source of fragments in one process: life, failures, bad links."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import threading
 import time
 from typing import Any
 
-import in_process
 import pytest
-from in_process import FakeAlgorithm, InProcess, running, until, with_settings
+from in_process import QUICK, FakeAlgorithm, InProcess, running, until, with_settings
 from memory_endpoint import Direction, MemoryNetwork
 
-from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import EnvError
 from aiorl.net.wire.messages import RefusalCode, Refused
 from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
-from aiorl.run.report.results import Progress
 from aiorl.run.worker import service
 from aiorl.run.worker.sampler_unit import SamplerUnit
 from aiorl.run.worker.service import WorkerOutcome
@@ -71,7 +68,7 @@ async def test_r184_whatever_fails_in_a_worker_is_reported_with_its_traceback_an
     both = InProcess(AnyShape, **settings)
     both.num_envs = 1
     both.start(1)
-    both.service.go_on()
+    both.source.go_on()
     outcome = await ended(both)
     await both.close()
     assert (outcome.ok, outcome.status) == (False, FAILED)
@@ -96,11 +93,9 @@ async def test_r184_what_a_worker_holds_for_the_learner_is_bounded_in_bytes() ->
 
 
 @pytest.mark.parametrize("compress_observations", [False, True, "bulk"])
-async def test_what_workers_send_is_compressed_if_observations_are_to_be(
-    monkeypatch: pytest.MonkeyPatch, compress_observations: bool | str
-) -> None:
-    monkeypatch.setattr(in_process, "QUICK", in_process.QUICK.model_copy(update={"compression": "off"}))
-    async with running(1, compress_observations=compress_observations) as both:
+async def test_what_workers_send_is_compressed_if_observations_are_to_be(compress_observations: bool | str) -> None:
+    off = {**QUICK.model_dump(), "compression": "off"}
+    async with running(1, transport=off, compress_observations=compress_observations) as both:
         await both.updates_done(1)
     assert both.workers[0]._compress == bool(compress_observations)
 
@@ -114,7 +109,7 @@ async def test_lost_broadcasts_and_connections_lose_and_double_nothing() -> None
             await both.updates_done(count, 40)
             both.network.cut()
             both.network.mend()
-    seen = [(f.incarnation, f.seq) for done in both.updates for f in done.batch.fragments]
+    seen = [(f.incarnation, f.message.seq) for done in both.updates for f in done.batch.fragments]
     assert len(seen) == len(set(seen))
     by_worker: dict[str, list[int]] = {}
     for incarnation, seq in seen:
@@ -126,9 +121,9 @@ async def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_
     async with running(1, STREAMING) as both:
         await both.updates_done(2)
         both.network.cut()
-        await until(lambda: not both.service.session.slots)
+        await until(lambda: not both.source.session.slots)
         both.network.mend()
-        await both.service.wait_for_workers(1, 10)
+        await both.source.wait_for_workers(1, 10)
         await both.updates_done(len(both.updates) + 3)
     assert len({f.incarnation for done in both.updates for f in done.batch.fragments}) == 2
     assert any("worker 1 lost" in text for text in both.events)
@@ -164,8 +159,8 @@ def build_slowly(monkeypatch: pytest.MonkeyPatch, number: int) -> tuple[list[Any
 
 def lose(both: InProcess) -> None:
     """The learner counts worker 1 lost; it comes back as another incarnation."""
-    both.service.session.lose(1, "lost for a test", time.monotonic())
-    both.service.pump()
+    both.source.session.lose(1, "lost for a test", time.monotonic())
+    both.source.pump()
 
 
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
@@ -271,16 +266,9 @@ async def test_a_fragment_in_hand_when_its_registration_ends_is_dropped_with_its
     assert not any("failed" in text for text in both.events)
 
 
-async def test_several_samplers_of_one_worker_all_produce() -> None:
-    async with running(1, STREAMING, samplers_per_worker=3) as both:
-        await both.updates_done(6)
-    fragments = [fragment for done in both.updates for fragment in done.batch.fragments]
-    assert len({fragment.batches[DEFAULT_POLICY_ID]["obs"][0].tobytes() for fragment in fragments}) == len(fragments)
-
-
 async def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
     async with running(1) as both:
-        session, handle = both.service.session, both.service._handle
+        session, handle = both.source.session, both.source._handle
         good, bad = (session.call(1, what, {}) for what in ("stacks", "nonsense"))
         replies: dict[int, Any] = {}
 
@@ -289,7 +277,7 @@ async def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
                 replies[event.call_id] = event
             handle(event)
 
-        both.service._handle = listen  # type: ignore[method-assign]
+        both.source._handle = listen  # type: ignore[method-assign]
         await until(lambda: len(replies) == 2)
     assert replies[good].ok
     assert "thread" in replies[good].result
@@ -311,19 +299,9 @@ async def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
         end = time.monotonic() + 1.6  # more than one and a half times the heartbeat timeout, within the first fragment
         while time.monotonic() < end:
             await asyncio.sleep(0.05)
-            assert both.service.session.slots == [1]
-        assert both.service.counters.env_steps_sampled == 0
+            assert both.source.session.slots == [1]
+        assert both.counters.env_steps_sampled == 0
     assert not any("lost" in text for text in both.events)
-
-
-async def test_polled_environments_give_rows_episodes_and_what_callbacks_note() -> None:
-    async with running(2, AnyShape, callbacks="general_parts:Noting") as both:
-        await both.updates_done(6)
-    assert both.failure is None
-    assert both.service.counters.env_steps_trained == 6 * 4 * 16
-    result = both.service.results.finish_iteration(1e9, Progress(1, 1))
-    assert result["custom_metrics"]["height_mean"] == 7.0
-    assert result["hist_stats"]["steps"]
 
 
 @pytest.mark.parametrize(
@@ -338,8 +316,8 @@ async def test_a_worker_that_waits_leaves_at_once_when_it_is_stopped(waits: dict
     both = InProcess(AnyShape, seed=None, **waits)
     both.num_envs = 1
     both.start(1)
-    await both.service.wait_for_workers(1, 20)
-    both.service.go_on()
+    await both.source.wait_for_workers(1, 20)
+    both.source.go_on()
     (worker,) = both.workers
     await until(lambda: any(r.unit is not None and r.unit.in_env_s > 0.2 for r in worker._running))
     began = time.monotonic()

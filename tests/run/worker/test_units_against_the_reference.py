@@ -24,8 +24,8 @@ from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan, new_obs
-from aiorl.net.wire.messages import Snapshot
-from aiorl.run.worker.sampler_unit import Produced, SamplerUnit, UnitPlace
+from aiorl.net.wire.messages import Samples, Snapshot
+from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 
 SAMPLES = 3
 GAE = {"gamma": 0.9, "lam": 0.7}
@@ -127,7 +127,7 @@ def make_reference(case: Case, graph: Any) -> ReferenceSampler:
     )
 
 
-def rows_of(produced: Produced) -> dict[str, np.ndarray]:
+def rows_of(produced: Samples) -> dict[str, np.ndarray]:
     """A fragment's rows, environment after environment; without those that are no transitions."""
     arrays = dict(produced.batches[DEFAULT_POLICY_ID])
     valid = arrays.pop(c.VALID, np.ones(arrays[c.OBS].shape[:2], np.bool_))
@@ -166,7 +166,7 @@ def compare_fragments(unit: SamplerUnit, reference: ReferenceSampler) -> None:
         for name, column in expected.by_policy[DEFAULT_POLICY_ID].items():
             if name in rows:
                 same.column(rows[name], column, name, f"{where}, {name}")
-        found = sorted(zip(produced.episodes.lengths.tolist(), produced.episodes.rewards.tolist(), strict=True))
+        found = sorted(zip(produced.episodes["lengths"].tolist(), produced.episodes["rewards"].tolist(), strict=True))
         same.check(found, sorted(tuple(metrics[:2]) for metrics in reference.get_metrics()), f"{where}, metrics")
 
 

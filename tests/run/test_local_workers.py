@@ -1,0 +1,237 @@
+"""The learner's own workers: whatever ends or stops one, another takes its place, or the run ends with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from in_process import QUICK, BlockingEnv, InProcess, learner_over_tcp, until
+
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import WorkerError
+from aiorl.net.protocol.events import WorkerFailed
+from aiorl.process.children import ChildGaveUp, ChildRestarting, ChildStarted
+from aiorl.run import local_workers as module
+from aiorl.run.local_workers import LocalWorkers
+
+HINT = "--ignore-worker-failures"
+
+
+async def stop(both: InProcess) -> None:
+    leaving = asyncio.create_task(both.source.workers.stop(5.0))
+    await both.close()
+    await leaving
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSTOP])
+async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(number: signal.Signals) -> None:
+    both = learner_over_tcp(num_workers=1)
+    workers = both.source.workers
+    await workers.start()
+    await both.updates_done(2, 60)
+    victim = workers.pids[1]
+    os.kill(victim, number)
+    await until(lambda: workers.pids.get(1, victim) != victim)
+    await until(lambda: both.source.session.slots == [1])
+    await both.updates_done(len(both.updates) + 2, 60)
+    assert not psutil.pid_exists(victim)
+    await stop(both)
+    assert not workers.pids
+    assert any("it is killed" in text for text in both.events) == (number == signal.SIGSTOP)
+    (ended,) = [text for text in both.events if "ended with" in text and "local" in text]
+    assert ended.endswith("; restart 1 of 3 in 0.2 s")
+
+
+class SlowlyBuilt(BlockingEnv):
+    """Building it keeps all other code of its process from running for longer than any heartbeat may take."""
+
+    def __init__(self) -> None:
+        super().__init__(step_s=0.0)
+        ctypes.PyDLL(None).usleep(1_500_000)  # holds Python's lock
+
+
+@pytest.mark.slow
+async def test_a_worker_whose_environment_is_built_in_silence_is_neither_lost_nor_killed() -> None:
+    patient = {**QUICK.model_dump(), "build_timeout_s": 60.0}
+    both = learner_over_tcp(transport=patient, env="test_local_workers:SlowlyBuilt", num_workers=1)
+    both.source.workers.come_back_s = 0.2
+    await both.source.workers.start()
+    await both.updates_done(2, 60)
+    assert sum("joined" in text for text in both.events) == 1
+    await stop(both)
+    assert not any("killed" in text or "restart" in text for text in both.events)
+
+
+class FakeChildren:
+    """Processes that are none; their ids are 100 and their slot."""
+
+    def __init__(self, command: Any, slots: Any, *, has_worked: Any, **options: Any) -> None:
+        self.pids = {slot: 100 + slot for slot in slots if command(slot)}
+        self.killed: list[int] = []
+        self.kill = self.killed.append
+        self.has_worked = has_worked
+
+    def look(self) -> None: ...
+
+
+class Watched:
+    """Workers of a run that is none, above fake processes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_workers: int = 2, **options: Any) -> None:
+        self.told: list[str] = []
+        self.errors: list[BaseException] = []
+        self.stopped: set[int] = set()
+        self.working: set[int] = set()
+        self.session = SimpleNamespace(
+            slots=[],
+            has_brought=self.working.__contains__,
+            reserve_slot=lambda *_: None,
+            lose_worker_id=lambda *_: None,
+        )
+        self.training: Any = SimpleNamespace(
+            config=CommonConfig.from_mapping({"env": "CartPole-v1", "num_workers": num_workers, **options}),
+            counters=SimpleNamespace(env_steps_sampled=7),
+            directory=SimpleNamespace(worker_log=lambda slot: Path(f"worker-{slot}.txt")),
+            tell=lambda text, level: self.told.append(text),
+            fail=self.errors.append,
+        )
+
+        def make(*args: Any, **options: Any) -> FakeChildren:
+            self.children = FakeChildren(*args, **options)
+            return self.children
+
+        monkeypatch.setattr(module, "Children", make)
+        monkeypatch.setattr(module, "_is_stopped", lambda pid: pid in self.stopped)
+        self.workers = LocalWorkers(self.training, self.session, "ipc://nowhere")  # type: ignore[arg-type]
+        self.workers.may_be_lost = True
+
+    def look(self, now: float, *registered: int) -> list[int]:
+        self.children.killed.clear()
+        self.session.slots = registered
+        self.workers.look(now)
+        return list(self.children.killed)
+
+    def fails(self, slot: int, message: str, kind: str = "env") -> None:
+        self.workers.on_failed(WorkerFailed(slot, kind, message, "Traceback"))
+
+    @property
+    def error(self) -> str:
+        (error,) = self.errors
+        assert isinstance(error, WorkerError)
+        return str(error)
+
+
+def test_who_was_lost_has_some_time_to_come_back_and_is_killed_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    assert watched.look(0.0, 1, 2) == []
+    assert watched.look(1.0, 2) == watched.look(5.9, 2) == []
+    assert watched.look(5.95, 1, 2) == []  # it is back
+    assert watched.look(6.0, 2) == watched.look(10.9, 2) == []
+    assert watched.look(11.1, 2) == [1]
+    watched.children.pids[1] = 103  # the next process has a start of its own
+    assert watched.look(11.2, 2) == watched.look(40.0, 2) == []
+    assert watched.look(41.0, 1, 2) == []
+
+
+def test_who_was_lost_because_its_process_is_stopped_is_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    watched.stopped.add(101)
+    assert watched.look(0.0, 1, 2) == []  # not silent for long enough yet
+    assert watched.look(0.2, 2) == []
+    assert watched.look(0.4, 2) == [1]
+
+
+def test_restarts_are_forgotten_only_of_a_worker_that_has_brought_a_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    watched.look(0.0, 1, 2)
+    assert not watched.children.has_worked(1)
+    watched.working.add(1)
+    watched.look(0.2, 1, 2)
+    watched.working.clear()  # it is lost, and its process ends
+    watched.look(0.4, 2)
+    assert watched.children.has_worked(1)
+    assert not watched.children.has_worked(2)
+    watched.workers.on_child(ChildStarted(1, 103, 1))
+    assert not watched.children.has_worked(1)
+
+
+# What a failure means to the run ------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_given_up_is_told_with_what_it_said_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    watched.fails(1, "the licence is gone")
+    watched.workers.on_child(ChildGaveUp(1, 1, 3))
+    assert watched.error == (
+        "worker 1: local worker 1 ended with status 1 after 3 restarts and stays down; it last reported: "
+        "the licence is gone (log: worker-1.txt); with ignore_worker_failures (--ignore-worker-failures) a run goes on "
+        "with its other workers"
+    )
+
+
+def test_failures_that_are_ignored_end_the_run_only_where_no_worker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, ignore_worker_failures=True)
+    watched.fails(1, "boom", "setup")
+    del watched.children.pids[1]
+    watched.workers.on_child(ChildGaveUp(1, 1, 3))
+    assert not watched.errors
+    assert "boom; training goes on with the others" in watched.told[0]
+    del watched.children.pids[2]
+    watched.workers.on_child(ChildGaveUp(2, -9, 3))
+    assert HINT not in watched.error
+
+
+def test_a_worker_that_cannot_be_set_up_ends_the_run_at_once_with_the_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 3)
+    watched.fails(7, "a mistake of somebody else's", "setup")
+    assert not watched.errors
+    watched.fails(1, "no such package", "setup")
+    assert watched.error.startswith("worker 1: no such package (log: worker-1.txt)")
+    assert HINT in watched.error
+
+
+def test_an_environment_that_fails_alike_in_every_worker_before_anything_is_sampled_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, 3)
+    for slot, pid in ((1, 17), (1, 19), (2, 23)):
+        watched.fails(slot, f"environment 1 of pid {pid}: boom")
+    assert not watched.errors
+    watched.fails(3, "environment 4 of pid 42: boom")
+    assert "42: boom (each of the 3 workers failed so before anything was sampled; log: worker-3.txt)" in watched.error
+
+
+@pytest.mark.parametrize(("sampled", "others"), [(9, []), (7, [4]), (7, [])])
+def test_it_does_not_where_one_worker_fails_otherwise_or_anything_was_sampled_or_others_are_there(
+    monkeypatch: pytest.MonkeyPatch, sampled: int, others: list[int]
+) -> None:
+    watched = Watched(monkeypatch)
+    watched.training.counters.env_steps_sampled, watched.session.slots = sampled, others
+    watched.fails(1, "boom")
+    watched.fails(2, "boom" if others or sampled > 7 else "bang")
+    assert not watched.errors
+
+
+def test_restarts_of_workers_that_fail_alike_are_told_once_and_all_of_them_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched(monkeypatch, 8)
+    with caplog.at_level(logging.INFO):
+        for slot in range(1, 9):
+            watched.fails(slot, f"boom {slot}" if slot > 1 else "bang")
+            watched.workers.on_child(ChildRestarting(slot, 1, 1, 0.2))
+        watched.workers.on_child(ChildRestarting(5, -9, 2, 0.5))
+    assert [text.partition(";")[0] for text in watched.told] == [
+        "local worker 1 ended with status 1",
+        "local worker 2 ended with status 1",
+        "local worker 5 ended with status -9 (SIGKILL)",
+    ]
+    assert len(caplog.records) == 6
