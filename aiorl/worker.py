@@ -149,13 +149,16 @@ def _keep_workers(words: list[str]) -> int:
 
 
 def _run_worker(words: list[str]) -> int:
-    from aiorl.process.tasks import run
+    import asyncio
+
+    from aiorl.process.tasks import new_event_loop
 
     find_modules_here()
     args = parse_worker_args(words)
     _log_to_stderr(args.log_level)
     try:
-        return run(_work(args))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(_work(args))
     except AiorlError as error:
         logger.error("%s", error)
         return HOPELESS if isinstance(error, ConfigError) else FAILED

@@ -100,12 +100,6 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(work: Coroutine[Any, Any, int]) -> int:
-    """Run a program's work to its end; returns the exit status that it gives."""
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(work)
-
-
 def tell_of_stray_errors(fail: Callable[[BaseException], None]) -> None:
     """Have ``fail`` called, after it was logged, with what a callback of the running loop raises.
 

@@ -227,7 +227,7 @@ class RemoteSource(Source):
         """
         session, config = self.session, self._config
         updater = Updater(learning.group, learning.lease_plan, self._training.counters.env_steps_trained)
-        updates = self.updates = UpdateThread(updater, lambda event: self._call_soon(self._handle_update, event))
+        updates = self.updates = UpdateThread(updater, self._on_update_thread)
         most = config.object_store_memory or _QUEUED_BYTES
         self._flow = Flow(self._training, learning, updates, session, tell=self._tell_of, max_queued_bytes=most)
         part, snapshot = learning.worker_part.to_dict(), self._flow.next_snapshot(learning.group.get_weights())
@@ -484,10 +484,8 @@ class RemoteSource(Source):
     def _look_for_end_of_data(self) -> None:
         workers = self.session.workers if self.session.settings.data_ends else []
         if workers and all(worker.state == OUT_OF_DATA for worker in workers) and self.flow.is_drained:
-            here = {*self.session.slots, *self.workers.given_up}
-            if here.issuperset(
-                range(1, self._config.num_workers + 1)
-            ):  # else one is to come that has its share to read
+            to_come = {*range(1, self._config.num_workers + 1)} - {*self.session.slots, *self.workers.given_up}
+            if not to_come:  # one that is has its share still to read
                 self._training.stop("Done: all stored experience was read.")
 
     def _look_for_slow_workers(self) -> None:
@@ -506,10 +504,9 @@ class RemoteSource(Source):
 
     # Updates ----------------------------------------------------------------------------------------------------
 
-    def _call_soon(self, call: Callable[..., None], *arguments: object) -> None:
-        """Have the event loop call something, from another thread; not any more once the loop is closed."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call, *arguments)
+    def _on_update_thread(self, event: UpdateEvent) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._handle_update, event)
 
     def _handle_update(self, event: UpdateEvent) -> None:
         if self._is_over:

@@ -22,7 +22,8 @@ def finished(learner: Any) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.mark.parametrize("options", [PPO, pytest.param(IMPALA, marks=pytest.mark.slow)], ids=["ppo", "impala"])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [PPO, IMPALA], ids=["ppo", "impala"])
 def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any) -> None:
     """Whoever moves illegally gets -1, and the other player nothing; a legal game is worth nothing in all."""
     pytest.importorskip("pettingzoo")

@@ -58,6 +58,7 @@ def test_r8_a_killed_worker_that_is_not_started_again_ends_the_run_unless_failur
         assert re.search(r"worker \d", learner.text)
 
 
+@pytest.mark.slow
 def test_workers_end_within_10_s_of_the_learners_sigkill(processes, until) -> None:
     learner = processes.learner("--seed=1")
     learner.wait_for_result(lambda result: result["updates_total"] >= 1)
@@ -90,6 +91,7 @@ def test_external_workers_rejoin_a_resumed_learner_by_themselves(processes, ledg
     assert worker.wait(15) == 0, worker.text  # told that the run is over
 
 
+@pytest.mark.slow
 def test_a_worker_waits_for_a_learner_and_says_so(processes) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -103,7 +105,7 @@ def test_a_worker_waits_for_a_learner_and_says_so(processes) -> None:
 @pytest.mark.parametrize(
     ("env_config", "said"),
     [
-        ("{fault: step, at_step: 70}", "at step 70 of its episode"),
+        pytest.param("{fault: step, at_step: 70}", "at step 70 of its episode", marks=pytest.mark.slow),
         ("{fault: reset}", "at reset"),
     ],
 )
@@ -122,6 +124,7 @@ def test_a_broken_environment_is_reported_and_ends_the_run_restarted_if_it_had_b
     assert env in learner.text
 
 
+@pytest.mark.slow
 def test_garbage_on_both_ports_costs_the_run_nothing(processes, ledger_balances) -> None:
     learner = processes.learner("--insecure", "--seed=1", "--min-iter-time-s=0.2", "--stop-time-s=60")
     learner.wait_for_result(lambda result: result["updates_total"] >= 2)

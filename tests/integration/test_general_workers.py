@@ -92,6 +92,7 @@ def test_a_pettingzoo_game_is_played_by_two_policies(run: Run) -> None:
     assert result["policy_reward_mean"]["red"] == pytest.approx(-result["policy_reward_mean"]["blue"])
 
 
+@pytest.mark.slow
 @needs("shimmy")
 def test_an_environment_of_the_old_gym_package_and_sampling_in_the_background(run: Run) -> None:
     learner = run("--env=gym:CartPole-v1", "--sample-async=true", "--stop-timesteps=500")

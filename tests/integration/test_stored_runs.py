@@ -12,6 +12,7 @@ READS = ("--algo=bc", "--rollout-fragment-length=64", "--num-envs-per-worker=1",
          "--min-iter-time-s=0.1")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_its_workers_have_read_all_passes(processes, ledger_balances, tmp_path) -> None:
     rows = record(tmp_path / "data", 4) + record(tmp_path / "data", 4)
     learner = processes.learner(*READS, f"--input={tmp_path / 'data'}", "--input-epochs=2")

@@ -105,6 +105,7 @@ def test_training_goes_on_after_the_link_was_cut(train, cut_s: float) -> None:
         assert "worker 1 lost" in training.learner.text, training.learner.text
 
 
+@pytest.mark.slow
 def test_training_goes_on_over_a_slow_and_lossy_link(train) -> None:
     training = train(delay_s=0.05, loss=0.01)
     training.wait_for_updates(4, 90.0)

@@ -237,6 +237,7 @@ def test_the_end_of_standard_input_is_told_and_ends_the_process() -> None:
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_the_process_that_evaluates_ends_with_its_parent_also_during_an_evaluation() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", EVALUATES], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True

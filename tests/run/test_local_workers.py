@@ -31,7 +31,7 @@ async def stop(both: InProcess) -> None:
     await leaving
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGSTOP])
 async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(number: signal.Signals) -> None:
     both = learner_over_tcp(num_workers=1)
     workers = both.source.workers

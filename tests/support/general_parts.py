@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -46,29 +45,6 @@ class Failing(DefaultCallbacks):
 
     def on_episode_step(self, **kwargs: Any) -> None:
         raise RuntimeError("this callback fails on purpose")
-
-
-class SlowEnv(CountingEnv):
-    """Each step takes ``step_s`` seconds."""
-
-    def __init__(self, step_s: float = 30.0) -> None:
-        super().__init__()
-        self._step_s = step_s
-
-    def step(self, action: Any) -> Any:
-        time.sleep(self._step_s)
-        return super().step(action)
-
-
-class HeldEnv(CountingEnv):
-    """A step of it has begun when `is_held` is set, and ends when `may_go_on` is, in the same process."""
-
-    is_held, may_go_on = threading.Event(), threading.Event()
-
-    def step(self, action: Any) -> Any:
-        self.is_held.set()
-        assert self.may_go_on.wait(60)
-        return super().step(action)
 
 
 class SometimesUntrained(CountingEnv):

@@ -163,11 +163,6 @@ class Failing(DefaultCallbacks):
         raise RuntimeError("the hook fails on purpose")
 
 
-class Unfit(DefaultCallbacks):
-    def on_episode_end(self, *, episode: Any, speed: float, **kwargs: Any) -> None:  # type: ignore[override]
-        raise AssertionError("never called")
-
-
 class Slipping(DefaultCallbacks):
     def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
         episode.custom_metrics["speed"] = episode.user_data["speed"]

@@ -87,7 +87,7 @@ async def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_sm
     assert text.count("registered as worker ") == 2  # in the same slot, or another where it was back that soon
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 async def test_when_the_parent_is_ended_its_worker_says_goodbye(number: signal.Signals) -> None:
     both = learner_over_tcp()
     process = await asyncio.create_subprocess_exec(

@@ -325,7 +325,7 @@ def test_what_is_named_but_not_there_or_of_another_kind_is_refused_by_its_key(ma
     with pytest.raises(ConfigError, match="callbacks is"):
         make(callbacks="general_parts:by_number")
     with pytest.raises(ConfigError, match="subclass of aiorl"):
-        make(only(policy_class="general_parts:SlowEnv"))
+        make(only(policy_class="general_parts:by_number"))
     with pytest.raises(PolicyError, match="action space"):
         make(env_config={"actions": 3})
 
