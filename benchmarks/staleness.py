@@ -105,8 +105,8 @@ def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> Stal
                 number = next(numbers)
                 publisher.merge_deltas(place.incarnation, number, unit.take_deltas(number))
                 fragments.append(produced.batches[DEFAULT_POLICY_ID])
-                lengths += produced.episodes.lengths.tolist()
-                returns += produced.episodes.rewards.tolist()
+                lengths += produced.episodes["lengths"].tolist()
+                returns += produced.episodes["rewards"].tolist()
                 trained += produced.env_steps
             algorithm.update(algorithm.make_batch(fragments), trained)
             waiting.append(snapshot())

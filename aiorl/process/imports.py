@@ -29,6 +29,11 @@ def install_command(extra: str) -> str:
     return f"pip install 'aiorl[{extra}]'"  # pip keeps the aiorl that is installed, and reads its extras
 
 
+def missing(modules: Iterable[str]) -> list[str]:
+    """Return those of some top-level modules that are not installed; none is imported."""
+    return [name for name in modules if importlib.util.find_spec(name) is None]
+
+
 def want_packages(by: str, modules: Iterable[str], extra: str, *, key: str, value: object = None) -> None:
     """Refuse what needs packages that are not installed; none is imported.
 
@@ -42,7 +47,7 @@ def want_packages(by: str, modules: Iterable[str], extra: str, *, key: str, valu
     Raises:
         ConfigError: some are missing.
     """
-    if absent := [name for name in modules if importlib.util.find_spec(name) is None]:
+    if absent := missing(modules):
         said = f"{by} needs {', '.join(absent)}, not installed here."
         raise ConfigError(said, key=key, value=value, hint=f"Install it with: {install_command(extra)}")
 

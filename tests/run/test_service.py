@@ -80,7 +80,7 @@ async def test_r7_streaming_keeps_queues_bounded_with_a_slow_learner_and_loses_n
 async def test_what_comes_while_a_run_ends_is_not_in_its_last_result() -> None:
     async with running(algorithm=with_settings(mode="streaming", update_s=0.02)) as both:
         await both.updates_done(5)
-        both.source.stop_training()
+        both.source.stop(hurry=False)
         episodes, sampled = both.results.episodes_total, both.counters.env_steps_sampled
         assert episodes > 0
         await until(lambda: both.counters.env_steps_sampled > sampled, 2)

@@ -133,7 +133,7 @@ class MemoryLearnerEndpoint:
     @property
     def address(self) -> str:
         """Only for messages to people."""
-        return "memory"
+        return "tcp://memory:1"
 
     local_address = address
 
