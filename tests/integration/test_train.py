@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 
 def newest_tensors(run_dir: Path) -> dict[str, np.ndarray]:
-    return load_file(sorted((run_dir / "checkpoints").iterdir())[-1] / "tensors.safetensors")
+    return load_file(sorted(run_dir.glob("checkpoints/checkpoint-*"))[-1] / "tensors.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,6 @@ def test_resume_goes_on_with_counters_episodes_and_weights_of_the_newest_checkpo
     assert second.wait(90) == 0, second.text
     assert "checkpoint-999999" in second.text
     assert f"going on from {good}" in second.text
-    shutil.rmtree(bad.parent)
     after = second.results()[-1]
     assert after["training_iteration"] > before["training_iteration"]
     assert after["updates_total"] == before["updates_total"] + 1
