@@ -122,9 +122,9 @@ __all__ = sorted({*_HOME, "__version__"} - {"TFPolicy"})
 
 
 def _build_trainer(config: CommonConfig) -> AlgorithmTrainer:
-    from aiorl.run.trainer import trainer_for
+    from aiorl.run.trainer import trainer_class
 
-    return trainer_for(config)
+    return trainer_class(config.algo)(config)
 
 
 def _translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:

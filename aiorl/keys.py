@@ -32,13 +32,7 @@ Examples:
       One pair for each host, so that one can be shut out by deleting admitted/host1.key. Run again with
       another name, it adds that one and leaves the others alone.
 
-Then on the learner's host:
-
-  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys ~/keys
-
-and on every other host, once NAME.key_secret and learner.key are in its ~/keys:
-
-  python -m aiorl.worker --connect tcp://LEARNER:5557 --keys ~/keys
+It says then what to copy to the other hosts, and how to start the learner and workers.
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PUBLIC = (

@@ -409,7 +409,7 @@ def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
     """
     from aiorl.run.report.log_files import KeptSmall, LogFile
 
-    handler = LogFile.of_run(logs[0])
+    handler = LogFile(logs[0])
     root = logging.getLogger()
     root.addHandler(handler)
     root.removeHandler(early)

@@ -93,7 +93,6 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rng = np.random.default_rng(_SEED)
@@ -105,7 +104,6 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
     figure = Figure(
         figsize=(_WIDTH, _PANEL_HEIGHT * len(envs) + _LEGEND_LINE * (lines + 1)), dpi=120, facecolor="white",
     )  # fmt: skip
-    FigureCanvasAgg(figure)
     figure.set_layout_engine("constrained", w_pad=_PAD, h_pad=_PAD)
     handles: dict[str, Artist] = {}
     for (left, right), env in zip(figure.subplots(len(envs), 2, sharey="row", squeeze=False), envs, strict=True):

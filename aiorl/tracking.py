@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aiorl.run.report.loggers import flatten
+from aiorl.run.report.loggers import flatten, numbers_of
 
 __all__ = ["MLflow", "WandB"]
 
@@ -37,7 +37,7 @@ class WandB:
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Log a result."""
-        self._run.log(_numbers(result), step=result["timesteps_total"])
+        self._run.log(numbers_of(result), step=result["timesteps_total"])
 
     def close(self) -> None:
         """End the run."""
@@ -71,14 +71,9 @@ class MLflow:
     def write(self, result: Mapping[str, Any]) -> None:
         """Log a result."""
         now, step = int(1000 * time.time()), int(result["timesteps_total"])
-        metrics = [self._entities.Metric(key, value, now, step) for key, value in _numbers(result).items()]
+        metrics = [self._entities.Metric(key, value, now, step) for key, value in numbers_of(result).items()]
         self._client.log_batch(self._run_id, metrics=metrics[:_METRICS])
 
     def close(self) -> None:
         """End the run."""
         self._client.set_terminated(self._run_id)
-
-
-def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a result, nested names joined by a slash."""
-    return {name: float(value) for name, value in flatten(result) if type(value) in (int, float)}

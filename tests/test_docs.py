@@ -121,14 +121,6 @@ def check_learner(arguments: list[str]) -> None:
     assert load_config(config_class, overrides=overrides).env
 
 
-def test_a_mistake_in_a_command_would_be_found() -> None:
-    with pytest.raises(SystemExit):
-        parse_worker_args(words_of("python -m aiorl.worker --conect tcp://learner-host:5557")[3:])
-    with pytest.raises(ValueError, match="train_batch_sise"):
-        check_learner(words_of("python -m aiorl.learner --env CartPole-v1 --train-batch-sise 3")[3:])
-    assert len(module_commands()) > 20
-
-
 @pytest.mark.parametrize("name", ["docs/architecture.md", "docs/protocol.md", "docs/security.md", "CONTRIBUTING.md"])
 def test_every_file_named_exists(name: str) -> None:
     for code in _INLINE.findall(_FENCE.sub("", text_of(name))):

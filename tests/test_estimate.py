@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 from saved_runs import save_run
@@ -29,31 +28,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def episodes(run: Path) -> list[SampleBatch]:
+def episodes(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[SampleBatch]:
     """Episodes of the same policy."""
-    policy = aiorl.load_policy(run, seed=3)
-    return [_played(policy, number) for number in range(12)]
-
-
-def _played(policy: aiorl.LoadedPolicy, number: int) -> SampleBatch:
-    env = gymnasium.make("CartPole-v1", max_episode_steps=30)
-    obs, _ = env.reset(seed=number)
-    rows: dict[str, list] = {name: [] for name in ("obs", "new_obs", "actions", "rewards", "action_logp", "dones")}
-    over = False
-    while not over:
-        action, _, beside = policy.compute_single_action(obs, explore=True, full_fetch=True)
-        after, reward, terminated, truncated, _ = env.step(action)
-        over = terminated or truncated
-        for name, value in zip(rows, (obs, after, action, reward, beside["action_logp"], over), strict=True):
-            rows[name].append(value)
-        obs = after
-    env.close()
-    batch = SampleBatch({name: np.array(column) for name, column in rows.items()})
-    batch["rewards"], batch["t"] = batch["rewards"].astype(np.float32), np.arange(batch.count)
-    batch["truncateds"] = batch["dones"] & truncated
-    batch["terminateds"] = batch["dones"] & (not truncated)
-    batch["eps_id"] = np.full(batch.count, number)
-    return batch
+    data = tmp_path_factory.mktemp("played")
+    aiorl.evaluate(run, episodes=12, seed=3, explore=True, output=data, config={"horizon": 30})
+    return list(FileReader(str(data), ReaderOptions(epochs=1)))
 
 
 def write(path: Path, batches: list[SampleBatch]) -> Path:

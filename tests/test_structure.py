@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grimp
 import numpy as np
 import pytest
 
 from aiorl import errors
 from aiorl.acting.policy import Policy
-from aiorl.compat.dict_callbacks import callbacks_class, named_callbacks
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.data.columns import ColumnSpec
-from aiorl.errors import AiorlError, ConfigError
+from aiorl.errors import AiorlError
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.process import log_once
-from aiorl.sampling.callbacks import DefaultCallbacks, overridden_hooks
+from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.testing.envs import CountingEnv
 
 ROOT = Path(__file__).parents[1]
@@ -38,77 +36,26 @@ def knowing(name: str) -> set[str]:
     return {path for path, text in TEXTS.items() if name in text and pattern.search(text)}
 
 
-HIDDEN = {
-    ("aiorl.acting.graph_policy", "aiorl.learning.algorithms.policy_learning"),
-    ("aiorl.acting.onnx_policy", "aiorl.learning.models.tf_policy"),
-}
-"""Imports by name of what loads TensorFlow, where a worker has to; no more are to come."""
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Module -> those that it imports, within functions too; no types alone."""
+    graph = grimp.build_graph("aiorl", exclude_type_checking_imports=True, cache_dir=None)
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
 
-def imports_in(node: ast.AST) -> Iterator[str]:
-    """The modules that code imports, within functions too, and strings that may name one; no types alone."""
-    match node:
-        case ast.If(test=ast.Name("TYPE_CHECKING")):
-            for statement in node.orelse:
-                yield from imports_in(statement)
-            return
-        case ast.Import():
-            yield from (alias.name for alias in node.names)
-        case ast.ImportFrom():
-            yield from (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
-        case ast.Constant(str(value)) if "." in value:
-            yield value
-    for child in ast.iter_child_nodes(node):
-        yield from imports_in(child)
-
-
-def imported_modules(sources: dict[str, str]) -> dict[str, set[str]]:
-    """Module -> those of the same sources that it imports."""
-    return {
-        module: set(imports_in(ast.parse(source))) & sources.keys() - {module} for module, source in sources.items()
-    }
-
-
-def circle(imports: dict[str, set[str]]) -> list[str]:
-    """The modules of one circle; none where there is no circle."""
-    try:
-        graphlib.TopologicalSorter(imports).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-def test_no_two_files_import_each_other() -> None:
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text("utf-8")
-        for path in FILES
-    }
-    imports = imported_modules(modules)
+def test_no_two_files_import_each_other(imports: dict[str, set[str]]) -> None:
     assert sum(map(len, imports.values())) > 500
-    for module, hidden in HIDDEN:
-        imports[module].remove(hidden)
-    assert circle(imports) == []
+    graphlib.TopologicalSorter(imports).prepare()
 
 
 @pytest.mark.parametrize(("algo", "most"), [("ppo", 17), ("dqn", 25), ("sac", 27)])
-def test_few_files_of_learning_stand_behind_an_algorithm(algo: str, most: int) -> None:
+def test_few_files_of_learning_stand_behind_an_algorithm(imports: dict[str, set[str]], algo: str, most: int) -> None:
     """Its imports, and theirs, those within functions included; may only fall."""
-    room = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text("utf-8")
-        for path in (ROOT / "aiorl" / "learning").rglob("*.py")
-    }
-    imports, behind, todo = imported_modules(room), set(), [f"aiorl.learning.algorithms.{algo}"]
+    behind, todo = set[str](), [f"aiorl.learning.algorithms.{algo}"]
     while todo:
         behind.add(module := todo.pop())
-        todo += imports[module] - behind
+        todo += [found for found in imports[module] - behind if found.startswith("aiorl.learning.")]
     assert len(behind) <= most, sorted(behind)
-
-
-def test_a_circle_would_be_found() -> None:
-    assert circle(imported_modules({"a": "import b", "b": "from c import d", "c": "try:\n import a\nfinally: pass"}))
-    assert circle(imported_modules({"a": "import b", "b": "def use():\n import a"}))
-    assert circle(imported_modules({"a.x": "import b", "b": "import_module('a.x')"}))
-    assert not circle(imported_modules({"a": "import b", "b": "if TYPE_CHECKING:\n import a"}))
 
 
 def test_the_architecture_page_has_the_layers_that_are_checked() -> None:
@@ -176,36 +123,6 @@ def test_a_hook_is_known_where_it_is_declared_and_where_it_is_called(hook: str) 
     assert len(files) == 2
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     assert all(f"`aiorl/{name}`" in page for name in files), files
-
-
-class OnNovelty(DefaultCallbacks):
-    """Overrides a hook that the package does not have."""
-
-    def on_novelty(self, *, how_much: float, **kwargs: Any) -> None:
-        raise RuntimeError(f"so novel: {how_much}")
-
-
-class OnNoveltyWrongly(DefaultCallbacks):
-    """Overrides it with other arguments."""
-
-    def on_novelty(self, amount: float) -> None:
-        """Never called."""
-
-
-def test_a_hook_more_is_checked_and_named_without_a_line_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_novelty(self: Any, *, how_much: float, **kwargs: Any) -> None:
-        """Something new was seen."""
-
-    monkeypatch.setattr(DefaultCallbacks, "on_novelty", on_novelty, raising=False)
-    monkeypatch.setitem(sys.modules, "users_callbacks", sys.modules[__name__])
-    assert overridden_hooks(DefaultCallbacks()) == frozenset()
-    assert overridden_hooks(OnNovelty()) == {"on_novelty"}
-    with pytest.raises(ConfigError, match="OnNoveltyWrongly': on_novelty can't be called as it is here"):
-        callbacks_class("users_callbacks:OnNoveltyWrongly")
-    kind = named_callbacks("users_callbacks:OnNovelty")
-    assert kind is not None
-    with pytest.raises(ConfigError, match="OnNovelty': on_novelty failed: RuntimeError"):
-        kind().on_novelty(how_much=2.0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

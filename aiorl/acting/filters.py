@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from aiorl.data.arrays import discounted_sums
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
-from aiorl.errors import BatchError, ConfigError, nearest
+from aiorl.errors import BatchError, CheckpointError, ConfigError, nearest
 
 FilterState = dict[str, NDArray[Any]]
 """``n`` [] float64, ``mean`` and ``m2`` float64 of the filter's shape; empty for NoFilter."""
@@ -550,6 +550,35 @@ F32 = NDArray[np.float32]
 _CLIP = 10.0
 _MAX_CARRIED = 1 << 16
 """Trajectories whose return is remembered until they go on; some are broken off and never do."""
+
+
+def check_states(
+    filters: Mapping[str, ObservationFilter], states: Mapping[str, Mapping[str, NDArray[Any]]], where: object
+) -> None:
+    """Check that each filter can go on from its state; change none.
+
+    A policy has learned from filtered observations or from plain ones, and means nothing to the others.
+
+    Args:
+        filters: by name.
+        states: of these, and perhaps of others.
+        where: the states are from.
+
+    Raises:
+        CheckpointError: a state of another kind of filter, or of other observations.
+    """
+    for name, found in filters.items():
+        state = states[name]
+        if bool(state) == found.is_identity:
+            raise CheckpointError(
+                where,
+                f"policy {name!r} was saved {'with' if state else 'without'} statistics of observations, and its "
+                f"filter here is a {type(found).__name__}; use the observation_filter it was saved with",
+            )
+        try:
+            found.copy().restore(state)
+        except BatchError as error:
+            raise CheckpointError(where, f"the filter of policy {name!r} does not fit here: {error}") from error
 
 
 def returns_of(policy_id: str) -> str:

@@ -17,13 +17,13 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from aiorl.acting.filters import ObservationFilter
+from aiorl.acting.filters import ObservationFilter, check_states
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMappingFn
 from aiorl.compat import learning
 from aiorl.compat.arguments import worker_settings
 from aiorl.compat.resources import LauncherSpec
-from aiorl.compat.saved_state import SavedState, check_filter_states, dump_state, load_state
+from aiorl.compat.saved_state import SavedState, dump_state, load_state
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.arrays import Batch, compressed
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -334,7 +334,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
         self._check_filters(saved.filters)
         policies = {policy_id: self.policy_map[policy_id] for policy_id in saved.policies}
         with self._paused():
-            check_filter_states(self.filters, saved.filters)
+            check_states(self.filters, saved.filters, "of a rollout worker")
             change_all(
                 policies, saved.policies, lambda policy: policy.get_state(), lambda policy, new: policy.set_state(new)
             )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from aiorl.acting.filters import ObservationFilter
 from aiorl.config.files import check_depth
 from aiorl.data.nested_codec import pack, unpack
-from aiorl.errors import BadFrame, BatchError, CheckpointError
+from aiorl.errors import BadFrame, CheckpointError
 
 _FORMAT = "aiorl-rollout-worker"
 _VERSION = 1
@@ -61,23 +60,3 @@ def load_state(data: bytes) -> SavedState:
         if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
             raise CheckpointError(_WHERE, f"its {name} are damaged")
     return saved
-
-
-def check_filter_states(filters: Mapping[str, ObservationFilter], states: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check that each filter can be restored from its state; change none.
-
-    Raises:
-        CheckpointError: a state of another kind of filter, or of other observations.
-    """
-    for policy_id, found in filters.items():
-        state = states[policy_id]
-        if bool(state) == found.is_identity:
-            raise CheckpointError(
-                _WHERE,
-                f"policy {policy_id!r} was saved {'with' if state else 'without'} statistics of observations, and its "
-                f"filter here is a {type(found).__name__}; use the observation_filter it was saved with",
-            )
-        try:
-            found.copy().restore(state)
-        except BatchError as error:
-            raise CheckpointError(_WHERE, f"the filter of policy {policy_id!r} does not fit here: {error}") from error

@@ -12,11 +12,10 @@ import os
 import queue
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -27,7 +26,8 @@ from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.process.children import watch_parent
-from aiorl.process.imports import find_modules_here, install_command
+from aiorl.process.imports import find_modules_here, needed_by
+from aiorl.process.replaced_file import replaced
 from aiorl.run.worker.sampler_unit import settings_of_run
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.policies import learned_policies
@@ -137,7 +137,7 @@ def evaluate(
     part = run.acting.part.for_evaluation({"output": None if output is None else str(output), **(config or {})})
     if seed is None and part.seed is not None:  # else the environment takes none
         seed = secrets.randbits(31)
-    film_or_none = contextlib.nullcontext() if video is None else Film(Path(video))
+    film_or_none = contextlib.nullcontext() if video is None else _filmed(Path(video))
     with film_or_none as film, _worker(run, part, seed, explore, film, render) as worker:
         played = _play(worker, episodes, on_episode)
     columns = EpisodeColumns.of(played)
@@ -157,7 +157,12 @@ def evaluate(
 
 
 def _worker(
-    run: SavedRun, part: WorkerPart, seed: int | None, explore: bool, film: Film | None, render: Literal["human"] | None
+    run: SavedRun,
+    part: WorkerPart,
+    seed: int | None,
+    explore: bool,
+    film: Callable[[Any], None] | None,
+    render: Literal["human"] | None,
 ) -> RolloutWorker:
     """A worker that samples whole episodes with a run's policies."""
     mode = "rgb_array" if film is not None else render
@@ -200,7 +205,7 @@ def _play(worker: RolloutWorker, episodes: int, on_episode: Callable[[RolloutMet
     return played
 
 
-def _filming(base: type[DefaultCallbacks], film: Film) -> type[DefaultCallbacks]:
+def _filming(base: type[DefaultCallbacks], film: Callable[[Any], None]) -> type[DefaultCallbacks]:
     """The run's callbacks, with a film of the first episodes."""
 
     class Filming(base):  # type: ignore[misc, valid-type]  # whichever class the run has
@@ -212,7 +217,7 @@ def _filming(base: type[DefaultCallbacks], film: Film) -> type[DefaultCallbacks]
             """See DefaultCallbacks."""
             super().on_episode_step(base_env=base_env, **kwargs)
             if self.num_ended < _FILMED:
-                film.take(base_env.get_unwrapped()[0])
+                film(base_env.get_unwrapped()[0])
 
         def on_episode_end(self, **kwargs: Any) -> None:
             """See DefaultCallbacks."""
@@ -222,44 +227,26 @@ def _filming(base: type[DefaultCallbacks], film: Film) -> type[DefaultCallbacks]
     return Filming
 
 
-class Film:
-    """A video file; what was filmed until an error is kept out of the way of an older one."""
+@contextlib.contextmanager
+def _filmed(path: Path) -> Iterator[Callable[[Any], None]]:
+    """What adds a picture of an environment to a film, which is there at the end of the block unless that fails.
 
-    def __init__(self, path: Path) -> None:
-        """Get ready; the file is made when it is finished.
+    Raises:
+        ConfigError: what films need is not installed, the file can't be one, or an environment makes no pictures.
+    """
+    if path.suffix.lower() not in _VIDEOS:
+        said = f"video is {str(path)!r}, expected a file name that ends in {', '.join(_VIDEOS)}."
+        raise ConfigError(said, key="video", value=str(path))
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"video is {str(path)!r}, whose directory isn't there.", key="video", value=str(path))
+    with needed_by("a video", "moviepy", "video", key="video", value=str(path)):
+        from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
 
-        Raises:
-            ConfigError: what films need is not installed, or the file can't be one.
-        """
-        if path.suffix.lower() not in _VIDEOS:
-            raise ConfigError(
-                f"video is {str(path)!r}, expected a file name that ends in {', '.join(_VIDEOS)}.",
-                key="video",
-                value=str(path),
-            )
-        if not path.absolute().parent.is_dir():
-            raise ConfigError(f"video is {str(path)!r}, whose directory isn't there.", key="video", value=str(path))
-        try:
-            from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
-        except ImportError as error:
-            raise ConfigError(
-                f"a video needs moviepy: {error}.",
-                key="video",
-                value=str(path),
-                hint=f"Install it with: {install_command('video')}",
-            ) from error
-        self._path = path
-        self._partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-        self._writer_class = FFMPEG_VideoWriter
-        self._writer: Any = None
-        self._size = (0, 0)
+    writer: Any = None
+    size = (0, 0)
 
-    def take(self, env: Any) -> None:
-        """Add a picture of an environment.
-
-        Raises:
-            ConfigError: it makes none.
-        """
+    def take(env: Any) -> None:
+        nonlocal writer, size
         try:
             frame = np.asarray(env.render())
         except Exception as error:  # an environment that can't may raise anything
@@ -267,26 +254,20 @@ class Film:
         if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
             raise _no_picture(env, f"render() gave {frame.dtype} of shape {frame.shape}, not uint8 [height, width, 3]")
         height, width = (side - side % 2 for side in frame.shape[:2])  # what players read
-        if self._writer is None:
-            self._size = (height, width)
+        if writer is None:
+            size = (height, width)
             fps = getattr(env, "metadata", {}).get("render_fps") or _FPS
-            self._writer = self._writer_class(str(self._partial), (width, height), fps, logfile=None)
-        if (height, width) != self._size:
-            raise ConfigError(
-                f"the environment's pictures have changed from {self._size} to {(height, width)} pixels.", key="video"
-            )
-        self._writer.write_frame(np.ascontiguousarray(frame[:height, :width]))
+            writer = FFMPEG_VideoWriter(str(temporary), (width, height), fps, logfile=None)
+        if (height, width) != size:
+            raise _no_picture(env, f"its pictures have changed from {size} to {(height, width)} pixels")
+        writer.write_frame(np.ascontiguousarray(frame[:height, :width]))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        if error is None and self._writer is not None:
-            os.replace(self._partial, self._path)
-        with contextlib.suppress(OSError):
-            self._partial.unlink(missing_ok=True)
+    with replaced(path) as temporary:
+        try:
+            yield take
+        finally:
+            if writer is not None:
+                writer.close()
 
 
 def _no_picture(env: Any, reason: str) -> ConfigError:

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import shutil
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ _SUMMARY = "evaluation.json"
 _MAX_BYTES = 1 << 26
 _MAX_REASON = 500
 _FINISH_S = 10.0
+_KINDS: dict[str, Callable[[list[float]], float]] = {"mean": statistics.fmean, "min": min, "max": max}
 _SEED = 0x65766131  # apart from the seeds of workers
 
 
@@ -174,17 +176,13 @@ class Evaluations(Observer):
         request = {"episodes": config.evaluation_num_episodes, "seed": seed, **manner_of(config)}
         if play is not None:
             return as_result([await play(path, request)])
-        share, more = divmod(config.evaluation_num_episodes, len(self._children))
+        request["checkpoint"] = str(path)
+        shares = np.array_split(np.arange(config.evaluation_num_episodes), len(self._children))
         asked = [
-            child.ask({
-                **request,
-                "checkpoint": str(path),
-                "episodes": share + (position < more),
-                "seed": None if seed is None else seed + position,
-            })
-            for position, child in enumerate(self._children)
-            if share + (position < more)
-        ]  # fmt: skip
+            child.ask({**request, "episodes": len(own), "seed": None if seed is None else seed + position})
+            for position, (child, own) in enumerate(zip(self._children, shares, strict=True))
+            if len(own)
+        ]
         found = await asyncio.gather(*asked, return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):
@@ -222,35 +220,24 @@ def as_result(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Args:
         found: what `Evaluation.to_dict` gives, of one or several processes.
     """
-    returns, lengths = ([value for each in found for value in each[name]] for name in ("returns", "lengths"))
-    policies, custom = (_gathered(found, name) for name in ("policy_returns", "custom_metrics"))
-    rewards = {name: _spread(values) for name, values in policies.items()}
+    returns = [value for each in found for value in each["returns"]]
+    policies: dict[str, list[float]] = {}
+    custom: dict[str, list[float]] = {}
+    for all_of, name in ((policies, "policy_returns"), (custom, "custom_metrics")):
+        for each in found:
+            for key, values in each[name].items():
+                all_of.setdefault(key, []).extend(values)
     return {
         "episodes_this_iter": len(returns),
-        **{f"episode_reward_{kind}": value for kind, value in _spread(returns).items()},
+        **{f"episode_reward_{kind}": of(returns) for kind, of in _KINDS.items()},
         "episode_reward_std": float(np.std(returns)),
-        "episode_len_mean": float(np.mean(lengths)),
-        **{f"policy_reward_{kind}": {name: own[kind] for name, own in rewards.items()} for kind in _spread([0.0])},
-        "custom_metrics": {
-            f"{name}_{kind}": value for name, values in custom.items() for kind, value in _spread(values).items()
-        },
+        "episode_len_mean": float(np.mean([value for each in found for value in each["lengths"]])),
+        **{f"policy_reward_{kind}": {name: of(own) for name, own in policies.items()} for kind, of in _KINDS.items()},
+        "custom_metrics": {f"{name}_{kind}": of(own) for name, own in custom.items() for kind, of in _KINDS.items()},
         "env_steps_trained": int(found[0]["env_steps"]),
         "explore": bool(found[0]["explore"]),
         "seed": found[0]["seed"],
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
-
-
-def _gathered(found: Sequence[Mapping[str, Any]], name: str) -> dict[str, list[float]]:
-    """The values of all, by what each calls them."""
-    gathered: dict[str, list[float]] = {}
-    for each in found:
-        for key, values in each[name].items():
-            gathered.setdefault(key, []).extend(values)
-    return gathered
 
 
 class _Child:

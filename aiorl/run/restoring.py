@@ -11,10 +11,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aiorl.acting.checkpoint import Checkpoint, check_compatible, find_checkpoint, list_checkpoints
-from aiorl.acting.filters import ObservationFilter, ReturnFilter, returns_of
+from aiorl.acting.filters import ReturnFilter, check_states, returns_of
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import BatchError, CheckpointError, InternalError, PolicyError
+from aiorl.errors import CheckpointError, InternalError, PolicyError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.build import Learning, unusable_init_from
@@ -66,7 +66,17 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
         CheckpointError: it is of another run, or does not fit.
     """
     check_compatible(checkpoint, identity_of(config, learning))
-    RunState.apply(checkpoint, learning)
+    _check_returns(checkpoint, learning)
+    states = {name: checkpoint.filter_state(name) for name in learning.filters}
+    check_states(learning.filters, states, checkpoint.path)
+    try:
+        learning.group.set_state(AlgorithmState(checkpoint.under("algorithm/"), dict(checkpoint.meta["algorithm"])))
+    except (PolicyError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        # what an algorithm makes of values that are none of its own
+        raise CheckpointError(checkpoint.path, f"its algorithm's state makes no sense: {error!r:.300}") from error
+    for name, own in learning.filters.items():
+        own.restore(states[name])
+    _give_experience_back(checkpoint, learning)
     learning.worker_part = learning.worker_part.model_copy(update={"life": checkpoint.number})
 
 
@@ -88,14 +98,16 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
             tensors[name] = found
     for policy_id in learning.group.algorithms:
         tensors |= _critics_of(policy_id, checkpoint, state.tensors)
-    states = _filter_states(checkpoint, learning.filters, may_lack_returns=True)
+    states = {name: checkpoint.filter_state(name) for name in learning.filters}
+    filters = {name: own for name, own in learning.filters.items() if states[name] or not isinstance(own, ReturnFilter)}
+    check_states(filters, states, checkpoint.path)
     try:
         learning.group.set_state(AlgorithmState(tensors, state.values))
     except CheckpointError as error:
         raise CheckpointError(checkpoint.path, error.reason) from error
     learning.group.weights_replaced()
-    for name, found_state in states.items():
-        learning.filters[name].restore(found_state)
+    for name, own in filters.items():
+        own.restore(states[name])
 
 
 def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -119,9 +131,7 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
     Raises:
         CheckpointError: it does not fit.
     """
-    stored = checkpoint.meta.get("experience", {})
-    if not isinstance(stored, dict):
-        raise CheckpointError(checkpoint.path, f"its experience makes no sense: {stored!r:.100}")
+    stored: dict[str, Any] = checkpoint.meta.get("experience", {})
     for policy_id, own in learning.group.algorithms.items():
         if own.stores_experience and policy_id not in stored:
             _log.warning(
@@ -130,7 +140,7 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
             )  # fmt: skip
     for policy_id, values in stored.items():
         algorithm = learning.group.algorithms.get(policy_id)
-        if algorithm is None or not isinstance(values, dict):
+        if algorithm is None:
             raise CheckpointError(checkpoint.path, f"its experience of policy {policy_id!r:.100} is of no use here")
         try:
             algorithm.restore_experience(values, checkpoint.pieces_of(policy_id))
@@ -183,25 +193,6 @@ class RunState:
             )
         return state
 
-    @staticmethod
-    def apply(checkpoint: Checkpoint, learning: Learning) -> None:
-        """Give policies and filters back what the checkpoint holds of them.
-
-        Raises:
-            CheckpointError: it does not fit.
-        """
-        tensors = checkpoint.under("algorithm/")
-        _check_returns(checkpoint, learning)
-        states = _filter_states(checkpoint, learning.filters)
-        try:
-            learning.group.set_state(AlgorithmState(tensors, dict(checkpoint.meta["algorithm"])))
-        except (PolicyError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            # what an algorithm makes of values that are none of its own
-            raise CheckpointError(checkpoint.path, f"its algorithm's state makes no sense: {error!r:.300}") from error
-        for policy_id, own in learning.filters.items():
-            own.restore(states[policy_id])
-        _give_experience_back(checkpoint, learning)
-
 
 @dataclass(frozen=True, slots=True)
 class Restored:
@@ -216,57 +207,19 @@ class Restored:
     run: RunState
 
     @classmethod
-    def find(cls, path: str | Path, also: Callable[[Checkpoint], object] = lambda found: None) -> Restored:
+    def find(cls, path: str | Path) -> Restored:
         """A checkpoint, or the newest one that is whole of a run.
-
-        Args:
-            path: of either.
-            also: raises CheckpointError where more is wanted than what every run goes on from.
 
         Raises:
             CheckpointError: there is none that can be used.
         """
-        states: list[RunState] = []
 
         def check(found: Checkpoint) -> None:
-            also(found)
-            states.append(RunState.from_meta(found))
+            RunState.from_meta(found)
             found.check_pieces()
 
-        return cls(find_checkpoint(path, check), states[-1])
-
-
-def _filter_states(
-    checkpoint: Checkpoint, filters: Mapping[str, ObservationFilter], *, may_lack_returns: bool = False
-) -> dict[str, dict[str, NDArray[Any]]]:
-    """Return filter's name -> its state in a checkpoint; without statistics of returns where it may lack these.
-
-    A policy has learned from filtered observations or from plain ones, and means nothing to the others.
-
-    Raises:
-        CheckpointError: a run's filter can't go on from it.
-    """
-    states = {}
-    for name, own in filters.items():
-        state = checkpoint.filter_state(name)
-        if may_lack_returns and not state and isinstance(own, ReturnFilter):
-            continue
-        if own.is_identity != (not state):
-            trained, here, other = ("observations as they are", type(own).__name__, "NoFilter")
-            if own.is_identity:
-                trained, here, other = ("filtered observations", "NoFilter", "MeanStdFilter")
-            raise CheckpointError(
-                checkpoint.path,
-                f"policy {name!r} was trained on {trained}, and observation_filter is {here!r} here; take "
-                f"the filter it was trained with, such as {other!r}, or start a new run",
-            )
-        try:
-            own.copy().restore(state)
-        except BatchError as error:
-            said = f"the filter statistics of policy {name!r} do not fit this run: {error}"
-            raise CheckpointError(checkpoint.path, said) from error
-        states[name] = state
-    return states
+        checkpoint = find_checkpoint(path, check)
+        return cls(checkpoint, RunState.from_meta(checkpoint))
 
 
 def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:

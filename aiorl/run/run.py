@@ -84,7 +84,7 @@ class Run:
         self._make_source = source_for(config, here)
         self._directory = directory
         criteria = StopCriteria.of(config)
-        self._headline = Headline.of(config, criteria)
+        self._headline = Headline(config, criteria)
         self._display = display(self._headline)
         self._is_watched = False
         self._display_logs = DisplayHandler()

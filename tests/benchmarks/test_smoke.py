@@ -55,6 +55,7 @@ def test_subject_and_baseline_are_measured(
     assert (figures > 0).all()
 
 
+@pytest.mark.slow
 def test_fragments_are_measured_between_real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"ROUNDS": 1, "BURSTS": 1, "SMALL_BURST": 1000}.items():
         monkeypatch.setattr(wire, name, value)

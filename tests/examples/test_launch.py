@@ -115,6 +115,7 @@ def test_workers_are_started_listed_and_stopped_on_every_host_of_a_file(hosts):
     assert "not running" in hosts.ssh("stop", "host1").stdout
 
 
+@pytest.mark.slow
 def test_hosts_that_fail_are_named_and_the_others_go_on(hosts):
     hosts.environment["KEYS"] = ""
     started = hosts.ssh("start", "tcp://dies:5557", "unreachable", "host1")

@@ -168,7 +168,7 @@ def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, polled: tup
         return
     resumed = run("--observation-filter=NoFilter", "--stop-timesteps=1000", resume=True)
     finished(resumed, status=1)
-    assert "take the filter it was trained with, such as 'MeanStdFilter'" in resumed.text
+    assert "use the observation_filter it was saved with" in resumed.text
 
 
 @pytest.mark.parametrize(

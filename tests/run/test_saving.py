@@ -127,54 +127,44 @@ def test_a_checkpoint_in_passing_waits_for_an_update_that_tells_what_is_stored(t
     assert len(list(found.pieces_of("one"))) == 2
 
 
-def no_wait() -> None:
-    raise AssertionError("there is no need to wait")
-
-
-def test_the_last_checkpoint_is_of_the_state_after_the_running_update_however_long_it_takes(tmp_path: Path) -> None:
-    saver, service = make(tmp_path)
-
-    async def run() -> None:
-        waits, update = asyncio.Event(), asyncio.get_running_loop().create_future()
-        saver.keep(state(1.0))
-        last = asyncio.create_task(wait_for_last(update, 0.0, asyncio.Event(), waits.set))
-        await waits.wait()
-        service.counters.updates = 2
-        saver.keep(state(2.0))
-        update.set_result(None)
-        await last
-        await saver.save_last()
-
-    asyncio.run(run())
-    newest = load_newest_valid(tmp_path)
-    assert newest.tensors["algorithm/w"].tolist() == [2, 2]
-    assert newest.meta["counters"]["updates"] == newest.number == 2
-    assert saver.newest == str(newest.path)
-
-
-@pytest.mark.parametrize("when", ["from the beginning", "later"])
-def test_in_a_hurry_it_is_of_the_state_after_the_last_finished_update_with_the_counts_of_then(
-    tmp_path: Path, when: str
+@pytest.mark.parametrize("hurries", ["from the beginning", "later", "never"])
+def test_the_last_checkpoint_is_of_the_last_update_that_ends_in_time_with_the_counts_of_then(
+    tmp_path: Path, hurries: str
 ) -> None:
+    """It waits for the running update however long that takes, unless somebody is in a hurry."""
     saver, service = make(tmp_path)
 
     async def run() -> None:
         hurry, update = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+        def wait() -> None:
+            assert hurries != "from the beginning"
+            if hurries == "later":
+                hurry.set()
+            else:
+                service.counters.updates = 2
+                saver.keep(state(2.0))
+                update.set_result(None)
+
         saver.keep(state(1.0))
         service.counters.env_steps_sampled = 5  # what comes in while the next update runs
-        if when == "later":
-            await wait_for_last(update, 0.0, hurry, hurry.set)
-        else:
+        if hurries == "from the beginning":
             hurry.set()
-            await wait_for_last(update, 0.0, hurry, no_wait)
+        await wait_for_last(update, 0.0, hurry, wait)
         assert saver.has_news
         service.counters.updates = 2  # it ends after all, too late
         await saver.save_last()
 
     asyncio.run(run())
-    newest = load_newest_valid(tmp_path)
-    assert newest.tensors["algorithm/w"].tolist() == [1, 1]
-    assert newest.meta["counters"] == {**newest.meta["counters"], "updates": 1, "env_steps_sampled": 0}
+    newest, count = load_newest_valid(tmp_path), 2 if hurries == "never" else 1
+    assert newest.tensors["algorithm/w"].tolist() == [count, count]
+    counters = newest.meta["counters"]
+    assert (
+        (counters["updates"], counters["env_steps_sampled"])
+        == (newest.number, 5 * (count - 1))
+        == (count, 5 * (count - 1))
+    )
+    assert saver.newest == str(newest.path)
 
 
 # What a resume takes up
@@ -191,13 +181,19 @@ class Group:
         self.states.append(state)
 
 
+CONFIG: Any = SimpleNamespace(env="E", algo="ppo")
+
+
 def learning(name: str) -> Any:
-    return SimpleNamespace(group=Group(), filters={DEFAULT_POLICY_ID: make_filter(name, (2,))})
+    part = WorkerPart(env="E", seed=3)
+    filters = {DEFAULT_POLICY_ID: make_filter(name, (2,))}
+    return SimpleNamespace(group=Group(), filters=filters, spaces={}, worker_part=part)
 
 
 def a_checkpoint(**filter_state: Any) -> Checkpoint:
     tensors = {f"filter/{DEFAULT_POLICY_ID}/{name}": np.asarray(array) for name, array in filter_state.items()}
-    return Checkpoint(Path("there"), 1, {"algorithm/w": np.ones(2), **tensors}, {"algorithm": {}})
+    meta = {"algorithm": {}, "env": "E", "algo": "ppo", "spaces": {}}
+    return Checkpoint(Path("there"), 7, {"algorithm/w": np.ones(2), **tensors}, meta)
 
 
 def seen() -> dict[str, Any]:
@@ -207,36 +203,29 @@ def seen() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
-def test_statistics_go_on_also_in_the_filter_for_several_threads(name: str) -> None:
+def test_statistics_go_on_and_workers_draw_numbers_that_the_run_has_not_drawn_before(name: str) -> None:
     run = learning(name)
-    RunState.apply(a_checkpoint(**seen()), run)
+    take_up(a_checkpoint(**seen()), CONFIG, run)
     (state,) = run.group.states
     assert set(state.tensors) == {"w"}
     for part, array in run.filters[DEFAULT_POLICY_ID].state().items():
         np.testing.assert_array_equal(array, seen()[part])
-
-
-def test_workers_of_a_resumed_run_draw_numbers_that_it_has_not_drawn_before() -> None:
-    run = learning("NoFilter")
-    run.spaces, run.worker_part = {}, WorkerPart(env="E", seed=3)
-    meta = {"algorithm": {}, "env": "E", "algo": "ppo", "spaces": {}}
-    take_up(Checkpoint(Path("there"), 7, {"algorithm/w": np.ones(2)}, meta), SimpleNamespace(env="E", algo="ppo"), run)
     assert run.worker_part == WorkerPart(env="E", seed=3, life=7)
 
 
 @pytest.mark.parametrize(
     ("name", "state", "said"),
     [
-        ("NoFilter", seen(), "take the filter it was trained with, such as 'MeanStdFilter', or start a new run"),
-        ("MeanStdFilter", {}, "such as 'NoFilter', or start a new run"),
-        ("MeanStdFilter", {**seen(), "mean": np.zeros(3)}, "statistics of policy 'default_policy' do not fit this run"),
-        ("MeanStdFilter", {"n": np.array(2)}, "statistics of policy 'default_policy' do not fit this run"),
+        ("NoFilter", seen(), "its filter here is a NoFilter; use the observation_filter it was saved with"),
+        ("MeanStdFilter", {}, "its filter here is a MeanStdFilter"),
+        ("MeanStdFilter", {**seen(), "mean": np.zeros(3)}, "filter of policy 'default_policy' does not fit here"),
+        ("MeanStdFilter", {"n": np.array(2)}, "filter of policy 'default_policy' does not fit here"),
     ],
 )
 def test_another_filter_is_refused_before_anything_is_changed(name: str, state: dict[str, Any], said: str) -> None:
     run = learning(name)
     with pytest.raises(CheckpointError, match=said):
-        RunState.apply(a_checkpoint(**state), run)
+        take_up(a_checkpoint(**state), CONFIG, run)
     assert not run.group.states
     assert getattr(run.filters[DEFAULT_POLICY_ID], "count", 0) == 0
 

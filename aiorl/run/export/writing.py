@@ -14,19 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gymnasium import spaces
-
-from aiorl.acting.acting_graph import (
-    DIST_INPUTS_OUTPUT,
-    OBS_INPUT,
-    PREV_ACTIONS_INPUT,
-    PREV_REWARDS_INPUT,
-    VF_OUTPUT,
-    ArraySpec,
-)
+from aiorl.acting.acting_graph import ArraySpec
 from aiorl.acting.acting_state import SavedRun
-from aiorl.acting.distributions import SquashedGaussian
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.config.code import import_object
 from aiorl.config.schema import CommonConfig
@@ -36,18 +25,24 @@ from aiorl.learning.tf_runtime import import_tensorflow
 from aiorl.process.imports import want_packages
 from aiorl.process.replaced_file import replaced_directory
 from aiorl.run.export.check import ROWS, TOLERANCE, Compared, Runner, check_against_policy
-from aiorl.run.export.form import ActionPart, PolicyForm
+from aiorl.run.export.form import PolicyForm
 
 _DESCRIPTION = "policy.json"
 _FORMAT_VERSION = 1
-_GAUSSIAN_INPUTS = "means, then logarithms of standard deviations (held within -20 and 2)"
-_INPUTS_OF = {
-    "categorical": "a logit for each action",
-    "multi_categorical": "logits of each choice, one after the other",
-    "bernoulli": "logit of each bit's being 1",
-    "greedy": "the value of each action, of which the largest is taken: nothing is to be drawn",
-    "squashed_gaussian": f"{_GAUSSIAN_INPUTS}; what is drawn is squashed into the bounds of the space by tanh",
+_MEANINGS = {
+    "obs": "observations as the preprocessor gives them: as they are, or flattened in the order of the space with "
+    "Discrete parts one-hot, and an action mask (1 = allowed) before all else",
+    "prev_actions": "the action before, its arrays flattened one after the other; zeros at an episode's start",
+    "prev_rewards": "the reward before; zero at an episode's start",
+    "state_in": "recurrent state: state_out of the step before, zeros at an episode's start",
+    "action": "the most likely action, for a Box the mean, as the environment takes it",
+    "dist_inputs": "inputs of the action distribution, before anything is chosen: logits of choices and bits; of "
+    "Gaussians means, then logarithms of standard deviations (held within -20 and 2), and squashed_gaussian takes what "
+    "is drawn into the bounds of the space by tanh; of greedy the values of the actions",
+    "vf": "the value function's estimate; 0, or untrained, where the algorithm learns none beside the policy",
+    "state_out": "recurrent state after the step",
 }
+"""Name of an input or output, without its number -> what it is."""
 _PACKAGES = ("aiorl", "numpy", "gymnasium", "onnxruntime")
 _TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras")
 
@@ -192,14 +187,10 @@ def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Comp
         "run_id": run.checkpoint.meta.get("run_id"),
         "observation_space": dict(space["observation"]),
         "action_space": dict(space["action"]),
-        "inputs": [_described(spec, _meaning_of_input(form, spec)) for spec in form.inputs],
+        "inputs": [_described(spec) for spec in form.inputs],
         "outputs": [
-            *(
-                _described(one.output, _meaning_of_action(form, one))
-                | {"path": list(one.path), "space": space_to_dict(one.space)}
-                for one in form.actions
-            ),
-            *(_described(spec, _meaning_of_output(form, spec)) for spec in form.outputs[len(form.actions) :]),
+            *(_described(one.output) | {"path": one.path, "space": space_to_dict(one.space)} for one in form.actions),
+            *map(_described, form.outputs[len(form.actions) :]),
         ],
         "preprocessor": {
             "name": type(preprocessor).__name__,
@@ -217,62 +208,9 @@ def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Comp
     }
 
 
-def _described(spec: ArraySpec, meaning: str) -> dict[str, Any]:
+def _described(spec: ArraySpec) -> dict[str, Any]:
+    meaning = _MEANINGS[spec.name.rstrip("_0123456789")]
     return {"name": spec.name, "dtype": spec.dtype, "shape": [None, *spec.shape], "meaning": meaning}
-
-
-def _meaning_of_input(form: PolicyForm, spec: ArraySpec) -> str:
-    if spec.name == OBS_INPUT:
-        return _meaning_of_obs(form)
-    if spec.name == PREV_ACTIONS_INPUT:
-        many = ", its arrays flattened, one after the other" if form.parts.policy.layout.is_nested else ""
-        return f"the action before{many}; zeros at an episode's start"
-    if spec.name == PREV_REWARDS_INPUT:
-        return "the reward before; zero at an episode's start"
-    return f"recurrent state: {spec.name.replace('_in_', '_out_')} of the step before, zeros at an episode's start"
-
-
-def _meaning_of_obs(form: PolicyForm) -> str:
-    preprocessor = form.parts.preprocessor
-    layout = preprocessor.layout
-    if preprocessor.is_identity:
-        return "observations as the environment gives them"
-    text = {
-        "BoxPreprocessor": f"observations as {preprocessor.dtype}",
-        "OneHotPreprocessor": "each number of the observation one-hot, one after the other",
-        "NestedPreprocessor": "the parts of the observation, flattened, one after the other in the order of the space, "
-        "Discrete ones one-hot",
-    }
-    kind = type(preprocessor).__name__
-    if not layout.num_mask:
-        return text.get(kind, f"what {kind} makes of an observation")
-    return (
-        f"the action mask, {layout.num_mask} numbers (1 = allowed, in the order of the action space), then the "
-        "observation, flattened: the only other part, or all of them in the order of the space, Discrete ones one-hot"
-    )
-
-
-def _meaning_of_action(form: PolicyForm, part: ActionPart) -> str:
-    space = part.space
-    match space:
-        case spaces.Discrete():
-            return f"number of the most likely action, {space.start} to {space.start + space.n - 1}"
-        case spaces.MultiDiscrete():
-            return "the most likely number of each choice"
-        case spaces.MultiBinary():
-            return "1 where that is likelier than 0"
-    if isinstance(part.distribution, SquashedGaussian):
-        return "mean of the distribution, squashed into the bounds of the space"
-    return "mean of the distribution" + (", clipped to the bounds of the space" if part.bounds is not None else "")
-
-
-def _meaning_of_output(form: PolicyForm, spec: ArraySpec) -> str:
-    if spec.name == DIST_INPUTS_OUTPUT:
-        kinds = " then ".join(_INPUTS_OF.get(part.distribution.name, _GAUSSIAN_INPUTS) for part in form.actions)
-        return f"inputs of the action distribution, before anything is chosen: {kinds}"
-    if spec.name == VF_OUTPUT:
-        return "the value function's estimate; 0, or untrained, where the algorithm learns none beside the policy"
-    return f"recurrent state after the step, {np.prod(spec.shape, dtype=int)} numbers"
 
 
 def _version(package: str) -> str | None:

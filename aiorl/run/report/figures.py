@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 from aiorl.config.command_line import as_typed
 from aiorl.config.schema import CommonConfig
@@ -15,39 +15,16 @@ _NUM_POLICIES = 6
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
+class Headline(NamedTuple):
     """What a run is: the panel's title and goals.
 
     Attributes:
-        algo: name of the algorithm.
-        env: name of the environment.
-        num_workers: workers started with the learner; more may join.
-        stop_return: mean return of the last 100 episodes that ends the run, or None.
-        stop_timesteps: env steps that end the run, or None.
-        is_alone: the run's own process samples, and no worker is expected.
+        config: the effective configuration.
+        goals: bounds of its stop criteria by key.
     """
 
-    algo: str
-    env: str
-    num_workers: int
-    stop_return: float | None = None
-    stop_timesteps: int | None = None
-    is_alone: bool = False
-
-    @classmethod
-    def of(cls, config: CommonConfig, goals: Mapping[str, float]) -> Self:
-        """Return that of a run.
-
-        Args:
-            config: the effective configuration.
-            goals: bounds of its stop criteria by key.
-        """
-        most = goals.get("stop_timesteps")
-        return cls(
-            config.algo, config.env or "", config.num_workers, goals.get("stop_return"),
-            None if most is None else int(most), config.is_alone,
-        )  # fmt: skip
+    config: CommonConfig
+    goals: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +76,26 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
 
-def mean_return_text(result: Mapping[str, Any], headline: Headline) -> str:
-    """Mean return of the last 100 episodes, with the goal if there is one."""
-    mean = number_at(result, "episode_reward_mean_last_100")
-    if not math.isfinite(mean):
-        return "no episode yet"
-    goal = f", goal {headline.stop_return:g}" if headline.stop_return is not None else ""
-    return f"{mean:.1f}{goal}"
+def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
+    """What displays show of a result: the name of each figure -> its text, with the goal where there is one."""
+    steps, mean = int(result.get("timesteps_total", 0)), number_at(result, "episode_reward_mean_last_100")
+    config, goals = headline
+    goal = f", goal {goals['stop_return']:g}" if "stop_return" in goals else ""
+    alive, expected = int(result.get("num_healthy_workers", 0)), config.num_workers
+    workers = f"{alive} of {expected}" if alive <= expected else f"{alive}"
+    lag = [number_at(result.get("policy_lag", {}), name) for name in ("min", "mean", "max")]
+    most = goals.get("stop_timesteps")
+    return {
+        "mean return": f"{mean:.1f}{goal}" if math.isfinite(mean) else "no episode yet",
+        "sampled/s": rate_text(number_at(result, "sampled_steps_per_s")),
+        "workers": "this process" if config.is_alone else workers,
+        "env steps": f"{steps:,}" if most is None else f"{rate_text(steps)} of {rate_text(most)}",
+        "trained/s": rate_text(number_at(result, "trained_steps_per_s")),
+        "policy lag": "{:.0f}/{:.1f}/{:.0f}".format(*lag) if math.isfinite(lag[1]) else "-",
+        "episodes": f"{int(result.get('episodes_total', 0)):,}",
+        "iteration": f"{int(result.get('training_iteration', 0)):,}",
+        "received": f"{bytes_text(number_at(result.get('transport', {}), 'bytes_in_per_s'))}/s",
+    }
 
 
 def policy_returns_text(result: Mapping[str, Any]) -> str:
@@ -115,21 +105,6 @@ def policy_returns_text(result: Mapping[str, Any]) -> str:
         return ""
     shown = [f"{name:.24} {value:.1f}" for name, value in list(means.items())[:_NUM_POLICIES]]
     return ", ".join(shown) + (f" and {len(means) - len(shown)} more" if len(means) > len(shown) else "")
-
-
-def steps_text(result: Mapping[str, Any], headline: Headline) -> str:
-    """Env steps, with the goal if there is one."""
-    steps = int(result.get("timesteps_total", 0))
-    if headline.stop_timesteps is None:
-        return f"{steps:,}"
-    return f"{rate_text(steps)} of {rate_text(headline.stop_timesteps)}"
-
-
-def lag_text(result: Mapping[str, Any]) -> str:
-    """Policy lag as least/mean/most versions."""
-    lag = result.get("policy_lag", {})
-    least, mean, most = (number_at(lag, name) for name in ("min", "mean", "max"))
-    return f"{least:.0f}/{mean:.1f}/{most:.0f}" if math.isfinite(mean) else "-"
 
 
 def rate_text(value: float) -> str:

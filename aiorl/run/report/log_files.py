@@ -103,7 +103,9 @@ class KeptSmall:
 
 
 class LogFile(logging.FileHandler):
-    """The log of a run; where it can't be written, that is said once and costs nothing else.
+    """The log of a run: each line says when, how severe and from which module.
+
+    Where it can't be written, that is said once and costs nothing else.
 
     Args:
         path: appended to.
@@ -112,17 +114,8 @@ class LogFile(logging.FileHandler):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self._has_failed = False
-
-    @classmethod
-    def of_run(cls, path: Path) -> Self:
-        """Return the log of a run: each line says when, how severe and from which module.
-
-        Raises: OSError when it can't be opened for writing.
-        """
-        log = cls(path)
-        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        return log
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Say once that the disk takes no more; anything else, such as a wrong format string, as logging says it."""
@@ -174,7 +167,7 @@ class RunLog:
             directory: of the run.
             config: the effective configuration.
         """
-        self._file = LogFile.of_run(directory.log)
+        self._file = LogFile(directory.log)
         self._file.setLevel(config.log_level.replace("WARN", "WARNING"))
         _use(self._file.level, is_open=True)
         _logger.addHandler(self._file)

@@ -96,7 +96,7 @@ class _AppendedFile:
         self._file.close()
 
 
-class JsonlLogger:
+class JsonlLogger(_AppendedFile):
     """result.jsonl: one result a line, all keys, strict JSON (NaN and infinities become null).
 
     Args:
@@ -106,7 +106,7 @@ class JsonlLogger:
     """
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
-        self._file = _AppendedFile(path)
+        super().__init__(path)
         kept_to = 0
         for end, result in _results(path):
             found = result.get("training_iteration")
@@ -120,14 +120,10 @@ class JsonlLogger:
         if len(line) > MAX_LINE_BYTES:
             text = f"a result takes {len(line):,} bytes, more than the {MAX_LINE_BYTES:,} that it may have"
             raise OSError(errno.EFBIG, text)
-        self._file.append(line)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self.append(line)
 
 
-class CsvLogger:
+class CsvLogger(_AppendedFile):
     """progress.csv: the finite numbers and words of each result, nested names joined by /, lists left out.
 
     It holds the results of the result.jsonl beside it, which is to be written first. Its columns, 2,000 at most, are
@@ -143,7 +139,7 @@ class CsvLogger:
         self._columns: dict[str, None] = {}
         self._has_more = False
         self._write_anew()
-        self._file = _AppendedFile(path)
+        super().__init__(path)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Record a result."""
@@ -154,7 +150,7 @@ class CsvLogger:
             header = _csv_line(self._columns)
         self._has_more = self._has_more or not row.keys() <= self._columns.keys()
         try:
-            self._file.append(header + _csv_line(row.get(name) for name in self._columns))
+            self.append(header + _csv_line(row.get(name) for name in self._columns))
         except OSError:
             if header:
                 self._columns = {}
@@ -162,7 +158,7 @@ class CsvLogger:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        super().close()
         if self._has_more:
             self._has_more = False
             self._write_anew()
@@ -198,7 +194,7 @@ class TensorBoardLogger:
     """
 
     def __init__(self, directory: Path, *, resume_after_step: int | None = None) -> None:
-        self._directory, self._resume_after_step = str(directory), resume_after_step
+        self._directory, self._resume_after_step = directory, resume_after_step
         self._writer: Any = None
 
     def write(self, result: Mapping[str, Any]) -> None:
@@ -208,7 +204,7 @@ class TensorBoardLogger:
         """
         import tensorflow as tf  # loaded already where there are results
 
-        values = {name: value for name, value in flatten(result) if _is_number(value) and name != "timestamp"}
+        values = {name: value for name, value in numbers_of(result).items() if name != "timestamp"}
         v1 = tf.compat.v1
         event = v1.Event(
             wall_time=float(result.get("timestamp") or time.time()),
@@ -216,10 +212,9 @@ class TensorBoardLogger:
             summary=v1.Summary(value=[v1.Summary.Value(tag=name, simple_value=one) for name, one in values.items()]),
         )
         try:
-            with tf.device("CPU"):
-                if self._writer is None:
-                    self._open(tf)
-                self._append(tf, event)
+            if self._writer is None:
+                self._open(tf)
+            self._append(event)
         except tf.errors.OpError as error:
             self._writer = None
             raise OSError(error.message) from error
@@ -234,23 +229,22 @@ class TensorBoardLogger:
             import tensorflow as tf
 
             try:
-                tf.raw_ops.CloseSummaryWriter(writer=writer)
+                writer.close()
             except tf.errors.OpError as error:
                 raise OSError(error.message) from error
 
     def _open(self, tf: Any) -> None:
-        self._writer = tf.raw_ops.SummaryWriter(shared_name=f"aiorl-{time.monotonic_ns()}", container="")
-        tf.raw_ops.CreateSummaryFileWriter(
-            writer=self._writer, logdir=self._directory, max_queue=10, flush_millis=10_000, filename_suffix=".v2"
-        )
+        event, now = tf.compat.v1.Event, time.time()
+        self._writer = tf.io.TFRecordWriter(str(self._directory / f"events.out.tfevents.{now:.6f}.v2"))
+        self._append(event(wall_time=now, file_version="brain.Event:2"))
         if self._resume_after_step is not None:
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-            step, self._resume_after_step = self._resume_after_step + 1, None
-            self._append(tf, tf.compat.v1.Event(wall_time=time.time(), step=step, session_log=start))
+            self._append(event(wall_time=now, step=self._resume_after_step + 1, session_log=start))
+            self._resume_after_step = None
 
-    def _append(self, tf: Any, event: Any) -> None:
-        tf.raw_ops.ImportEvent(writer=self._writer, event=event.SerializeToString())
-        tf.raw_ops.FlushSummaryWriter(writer=self._writer)
+    def _append(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
 
 
 class Loggers:
@@ -307,15 +301,13 @@ class BackgroundLogger:
     def __init__(self, logger: Logger) -> None:
         """Take a logger over; no thread is started before the first result."""
         self._logger = logger
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "aiorl-results")
         self._waiting: deque[Future[None]] = deque()
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Have a result written as it is now; wait only where very many are still to be."""
         while self._waiting and (self._waiting[0].done() or len(self._waiting) >= _MAX_WAITING):
             self._waiting.popleft().result()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "aiorl-results")
         copy = _copied(result)
         try:
             self._waiting.append(self._thread.submit(self._logger.write, copy))
@@ -331,8 +323,7 @@ class BackgroundLogger:
         """Write what is still to be written, end the thread and close the other logger."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._logger.close)
-            if self._thread is not None:
-                stack.callback(self._thread.shutdown)
+            stack.callback(self._thread.shutdown)
             self.flush()
 
 
@@ -448,6 +439,11 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, f"{prefix}{name}/")
 
 
+def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a result, nested names joined by a slash."""
+    return {name: float(value) for name, value in flatten(result) if type(value) in (int, float)}
+
+
 def to_json(value: Any) -> Any:
     """`value` as strict JSON can hold it: NaN and infinities become None, arrays lists, NumPy scalars numbers."""
     if isinstance(value, float):
@@ -496,7 +492,3 @@ def _json(line: bytes) -> Any:  # Any: whatever JSON holds
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(line)  # half a pair of surrogates is text to it
     return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -20,7 +20,7 @@ from aiorl.config.layers import CONFIG_FILE
 from aiorl.errors import ConfigError
 from aiorl.process.replaced_file import replaced
 from aiorl.run.report.figures import number_at
-from aiorl.run.report.loggers import each_result
+from aiorl.run.report.loggers import JSONL_FILE, each_result
 from aiorl.text import one_line
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ F64 = NDArray[np.float64]
 PLOT_FILE = "learning_curve.png"
 _MAX_POINTS = 1000
 _FEW_POINTS = 20  # that are marked
-_LINE, _BAND, _GOAL = "#1f6f8b", "#1f6f8b", "#d1495b"
+_LINE, _GOAL = "#1f6f8b", "#d1495b"
 INK = "#333333"
 """Colour of all text."""
 
@@ -59,13 +59,11 @@ def plot_learning_curve(
         curve = curve[np.unique(np.linspace(0, len(curve) - 1, _MAX_POINTS).astype(np.int64))]
     steps, seconds, mean, low, high = curve.T
     # Imported here: 0.2 s that only runs with a picture need.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.fill_between(steps, low, high, color=_BAND, alpha=0.15, linewidth=0, label="min to max")
+    axes.fill_between(steps, low, high, color=_LINE, alpha=0.15, linewidth=0, label="min to max")
     marker = "o" if steps.size <= _FEW_POINTS else None
     axes.plot(steps, mean, color=_LINE, linewidth=2, marker=marker, markersize=4, label="mean return")
     if stop_return is not None:
@@ -127,7 +125,6 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
-_RESULTS = "result.jsonl"
 _CURVE = ("timesteps_total", "time_total_s", "episode_reward_mean", "episode_reward_min", "episode_reward_max")
 _POINTS = 300
 _RESAMPLES = 2000
@@ -216,10 +213,12 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        inside = [path] if (path / _RESULTS).exists() else sorted(file.parent for file in path.glob(f"*/{_RESULTS}"))
+        inside = (
+            [path] if (path / JSONL_FILE).exists() else sorted(file.parent for file in path.glob(f"*/{JSONL_FILE}"))
+        )
         if not inside:
             raise ConfigError(
-                f"{path} is no run directory: it holds no {_RESULTS}, nor does a directory in it.",
+                f"{path} is no run directory: it holds no {JSONL_FILE}, nor does a directory in it.",
                 key="run",
                 value=str(path),
             )

@@ -87,6 +87,11 @@ class Results:
     Args:
         smoothing_episodes: `metrics_smoothing_episodes`, at least 1.
         now: a monotonic clock in seconds, as in `finish_iteration`.
+
+    Attributes:
+        training_iteration: iterations finished so far.
+        episodes_total: episodes finished so far, those of the running iteration included.
+        time_total_s: training time up to the last finished iteration, without the pauses between resumed runs.
     """
 
     def __init__(self, smoothing_episodes: int, now: float) -> None:
@@ -105,28 +110,13 @@ class Results:
         self._estimates = _Named("estimate", smoothed, _MAX_ESTIMATES, silent)
         self._perf = PerfStats()
         self._lag_min, self._lag_max, self._lag_sum, self._lag_steps = math.inf, -math.inf, 0.0, 0
-        self._iteration = 0
-        self._episodes_total = 0
-        self._time_total_s = 0.0
+        self.training_iteration = 0
+        self.episodes_total = 0
+        self.time_total_s = 0.0
         self._last_now = now
         self._last = Progress(0, 0)
         # the beginning of work, and ends of iterations, from the last that is _RATE_S old on
         self._before = deque([(now, self._last)])
-
-    @property
-    def training_iteration(self) -> int:
-        """Iterations finished so far."""
-        return self._iteration
-
-    @property
-    def episodes_total(self) -> int:
-        """Episodes finished so far, those of the running iteration included."""
-        return self._episodes_total
-
-    @property
-    def time_total_s(self) -> float:
-        """Training time up to the last finished iteration, without the pauses between resumed runs."""
-        return self._time_total_s
 
     def begin_rates(self, now: float, progress: Progress) -> None:
         """Work begins now, after a start-up that is not part of any rate.
@@ -149,7 +139,7 @@ class Results:
         if len(episodes.lengths):
             self._lengths.add(episodes.lengths)
             self._rewards.add(episodes.rewards)
-            self._episodes_total += len(episodes.lengths)
+            self.episodes_total += len(episodes.lengths)
         self._policy_rewards.add(episodes.policy_rewards)
         self._custom.add(episodes.custom)
         self._hist.add(episodes.hist)
@@ -165,14 +155,9 @@ class Results:
         self._lag_sum += lag * env_steps
         self._lag_steps += env_steps
 
-    def mean_last(self, count: int = STOP_WINDOW) -> float:
-        """Mean return of the last `count` finished episodes, or of all if there are fewer; NaN if there are none.
-
-        Args:
-            count: at most the larger of 100 and `metrics_smoothing_episodes`.
-        """
-        newest = self._rewards.newest(count)
-        return _mean(newest)
+    def mean_last(self) -> float:
+        """Mean return of the last 100 finished episodes, or of all if there are fewer; NaN if there are none."""
+        return _mean(self._rewards.newest(STOP_WINDOW))
 
     @property
     def newest_return(self) -> float:
@@ -190,21 +175,20 @@ class Results:
         """
         last = self._last
         rate = self._rates(now, progress)
-        self._iteration += 1
-        self._time_total_s += now - self._last_now
-        last_100 = self.mean_last()
+        self.training_iteration += 1
+        self.time_total_s += now - self._last_now
         result: dict[str, Any] = {
-            "training_iteration": self._iteration,
+            "training_iteration": self.training_iteration,
             "timesteps_total": progress.env_steps_sampled,
             "timesteps_this_iter": progress.env_steps_sampled - last.env_steps_sampled,
             "env_steps_trained_total": progress.env_steps_trained,
             "agent_steps_total": progress.agent_steps_sampled,
-            "episodes_total": self._episodes_total,
-            "time_total_s": self._time_total_s,
+            "episodes_total": self.episodes_total,
+            "time_total_s": self.time_total_s,
             "time_this_iter_s": now - self._last_now,
             "timestamp": timestamp,
             **self._take_episodes(now),
-            "episode_reward_mean_last_100": last_100,
+            "episode_reward_mean_last_100": self.mean_last(),
             "sampled_steps_per_s": rate("env_steps_sampled"),
             "trained_steps_per_s": rate("env_steps_trained"),
             "num_healthy_workers": progress.num_healthy_workers,
@@ -242,9 +226,9 @@ class Results:
     def to_state(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain data fit for JSON."""
         return {
-            "training_iteration": self._iteration,
-            "episodes_total": self._episodes_total,
-            "time_total_s": self._time_total_s,
+            "training_iteration": self.training_iteration,
+            "episodes_total": self.episodes_total,
+            "time_total_s": self.time_total_s,
             "lengths": self._lengths.newest(self._keep).astype(np.int64).tolist(),
             "rewards": self._rewards.newest(self._keep).tolist(),
             "policy_rewards": self._policy_rewards.to_state(self._smoothing),
@@ -261,13 +245,13 @@ class Results:
             now: monotonic clock of this process: the first iteration starts here.
             progress: the learner's counters as they were restored, so that rates start from them.
         """
-        self._iteration = int(state["training_iteration"])
-        self._episodes_total = int(state["episodes_total"])
-        self._time_total_s = float(state["time_total_s"])
+        self.training_iteration = int(state["training_iteration"])
+        self.episodes_total = int(state["episodes_total"])
+        self.time_total_s = float(state["time_total_s"])
         self._lengths.restore(np.asarray(state["lengths"], np.float64))
         self._rewards.restore(np.asarray(state["rewards"], np.float64))
         for name, named in zip(("policy_rewards", "custom", "hist", "estimates"), self._named(), strict=True):
-            named.from_state(state.get(name, {}), now, self._episodes_total)
+            named.from_state(state.get(name, {}), now, self.episodes_total)
         self._last, self._last_now = progress, now
         self.begin_rates(now, progress)
 
@@ -283,7 +267,7 @@ class Results:
         num_new = self._rewards.take()
         self._lengths.take()
         for named in self._named():
-            named.take(now, self._episodes_total)
+            named.take(now, self.episodes_total)
         share = self._hist_share()
         mean, least, most = self._rewards.summary
         policy_rewards = [(name, window.summary) for name, window in self._policy_rewards.items()]
@@ -343,6 +327,9 @@ class _Window:
 
     Values of a running iteration are summed up as they come, so that however many there are, no more than ``keep``
     and a few are held.
+
+    Attributes:
+        summary: mean, least and greatest at the end of the last iteration; NaN without any value.
     """
 
     def __init__(self, least: int, keep: int) -> None:
@@ -356,7 +343,7 @@ class _Window:
         self._values = array("d")
         self._unsummed = 0  # at the end of the values
         self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
-        self._summary: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+        self.summary: tuple[float, float, float] = (math.nan, math.nan, math.nan)
         self._is_wide = False  # it took more than the least values
 
     def add(self, values: NDArray[Any]) -> None:
@@ -386,17 +373,12 @@ class _Window:
         self._sum_up()
         count = self._num_new
         if count > self._least:
-            self._summary = (self._sum / count, self._min, self._max)
+            self.summary = (self._sum / count, self._min, self._max)
         elif count or self._is_wide:  # else the last summary still holds
             self._summarise(self.newest(self._least))
         self._is_wide = count > self._least
         self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
         return count
-
-    @property
-    def summary(self) -> tuple[float, float, float]:
-        """Mean, least and greatest at the end of the last iteration; NaN without any value."""
-        return self._summary
 
     def _sum_up(self) -> None:
         if self._unsummed:
@@ -411,7 +393,7 @@ class _Window:
 
     def _summarise(self, values: NDArray[np.float64]) -> None:
         if values.size:
-            self._summary = _mean(values), float(values.min()), float(values.max())
+            self.summary = _mean(values), float(values.min()), float(values.max())
 
 
 class _Named:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiorl.config.schema import CommonConfig
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.trainer.algorithm_trainer import AlgorithmTrainer, RemoteWorker, WorkerSet
@@ -24,22 +23,13 @@ TRAINERS: dict[str, type[AlgorithmTrainer]] = {
 }
 """Trainers of aiorl's algorithms by name, such as PPOTrainer; each is a name of this module, too."""
 
-__all__ = ["TRAINERS", "AlgorithmTrainer", "RemoteWorker", "Trainer", "WorkerSet", "trainer_class", "trainer_for"]
+__all__ = ["TRAINERS", "AlgorithmTrainer", "RemoteWorker", "Trainer", "WorkerSet", "trainer_class"]
 
 globals().update(TRAINERS)
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Tell type checkers of the trainers."""
-
-
-def trainer_for(config: CommonConfig) -> AlgorithmTrainer:
-    """Return a trainer that is made of a config: that of its algorithm.
-
-    Raises:
-        ConfigError: the algorithm has none; and what the trainer raises.
-    """
-    return trainer_class(config.algo)(config)
 
 
 def trainer_class(algo: str) -> type[AlgorithmTrainer]:

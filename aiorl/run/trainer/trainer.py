@@ -59,7 +59,7 @@ class Restore:
 
 def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     """A trainer that goes on from a checkpoint; ``changes`` are keys of its config."""
-    restored = Restored.find(path, ActingState.from_checkpoint)
+    restored = Restored.find(path)
     config = dict(ActingState.taken_from(restored.checkpoint).config)
     restore_withheld(config)
     if not kind._name:
@@ -243,7 +243,7 @@ class Trainer:
         began, count = time.monotonic(), 0
         criteria = StopCriteria.of(self.config, **stop)
         if progress:
-            yield from shown_on_a_line(self.iterate(progress=False, **criteria), Headline.of(self.config, criteria))
+            yield from shown_on_a_line(self.iterate(progress=False, **criteria), Headline(self.config, criteria))
             return
         while True:
             try:

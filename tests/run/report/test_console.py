@@ -6,16 +6,11 @@ from typing import Any
 
 import pytest
 
-from aiorl.run.report.console import (
-    DisplayHandler,
-    PlainDisplay,
-    make_display,
-    shown_on_a_line,
-)
+from aiorl.learning.algorithms.ppo import PPOConfig
+from aiorl.run.report.console import DisplayHandler, LiveDisplay, PlainDisplay, make_display, shown_on_a_line
 from aiorl.run.report.figures import Headline, Summary
-from aiorl.run.report.live_display import LiveDisplay
 
-HEADLINE = Headline("ppo", "CartPole-v1", 2, stop_return=475)
+HEADLINE = Headline(PPOConfig(env="CartPole-v1", num_workers=2), {"stop_return": 475})
 
 
 def result(iteration: int, **more: Any) -> dict[str, Any]:
@@ -38,11 +33,13 @@ def test_plain_lines_come_once_a_second_at_most_and_the_last_figures_always() ->
     assert lines[0] == "00:00  aiorl: ppo on CartPole-v1"
     assert [line.split()[2] for line in lines if "iteration" in line] == ["0", "10", "20"]
     assert lines[-3:] == ["Ended.", "", "  run directory   runs/x"]
+    display.update(result(2, policy_reward_mean={"left": 1.0, "right": -1.0}), 200.0)
+    assert stream.getvalue().endswith("  workers 2 of 2  in 1 MB/s  policies left 1.0, right -1.0\n")
 
 
 def test_results_pass_with_their_figures_on_one_line_that_ends_however_the_loop_does() -> None:
     stream = io.StringIO()
-    headline = Headline("ppo", "CartPole-v1", 0, stop_return=475, stop_timesteps=100_000)
+    headline = Headline(HEADLINE.config, {"stop_return": 475, "stop_timesteps": 100_000})
     for shown in shown_on_a_line([result(1), result(20), result(300)], headline, stream):
         if shown["training_iteration"] == 20:
             break
@@ -66,32 +63,29 @@ def test_plain_events_are_marked_by_how_bad_they_are() -> None:
     ]  # fmt: skip
 
 
-def test_a_full_disk_takes_lines_and_not_the_training() -> None:
-    class Full(io.StringIO):
-        is_full = True
+class Faulty(io.StringIO):
+    """Fails to write as it is told to."""
 
-        def write(self, text: str) -> int:
-            if self.is_full:
-                raise OSError(28, "No space left on device")
-            return super().write(text)
+    error: OSError | None = None
 
-    stream = Full()
+    def write(self, text: str) -> int:
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
+def test_a_full_disk_takes_lines_and_a_reader_that_left_ends_them_but_not_the_training(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = Faulty()
     display = PlainDisplay(HEADLINE, stream)
-    display.start(0.0)
-    display.event("lost", 1.0)
-    stream.is_full = False
-    display.event("there", 2.0)
-    assert stream.getvalue() == "00:02  there\n"
-
-
-def test_a_reader_that_left_ends_the_lines_and_not_the_training(capsys: pytest.CaptureFixture[str]) -> None:
-    class Broken(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    display = PlainDisplay(HEADLINE, Broken())
-    display.start(0.0)
-    display.event("worker 1 joined", 1.0)
+    for now, error in enumerate([OSError(28, "No space left on device"), None, BrokenPipeError(), None]):
+        stream.error = error
+        display.start(0.0)
+        display.event(f"event {now}", float(now))
+    assert [line.partition("  ")[2] for line in stream.getvalue().splitlines()] == [
+        "aiorl: ppo on CartPole-v1", "event 1"
+    ]  # fmt: skip
     assert capsys.readouterr().err.count("nobody reads standard output any more; the run goes on") == 1
 
 
@@ -134,14 +128,3 @@ def test_a_terminal_gets_a_live_panel_and_a_dumb_one_lines(monkeypatch: pytest.M
     assert isinstance(make_display(HEADLINE, Terminal()), LiveDisplay)
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(make_display(HEADLINE, Terminal()), PlainDisplay)
-
-
-def test_plain_lines_end_with_the_returns_of_several_policies() -> None:
-    stream = io.StringIO()
-    display = PlainDisplay(HEADLINE, stream)
-    display.start(0.0)
-    display.update(result(1, policy_reward_mean={"left": 1.0}), 1.0)
-    display.update(result(2, policy_reward_mean={"left": 1.0, "right": -1.0}), 3.0)
-    one, two = stream.getvalue().splitlines()[1:]
-    assert one.endswith("  in 1 MB/s")
-    assert two.endswith("  in 1 MB/s  policies left 1.0, right -1.0")

@@ -1,20 +1,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run.report.figures import (
     Headline,
     Summary,
     bytes_text,
     clock_text,
-    lag_text,
-    mean_return_text,
+    figures,
     policy_returns_text,
     rate_text,
     sparkline,
-    steps_text,
     summary_lines,
 )
 
@@ -34,18 +34,24 @@ def test_rates_bytes_and_times_are_short(shown: str, text: str) -> None:
     assert shown == text
 
 
-def test_the_mean_return_is_that_of_the_last_100_episodes_beside_its_goal() -> None:
-    result = {"episode_reward_mean_last_100": 312.44, "episode_reward_mean": 1.0}
-    assert mean_return_text(result, Headline("a", "e", 1, stop_return=475)) == "312.4, goal 475"
-    assert mean_return_text(result, Headline("a", "e", 1)) == "312.4"
-    assert mean_return_text({"episode_reward_mean_last_100": math.nan}, Headline("a", "e", 1)) == "no episode yet"
-
-
-def test_steps_and_lag() -> None:
-    assert steps_text({"timesteps_total": 12345}, Headline("a", "e", 1, stop_timesteps=10**6)) == "12 k of 1.00 M"
-    assert steps_text({"timesteps_total": 12345}, Headline("a", "e", 1)) == "12,345"
-    assert lag_text({"policy_lag": {"min": 0.0, "mean": 0.52, "max": 3.0}}) == "0/0.5/3"
-    assert lag_text({}) == "-"
+@pytest.mark.parametrize(
+    ("result", "goals", "name", "text"),
+    [
+        ({"episode_reward_mean_last_100": 312.44, "episode_reward_mean": 1.0}, {}, "mean return", "312.4"),
+        ({"episode_reward_mean_last_100": 312.44}, {"stop_return": 475}, "mean return", "312.4, goal 475"),
+        ({"episode_reward_mean_last_100": math.nan}, {"stop_return": 475}, "mean return", "no episode yet"),
+        ({"timesteps_total": 12345}, {"stop_timesteps": 10**6}, "env steps", "12 k of 1.00 M"),
+        ({"timesteps_total": 12345}, {}, "env steps", "12,345"),
+        ({"policy_lag": {"min": 0.0, "mean": 0.52, "max": 3.0}}, {}, "policy lag", "0/0.5/3"),
+        ({}, {}, "policy lag", "-"),
+        ({"num_healthy_workers": 1}, {}, "workers", "1 of 2"),
+        ({"num_healthy_workers": 5}, {}, "workers", "5"),
+        ({}, {"num_workers": 0}, "workers", "this process"),
+    ],
+)
+def test_figures_stand_beside_their_goals(result: Any, goals: Any, name: str, text: str) -> None:
+    config = PPOConfig(env="CartPole-v1", num_workers=goals.pop("num_workers", 2))
+    assert figures(result, Headline(config, goals))[name] == text
 
 
 def test_a_sparkline_has_a_character_for_each_share() -> None:
@@ -64,7 +70,7 @@ def test_a_summary_says_where_things_are_and_what_to_type() -> None:
         "", "Solved.", "", "  run directory   runs/x", "  learning curve  p", "  checkpoint      c", "",
         "What to type next:", "  # go on", "  python -m aiorl.learner",
     ]  # fmt: skip
-    assert summary_lines(Summary("Ended.", "runs/x"))[-1] == "  run directory   runs/x"
+    assert summary_lines(Summary("Ended by Ctrl-C.", "")) == ["Ended by Ctrl-C."], "nothing came of it"
 
 
 def test_returns_by_policy_are_shown_where_there_are_several() -> None:
@@ -72,7 +78,3 @@ def test_returns_by_policy_are_shown_where_there_are_several() -> None:
     assert policy_returns_text({"policy_reward_mean": {"left": 1.04, "right": -1.0}}) == "left 1.0, right -1.0"
     many = policy_returns_text({"policy_reward_mean": {f"p{number}": 0.0 for number in range(9)}})
     assert many.endswith("p5 0.0 and 3 more")
-
-
-def test_a_run_of_which_nothing_came_is_summed_up_in_one_line() -> None:
-    assert summary_lines(Summary("Ended by Ctrl-C.", "")) == ["Ended by Ctrl-C."]

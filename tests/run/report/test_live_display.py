@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from aiorl.learning.algorithms.ppo import PPOConfig
+from aiorl.run.report.console import LiveDisplay
 from aiorl.run.report.figures import Headline, Summary
-from aiorl.run.report.live_display import LiveDisplay
 
+HEADLINE = Headline(PPOConfig(env="CartPole-v1", num_workers=2), {"stop_return": 475})
 RESULT: dict[str, Any] = {
     "training_iteration": 42, "timesteps_total": 1_234_567, "episodes_total": 310, "episode_reward_mean": 300.0,
     "episode_reward_mean_last_100": 312.4, "sampled_steps_per_s": 349_123.0, "trained_steps_per_s": 1.2e6,
@@ -31,9 +33,9 @@ def make() -> Iterator[Make]:
     """Makes displays that have started, in a console; they are closed."""
     made: list[LiveDisplay] = []
 
-    def build(width: int = 80, num_workers: int = 2, file: Any = None, **headline: Any) -> tuple[LiveDisplay, Console]:
+    def build(width: int = 80, file: Any = None) -> tuple[LiveDisplay, Console]:
         console = Console(file=file or io.StringIO(), force_terminal=True, width=width, height=60, color_system=None)
-        made.append(LiveDisplay(Headline("ppo", "CartPole-v1", num_workers, stop_return=475, **headline), console))
+        made.append(LiveDisplay(HEADLINE, console))
         made[-1].start(0.0)
         return made[-1], console
 
@@ -73,8 +75,9 @@ def test_what_is_waited_for_is_said_until_the_first_result(make: Make) -> None:
     display, console = make()
     display.status("waiting for 2 workers", 0.1)
     assert "waiting for 2 workers" in last_frame(console)
-    display.update(RESULT, 1.0)
+    display.update({**RESULT, "policy_reward_mean": {"left": 1.0, "right": -1.0}}, 1.0)
     assert "waiting for 2 workers" not in last_frame(console)
+    assert "policies  left 1.0, right -1.0" in last_frame(console)
 
 
 def test_only_the_latest_events_are_shown(make: Make) -> None:
@@ -94,29 +97,6 @@ def test_the_summary_stands_below_whole_lines_and_unframed(make: Make) -> None:
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert f"  {command}" in lines
     assert "Solved." in lines
-
-
-@pytest.mark.parametrize(
-    ("headline", "healthy", "shows"),
-    [({}, 2, "2 of 2"), ({}, 5, "workers 5"), ({"num_workers": 0, "is_alone": True}, 0, "this process")],
-)
-def test_workers_are_counted_of_those_that_are_expected(
-    make: Make, headline: dict[str, Any], healthy: int, shows: str
-) -> None:
-    display, console = make(120, **headline)
-    display.update({**RESULT, "num_healthy_workers": healthy}, 1.0)
-    frame = re.sub(r"\s+", " ", last_frame(console))
-    assert shows in frame
-    assert "5 of 2" not in frame
-
-
-@pytest.mark.parametrize("width", [40, 120])
-def test_the_returns_of_several_policies_have_a_line_of_their_own(make: Make, width: int) -> None:
-    display, console = make(width)
-    display.update({**RESULT, "policy_reward_mean": {"left": 1.0}}, 1.0)
-    assert "policies" not in last_frame(console)
-    display.update({**RESULT, "policy_reward_mean": {"left": 1.0, "right": -1.0}}, 2.0)
-    assert "policies  left 1.0, right -1.0" in last_frame(console)
 
 
 def test_how_to_join_is_readable_on_80_columns_for_as_long_as_the_run_goes_on(make: Make) -> None:
@@ -180,7 +160,7 @@ def test_ctrl_c_is_not_echoed_into_the_panel_and_is_again_after_it(monkeypatch: 
     master, slave = pty.openpty()
     monkeypatch.setattr(os, "tcgetpgrp", lambda terminal: os.getpgrp())  # as it is of what a shell runs
     with os.fdopen(slave, "w") as terminal:
-        display = LiveDisplay(Headline("ppo", "CartPole-v1", 2), Console(file=terminal, force_terminal=True))
+        display = LiveDisplay(HEADLINE, Console(file=terminal, force_terminal=True))
 
         def echoes() -> bool:
             return bool(termios.tcgetattr(terminal)[3] & termios.ECHOCTL)

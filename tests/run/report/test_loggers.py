@@ -67,42 +67,21 @@ def test_csv_keeps_its_columns_and_leaves_lists_out(tmp_path: Path) -> None:
     assert (two["reward"], two["lag/min"], two["lag/max"], two["training_iteration"]) == ("1.5", "", "3", "2")
 
 
-def test_a_metric_that_comes_up_later_gets_a_column_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / CSV_FILE
-    logger = both(tmp_path)
-    logger.write(result(1))
-    logger.write(result(2, loss=0.5))
-    logger.write(result(3, loss=0.25, kl=0.1))
-    logger.close()
-    rows = rows_of(path)
-    assert list(rows[0])[-2:] == ["loss", "kl"]
-    assert [row["loss"] for row in rows] == ["", "0.5", "0.25"]
-    assert [row["training_iteration"] for row in rows] == ["1", "2", "3"]
-    assert not list(tmp_path.glob("*.new"))
-
-
-def test_files_are_appended_to_by_a_resumed_run_without_the_damaged_last_line(tmp_path: Path) -> None:
-    with open_loggers(tmp_path, tensorboard=False) as loggers:
-        loggers.write(result(1, loss=1.0))
-        loggers.write(result(2, loss=2.0))
-    for name in (JSONL_FILE, CSV_FILE):
-        with (tmp_path / name).open("a") as file:
-            file.write('{"training_iteration": 3, "lo')
-    with open_loggers(tmp_path, tensorboard=False) as loggers:
-        loggers.write(result(3, loss=3.0))
-    assert [row["loss"] for row in rows_of(tmp_path / CSV_FILE)] == ["1.0", "2.0", "3.0"]
-    assert [row["loss"] for row in read_results(tmp_path)] == [1.0, 2.0, 3.0]
-
-
-def test_results_past_the_checkpoint_that_is_resumed_are_taken_off(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_behind_its_checkpoint_and_without_a_damaged_last_line(tmp_path: Path) -> None:
     with open_loggers(tmp_path, tensorboard=False) as loggers:
         for iteration in range(1, 6):
             loggers.write(result(iteration, run="first"))
-    with open_loggers(tmp_path, resume_iteration=3, tensorboard=False) as loggers:
-        loggers.write(result(4, run="second"))
-    wanted = [(1, "first"), (2, "first"), (3, "first"), (4, "second")]
-    assert [(row["training_iteration"], row["run"]) for row in read_results(tmp_path)] == wanted
-    assert [(int(row["training_iteration"]), row["run"]) for row in rows_of(tmp_path / CSV_FILE)] == wanted
+    for name in (JSONL_FILE, CSV_FILE):
+        with (tmp_path / name).open("a") as file:
+            file.write('{"training_iteration": 6, "lo')
+    for number, after in ((2, None), (3, 3)):
+        with open_loggers(tmp_path, resume_iteration=after, tensorboard=False) as loggers:
+            kept = [(row["training_iteration"], row["run"]) for row in read_results(tmp_path)]
+            loggers.write(result(kept[-1][0] + 1, run=f"{number}"))
+        wanted = [*kept, (kept[-1][0] + 1, f"{number}")]
+        assert kept == [(iteration, "first") for iteration in range(1, (after or 5) + 1)]
+        assert [(row["training_iteration"], row["run"]) for row in read_results(tmp_path)] == wanted
+        assert [(int(row["training_iteration"]), row["run"]) for row in rows_of(tmp_path / CSV_FILE)] == wanted
 
 
 def test_files_of_absurd_size_are_named_and_a_resumed_run_goes_on(
@@ -194,6 +173,8 @@ def test_names_with_any_characters_stay_what_they_are_in_a_resumed_run(tmp_path:
         logger.close()
     rows = rows_of(path)
     assert [row["training_iteration"] for row in rows] == ["1", "11", "2", "12"]
+    assert list(rows[0])[-2:] == ["later1\\ud800", "later2\\ud800"], "columns that come up later are the last"
+    assert [row["later2\\ud800"] for row in rows] == ["", "", "", "1"]
     for name in names:
         assert [row[name] for row in rows] == ["1", "", "2", ""]
 
@@ -212,42 +193,6 @@ def test_a_disk_that_was_full_leaves_no_half_lines_in_any_file(
     assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 6]
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "WARNING", "WARNING"]
     assert sorted(file.name for file in tmp_path.iterdir()) == [CSV_FILE, JSONL_FILE]
-
-
-class FailingLogger:
-    """Fails to write while told to."""
-
-    def __init__(self) -> None:
-        self.fails = True
-        self.written: list[Any] = []
-
-    def write(self, result: Any) -> None:
-        if self.fails:
-            raise OSError(28, "No space left on device")
-        self.written.append(result)
-
-    def close(self) -> None:
-        if self.fails:
-            raise OSError(28, "No space left on device")
-
-
-def test_a_full_disk_is_told_once_and_the_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    failing = FailingLogger()
-    loggers = Loggers({"progress.csv": failing, "result.jsonl": JsonlLogger(tmp_path / JSONL_FILE)})
-    with caplog.at_level(logging.WARNING):
-        for iteration in (1, 2, 3):
-            loggers.write(result(iteration))
-        assert [record.levelname for record in caplog.records] == ["ERROR"]
-        assert "progress.csv can't be written (No space left on device)" in caplog.text
-        failing.fails = False
-        loggers.write(result(4))
-        loggers.write(result(5))
-    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
-    assert len(failing.written) == 2
-    failing.fails = True
-    loggers.close()
-    assert caplog.records[-1].getMessage() == "progress.csv can't be written (No space left on device)"
-    assert len(read_results(tmp_path)) == 5
 
 
 def test_a_run_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:

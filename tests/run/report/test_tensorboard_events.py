@@ -48,6 +48,7 @@ def test_a_file_that_cannot_be_written_is_an_error_and_tried_again(tmp_path: Pat
     with pytest.raises(OSError, match="Not a directory"):
         logger.write({"timesteps_total": 1})
     (tmp_path / "file").unlink()
+    (tmp_path / "file").mkdir()
     logger.write({"timesteps_total": 2, "loss": 1.0})
     logger.close()
     assert read_events(tmp_path / "file")[-1].step == 2

@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import SMALL
 
 import aiorl
 from aiorl.errors import ConfigError
 from aiorl.run.report.loggers import check_loggers, make_loggers
-
-SMALL: dict[str, Any] = {
-    "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64,
-    "sgd_minibatch_size": 32, "num_sgd_iter": 2, "xla": "off", "model": {"fcnet_hiddens": [8]},
-}  # fmt: skip
 
 
 class Lines:

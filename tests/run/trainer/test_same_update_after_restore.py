@@ -14,8 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
-from small_runs import SMALL
+from small_runs import SMALL, Played, raising
 
 import aiorl
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -206,36 +205,21 @@ def test_t3_restored_six_times_in_a_row_it_is_the_trained_policy_each_time(tmp_p
     trainer.stop()
 
 
-def test_a_sampler_that_was_broken_off_is_followed_by_one_of_other_seeds(tmp_path: Path) -> None:
+def test_a_sampler_that_was_broken_off_is_followed_by_one_of_other_seeds(tmp_path: Path, played: type[Played]) -> None:
     seeds: list[int] = []
-    fails_in = [0]
 
-    class Seeded(gymnasium.Env[Any, Any]):
-        """Notes the seeds that it is given; fails at a step, or not."""
-
-        observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-        action_space = spaces.Discrete(2)
+    class Seeded(Played):
+        """Notes the seeds that it is given."""
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-            super().reset(seed=seed)
-            if seed is not None:
-                seeds.append(seed)
-            self.t = 0
-            return np.zeros(2, np.float32), {}
-
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            fails_in[0] -= 1
-            if fails_in[0] == 0:
-                raise OSError("it fails on purpose")
-            self.t += 1
-            return np.zeros(2, np.float32), 1.0, self.t >= 4, False, {}
+            seeds.extend([] if seed is None else [seed])
+            return super().reset(seed=seed, options=options)
 
     with aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / "run")}, env=Seeded) as trainer:
         for _ in range(3):
-            fails_in[0] = 20
+            played.at_step[played.steps + 20] = raising(OSError("it fails on purpose"))
             with pytest.raises(EnvError):
                 trainer.train()
-        fails_in[0] = 0
         trainer.train()
     begun = seeds[-8:]  # before them, the environment was only looked at
     assert len(set(begun)) == 8

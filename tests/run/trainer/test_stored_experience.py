@@ -200,6 +200,7 @@ def test_with_a_replay_training_ends_with_the_last_pass(tmp_path: Path) -> None:
         assert last["learner"]["rows_trained"] == pytest.approx(2 * 2 * rows, abs=64)
 
 
+@pytest.mark.slow
 def test_with_a_replay_a_mixture_is_stored_as_it_comes(tmp_path: Path) -> None:
     record(tmp_path / "one", 10, expert=False)
     record(tmp_path / "two", 2)
@@ -212,6 +213,7 @@ def test_with_a_replay_a_mixture_is_stored_as_it_comes(tmp_path: Path) -> None:
         assert result["learner"]["num_sgd_steps"] > 0
 
 
+@pytest.mark.slow
 def test_each_of_several_policies_learns_from_its_own_stored_rows(tmp_path: Path) -> None:
     several = {
         "env": "examples.multi_agent_cartpole:CartPoles", "eager": True,

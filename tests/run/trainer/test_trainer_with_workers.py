@@ -151,46 +151,29 @@ def test_with_an_address_and_no_workers_of_its_own_it_waits_for_some_from_elsewh
             worker.kill()
 
 
-SCRIPT = """\
-import aiorl, json, sys
+@pytest.mark.slow
+def test_train_does_in_one_call_what_the_command_line_does_until_ctrl_c_ends_it(tmp_path: Path) -> None:
+    settings = {**PPO, "run_dir": str(tmp_path / "run"), "min_iter_time_s": 0.1}
+    text = f"""
+import aiorl, json
 if __name__ == "__main__":
-    print("RESULT", json.dumps(aiorl.train("CartPole-v1", config={config!r}, {more})))
+    result = aiorl.train("CartPole-v1", config={settings!r}, evaluation_interval=3, evaluation_num_episodes=2)
+    print("RESULT", json.dumps(result))
 """
-
-
-def whole_run(folder: Path, more: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    return script(folder, SCRIPT.format(config={**PPO, "run_dir": str(folder / "run")}, more=more))
-
-
-@pytest.mark.slow
-def test_train_does_in_one_call_what_the_command_line_does(tmp_path: Path) -> None:
-    with whole_run(tmp_path, "stop_timesteps=600, evaluation_interval=3, evaluation_num_episodes=2") as process:
-        printed, said = process.communicate(timeout=90)
-    assert process.returncode == 0, said
-    assert "evaluation after" in printed
-    result = json.loads(printed.rpartition("RESULT ")[2])
-    assert result["env_steps_trained_total"] >= 600
-    assert result["reason"].startswith("Done: ")
-    assert result["run_dir"] == str(tmp_path / "run")
-    policy = aiorl.load_policy(result["checkpoint"])
-    assert policy.env_steps == result["env_steps_trained_total"]
-    assert (tmp_path / "run" / "learning_curve.png").exists()
-    assert (tmp_path / "run" / "best").is_dir()
-    assert "worker 1 joined" in (tmp_path / "run" / "log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_train_in_an_orderly_way_and_it_returns(tmp_path: Path) -> None:
-    with whole_run(tmp_path, "min_iter_time_s=0.1") as process:
+    with script(tmp_path, text) as process:
         assert process.stdout is not None
-        while "iteration 1" not in process.stdout.readline():
+        while "evaluation after" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         printed, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
     result = json.loads(printed.rpartition("RESULT ")[2])
     assert result["reason"] == "Ended by Ctrl-C."
+    assert result["run_dir"] == str(tmp_path / "run")
     assert aiorl.load_policy(result["checkpoint"]).env_steps == result["env_steps_trained_total"]
+    assert (tmp_path / "run" / "learning_curve.png").exists()
+    assert (tmp_path / "run" / "best").is_dir()
+    assert "worker 1 joined" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_train_says_at_once_what_cannot_be(tmp_path: Path) -> None:
@@ -232,6 +215,7 @@ if __name__ == "__main__":
     assert printed.endswith("RESULT 1\n")
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_of_a_run_holds_what_is_stored_also_where_batches_wait(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ import aiorl
     ("kind", "num_workers", "envs", "length"),
     [
         (aiorl.PGTrainer, 0, 1, 25),
-        (aiorl.PPOTrainer, 1, 2, 50),
+        pytest.param(aiorl.PPOTrainer, 1, 2, 50, marks=pytest.mark.slow),
         pytest.param(aiorl.PGTrainer, 2, 1, 25, marks=pytest.mark.slow),
         pytest.param(aiorl.PPOTrainer, 2, 1, 25, marks=pytest.mark.slow),
     ],

@@ -1,4 +1,4 @@
-"""DQN from the config to a policy that acts, in one process and with workers."""
+"""DQN, SAC and TD3 from the config to a policy that acts, in one process."""
 
 from __future__ import annotations
 
@@ -10,29 +10,83 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from aiorl import DQNConfig, Trainer, load_policy
+from aiorl import DQNConfig, SACConfig, TD3Config, Trainer, load_policy
 from aiorl.data import columns as c
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 from aiorl.learning.replay import spec as memory
 
 SMALL: dict[str, Any] = {
-    "model": {"fcnet_hiddens": [8]}, "num_envs_per_worker": 2, "rollout_fragment_length": 8, "train_batch_size": 8,
-    "training_intensity": 2, "learning_starts": 32, "replay_capacity": 200, "broadcast_updates": 2,
-    "checkpoint_interval_s": 0, "timesteps_per_iteration": 64, "seed": 3, "prioritized_replay": True, "n_step": 3,
-    "log_sys_usage": False, "xla": "off", "num_workers": 0, "min_iter_time_s": 0,
+    "model": {"fcnet_hiddens": [8]}, "num_envs_per_worker": 2, "rollout_fragment_length": 8, "learning_starts": 32,
+    "checkpoint_interval_s": 0, "timesteps_per_iteration": 64, "seed": 3, "log_sys_usage": False, "num_workers": 0,
+    "min_iter_time_s": 0,
+}  # fmt: skip
+DQN: dict[str, Any] = {
+    **SMALL, "env": "CartPole-v1", "train_batch_size": 8, "training_intensity": 2, "replay_capacity": 200,
+    "broadcast_updates": 2, "prioritized_replay": True, "n_step": 3, "xla": "off",
+}  # fmt: skip
+ACTOR: dict[str, Any] = {
+    **SMALL, "env": "Pendulum-v1", "train_batch_size": 32, "training_intensity": 0.25, "random_timesteps": 32,
+    "replay_capacity": 2000, "n_step": 2, "eager": True, "timesteps_per_iteration": 32,
 }  # fmt: skip
 
 
 def make_config(run_dir: Path, **settings: Any) -> DQNConfig:
-    return DQNConfig(**{"env": "CartPole-v1", "run_dir": str(run_dir), **SMALL, **settings})
+    return DQNConfig(**{**DQN, "run_dir": str(run_dir), **settings})
 
 
-def weights_of(trainer: Any) -> dict[str, Any]:
-    found: dict[str, Any] = trainer.get_weights()
-    return {f"{policy_id}/{name}": array for policy_id, own in found.items() for name, array in own.items()}
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (DQNConfig, {**DQN, "replay_capacity": 100}),
+        (SACConfig, {**ACTOR, "use_sde": True, "sde_sample_freq": 12}),
+        (TD3Config, ACTOR),
+        pytest.param(SACConfig, {**ACTOR, "env": "CartPole-v1", "training_intensity": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_it_trains_acts_is_exported_and_goes_on_from_a_checkpoint_to_the_bit(
+    kind: Any, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """G5: what is stored, too, and its priorities; workers begin anew, so whole episodes are sampled."""
+    first = kind(run_dir=str(tmp_path / "run"), batch_mode="complete_episodes", **settings).build()
+    for _ in range(2):
+        first.train()
+    path = first.save(tmp_path / "saved")
+    assert json.loads((Path(path) / "meta.json").read_text())["pieces"]
+    second = Trainer.restore(path, run_dir=str(tmp_path / "second"))
+    one, other = first.train()["learner"], second.train()["learner"]
+    assert one["rows_stored"] == other["rows_stored"] > 64
+    assert one["num_sgd_steps"] > 0
+    losses = [name for name in one if name.endswith("loss")]
+    assert [one[name] for name in losses] == [other[name] for name in losses] != []
+    found = second.get_weights()[c.DEFAULT_POLICY_ID]
+    for name, array in first.get_weights()[c.DEFAULT_POLICY_ID].items():
+        np.testing.assert_array_equal(array, found[name], name)
+    obs = np.array([0.01, 0.02, 0.03, 0.04][: 4 if settings["env"] == "CartPole-v1" else 3], np.float32)
+    best = first.compute_action(obs)
+    (written,) = first.export_policy_model(tmp_path / "export").values()
+    session = onnxruntime.InferenceSession(written)
+    np.testing.assert_allclose(session.run(["action"], {"obs": obs[None]})[0][0], best, rtol=1e-5)
+    np.testing.assert_allclose(load_policy(first.save()).compute_single_action(obs), best, rtol=1e-5)
+    first.stop()
+    second.stop()
 
 
-def test_it_stores_and_trains_acts_and_is_exported(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings", "names"),
+    [
+        (DQNConfig, {**DQN, "env": "Pendulum-v1"}, ["dqn", "ppo"]),
+        (TD3Config, {**ACTOR, "env": "CartPole-v1"}, ["td3", "dqn", "sac"]),
+    ],
+)
+def test_actions_that_do_not_fit_are_refused_with_the_algorithms_that_take_them(
+    kind: Any, settings: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedSpaceError) as caught:
+        kind(run_dir=str(tmp_path / "run"), **settings).build()
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_it_stores_and_trains_as_often_as_it_is_to(tmp_path: Path) -> None:
     trainer: Any = make_config(tmp_path / "run").build()
     result = {}
     for _ in range(4):
@@ -45,14 +99,10 @@ def test_it_stores_and_trains_acts_and_is_exported(tmp_path: Path) -> None:
     assert learner["rows_trained"] == pytest.approx(2 * steps, rel=0.3)
 
     obs = np.array([0.01, 0.02, 0.03, 0.04], np.float32)
-    best = trainer.compute_action(obs)
     action, _, found = trainer.compute_action(obs, full_fetch=True)
-    assert action == best == found["action_dist_inputs"].argmax()
-    (written,) = trainer.export_policy_model(tmp_path / "export").values()
-    session = onnxruntime.InferenceSession(written)
-    assert session.run(["action"], {"obs": obs[None]})[0].tolist() == [best]
+    assert action == found["action_dist_inputs"].argmax()
     path = trainer.save()
-    assert trainer.get_policy().global_timestep == steps
+    assert trainer.get_policy().global_timestep == load_policy(path).policy.global_timestep == steps, "it explores by"
     trainer.set_weights(
         {c.DEFAULT_POLICY_ID: {name: own * 2 for name, own in trainer.get_policy().get_weights().items()}}
     )
@@ -61,29 +111,6 @@ def test_it_stores_and_trains_acts_and_is_exported(tmp_path: Path) -> None:
         target, own = (tensors[f"{c.DEFAULT_POLICY_ID}/{part}/{name}"] for part in ("target", "weights"))
         np.testing.assert_array_equal(target, own)
     trainer.stop()
-    policy = load_policy(path)
-    assert policy.compute_single_action(obs) == best
-    assert policy.policy.global_timestep == steps  # by which it explores
-
-
-def test_whoever_restores_a_checkpoint_trains_as_the_run_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """G5: what is stored, too, and its priorities; workers begin anew, so whole episodes are sampled."""
-    settings = {"batch_mode": "complete_episodes"}
-    first = make_config(tmp_path / "first", **settings).build()
-    for _ in range(3):
-        first.train()
-    path = first.save(tmp_path / "saved")
-    assert json.loads((Path(path) / "meta.json").read_text())["pieces"]
-    second = Trainer.restore(path, run_dir=str(tmp_path / "second"))
-    for _ in range(2):
-        one, other = first.train(), second.train()
-    assert one["learner"]["rows_stored"] == other["learner"]["rows_stored"] > 256
-    assert one["learner"]["loss"] == other["learner"]["loss"]
-    found = weights_of(second)
-    for name, array in weights_of(first).items():
-        np.testing.assert_array_equal(array, found[name], name)
-    first.stop()
-    second.stop()
 
 
 @pytest.mark.parametrize("looks_back", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -143,9 +170,3 @@ def test_each_of_several_policies_has_a_replay_of_its_own(tmp_path: Path) -> Non
     assert learner["red/training_intensity"] == pytest.approx(2.0, abs=0.2)
     assert learner["blue/training_intensity"] == pytest.approx(1.0, abs=0.2)
     trainer.stop()
-
-
-def test_actions_that_are_no_choices_are_refused_with_the_algorithms_that_take_them(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedSpaceError, match="dqn") as caught:
-        make_config(tmp_path / "run", env="Pendulum-v1").build()
-    assert "ppo" in str(caught.value)
