@@ -292,16 +292,11 @@ def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
 
 
 class TrainingDisabled(Exception):
-    """A step's info has a ``training_enabled`` that is false: its row is to be left out, which lockstep cannot do.
-
-    Attributes:
-        env_id: name of the environment.
-    """
+    """A step's info has a ``training_enabled`` that is false: its row is to be left out, which lockstep cannot do."""
 
     def __init__(self, env_id: str) -> None:
         """Name the environment."""
         super().__init__(f"a step of environment {env_id!r} is not to be trained on")
-        self.env_id = env_id
 
 
 @dataclass(slots=True)

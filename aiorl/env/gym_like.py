@@ -238,9 +238,8 @@ class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def game_counters(envs: Sequence[Any]) -> list[RealGames] | None:
     """The RealGames wrapper of each environment; None unless all have one."""
-    counters = [_find_counter(env) for env in envs]
-    found = [counter for counter in counters if counter is not None]
-    return found if found and len(found) == len(counters) else None
+    found = [counter for env in envs if (counter := _find_counter(env)) is not None]
+    return found if found and len(found) == len(envs) else None
 
 
 def finished_games(counters: Sequence[RealGames] | None) -> list[FinishedGame] | None:

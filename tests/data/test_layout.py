@@ -101,14 +101,6 @@ def test_episodes_that_ended_fill_sequences_to_the_last_place() -> None:
     assert arrays[STATE].tolist() == [[0.0], [0.0]]
 
 
-def test_a_sequence_that_begins_inside_an_episode_starts_from_the_state_there() -> None:
-    arrays = to_sequences(SampleBatch(trajectory(0, 3, 7, "cut")), PLAN, 4)
-    assert arrays[c.T].T.tolist() == [[3, 4, 5, 6], [7, 8, 9, 0]]
-    assert arrays[STATE].tolist() == [[3.0], [7.0]]
-    assert arrays[c.LAST_OBS].tolist() == [[0.0, 7.0], [0.0, 10.0]]
-    assert arrays[c.VALID].T.tolist() == [[True] * 4, [True] * 3 + [False]]
-
-
 def test_states_may_be_had_of_every_so_many_rows_also_behind_an_episode_that_ended() -> None:
     """Of state 0 at an episode's start, and of none where there is no row."""
     batch = SampleBatch.concat(

@@ -116,9 +116,11 @@ def make_reference(case: Case, tape: Tape, config: dict[str, Any], side: str = "
 
 
 def run(case: Case) -> None:
-    """Play a case with a worker and compare."""
+    """Play a case with a worker and compare; nobody sees the events of environments in processes of their own."""
     got, config = tape_of(case, "product")
     expected, reference_config = tape_of(case, "reference")
+    if "remote_worker_envs" in case.more:
+        config = reference_config = case.config
     reference = make_reference(case, expected, reference_config)
     with make_worker(case, got, config) as worker:
         compare(case, worker, reference, reference.sample, (got, expected))
@@ -171,14 +173,6 @@ def run_sampler(drawn: tuple[Case, int, bool]) -> None:
         )
     )
     compare(case, sampler, reference, reference.get_data, (got, expected))
-
-
-def run_remote(case: Case) -> None:
-    """Play a case with environments in processes of their own, whose events nobody sees."""
-    got, expected = tape_of(case, "product")[0], tape_of(case, "reference")[0]
-    reference = make_reference(case, expected, case.config)
-    with make_worker(case, got, case.config) as worker:
-        compare(case, worker, reference, reference.sample, (got, expected))
 
 
 def run_ahead(case: Case) -> None:
@@ -273,8 +267,8 @@ def play(strategy: Any, function: Any, profile: settings = FAST) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_samples_as_the_reference_does(kind: str) -> None:
-    """R84, R85, R86, R87, R88, R89, R90, R91, R92, R95, R96, R97, R98, R99, R100, R101, R103, R104, R105, R107, R110,
-    R111, R112, R114, R117, R118, R119, R120, R121, R122, R126, R127, R129, R130, R131, R132, R133, R134."""
+    """R84, R85, R86, R87, R88, R89, R90, R91, R92, R95, R96, R97, R98, R99, R100, R101, R103, R104, R105, R107, R108,
+    R110, R111, R112, R114, R117, R118, R119, R120, R121, R122, R126, R127, R129, R130, R131, R132, R133, R134."""
     play(cases(kind), run)
 
 
@@ -285,7 +279,7 @@ def test_a_sampler_of_its_own_packs_and_cuts_as_the_reference_does(kind: str) ->
 
 @pytest.mark.parametrize("kind", ["gym", "multi"])
 def test_environments_in_other_processes_are_sampled_as_the_reference_does(kind: str) -> None:
-    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=2, phases=[Phase.generate]))
+    play(cases(kind, remote=True), run, settings(FAST, max_examples=2, phases=[Phase.generate]))
 
 
 @pytest.mark.parametrize("kind", ["gym", "multi", "vector", "base_multi"])
@@ -301,20 +295,16 @@ def test_a_sampler_ahead_in_a_thread_of_its_own_samples_as_the_reference_does(ki
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["gym", "multi", "vector", "native", "base", "base_multi"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_sampler_ahead_samples_as_the_reference_does_in_very_many_worlds(kind: str) -> None:
-    play(cases(kind), run_ahead, settings(FAST, max_examples=60))
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_worker_samples_as_the_reference_does_in_very_many_worlds(kind: str) -> None:
-    play(cases(kind), run, settings(FAST, max_examples=60))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["gym", "multi"])
-def test_environments_in_other_processes_are_sampled_as_the_reference_does_in_many_worlds(kind: str) -> None:
-    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=12, phases=[Phase.generate]))
+@pytest.mark.parametrize(
+    ("function", "kind", "is_remote"),
+    [
+        *((run, kind, False) for kind in KINDS),
+        *((run_ahead, kind, False) for kind in KINDS if not kind.startswith("external")),
+        (run, "gym", True),
+        (run, "multi", True),
+    ],
+)
+def test_all_sample_as_the_reference_does_in_very_many_worlds(function: Any, kind: str, is_remote: bool) -> None:
+    profile = settings(FAST, max_examples=12, phases=[Phase.generate]) if is_remote else settings(FAST, max_examples=60)
+    play(cases(kind, remote=is_remote), function, profile)

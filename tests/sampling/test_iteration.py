@@ -7,66 +7,46 @@ import math
 
 import numpy as np
 import pytest
-from sampler_settings import sampler_settings
+from sampler_settings import sampler_setup
 from scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
-from aiorl.acting.filters import NoFilter
-from aiorl.acting.policy_map import PolicyMap
-from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, as_poll
 from aiorl.errors import BadObservationError, BadRewardError, EnvContractError
 from aiorl.process.log_once import log_once
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.iteration import Iteration
-from aiorl.sampling.settings import SamplerSetup
 
 
-def make(env, policies, callbacks, *, mapping=None, length=math.inf, observation_fn=None, **more):
-    return Iteration(
-        SamplerSetup(
-            worker=None,
-            base_env=env,
-            policy_map=PolicyMap(policies, mapping),
-            preprocessors={n: preprocessor_for(p.observation_space) for n, p in policies.items()},
-            filters=dict.fromkeys(policies, NoFilter()),
-            settings=sampler_settings(length, **more),
-            callbacks=callbacks,
-            observation_fn=observation_fn,
-        )
-    )
+def make(env, policies, callbacks, **more):
+    return Iteration(sampler_setup(env, policies, callbacks=callbacks, **more))
 
 
 def test_an_episode_answers_before_it_has_begun_and_long_after_it_has_ended():
     """R96, R100, R114: zeros, initial states and None before there is anything."""
-    told = []
+    episodes, told = [], []
 
     class Ask(DefaultCallbacks):
         def on_episode_start(self, *, episode, **kwargs):
             episodes.append(episode)
-            told.append(answers(episode))
+            told.append(asked(episode))
 
         def on_episode_end(self, *, episode, **kwargs):
-            told.append(answers(episode))
+            told.append(asked(episode))
 
-    def answers(episode):
-        names = ("last_raw_obs_for", "last_info_for", "prev_reward_for", "last_observation_for", "last_action_for")
-        found = [getattr(episode, name)() for name in (*names, "prev_action_for", "rnn_state_for", "last_pi_info_for")]
-        return [found[:3], *found[3:]]
+    def asked(episode):
+        names = "last_raw_obs last_info prev_reward last_observation last_action prev_action rnn_state last_pi_info"
+        return [getattr(episode, f"{name}_for")() for name in names.split()]
 
-    episodes = []
     env = ScriptedEnv({0: [scenes(3)]})
     iteration = make(env, {"default_policy": RecordingPolicy(recurrent=True)}, Ask())
     for _ in range(300):
         iteration.observe(env.poll())
         env.send_actions(iteration.act())
-    assert told[0][0] == [None, None, 0.0]
-    np.testing.assert_equal(told[0][1:], [None, 0, 0, [np.float32([-1.0])], {}])
-    extras = {name: [value] for name, value in (("state_in_0", 1.0), ("state_out_0", 2.0))} | {"score": 2.0}
-    np.testing.assert_equal(told[1][0], [[0, 3, 0], {}, 2.0])
-    np.testing.assert_equal(told[1][1:], [[0, 3, 0], 2, 1, [[2.0]], extras])
-    np.testing.assert_equal(answers(episodes[0]), told[1])
-    assert episodes[0].get_agents() == ["agent0"]
-    assert episodes[0].policy_for() == "default_policy"
+    np.testing.assert_equal(told[0], [None, None, 0.0, None, 0, 0, [np.float32([-1.0])], {}])
+    extras = {"state_in_0": [1.0], "state_out_0": [2.0], "score": 2.0}
+    np.testing.assert_equal(told[1], [[0, 3, 0], {}, 2.0, [0, 3, 0], 2, 1, [[2.0]], extras])
+    np.testing.assert_equal(asked(episodes[0]), told[1])
+    assert (episodes[0].get_agents(), episodes[0].policy_for()) == (["agent0"], "default_policy")
 
 
 def test_postprocessing_gets_the_raw_batches_of_the_others_whatever_one_does_to_its_own():

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from fake_policy import FakePolicy, linear_value
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from sampler_settings import sampler_settings
 
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.base_env import LockstepEnv
+from aiorl.env.base_env import LockstepEnv, TrainingDisabled
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.vector_env import SerialEnv
 from aiorl.net.wire import messages as m
@@ -234,6 +235,19 @@ def test_only_the_columns_asked_for_are_carried():
     fragment = sampler.sample()
     assert set(fragment.columns) | set(fragment.extras) == wanted
     assert fragment.columns[c.BOOTSTRAP_VALUES][2, 0] == np.float32(value(0, 3, 0))
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_step_that_is_not_to_be_trained_on_ends_lockstep_of_vector_environments_too(mode):
+    """R102: never sent and trained on silently."""
+
+    class Untrained(CountingEnv):
+        def step(self, action):
+            return (*super().step(action)[:4], {"training_enabled": self._step != 3})
+
+    env = NativeVectorEnv(SyncVectorEnv([Untrained] * 2, autoreset_mode=mode), env_id="untrained")
+    with pytest.raises(TrainingDisabled, match="'untrained' is not to be trained on"):
+        make_sampler(env).sample()
 
 
 class Beginning(SerialEnv):

@@ -14,7 +14,6 @@ from plain_policies import VECTOR, PlainPolicy
 from scripted_env import ScriptedEnv
 
 from aiorl.acting.onnx_policy import learned_policy_class
-from aiorl.data import columns as c
 from aiorl.env.kinds import facts_of
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.sampling import policies
@@ -99,20 +98,6 @@ CARTPOLE = spaces.Box(-1, 1, (4,), np.float32)
 def policy_class():
     graph, acting_spec = make_acting_graph(4, ACTIONS, 2, WEIGHTS)
     return learned_policy_class(graph, acting_spec.to_dict())
-
-
-def test_a_learners_graph_acts_in_a_worker(make_worker, policy_class):
-    """R27, R40, R41: equal seeds and weights give equal rows."""
-    batches = []
-    for _ in range(2):
-        worker = make_worker("CartPole-v1", policy_class, num_envs=2, rollout_fragment_length=20, seed=3)
-        worker.set_weights({"default_policy": WEIGHTS})
-        assert worker.get_weights()["default_policy"].keys() == WEIGHTS.keys()
-        batches.append(worker.sample())
-    assert batches[0].count == 40
-    assert {c.ACTION_LOGP, c.VF_PREDS, c.ACTION_DIST_INPUTS} <= batches[0].keys()
-    for name in (c.OBS, c.ACTIONS, c.REWARDS, c.ACTION_LOGP):
-        np.testing.assert_array_equal(batches[0][name], batches[1][name])
 
 
 def test_spaces_of_another_environment_are_refused(policy_class):

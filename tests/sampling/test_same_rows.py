@@ -12,26 +12,22 @@ from fake_policy import FakePolicy
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler_settings import sampler_settings
+from sampler_settings import sampler_settings, sampler_setup
 
 from aiorl.acting.filters import MeanStdFilter, NoFilter
 from aiorl.acting.graph_policy import ActRows
 from aiorl.acting.policy import Policy
-from aiorl.acting.policy_map import PolicyMap
 from aiorl.acting.postprocess import gae
 from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.base_env import TrainingDisabled
 from aiorl.env.env_maker import to_base_env
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.vector_env import Copies, SerialEnv, VectorBaseEnv
-from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.fragments import FRAGMENT_COLUMNS
 from aiorl.sampling.lockstep import Lockstep
 from aiorl.sampling.sampler import SyncSampler
-from aiorl.sampling.settings import SamplerSetup
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
 
 GAMMA, LAM = 0.9, 0.7
@@ -115,22 +111,6 @@ class AsPolicy(Policy):
         return batch
 
 
-def polled(base_env, policy, settings, observation_filter=None):
-    """Return a sampler with the one policy."""
-    space = base_env.observation_space
-    return SyncSampler(
-        SamplerSetup(
-            worker=None,
-            base_env=base_env,
-            policy_map=PolicyMap({"default_policy": policy}),
-            preprocessors={"default_policy": preprocessor_for(space)},
-            filters={"default_policy": observation_filter or NoFilter()},
-            settings=settings,
-            callbacks=DefaultCallbacks(),
-        )
-    )
-
-
 def both(
     kind, mean_length, num_envs, steps, fragments, seed, recurrent=False, clip=False, filtered=False, complete=False,
     vector=False,
@@ -156,12 +136,10 @@ def both(
         filter=filters[0],
     )
     base_env = to_base_env(native(), seed=seed) if vector else VectorBaseEnv(Copies(envs(), env_id="random", seed=seed))
-    polling = polled(
-        base_env,
-        AsPolicy(envs()[0], seed, recurrent),
-        sampler_settings(math.inf if complete else steps, clip_rewards=clip),
-        filters[1],
-    )
+    policy = AsPolicy(envs()[0], seed, recurrent)
+    length = math.inf if complete else steps
+    setup = sampler_setup(base_env, policy, length=length, filters={"default_policy": filters[1]}, clip_rewards=clip)
+    polling = SyncSampler(setup)
     one = [lockstep.sample().to_sample_batch() for _ in range(fragments)]
     if complete:
         return one, polling, lockstep, filters
@@ -169,18 +147,10 @@ def both(
     return one, [SampleBatch.concat(batches) for batches in other], (lockstep, polling), filters
 
 
-EXACT = [
-    "obs",
-    "new_obs",
-    "actions",
-    "rewards",
-    "dones",
-    "terminateds",
-    "truncateds",
-    "action_logp",
-    "action_dist_inputs",
-    "vf_preds",
-]
+EXACT = (
+    c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.DONES, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS,
+    c.VF_PREDS,
+)  # fmt: skip
 
 
 @settings(max_examples=40, deadline=None)
@@ -223,7 +193,7 @@ def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_e
         return [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
 
     lockstep = Lockstep(SerialEnv(copies(), env_id="CartPole"), policy(), PLAN, sampler_settings(40, seed=5))
-    polling = polled(VectorBaseEnv(Copies(copies(), seed=5)), policy(), sampler_settings(40))
+    polling = SyncSampler(sampler_setup(VectorBaseEnv(Copies(copies(), seed=5)), policy(), length=40))
     for _ in range(3):
         one = lockstep.sample().to_sample_batch()
         other = SampleBatch.concat([polling.get_data() for _ in range(num_envs)])
@@ -256,46 +226,6 @@ def test_filtered_rows_are_equal_and_rewards_are_clipped_alike(seed, mean_length
     assert filters[0].count == filters[1].count
     for name in ("mean", "m2"):
         np.testing.assert_allclose(filters[0].state()[name], filters[1].state()[name], rtol=1e-9, atol=1e-9)
-
-
-class Untrained(RandomEnv):
-    """Every third step is not to be trained on."""
-
-    def reset(self, **kwargs):
-        self.count = 0
-        return super().reset(**kwargs)[0], {"training_enabled": False}
-
-    def step(self, action):
-        self.count += 1
-        return (*super().step(action)[:4], {"training_enabled": self.count % 3 != 0, "count": self.count})
-
-
-@pytest.mark.parametrize("mode", [None, *gymnasium.vector.AutoresetMode])
-def test_rows_not_to_be_trained_on_are_left_out_and_end_lockstep(mode):
-    """R102: never sent and trained on silently."""
-
-    def copies():
-        return [functools.partial(Untrained, "box", 7)] * 3
-
-    def native():
-        return gymnasium.vector.SyncVectorEnv(copies(), autoreset_mode=mode)
-
-    base_env = to_base_env(native()) if mode else VectorBaseEnv(Copies([make() for make in copies()], seed=1))
-    polling = polled(base_env, AsPolicy(Untrained("box", 7), 1, False), sampler_settings(30))
-    batch = SampleBatch.concat([polling.get_data() for _ in range(6)])
-    assert set(batch["t"] % 3) == {0, 1}
-    assert [info["count"] for info in batch["infos"]] == (batch["t"] + 1).tolist()
-    assert all(info["training_enabled"] for info in batch["infos"])
-    lockstep = Lockstep(
-        NativeVectorEnv(native(), env_id="untrained")
-        if mode
-        else SerialEnv([make() for make in copies()], env_id="untrained"),
-        FakePolicy(spaces.Discrete(3)),
-        SamplePlan(columns=("obs", "rewards")),
-        sampler_settings(30),
-    )
-    with pytest.raises(TrainingDisabled, match="'untrained' is not to be trained on"):
-        lockstep.sample()
 
 
 @pytest.mark.parametrize("recurrent", [False, True])

@@ -55,23 +55,6 @@ def test_r102_rows_around_suppressed_ones_are_trajectories_of_their_own(make_sam
     np.testing.assert_allclose(batch["value_targets"], batch["rewards"] + 0.5 * values, rtol=1e-5)
 
 
-# --- cuts ---
-
-
-def test_packed_rows_of_a_finished_episode_stay_in_a_builder_that_is_used_again(make_sampler):
-    """R108."""
-    builders = []
-
-    class Note(DefaultCallbacks):
-        def on_episode_start(self, *, episode, **kwargs):
-            builders.append((episode.batch_builder, episode.batch_builder.total()))
-
-    sampler = make_sampler(single(3), length=5, callbacks=Note())
-    sampler.get_data()
-    assert builders[0][0] is builders[1][0]
-    assert [total for _, total in builders] == [0, 3]
-
-
 # --- metrics ---
 
 
@@ -83,14 +66,6 @@ def test_metrics_are_there_once_the_batch_is_and_are_drained(make_sampler):
     assert metrics.episode_length == 3
     assert metrics.episode_reward == 6.0
     assert metrics.agent_rewards == {("agent0", "default_policy"): 6.0}
-    assert metrics._fields == (
-        "episode_length",
-        "episode_reward",
-        "agent_rewards",
-        "custom_metrics",
-        "perf_stats",
-        "hist_data",
-    )
     assert set(metrics.perf_stats) == {"mean_env_wait_ms", "mean_processing_ms", "mean_inference_ms"}
     assert sampler.get_metrics() == []
 
@@ -175,6 +150,23 @@ def test_a_horizon_above_the_limit_or_below_0_is_refused(make_sampler, horizon):
     with pytest.raises(ConfigError) as caught:
         make_sampler(single(5, unwrapped=[Spec(10)]), horizon=horizon).get_data()
     assert caught.value.key == "horizon"
+
+
+def test_what_an_agent_did_last_is_remembered_through_any_number_of_soft_resets(make_sampler):
+    """R84, also where its episode goes on without it and room for more rows is made meanwhile."""
+    script = [Scene({"a": ob(0, 0, 0), "b": ob(0, 0, 0)}), *(Scene({"a": ob(0, step, 0)}) for step in range(1, 41))]
+    callbacks, seen = DefaultCallbacks(), []
+    callbacks.on_episode_step = lambda *, episode, **kwargs: seen.append(
+        (int(episode.last_action_for("b")), int(episode.prev_action_for("b")))
+    )
+    policy = RecordingPolicy(act=lambda obs: np.full(len(obs), 2))
+    sampler = make_sampler(
+        ScriptedEnv({0: [script]}), policy, callbacks=callbacks, horizon=1, soft_horizon=True, no_done_at_end=True
+    )
+    for _ in range(39):
+        sampler.get_data()
+    assert seen[0] == (0, 0)
+    assert set(seen[1:]) == {(2, 0)}
 
 
 # --- resets ---
