@@ -184,7 +184,8 @@ class Simulation:
             self.now, _, call = heapq.heappop(self._due)
             call()
         self._learner.ledger.check()
-        self._learner.leases.check_valid()
+        if self._learner.leases.pacing is not None:
+            self._learner.leases.pacing.check_valid()
         self._result.fragments_per_s = self._trained / (seconds - warm_up_s)
         self._result.discarded = self._discarded / max(1, self._sampled)
         return self._result

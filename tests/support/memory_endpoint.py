@@ -11,13 +11,13 @@ each message; ``network.cut()`` and ``network.mend()`` break and restore all con
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from aiorl.errors import EndpointClosed
 from aiorl.net.transport.endpoint import Buffer, EndpointStats, Event, EventKind
-
-__all__ = ["Direction", "MemoryLearnerEndpoint", "MemoryNetwork", "MemoryWorkerEndpoint"]
+from aiorl.net.transport.sockets import total_bytes
 
 
 class Direction(StrEnum):
@@ -102,23 +102,6 @@ class MemoryNetwork:
         await asyncio.sleep(late_s + 0.005 if late_s > 0 else 0)
 
 
-class _Counters:
-    """What both sides count."""
-
-    def __init__(self) -> None:
-        self.bytes_in = self.bytes_out = 0
-        self.dropped = 0
-
-    def count_in(self, frames: Sequence[memoryview]) -> None:
-        self.bytes_in += sum(frame.nbytes for frame in frames)
-
-    def count_out(self, frames: Sequence[Buffer]) -> None:
-        self.bytes_out += sum(len(memoryview(frame).cast("B")) for frame in frames)
-
-    def stats(self) -> EndpointStats:
-        return EndpointStats(bytes_in=self.bytes_in, bytes_out=self.bytes_out, dropped=self.dropped)
-
-
 class MemoryLearnerEndpoint:
     """The learner's endpoint in memory; made by `MemoryNetwork.learner`."""
 
@@ -127,7 +110,7 @@ class MemoryLearnerEndpoint:
         self.on_event: Callable[[Event], None] = lambda event: None
         self._network = network
         self._peers: dict[bytes, MemoryWorkerEndpoint] = {}
-        self._counters = _Counters()
+        self._stats = EndpointStats()
         self._open = False
 
     @property
@@ -148,14 +131,14 @@ class MemoryLearnerEndpoint:
         worker = self._peers.get(peer)
         if worker is None:
             return False
-        self._counters.count_out(frames)
+        self._stats.bytes_out += total_bytes(frames)
         self._network._carry(Direction.DOWN, peer, frames, lambda copies: worker._deliver(peer, copies))
         return True
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
         """As `ZmqLearnerEndpoint.broadcast`; each worker's copy meets its own faults."""
         self._check_open()
-        self._counters.count_out(frames)
+        self._stats.bytes_out += total_bytes(frames)
         for peer, worker in list(self._peers.items()):
             self._network._carry(Direction.BROADCAST, peer, frames, self._to_subscriber(peer, worker))
 
@@ -163,7 +146,7 @@ class MemoryLearnerEndpoint:
         """As `ZmqLearnerEndpoint.drop`; the worker connects again as a new peer."""
         worker = self._peers.get(peer)
         if worker is not None:
-            self._counters.dropped += 1
+            self._stats.dropped += 1
             self.on_event(Event(EventKind.DROPPED, reason, peer, worker.name))
             worker._disconnect("the learner cut us off")
             asyncio.get_running_loop().call_soon(self._network._join)
@@ -177,7 +160,7 @@ class MemoryLearnerEndpoint:
 
     def stats(self) -> EndpointStats:
         """Counters now."""
-        return self._counters.stats()
+        return dataclasses.replace(self._stats)
 
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Deliver what is due, then end every connection."""
@@ -192,7 +175,7 @@ class MemoryLearnerEndpoint:
     def _deliver(self, peer: bytes, frames: list[memoryview]) -> None:
         worker = self._peers.get(peer)
         if worker is not None and self._open:
-            self._counters.count_in(frames)
+            self._stats.bytes_in += total_bytes(frames)
             self.on_message(peer, frames, worker.user_id)
 
     def _add(self, peer: bytes, worker: MemoryWorkerEndpoint) -> None:
@@ -223,7 +206,6 @@ class MemoryWorkerEndpoint:
         self._queued = 0
         self._learner: MemoryLearnerEndpoint | None = None
         self._peer = b""
-        self._counters = _Counters()
         self._writable = asyncio.Event()
         self._open = False
         self._closed = False
@@ -244,7 +226,6 @@ class MemoryWorkerEndpoint:
         learner, peer = self._learner, self._peer
         if learner is None or self._queued >= self._queue_messages:
             return False
-        self._counters.count_out(frames)
         self._queued += 1
         if self._queued >= self._queue_messages:
             self._writable.clear()
@@ -297,12 +278,10 @@ class MemoryWorkerEndpoint:
 
     def _deliver(self, peer: bytes, frames: list[memoryview]) -> None:
         if peer == self._peer and self._learner is not None:
-            self._counters.count_in(frames)
             self.on_message(frames)
 
     def _deliver_broadcast(self, peer: bytes, frames: list[memoryview]) -> None:
         if peer == self._peer and self._learner is not None:
-            self._counters.count_in(frames)
             self.on_broadcast(frames)
 
     def _check_open(self) -> None:

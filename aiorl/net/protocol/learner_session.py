@@ -332,8 +332,11 @@ class LearnerSession:
         self._note_time(now)
         self._last_tick = now
         for worker in self._roster.workers():
-            if self._roster.by_slot.get(worker.slot) is worker:  # else buried by what was done for another
-                self._watch(worker)
+            patience_s = transport.heartbeat_timeout_s
+            if worker.state == m.BUILDING and not worker.hung_up:  # some of it keeps a process from doing anything else
+                patience_s = max(patience_s, transport.build_timeout_s)
+            if now - worker.last_heard > patience_s:
+                self._bury(worker, "heartbeats stopped")
         for waiting in list(self._line):
             if now - waiting.since > transport.heartbeat_timeout_s:
                 self._line.remove(waiting.peer)
@@ -546,15 +549,6 @@ class LearnerSession:
             return True
         self._worker_violated(worker, f"sent {kind} without end")
         return False
-
-    def _watch(self, worker: Worker) -> None:
-        """Count a worker lost that is silent for too long."""
-        transport = self.settings.transport
-        silent_s, patience_s = self._now - worker.last_heard, transport.heartbeat_timeout_s
-        if worker.state == m.BUILDING and not worker.hung_up:  # some of it keeps a process from doing anything else
-            patience_s = max(patience_s, transport.build_timeout_s)
-        if silent_s > patience_s:
-            self._bury(worker, "heartbeats stopped")
 
     # What is said -----------------------------------------------------------------------------------------
 

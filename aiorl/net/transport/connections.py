@@ -1,8 +1,8 @@
 """The connections of a listening socket: who they are, how much they have brought, and how one is cut off.
 
 libzmq has no call to disconnect one peer of a ROUTER, but it tells the descriptor of each connection. Cutting
-means to shut the TCP connection down; libzmq then sees it end like any other. The descriptor is duplicated and
-its remote address compared first, so that never another connection is hit that got the same number since.
+means to shut the TCP connection down; libzmq then sees it end like any other. The remote address is compared first,
+so that another connection that got the same number since is left alone.
 
 The kernel says how much a connection has brought, whatever libzmq has made of it: that is what bounds a peer that
 sends no whole messages, or more of them than are read (`BacklogGuard`), and tells that one is silent.
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
-import os
 import socket
 import struct
 import threading
@@ -104,32 +102,20 @@ def bytes_received(fd: int) -> int | None:
 def _borrow(fd: int, address: str | None = None) -> Iterator[socket.socket | None]:
     """The socket of a descriptor that is libzmq's, for as long as the block lasts; None if there is none.
 
+    It is no duplicate, since a connection must be cut also where this process is out of descriptors. So between a look
+    at its address and a call libzmq could give its number to another connection; that one would be cut, and come again.
+
     ``address``: of its other side; None is given where that is another one, and so the connection another.
     """
     try:
-        duplicate = os.dup(fd)
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            yield None
-            return
-        # Out of descriptors a connection must still be cut, or there would never be one again. Without a duplicate,
-        # libzmq could give the number to another connection between our look at its address and our call; that one
-        # would be cut, and connect again.
-        duplicate = fd
-    try:
-        connection = socket.socket(fileno=duplicate)
+        connection = socket.socket(fileno=fd)
     except OSError:
-        if duplicate != fd:
-            os.close(duplicate)
         yield None
         return
     try:
         yield connection if address in (None, _name(connection)) else None
     finally:
-        if duplicate == fd:
-            connection.detach()
-        else:
-            connection.close()
+        connection.detach()
 
 
 def _name(connection: socket.socket) -> str:

@@ -23,7 +23,6 @@ from functools import partial
 
 import zmq
 
-from aiorl.config.command_line import is_loopback
 from aiorl.errors import ConfigError
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits
 
@@ -401,7 +400,7 @@ def bind_pair(first: zmq.Socket[bytes], second: zmq.Socket[bytes], host: str, po
         try:
             bound.bind(address)
         except (zmq.ZMQError, OverflowError) as error:
-            raise _cannot_bind(host, address, error) from error
+            raise _cannot_bind(address, error) from error
     return port
 
 
@@ -423,20 +422,15 @@ def reserve_pair(host: str, port: int) -> tuple[int, list[socket.socket]]:
             for each in reserved:
                 each.close()
             if not tries_left:
-                raise _cannot_bind(host, url(host, number), error) from error
+                raise _cannot_bind(url(host, number), error) from error
         else:
             return number - 2, reserved
     raise AssertionError
 
 
-def _cannot_bind(host: str, address: str, error: Exception) -> ConfigError:
-    number = getattr(error, "errno", None)
-    if number == errno.EADDRINUSE:
-        why, hint = "the port is in use", "is another learner running? Choose another port with --bind."
-    elif number in (errno.EADDRNOTAVAIL, errno.ENODEV) or not is_loopback(host):
-        why, hint = f"{error}", "name an address of this machine, or tcp://0.0.0.0:PORT for all of them."
-    else:
-        why, hint = f"{error}", "choose another address or port with --bind."
+def _cannot_bind(address: str, error: Exception) -> ConfigError:
+    why = "the port is in use" if getattr(error, "errno", None) == errno.EADDRINUSE else f"{error}"
+    hint = "choose a port that is free, and name an address of this machine or 0.0.0.0 for all of them, with --bind."
     return ConfigError(f"cannot bind {address}: {why};", key="bind", value=address, hint=hint)
 
 

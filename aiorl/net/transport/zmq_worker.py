@@ -164,11 +164,9 @@ class ZmqWorkerEndpoint:
                     return False
             else:
                 channel.pump.settle()
-                break
-        else:  # room that vanished as often as we looked: once more in the next turn
-            channel.pump.schedule()
-            return False
-        return True
+                return True
+        channel.pump.schedule()  # room vanished as often as we looked: once more in the next turn
+        return False
 
     def _flush(self) -> None:
         if not self._connected or self._ending:

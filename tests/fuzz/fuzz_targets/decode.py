@@ -17,7 +17,7 @@ from aiorl.net.wire.compression import compress_blocks
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import Limits
-from fuzz_targets.examples import example_messages
+from fuzz_targets.examples import example_messages, same
 from fuzz_targets.source import Source
 
 BLOCK_BYTES = 1 << 12  # of LZ4: an array of several blocks is a small one then
@@ -75,7 +75,7 @@ def check(frames: list[bytes]) -> None:
     if sum(array.nbytes for array in _arrays(values)) > LIMITS.max_message_bytes:
         raise AssertionError(f"more arrays than are allowed in a {type(message).__name__}")
     again = decode([bytes(frame) for frame in encode(message)])
-    if not _equal(message, again):
+    if not same(message, again):
         raise AssertionError(f"what was taken is not what is said again: {message!r:.300} and {again!r:.300}")
 
 
@@ -162,20 +162,3 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from _arrays(getattr(value, field.name))
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, np.ndarray):
-        same = isinstance(second, np.ndarray) and (first.dtype, first.shape) == (second.dtype, second.shape)
-        return same and first.tobytes() == second.tobytes()
-    if isinstance(first, dict):
-        return isinstance(second, dict) and list(first) == list(second) and all(
-            _equal(first[key], second[key]) for key in first
-        )  # fmt: skip
-    if isinstance(first, list):
-        return isinstance(second, list) and len(first) == len(second) and all(map(_equal, first, second))
-    if dataclasses.is_dataclass(first):
-        return type(first) is type(second) and all(
-            _equal(getattr(first, field.name), getattr(second, field.name)) for field in dataclasses.fields(first)
-        )
-    return type(first) is type(second) and (first == second or first != first)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 
 from aiorl.net.wire import messages as m
@@ -60,3 +63,22 @@ def example_messages() -> list[m.Message]:
         m.Call(1, "stacks", {"depth": 3, "array": np.zeros(2)}),
         m.Bye("done", True),
     ]  # fmt: skip
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality that looks into arrays and dataclasses, tells bool from int and takes no byte order for another one."""
+    if isinstance(left, np.ndarray):
+        return (
+            isinstance(right, np.ndarray)
+            and (left.shape, left.dtype.newbyteorder("<")) == (right.shape, right.dtype.newbyteorder("<"))
+            and left.astype(right.dtype).tobytes() == right.tobytes()
+        )
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if dataclasses.is_dataclass(left):
+        return all(same(getattr(left, field.name), getattr(right, field.name)) for field in dataclasses.fields(left))
+    return left == right or left != left

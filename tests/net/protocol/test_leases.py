@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorl.errors import InternalError
 from aiorl.net.protocol.events import LeaseOverdue
 from aiorl.net.protocol.leases import Grant, LeaseBook, WorkerLeases
 from aiorl.net.protocol.pacing import Pacing
@@ -22,51 +21,16 @@ def shares(grants: list) -> list[tuple[int, int]]:
     return [(grant.slot, grant.lease.fragments) for grant in grants]
 
 
-def test_a_deal_is_even_and_the_first_slots_have_the_larger_shares() -> None:
-    assert shares(make(5, 1, 2).deal(3, 8, 0.0)) == [(1, 3), (2, 3), (5, 2)]
-    assert shares(make(1, 2, 3).deal(3, 2, 0.0)) == [(1, 1), (2, 1)]
-
-
 @given(st.integers(1, 200), st.sets(st.integers(1, 50), min_size=1))
 def test_a_deal_leases_exactly_one_train_batch(fragments: int, slots: set[int]) -> None:
     book = make(*slots)
     grants = book.deal(7, fragments, 0.0)
     assert sum(grant.lease.fragments for grant in grants) == fragments == book.deal_outstanding()
     sizes = [grant.lease.fragments for grant in grants]
+    assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
     assert [grant.slot for grant in grants] == sorted(slots)[: len(grants)]
     assert all(grant.lease.min_version == 7 for grant in grants)
-
-
-def test_a_lost_workers_share_goes_to_the_others() -> None:
-    book = make(1, 2)
-    first, second = book.deal(1, 6, 0.0)
-    assert book.use(2, second.lease.lease_id, 1, 0.0) == ""
-    assert book.drop_slot(2) == 2
-    assert book.held == 2
-    assert shares(book.redeal(0.0)) == [(1, 2)]
-    assert book.outstanding(1) == 5 == book.deal_outstanding()
-    assert book.outstanding(2) == 0
-    assert first.lease.lease_id in [lease.lease_id for lease in book.outstanding_leases(1)]
-
-
-def test_a_deal_without_workers_is_held_until_one_joins() -> None:
-    book = LeaseBook()
-    assert book.deal(1, 4, 0.0) == []
-    assert book.redeal(0.0) == []
-    book.join(3)
-    assert shares(book.redeal(0.0)) == [(3, 4)]
-    assert book.held == 0
-
-
-def test_a_new_deal_forgets_what_the_old_one_held() -> None:
-    book = make(1)
-    book.deal(1, 4, 0.0)
-    book.drop_slot(1)
-    book.join(2)
-    book.deal(2, 3, 0.0)
-    book.drop_slot(2)
-    assert book.held == 3
 
 
 def test_streaming_raises_one_lease() -> None:
@@ -76,7 +40,6 @@ def test_streaming_raises_one_lease() -> None:
         assert book.use(1, 10, 5, 0.0) == ""
     assert book.extend(1, 2, 6, 0.0).lease == Lease(10, 5, 6)
     assert book.use(1, 10, 5, 0.0) == "", "begun before the bound was raised"
-    book.check_valid()
     assert book.drop_slot(1) == 1
     book.join(1)
     assert book.extend(1, 1, 6, 0.0).lease == Lease(11, 1, 6)
@@ -92,12 +55,6 @@ def test_fragments_outside_of_a_lease_are_told() -> None:
     assert "version 3" in book.use(1, lease_id, 3, 0.0)
     assert book.use(1, lease_id, 4, 0.0) == ""
     assert "outside" in book.use(1, lease_id, 4, 0.0)
-    book.check_valid()
-
-
-def test_a_lease_of_nothing_is_a_bug() -> None:
-    with pytest.raises(InternalError):
-        make(1).grant(1, 0, 0, 0.0)
 
 
 def test_a_worker_begins_the_oldest_lease_that_its_version_allows() -> None:
@@ -125,18 +82,6 @@ def test_the_same_lease_said_twice_grants_nothing_twice() -> None:
     assert leases.available(1) == 3
 
 
-def test_an_abandoned_fragment_may_be_begun_anew() -> None:
-    leases = WorkerLeases()
-    leases.add(Lease(1, 1, 0))
-    assert not leases.finish(1), "not begun"
-    assert leases.begin(0) == 1
-    assert leases.give_back(1)
-    assert not leases.give_back(1)
-    assert leases.begin(0) == 1
-    assert leases.finish(1)
-    assert leases.begin(0) is None
-
-
 def test_exhausted_leases_are_forgotten_in_the_end() -> None:
     leases = WorkerLeases()
     for number in range(1, 5000):
@@ -144,19 +89,6 @@ def test_exhausted_leases_are_forgotten_in_the_end() -> None:
         assert leases.begin(0) == number
         assert leases.finish(number)
     assert len(leases._leases) <= 256
-
-
-def test_fragments_that_could_not_be_used_are_leased_once_more() -> None:
-    book = make(1)
-    (grant,) = book.deal(3, 2, 0.0)
-    assert book.use(1, grant.lease.lease_id, 3, 0.0) == ""
-    assert book.use(1, grant.lease.lease_id, 3, 0.0) == ""
-    assert book.deal_outstanding() == 0
-    book.held += 1
-    assert book.deal_outstanding() == 1
-    (again,) = book.redeal(0.0)
-    assert (again.slot, again.lease.fragments, again.lease.min_version) == (1, 1, 3)
-    book.check_valid()
 
 
 def test_what_a_worker_that_brings_nothing_owes_is_dealt_to_the_others() -> None:
@@ -177,7 +109,6 @@ def test_what_a_worker_that_brings_nothing_owes_is_dealt_to_the_others() -> None
     assert book.outstanding(3) == 2, "nothing else is leased to it"
     assert book.use(3, leases[3], 1, 62.0) == "", "it may still come"
     assert {slot for slot, _ in shares(book.deal(3, 6, 63.0))} == {1, 2, 3}
-    book.check_valid()
 
 
 def test_nobody_is_overdue_where_all_are_slow() -> None:
@@ -206,15 +137,6 @@ def test_a_worker_that_has_nothing_left_owes_nothing_and_gets_nothing(is_streami
         assert shares(book.redeal(1.0)) == [(2, owed)]
         assert shares(book.deal(2, 4, 2.0)) == [(2, 4)]
     assert book.take_overdue(10.0, 1000.0) == [], "nobody waits for it"
-    book.check_valid()
-
-
-def test_time_in_which_the_learner_stood_still_makes_nobody_overdue() -> None:
-    book = make(1, 2)
-    leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 4, 0.0)}
-    assert book.use(1, leases[1], 1, 1.0) == ""
-    book.forgive(100.0)
-    assert book.take_overdue(10.0, 101.0) == []
 
 
 def test_the_only_worker_left_is_dealt_to_though_it_is_overdue() -> None:
@@ -228,7 +150,7 @@ def test_the_only_worker_left_is_dealt_to_though_it_is_overdue() -> None:
 
 @given(
     st.integers(0, 9),
-    st.lists(st.tuples(st.sampled_from(["join", "leave", "bring", "retire", "deal"]), st.integers(1, 4))),
+    st.lists(st.tuples(st.sampled_from(["join", "leave", "bring", "retire", "deal", "again"]), st.integers(1, 4))),
 )
 def test_whatever_workers_do_a_deal_is_exactly_one_train_batch(fragments: int, history: list[tuple[str, int]]) -> None:
     book = make(1)
@@ -250,6 +172,9 @@ def test_whatever_workers_do_a_deal_is_exactly_one_train_batch(fragments: int, h
                 lease_id, of_deal = leases[slot].pop()
                 assert book.use(slot, lease_id, version, float(now)) == ""
                 num_left -= of_deal == version
+            case "again":  # what came could not be used
+                book.held += 1
+                num_left += 1
             case "deal":
                 version, num_left = version + 1, fragments
                 leases = {owner: [(lease_id, 0) for lease_id, _ in owned] for owner, owned in leases.items()}
@@ -257,7 +182,6 @@ def test_whatever_workers_do_a_deal_is_exactly_one_train_batch(fragments: int, h
         _take(leases, book.redeal(float(now)), version)
         assert book.deal_outstanding() == num_left
         assert not book.held or not live
-        book.check_valid()
 
 
 def _take(leases: dict[int, list[tuple[int, int]]], grants: list[Grant], version: int) -> None:

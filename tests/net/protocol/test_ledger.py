@@ -48,20 +48,6 @@ def test_more_than_was_reported_cannot_arrive() -> None:
     assert ledger.as_dict() == before
 
 
-def test_more_than_is_queued_cannot_be_trained() -> None:
-    with pytest.raises(InternalError):
-        Ledger().train(1)
-    with pytest.raises(InternalError):
-        Ledger().discard("x", 1)
-
-
-def test_an_incarnation_has_one_account() -> None:
-    ledger = Ledger()
-    ledger.open("a")
-    with pytest.raises(InternalError):
-        ledger.open("a")
-
-
 def test_a_resumed_ledger_counts_what_waited_as_lost() -> None:
     ledger = Ledger()
     ledger.open("a")

@@ -200,12 +200,3 @@ def test_workers_that_were_too_slow_for_long_are_tried_until_they_have_become_fa
     run.go_on(250)
     assert run.pacing.slow_workers() == []
     assert min(run.go_on(10).values()) >= 10
-
-
-def test_a_worker_that_is_too_slow_costs_few_fragments() -> None:
-    run = Run()
-    run.join(2, 5.0)
-    run.go_on(950)
-    assert run.num_stale <= 2 + 9500 / 400
-    assert run.num_stale >= 20, "it is still tried"
-    assert [slow.slot for slow in run.pacing.slow_workers()] == [2]

@@ -29,10 +29,12 @@ def make(**settings: Any) -> WorkerSession:
     return WorkerSession(WorkerSettings("w", "host", 7, **settings), lambda: f"i{next(numbers)}")
 
 
-def registered(now: float = 0.0, **settings: Any) -> WorkerSession:
+def registered(*, leased: int = 0, **settings: Any) -> WorkerSession:
     session = make(**settings)
-    session.connected(now)
-    session.receive(welcome(session), now)
+    session.connected(0.0)
+    session.receive(welcome(session), 0.0)
+    if leased:
+        session.receive(m.Lease(9, leased, 0), 0.0)
     session.messages_to_send()
     session.events()
     return session
@@ -150,8 +152,7 @@ def test_a_fragment_needs_a_lease_and_its_version() -> None:
 
 
 def test_fragments_are_numbered_and_totals_filled_in() -> None:
-    session = registered()
-    session.receive(m.Lease(9, 5, 0), 0.0)
+    session = registered(leased=5)
     first, second = session.start_fragment(1), session.start_fragment(1)
     assert first is not None
     assert second is not None
@@ -165,8 +166,7 @@ def test_fragments_are_numbered_and_totals_filled_in() -> None:
 
 
 def test_an_abandoned_fragment_leaves_its_lease_unused() -> None:
-    session = registered()
-    session.receive(m.Lease(9, 1, 0), 0.0)
+    session = registered(leased=1)
     lease_id = session.start_fragment(1)
     assert lease_id is not None
     assert session.abandon_fragment(lease_id)
@@ -176,23 +176,20 @@ def test_an_abandoned_fragment_leaves_its_lease_unused() -> None:
 
 def test_what_is_not_acknowledged_is_bounded() -> None:
     """R7: with a slow learner the sampler waits."""
-    session = registered(max_unacked=3)
-    session.receive(m.Lease(9, 10, 0), 0.0)
+    session = registered(leased=10, max_unacked=3)
     sample(session, 3)
     assert not session.may_sample(1)
     assert "acknowledge 3 fragments" in session.status_text(0.0)
     session.receive(m.Ack(2), 0.1)
     assert session.may_sample(1)
     assert session.num_unacked == 1
-    session = registered(max_unacked_bytes=800)
-    session.receive(m.Lease(9, 10, 0), 0.0)
+    session = registered(leased=10, max_unacked_bytes=800)
     sample(session, 2)
     assert not session.may_sample(1)
 
 
 def test_fragments_are_sent_again_when_asked() -> None:
-    session = registered()
-    session.receive(m.Lease(9, 10, 0), 0.0)
+    session = registered(leased=10)
     sample(session, 2)
     assert seqs(session) == [1, 2]
     session.receive(m.Ack(1, resend=True), 0.2)
@@ -203,8 +200,7 @@ def test_fragments_are_sent_again_when_asked() -> None:
 
 
 def test_after_a_reconnect_hello_comes_first_and_then_what_the_learner_has_not() -> None:
-    session = registered()
-    session.receive(m.Lease(9, 10, 0), 0.0)
+    session = registered(leased=10)
     sample(session, 2)
     session.disconnected(1.0, "reset by peer")
     assert session.messages_to_send() == []
@@ -223,8 +219,7 @@ def test_after_a_reconnect_hello_comes_first_and_then_what_the_learner_has_not()
 
 def test_a_silent_learner_pauses_sampling_until_it_answers() -> None:
     """LESSONS 12."""
-    session = registered()
-    session.receive(m.Lease(9, 10, 0), 0.0)
+    session = registered(leased=10)
     session.events()
     for second in range(1, 11):
         session.tick(float(second))
@@ -280,8 +275,7 @@ def test_a_worker_that_stood_still_and_has_heard_of_its_learner_is_not_deaf_to_i
     ],
 )
 def test_the_end_of_an_incarnation_drops_everything_and_begins_anew(end: Any) -> None:
-    session = registered()
-    session.receive(m.Lease(9, 10, 0), 0.0)
+    session = registered(leased=10)
     sample(session, 1)
     begun = session.start_fragment(1)
     assert begun is not None
@@ -291,21 +285,12 @@ def test_the_end_of_an_incarnation_drops_everything_and_begins_anew(end: Any) ->
     assert (session.state, session.incarnation, session.slot, session.num_unacked) == (
         WorkerState.CONNECTING, "i2", 0, 0,
     )  # fmt: skip
-    assert session.events()[-1] == ev.Reincarnated(AnyReason())
+    assert isinstance(session.events()[-1], ev.Reincarnated)
     assert not session.fragment_done(draft(begun), 1.0)
     assert not session.abandon_fragment(begun)
     assert session.sampled_total == 0
     (hello,) = session.messages_to_send()
     assert (hello.incarnation, hello.slot_hint, hello.learner_incarnation) == ("i2", 3, "")
-
-
-class AnyReason:
-    """Equal to any reason."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, str) and bool(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def test_late_refusals_of_an_older_incarnation_change_nothing() -> None:
@@ -378,8 +363,7 @@ def test_a_call_is_run_and_answered() -> None:
 
 
 def test_a_fatal_failure_and_leaving_end_the_session_after_a_last_word() -> None:
-    session = registered()
-    session.receive(m.Lease(9, 1, 0), 0.0)
+    session = registered(leased=1)
     sample(session, 1)
     session.messages_to_send()
     session.failure("EnvError", "boom", "", 1.0)
@@ -387,8 +371,7 @@ def test_a_fatal_failure_and_leaving_end_the_session_after_a_last_word() -> None
     assert beat.sampled_total == 10
     assert failure.fatal
     assert session.state is WorkerState.ENDED
-    session = registered()
-    session.receive(m.Lease(9, 1, 0), 0.0)
+    session = registered(leased=1)
     sample(session, 1)
     session.messages_to_send()
     session.leaving("SIGTERM", 1.0)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,16 @@ class Side:
         self.broadcasts.append([bytes(frame) for frame in frames])
         self._note("broadcast", self.broadcasts[-1])
 
+    @property
+    def port(self) -> int:
+        return int(self.endpoint.address.rpartition(":")[2])
+
+    async def send(self, frames: list[bytes]) -> None:
+        while not self.endpoint.send(frames):
+            await self.endpoint.wait_writable()
+
     def kinds(self) -> list[EventKind]:
         return [event.kind for event in self.events]
-
-    def reasons(self, kind: EventKind) -> list[str]:
-        return [event.reason for event in self.events if event.kind is kind]
 
     async def until(self, condition: Callable[[], Any], timeout_s: float = 8.0) -> None:
         try:
@@ -72,7 +77,8 @@ class Side:
 class Stage:
     """Makes endpoints on the running loop and closes them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self.make_loop = make_loop
         self.sides: list[Side] = []
 
     def learner(self, bind: str = "tcp://127.0.0.1:0", **keywords: Any) -> Side:
@@ -88,11 +94,27 @@ class Stage:
         self.sides.append(side)
         return side
 
+    async def joined(self, address: str, **keywords: Any) -> Side:
+        worker = self.worker(address, **keywords)
+        await worker.until_event(EventKind.CONNECTED)
+        return worker
+
     async def pair(self, **keywords: Any) -> tuple[Side, Side]:
         learner = self.learner(**keywords)
-        worker = self.worker(learner.endpoint.address)
-        await worker.until_event(EventKind.CONNECTED)
-        return learner, worker
+        return learner, await self.joined(learner.endpoint.address)
+
+    async def exchange(self, learner: Side, worker: Side) -> tuple[bytes, str]:
+        """Have a message go each way and one to all; whom the learner takes the worker for."""
+        counts = len(learner.messages), len(worker.messages), len(worker.broadcasts)
+        assert worker.endpoint.send([b"hello"])
+        await learner.until(lambda: len(learner.messages) > counts[0])
+        peer, frames, user_id = learner.messages[-1]
+        assert frames == [b"hello"]
+        assert learner.endpoint.send(peer, [b"welcome"])
+        learner.endpoint.broadcast([b"news"])
+        await worker.until(lambda: len(worker.messages) > counts[1] and len(worker.broadcasts) > counts[2])
+        assert (worker.messages[-1], worker.broadcasts[-1]) == ([b"welcome"], [b"news"])
+        return peer, user_id
 
     async def eventually(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
         """For what no event tells of."""
@@ -118,25 +140,28 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], None]:
-    """Runs ``test(stage)`` to its end in at most 30 s, on uvloop or where a test asks for it on asyncio's own loop.
+def stage(request: pytest.FixtureRequest) -> Stage:
+    """Endpoints of a test that is a coroutine: on uvloop, or where it asks for it on asyncio's own loop."""
+    return Stage(asyncio.new_event_loop if getattr(request, "param", "") == "asyncio" else uvloop.new_event_loop)
 
-    A failed callback fails the test.
-    """
 
-    def runner(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
-        failures: list[dict[str, Any]] = []
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test on a stage, in at most 30 s; a failed callback fails it."""
+    stage = pyfuncitem.funcargs.get("stage")
+    if not isinstance(stage, Stage):
+        return None
+    failures: list[dict[str, Any]] = []
 
-        async def main() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
-            stage = Stage()
-            try:
-                async with asyncio.timeout(30):
-                    await test(stage)
-            finally:
-                await stage.close()
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+        try:
+            async with asyncio.timeout(30):
+                await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+        finally:
+            await stage.close()
 
-        (asyncio.run if getattr(request, "param", "") == "asyncio" else uvloop.run)(main())
-        assert not failures
-
-    return runner
+    with asyncio.Runner(loop_factory=stage.make_loop) as runner:
+        runner.run(main())
+    assert not failures
+    return True

@@ -53,38 +53,31 @@ async def _until_dropped(told: list[Event]) -> Event:
     ],
     ids=["a message", "an unsubscription", "to and fro", "two subscriptions", "in parts"],
 )
-def test_all_but_a_subscription_ends_the_connection_also_where_another_had_its_descriptor(said: bytes) -> None:
-    async def main() -> None:
-        told: list[Event] = []
-        with _listening(told) as (port, number):
-            with RawPeer(number, "SUB") as first:
-                first.socket.sendall(frame(b"\x01"))
-            async with asyncio.timeout(5):
-                while not told or len(port.table) or port.ended_fds:
-                    await asyncio.sleep(0)
-            with RawPeer(number, "SUB") as other:
-                other.socket.sendall(said)
-                assert "more than a subscription" in (await _until_dropped(told)).reason
-
-    asyncio.run(main())
+async def test_all_but_a_subscription_ends_the_connection_also_where_another_had_its_descriptor(said: bytes) -> None:
+    told: list[Event] = []
+    with _listening(told) as (port, number):
+        with RawPeer(number, "SUB") as first:
+            first.socket.sendall(frame(b"\x01"))
+        async with asyncio.timeout(5):
+            while not told or len(port.table) or port.ended_fds:
+                await asyncio.sleep(0)
+        with RawPeer(number, "SUB") as other:
+            other.socket.sendall(said)
+            assert "more than a subscription" in (await _until_dropped(told)).reason
 
 
-def test_a_key_that_a_connection_was_taken_to_have_is_mended_by_its_own_message() -> None:
+async def test_a_key_that_a_connection_was_taken_to_have_is_mended_by_its_own_message() -> None:
     """What came last over its descriptor before it may be read as its own, and have told the key of another."""
-
-    async def main() -> None:
-        checked: list[str] = []
-        listening = _listening([], lambda _, connection: checked.append(connection.user_id))
-        with listening as (port, number), RawPeer(number, "SUB") as subscriber:
+    checked: list[str] = []
+    listening = _listening([], lambda _, connection: checked.append(connection.user_id))
+    with listening as (port, number), RawPeer(number, "SUB") as subscriber:
+        subscriber.socket.sendall(frame(b"\x01"))
+        async with asyncio.timeout(5):
+            while not checked:
+                await asyncio.sleep(0)
+            (connection,) = port.table
+            connection.user_id = "another's"
             subscriber.socket.sendall(frame(b"\x01"))
-            async with asyncio.timeout(5):
-                while not checked:
-                    await asyncio.sleep(0)
-                (connection,) = port.table
-                connection.user_id = "another's"
-                subscriber.socket.sendall(frame(b"\x01"))
-                while len(checked) < 2:
-                    await asyncio.sleep(0)
-        assert (checked, connection.user_id) == (["", ""], "")
-
-    asyncio.run(main())
+            while len(checked) < 2:
+                await asyncio.sleep(0)
+    assert (checked, connection.user_id) == (["", ""], "")

@@ -24,21 +24,6 @@ from aiorl.net.transport.security import load_learner_keys, load_worker_keys
 FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
 
 
-def _port(learner):
-    return int(learner.endpoint.address.rpartition(":")[2])
-
-
-async def _exchange(learner, worker):
-    heard, news = len(learner.messages), len(worker.broadcasts)
-    assert worker.endpoint.send([b"hello"])
-    await learner.until(lambda: len(learner.messages) > heard)
-    peer = learner.messages[-1][0]
-    assert learner.endpoint.send(peer, [b"welcome"])
-    learner.endpoint.broadcast([b"news"])
-    await worker.until(lambda: worker.messages and len(worker.broadcasts) > news)
-    return peer
-
-
 def _leave_behind(path):
     """Leave what a killed learner leaves: a file that nobody listens to."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -53,170 +38,140 @@ def _impostor(port=0):
         yield listener
 
 
-def test_a_worker_of_the_same_user_joins_by_sockets_that_only_this_user_can_reach_and_that_go_with_the_learner(
-    run, place, caplog
+async def test_a_worker_of_the_same_user_joins_by_sockets_that_only_this_user_can_reach_and_that_go_with_the_learner(
+    stage, place, caplog
 ):
-    async def test(stage):
-        learner = stage.learner(insecure=False)
-        worker = stage.worker(learner.endpoint.address)
-        await worker.until_event(EventKind.CONNECTED)
-        await _exchange(learner, worker)
-        path = place / str(_port(learner))
-        assert stat.S_IMODE(place.stat().st_mode) == 0o700
-        assert sorted(place.iterdir()) == [path, Path(f"{path}.broadcast")]
-        assert str(path) in caplog.text
-        for offset in (0, 1):  # nobody else is heard at all
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", _port(learner) + offset), 1.0)
+    caplog.set_level(logging.INFO)
+    learner = stage.learner(insecure=False)
+    worker = await stage.joined(learner.endpoint.address)
+    await stage.exchange(learner, worker)
+    path = place / str(learner.port)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert sorted(place.iterdir()) == [path, Path(f"{path}.broadcast")]
+    assert str(path) in caplog.text
+    for offset in (0, 1):  # nobody else is heard at all
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", learner.port + offset), 1.0)
+    await learner.endpoint.close()
+    assert not list(place.iterdir())
+
+
+async def test_large_messages_and_the_end_of_either_side_are_the_same_as_over_tcp(stage):
+    learner = stage.learner(insecure=False, limits=FAST)
+    worker = await stage.joined(learner.endpoint.local_address, limits=FAST)
+    for _ in range(40):
+        assert worker.endpoint.send([bytes(1 << 20)])
+    await learner.until(lambda: len(learner.messages) == 40)
+    peer, _ = await stage.exchange(learner, worker)
+    learner.endpoint.drop(peer, "it is enough")
+    await worker.until_event(EventKind.DISCONNECTED)
+    await worker.until_event(EventKind.CONNECTED, 2)
+    await stage.exchange(learner, worker)
+    await worker.endpoint.close()
+    await learner.until_event(EventKind.DISCONNECTED, 2)
+
+
+async def test_a_worker_that_is_there_first_finds_its_learner_and_the_next_one_after_a_kill_and_never_an_impostor(
+    stage, place
+):
+    with _impostor() as listener:
+        port = listener.getsockname()[1]
+        _leave_behind(place / str(port))
+        worker = stage.worker(f"tcp://127.0.0.1:{port}", limits=FAST)
+        assert "nothing answers at ipc://" in (await worker.until_event(EventKind.WAITING)).reason
+        with pytest.raises(TimeoutError):
+            listener.accept()
+    for count in (1, 2):
+        learner = stage.learner(f"tcp://127.0.0.1:{port}", insecure=False, limits=FAST)
+        await worker.until_event(EventKind.CONNECTED, count)
+        await stage.exchange(learner, worker)
         await learner.endpoint.close()
-        assert not list(place.iterdir())
-
-    with caplog.at_level(logging.INFO):
-        run(test)
+        await worker.until_event(EventKind.DISCONNECTED, count)
 
 
-def test_large_messages_and_the_end_of_either_side_are_the_same_as_over_tcp(run):
-    async def test(stage):
-        learner = stage.learner(insecure=False, limits=FAST)
-        worker = stage.worker(learner.endpoint.local_address, limits=FAST)
+async def test_a_worker_that_looked_on_the_network_before_its_learner_came_finds_it(stage):
+    address = free_address()
+    worker = stage.worker(address, limits=FAST)
+    assert "nothing answers at tcp://" in (await worker.until_event(EventKind.WAITING)).reason
+    stage.learner(address, insecure=False, limits=FAST)
+    await worker.until_event(EventKind.CONNECTED)
+
+
+async def test_a_learner_with_keys_has_its_own_workers_beside_those_with_keys_and_withdraws_none_of_them(
+    stage, tmp_path
+):
+    keys = tmp_path / "keys"
+    make_keys(keys)
+    learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+    own = stage.worker(learner.endpoint.local_address, limits=FAST)
+    other = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
+    for worker, key in ((own, ""), (other, load_worker_keys(keys).public_key.decode())):
         await worker.until_event(EventKind.CONNECTED)
-        for _ in range(40):
-            assert worker.endpoint.send([bytes(1 << 20)])
-        await learner.until(lambda: len(learner.messages) == 40)
-        peer = await _exchange(learner, worker)
-        learner.endpoint.drop(peer, "it is enough")
-        await worker.until_event(EventKind.DISCONNECTED)
-        await worker.until_event(EventKind.CONNECTED, 2)
-        await _exchange(learner, worker)
-        await worker.endpoint.close()
-        await learner.until_event(EventKind.DISCONNECTED, 2)
-
-    run(test)
+        await stage.exchange(learner, worker)
+        assert learner.messages[-1][2] == key
+    (keys / "admitted" / "worker.key").unlink()
+    await other.until_event(EventKind.DISCONNECTED)
+    await stage.exchange(learner, own)
+    assert EventKind.DISCONNECTED not in own.kinds()
 
 
-def test_a_worker_that_is_there_first_finds_its_learner_and_the_next_one_after_a_kill_and_never_an_impostor(run, place):
-    async def test(stage):
-        with _impostor() as listener:
-            port = listener.getsockname()[1]
-            _leave_behind(place / str(port))
-            worker = stage.worker(f"tcp://127.0.0.1:{port}", limits=FAST)
-            assert "nothing answers at ipc://" in (await worker.until_event(EventKind.WAITING)).reason
-            with pytest.raises(TimeoutError):
-                listener.accept()
-        for count in (1, 2):
-            learner = stage.learner(f"tcp://127.0.0.1:{port}", insecure=False, limits=FAST)
-            await worker.until_event(EventKind.CONNECTED, count)
-            await _exchange(learner, worker)
-            await learner.endpoint.close()
-            await worker.until_event(EventKind.DISCONNECTED, count)
-
-    run(test)
-
-
-def test_a_worker_that_looked_on_the_network_before_its_learner_came_finds_it(run):
-    async def test(stage):
-        address = free_address()
-        worker = stage.worker(address, limits=FAST)
-        assert "nothing answers at tcp://" in (await worker.until_event(EventKind.WAITING)).reason
-        stage.learner(address, insecure=False, limits=FAST)
-        await worker.until_event(EventKind.CONNECTED)
-
-    run(test)
-
-
-def test_a_learner_with_keys_has_its_own_workers_beside_those_with_keys_and_withdraws_none_of_them(run, tmp_path):
-    async def test(stage):
-        keys = tmp_path / "keys"
-        make_keys(keys)
-        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
-        own = stage.worker(learner.endpoint.local_address, limits=FAST)
-        other = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
-        for worker, key in ((own, ""), (other, load_worker_keys(keys).public_key.decode())):
-            await worker.until_event(EventKind.CONNECTED)
-            await _exchange(learner, worker)
-            assert learner.messages[-1][2] == key
-        (keys / "admitted" / "worker.key").unlink()
-        await other.until_event(EventKind.DISCONNECTED)
-        await _exchange(learner, own)
-        assert EventKind.DISCONNECTED not in own.kinds()
-
-    run(test)
-
-
-def test_an_insecure_learner_takes_everyone_and_clears_away_what_the_one_before_has_left(run, place):
-    async def test(stage):
-        address = free_address()
-        _leave_behind(place / address.rpartition(":")[2])
-        learner = stage.learner(address, insecure=True)
-        assert learner.endpoint.local_address == learner.endpoint.address
-        assert not list(place.iterdir())
-        worker = stage.worker(learner.endpoint.address)
-        await worker.until_event(EventKind.CONNECTED)
-
-    run(test)
+async def test_an_insecure_learner_takes_everyone_and_clears_away_what_the_one_before_has_left(stage, place):
+    address = free_address()
+    _leave_behind(place / address.rpartition(":")[2])
+    learner = stage.learner(address, insecure=True)
+    assert learner.endpoint.local_address == learner.endpoint.address
+    assert not list(place.iterdir())
+    await stage.joined(learner.endpoint.address)
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["of a learner", "of another program"])
-def test_a_port_in_use_is_refused_also_where_nobody_would_listen_on_it(run, tmp_path, is_own):
-    async def test(stage):
-        with contextlib.ExitStack() as stack:
-            if is_own:
-                former = stage.learner(insecure=False)
-                port, path = _port(former), find_local(_port(former))
-            else:
-                port = stack.enter_context(_impostor()).getsockname()[1]
-            for bind in (port, port - 1):
-                with pytest.raises(ConfigError, match="in use"):
-                    stage.learner(f"tcp://127.0.0.1:{bind}", insecure=False)
-            if is_own:
-                make_keys(tmp_path / "keys")
-                for options in (
-                    {"insecure": True},
-                    {"insecure": False},
-                    {"keys": load_learner_keys(tmp_path / "keys")},
-                ):
-                    with pytest.raises(ConfigError, match="in use"):  # also on another address
-                        stage.learner(f"tcp://127.0.0.2:{port}", **options)
-                assert find_local(port) == path
-                worker = stage.worker(former.endpoint.address)
-                await worker.until_event(EventKind.CONNECTED)
-
-    run(test)
+async def test_a_port_in_use_is_refused_also_where_nobody_would_listen_on_it(stage, tmp_path, is_own):
+    with contextlib.ExitStack() as stack:
+        if is_own:
+            former = stage.learner(insecure=False)
+            port, path = former.port, find_local(former.port)
+        else:
+            port = stack.enter_context(_impostor()).getsockname()[1]
+        for bind in (port, port - 1):
+            with pytest.raises(ConfigError, match="in use"):
+                stage.learner(f"tcp://127.0.0.1:{bind}", insecure=False)
+        if is_own:
+            make_keys(tmp_path / "keys")
+            for options in (
+                {"insecure": True},
+                {"insecure": False},
+                {"keys": load_learner_keys(tmp_path / "keys")},
+            ):
+                with pytest.raises(ConfigError, match="in use"):  # also on another address
+                    stage.learner(f"tcp://127.0.0.2:{port}", **options)
+            assert find_local(port) == path
+            await stage.joined(former.endpoint.address)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_another_user_cannot_reach_the_sockets(run, monkeypatch):
-    def open_as(user, path):
+async def test_another_user_cannot_reach_the_sockets(stage, monkeypatch):
+    def open_as(user):
         command = ["cat", str(path)]
         return subprocess.run(command, user=user, group=user, extra_groups=[], capture_output=True, text=True).stderr
-
-    async def test(stage):
-        path = find_local(_port(stage.learner(insecure=False)))
-        assert "Permission denied" in await asyncio.to_thread(open_as, 65534, path)
-        assert "No such device" in await asyncio.to_thread(open_as, 0, path)  # a socket is found
 
     with tempfile.TemporaryDirectory(dir="/tmp") as reachable:
         os.chmod(reachable, 0o755)
         monkeypatch.setenv("XDG_RUNTIME_DIR", reachable)
-        run(test)
+        path = find_local(stage.learner(insecure=False).port)
+        assert "Permission denied" in await asyncio.to_thread(open_as, 65534)
+        assert "No such device" in await asyncio.to_thread(open_as, 0)  # a socket is found
 
 
-def test_sockets_that_were_cleaned_away_are_made_anew(run, place, monkeypatch):
+async def test_sockets_that_were_cleaned_away_are_made_anew(stage, place, monkeypatch):
     monkeypatch.setattr("aiorl.net.transport.zmq_learner._LOOK_FOR_FILES_S", 0.05)
-
-    async def test(stage):
-        learner = stage.learner(insecure=False, limits=FAST)
-        early = stage.worker(learner.endpoint.address, limits=FAST)
-        await early.until_event(EventKind.CONNECTED)
-        for path in place.iterdir():
-            path.unlink()
-        place.rmdir()
-        late = stage.worker(learner.endpoint.address, limits=FAST)
-        await late.until_event(EventKind.CONNECTED)
-        for worker in (early, late):
-            await _exchange(learner, worker)
-
-    run(test)
+    learner = stage.learner(insecure=False, limits=FAST)
+    early = await stage.joined(learner.endpoint.address, limits=FAST)
+    for path in place.iterdir():
+        path.unlink()
+    place.rmdir()
+    late = await stage.joined(learner.endpoint.address, limits=FAST)
+    for worker in (early, late):
+        await stage.exchange(learner, worker)
 
 
 def _open_to_others(place, tmp_path):
@@ -241,22 +196,19 @@ def _replaceable(place, tmp_path):
 
 
 @pytest.mark.parametrize("spoil", [_open_to_others, _linked, _of_another_user, _replaceable])
-def test_a_place_that_others_may_have_made_is_neither_used_nor_believed(run, place, tmp_path, spoil, monkeypatch):
+async def test_a_place_that_others_may_have_made_is_neither_used_nor_believed(
+    stage, place, tmp_path, spoil, monkeypatch
+):
     spoil(place, tmp_path)
     good = tmp_path / "good"
     good.mkdir()
-
-    async def test(stage):
-        monkeypatch.setattr("tempfile.tempdir", str(good / ("long" * 30)))
-        with pytest.raises(SecurityError, match="no place"):
-            stage.learner(insecure=False)
-        monkeypatch.setattr("tempfile.tempdir", str(good))
-        learner = stage.learner(insecure=False)
-        assert find_local(_port(learner)).is_relative_to(good)
-        worker = stage.worker(learner.endpoint.address)
-        await worker.until_event(EventKind.CONNECTED)
-        await learner.endpoint.close()
-        with pytest.raises(SecurityError, match="for sockets of runs on this host"):
-            find_local(_port(learner))
-
-    run(test)
+    monkeypatch.setattr("tempfile.tempdir", str(good / ("long" * 30)))
+    with pytest.raises(SecurityError, match="no place"):
+        stage.learner(insecure=False)
+    monkeypatch.setattr("tempfile.tempdir", str(good))
+    learner = stage.learner(insecure=False)
+    assert find_local(learner.port).is_relative_to(good)
+    await stage.joined(learner.endpoint.address)
+    await learner.endpoint.close()
+    with pytest.raises(SecurityError, match="for sockets of runs on this host"):
+        find_local(learner.port)

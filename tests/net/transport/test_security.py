@@ -13,9 +13,11 @@ import shutil
 import socket
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import zmq
+import zmq.auth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,17 +43,14 @@ def keys(tmp_path):
     return tmp_path / "keys"
 
 
-def test_an_insecure_learner_says_so_where_others_can_reach_it(run, caplog):
-    async def test(stage):
-        for bind in ("tcp://127.0.0.1:0", "tcp://0.0.0.0:0"):
-            stage.learner(bind, insecure=True)
-            assert ("open to everyone" in caplog.text) == ("0.0.0.0" in bind)
-
-    run(test)
+async def test_an_insecure_learner_says_so_where_others_can_reach_it(stage, caplog):
+    for bind in ("tcp://127.0.0.1:0", "tcp://0.0.0.0:0"):
+        stage.learner(bind, insecure=True)
+        assert ("open to everyone" in caplog.text) == ("0.0.0.0" in bind)
 
 
 def test_keys_made_by_the_tool_load_on_both_sides(keys):
-    learner, worker = load_learner_keys(keys), load_worker_keys(keys)
+    learner, worker = load_both(keys)
     assert learner.public_key == worker.learner_key
     assert worker.public_key == read_public_key(keys / "admitted" / "worker.key")
     assert load_worker_keys(keys / "other.key_secret").public_key == read_public_key(keys / "other.key")
@@ -67,14 +66,8 @@ def test_a_private_key_that_others_can_reach_is_refused_with_the_command_that_me
         load_worker_keys(keys)
 
 
-WHERE = ["", "admitted", "learner.key_secret", "learner.key", "worker.key_secret"]
-
-
-def read_by_whom(name):
-    """What reads a file or directory of keys: the loaders of the two sides, or one of them."""
-    return {"admitted": [load_learner_keys], "learner.key_secret": [load_learner_keys]}.get(
-        name, [load_worker_keys] if name else [load_learner_keys, load_worker_keys]
-    )
+def load_both(keys):
+    return load_learner_keys(keys), load_worker_keys(keys)
 
 
 @pytest.mark.parametrize("mode", [0o020, 0o002, 0o022])
@@ -85,37 +78,32 @@ def test_keys_that_others_could_change_are_refused_with_the_command_that_mends_i
     path.chmod(path.stat().st_mode | mode)
     found = stat.S_IMODE(path.stat().st_mode)
     said = rf"{path} can be written by others \(owner \w+, mode {found:04o}\).*run `chmod go-w {path}`;"
-    for load in read_by_whom(name):
-        with pytest.raises(SecurityError, match=said):
-            load(keys)
+    with pytest.raises(SecurityError, match=said):
+        load_both(keys)
     path.chmod(path.stat().st_mode & ~0o022)
-    load_learner_keys(keys)
-    load_worker_keys(keys)
+    load_both(keys)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("name", WHERE)
+@pytest.mark.parametrize("name", ["", "admitted", "learner.key_secret", "learner.key", "worker.key_secret"])
 def test_keys_that_belong_to_somebody_else_are_refused_with_owner_and_command(keys, name, monkeypatch):
     for path in (keys, *keys.rglob("*")):
         os.chown(path, 12345, 12345)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    load_learner_keys(keys)
-    load_worker_keys(keys)
+    load_both(keys)
     os.chown(keys / name, 54321, -1)
     said = rf"{keys / name} belongs to somebody else \(owner 54321, mode 0\d+\).*`sudo chown -R 12345 {keys / name}`"
-    for load in read_by_whom(name):
-        with pytest.raises(SecurityError, match=said):
-            load(keys)
+    with pytest.raises(SecurityError, match=said):
+        load_both(keys)
     os.chown(keys / name, 0, -1)  # root's, as where a system is set up for its users
-    load_learner_keys(keys)
-    load_worker_keys(keys)
+    load_both(keys)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_root_takes_a_directory_of_somebody_as_in_a_container_but_nothing_there_of_a_third(keys):
     for path in (keys, *keys.rglob("*")):
         os.chown(path, 12345, 12345)
-    assert load_learner_keys(keys).public_key == load_worker_keys(keys).learner_key
+    load_both(keys)
     os.chown(keys / "learner.key", 54321, -1)
     with pytest.raises(SecurityError, match=r"learner\.key belongs to somebody else"):
         load_worker_keys(keys)
@@ -128,8 +116,7 @@ def test_keys_made_under_any_umask_are_taken(tmp_path):
             make_keys(tmp_path / f"{umask:o}" / "keys")
         finally:
             os.umask(before)
-        load_learner_keys(tmp_path / f"{umask:o}" / "keys")
-        load_worker_keys(tmp_path / f"{umask:o}" / "keys")
+        load_both(tmp_path / f"{umask:o}" / "keys")
 
 
 def test_a_directory_that_a_users_private_group_may_write_to_is_taken_and_one_with_members_is_not(keys, monkeypatch):
@@ -138,8 +125,7 @@ def test_a_directory_that_a_users_private_group_may_write_to_is_taken_and_one_wi
     monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members)))
     os.chown(keys, -1, pwd.getpwuid(os.geteuid()).pw_gid)
     keys.chmod(0o775)
-    load_learner_keys(keys)
-    load_worker_keys(keys)
+    load_both(keys)
     members.append("bob")
     with pytest.raises(SecurityError, match="can be written by others"):
         load_learner_keys(keys)
@@ -157,8 +143,8 @@ def test_a_secret_mounted_by_kubernetes_is_taken(keys, tmp_path):
         (mount / path.name).symlink_to(f"..data/{path.name}")
     for path in data.rglob("*.key*"):
         path.chmod(0o400)
-    learner = load_learner_keys(mount)
-    assert load_worker_keys(mount).learner_key == learner.public_key
+    learner, worker = load_both(mount)
+    assert worker.learner_key == learner.public_key
     assert len(AdmittedKeys(learner.admitted).refresh()) == 2
 
 
@@ -188,11 +174,6 @@ def test_an_admitted_key_that_somebody_else_has_put_there_is_left_out(keys, capl
     os.chown(keys / "admitted" / "other.key", 54321, -1)
     assert [*AdmittedKeys(keys / "admitted").refresh().values()] == ["worker"]
     assert "other.key belongs to somebody else (owner 54321, mode 0644)" in caplog.text
-
-
-def _of(name):
-    """Loads what needs this file or directory."""
-    return load_learner_keys if name in ("learner.key_secret", "admitted") else load_worker_keys
 
 
 def _remove(path):
@@ -232,7 +213,7 @@ def _replace_by_holes(path):
 def test_what_is_missing_or_no_key_is_named_and_never_waited_for(keys, name, spoil, words):
     spoil(keys / name)
     with pytest.raises(SecurityError, match=f"{name} {words}"):
-        _of(name)(keys)
+        load_both(keys)
 
 
 def test_a_worker_says_which_of_several_private_keys_it_cannot_choose_from(keys, tmp_path):
@@ -259,16 +240,12 @@ def test_no_file_content_gives_anything_but_a_key_or_a_security_error(tmp_path_f
 
 
 def test_a_bare_key_and_pyzmqs_own_certificates_are_read_too(tmp_path):
-    import zmq.auth
-
     public, _ = zmq.curve_keypair()
     (tmp_path / "bare.key").write_bytes(public + b"\n")
     assert read_public_key(tmp_path / "bare.key") == public
     public_file, secret_file = zmq.auth.create_certificates(tmp_path, "theirs")
     os.chmod(secret_file, 0o600)
     expected = zmq.auth.load_certificate(secret_file)
-    from pathlib import Path
-
     assert read_secret_key(Path(secret_file)) == expected
     assert read_public_key(Path(public_file)) == expected[0]
 
@@ -283,9 +260,11 @@ def test_admitted_keys_follow_the_directory_and_leave_out_what_is_no_key(keys, c
     assert key not in admitted.refresh()
     (keys / "admitted" / "broken.key").write_text("not a key")
     (keys / "admitted" / "nowhere.key").symlink_to("nothing")
+    os.mkfifo(keys / "admitted" / "pipe.key")
     shutil.copy(keys / "worker.key", keys / "admitted")
     assert admitted.refresh()[key] == "worker"
     assert "broken.key" in caplog.text
+    assert "pipe.key holds no" in caplog.text
     shutil.copy(keys / "other.key", keys / "admitted" / "worker.key")
     assert key not in admitted.refresh()
     shutil.rmtree(keys / "admitted")
@@ -319,112 +298,54 @@ def test_whoever_knocks_does_not_keep_the_learner_reading_its_directory(keys, mo
     assert len(looks) <= 11
 
 
-def test_a_pipe_among_the_admitted_keys_is_left_out(keys, caplog):
-    os.mkfifo(keys / "admitted" / "pipe.key")
-    assert set(AdmittedKeys(keys / "admitted").refresh().values()) == {"worker", "other"}
-    assert "pipe.key holds no" in caplog.text
-
-
 # --- handshakes over loopback
 
 
-async def _exchange(learner, worker):
-    count = len(learner.messages)
-    assert worker.endpoint.send([b"hello"])
-    await learner.until(lambda: len(learner.messages) > count)
-    peer, frames, user_id = learner.messages[-1]
-    assert frames == [b"hello"]
-    assert learner.endpoint.send(peer, [b"welcome"])
-    learner.endpoint.broadcast([b"news"])
-    await worker.until(lambda: worker.messages and worker.broadcasts)
-    return user_id
+async def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sides_and_joins_once_it_is(stage, keys):
+    (keys / "admitted" / "other.key").unlink()
+    learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+    worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
+    theirs = await worker.until_event(EventKind.REFUSED)
+    assert f"add {keys / 'other.key'} to its 'admitted' directory" in theirs.reason
+    ours = await learner.until_event(EventKind.REFUSED)
+    assert read_public_key(keys / "other.key").decode() in ours.reason
+    assert ours.address == "127.0.0.1"
+    assert not learner.messages
+    shutil.copy(keys / "other.key", keys / "admitted")
+    await worker.until_event(EventKind.CONNECTED)
+    assert (await stage.exchange(learner, worker))[1] == read_public_key(keys / "other.key").decode()
 
 
-def test_an_admitted_worker_talks_on_both_channels_under_its_key(run, keys):
-    async def test(stage):
-        learner = stage.learner(keys=load_learner_keys(keys))
-        for name in ("worker", "other"):
-            worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / f"{name}.key_secret"))
-            await worker.until_event(EventKind.CONNECTED)
-            assert await _exchange(learner, worker) == read_public_key(keys / f"{name}.key").decode()
-
-    run(test)
-
-
-def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sides_and_joins_once_it_is(run, keys):
-    async def test(stage):
-        (keys / "admitted" / "other.key").unlink()
-        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
-        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
-        theirs = await worker.until_event(EventKind.REFUSED)
-        assert f"add {keys / 'other.key'} to its 'admitted' directory" in theirs.reason
-        ours = await learner.until_event(EventKind.REFUSED)
-        assert read_public_key(keys / "other.key").decode() in ours.reason
-        assert ours.address == "127.0.0.1"
-        assert not learner.messages
-        shutil.copy(keys / "other.key", keys / "admitted")
-        await worker.until_event(EventKind.CONNECTED)
-        assert await _exchange(learner, worker) == read_public_key(keys / "other.key").decode()
-
-    run(test)
+async def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking_and_others_stay(stage, keys, tmp_path):
+    make_keys(tmp_path / "stranger")
+    shutil.copy(keys / "learner.key", tmp_path / "stranger" / "learner.key")
+    learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=0.5))
+    address, withdrawn = learner.endpoint.address, load_worker_keys(keys / "other.key_secret")
+    stays = await stage.joined(address, keys=load_worker_keys(keys), limits=FAST)
+    workers = [await stage.joined(address, keys=withdrawn, limits=FAST) for _ in range(3)]
+    stage.worker(address, keys=load_worker_keys(tmp_path / "stranger"), limits=FAST)
+    await learner.until_event(EventKind.REFUSED)
+    (keys / "admitted" / "other.key").unlink()
+    await learner.until_event(EventKind.REFUSED, learner.kinds().count(EventKind.REFUSED) + 2)
+    dropped = await learner.until_event(EventKind.DROPPED, 6)  # three workers on two ports
+    assert "'other' is not admitted any more" in dropped.reason
+    for worker in workers:
+        await worker.until_event(EventKind.DISCONNECTED)
+        await worker.until_event(EventKind.REFUSED)
+    await stage.exchange(learner, stays)
+    assert EventKind.DISCONNECTED not in stays.kinds()
 
 
-def test_a_withdrawn_key_is_cut_off_without_a_restart_and_others_stay(run, keys):
-    async def test(stage):
-        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
-        workers = {}
-        for name in ("worker", "other"):
-            workers[name] = stage.worker(
-                learner.endpoint.address, keys=load_worker_keys(keys / f"{name}.key_secret"), limits=FAST
-            )
-            await workers[name].until_event(EventKind.CONNECTED)
-            await _exchange(learner, workers[name])
-        (keys / "admitted" / "other.key").unlink()
-        dropped = await learner.until_event(EventKind.DROPPED)
-        assert "'other' is not admitted any more" in dropped.reason
-        await workers["other"].until_event(EventKind.DISCONNECTED)
-        await workers["other"].until_event(EventKind.REFUSED)
-        await _exchange(learner, workers["worker"])
-        assert EventKind.DISCONNECTED not in workers["worker"].kinds()
-
-    run(test)
-
-
-def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking(run, keys, tmp_path):
-    async def test(stage):
-        make_keys(tmp_path / "stranger")
-        shutil.copy(keys / "learner.key", tmp_path / "stranger" / "learner.key")
-        learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=0.5))
-        address, mine = learner.endpoint.address, load_worker_keys(keys / "other.key_secret")
-        workers = [stage.worker(address, keys=mine, limits=FAST) for _ in range(3)]
-        for worker in workers:
-            await worker.until_event(EventKind.CONNECTED)
-        stage.worker(address, keys=load_worker_keys(tmp_path / "stranger"), limits=FAST)
-        await learner.until_event(EventKind.REFUSED)
-        (keys / "admitted" / "other.key").unlink()
-        await learner.until_event(EventKind.REFUSED, learner.kinds().count(EventKind.REFUSED) + 2)
-        await learner.until_event(EventKind.DROPPED, 6)  # three workers on two ports
-        for worker in workers:
-            await worker.until_event(EventKind.DISCONNECTED)
-
-    run(test)
-
-
-def test_a_key_replaced_under_its_name_is_another_key(run, keys, tmp_path):
-    async def test(stage):
-        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
-        old = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
-        await old.until_event(EventKind.CONNECTED)
-        former = await _exchange(learner, old)
-        make_keys(tmp_path / "new", ("other",))
-        shutil.copy(keys / "learner.key", tmp_path / "new" / "learner.key")
-        shutil.copy(tmp_path / "new" / "other.key", keys / "admitted" / "other.key")
-        await old.until_event(EventKind.REFUSED)
-        new = stage.worker(learner.endpoint.address, keys=load_worker_keys(tmp_path / "new"), limits=FAST)
-        await new.until_event(EventKind.CONNECTED)
-        assert await _exchange(learner, new) != former, "or it could take over the old key's registration"
-
-    run(test)
+async def test_a_key_replaced_under_its_name_is_another_key(stage, keys, tmp_path):
+    learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+    old = await stage.joined(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
+    _, former = await stage.exchange(learner, old)
+    make_keys(tmp_path / "new", ("other",))
+    shutil.copy(keys / "learner.key", tmp_path / "new" / "learner.key")
+    shutil.copy(tmp_path / "new" / "other.key", keys / "admitted" / "other.key")
+    await old.until_event(EventKind.REFUSED)
+    new = await stage.joined(learner.endpoint.address, keys=load_worker_keys(tmp_path / "new"), limits=FAST)
+    assert (await stage.exchange(learner, new))[1] != former, "or it could take over the old key's registration"
 
 
 @contextlib.asynccontextmanager
@@ -444,38 +365,31 @@ async def _silent(stage, learner, keys, kind):
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.SUB], ids=["samples", "broadcast"])
-def test_a_connection_that_was_silent_when_its_key_was_withdrawn_is_cut_off_too(run, keys, kind):
-    async def test(stage):
-        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
-        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
-        await worker.until_event(EventKind.CONNECTED)
-        async with _silent(stage, learner, keys, kind) as client:
-            (keys / "admitted" / "other.key").unlink()
-            await learner.until_event(EventKind.DROPPED)
-            client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
-            await learner.until_event(EventKind.REFUSED)  # when it comes again
-            await _exchange(learner, worker)
-            assert not client.poll(0)
-        assert [frames for _, frames, _ in learner.messages] == [[b"hello"]], "only the worker's own"
-        assert EventKind.DISCONNECTED not in worker.kinds()
-
-    run(test)
+async def test_a_connection_that_was_silent_when_its_key_was_withdrawn_is_cut_off_too(stage, keys, kind):
+    learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+    worker = await stage.joined(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
+    async with _silent(stage, learner, keys, kind) as client:
+        (keys / "admitted" / "other.key").unlink()
+        await learner.until_event(EventKind.DROPPED)
+        client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
+        await learner.until_event(EventKind.REFUSED)  # when it comes again
+        await stage.exchange(learner, worker)
+        assert not client.poll(0)
+    assert [frames for _, frames, _ in learner.messages] == [[b"hello"]], "only the worker's own"
+    assert EventKind.DISCONNECTED not in worker.kinds()
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.SUB], ids=["samples", "broadcast"])
-def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(run, keys, kind):
-    async def test(stage):
-        learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=30.0))
-        async with _silent(stage, learner, keys, kind) as client:
-            (keys / "admitted" / "other.key").unlink()
-            learner.endpoint._admitted.refresh()  # as by another client's handshake
-            client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
-            dropped = await learner.until_event(EventKind.DROPPED)
-            assert "not admitted any more" in dropped.reason
-            await learner.until_event(EventKind.REFUSED)
-        assert not learner.messages
-
-    run(test)
+async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(stage, keys, kind):
+    learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=30.0))
+    async with _silent(stage, learner, keys, kind) as client:
+        (keys / "admitted" / "other.key").unlink()
+        learner.endpoint._admitted.refresh()  # as by another client's handshake
+        client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
+        dropped = await learner.until_event(EventKind.DROPPED)
+        assert "not admitted any more" in dropped.reason
+        await learner.until_event(EventKind.REFUSED)
+    assert not learner.messages
 
 
 @pytest.mark.parametrize(
@@ -486,56 +400,50 @@ def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(run, keys,
         (True, "another learner's", "server key mismatch", "another learner's public key"),
     ],
 )
-def test_who_is_refused_for_keys_and_who_refuses_are_told_what_to_do(
-    run, keys, tmp_path, monkeypatch, learner_has, worker_has, theirs, ours
+async def test_who_is_refused_for_keys_and_who_refuses_are_told_what_to_do(
+    stage, keys, tmp_path, monkeypatch, learner_has, worker_has, theirs, ours
 ):
-    async def test(stage):
-        learner = stage.learner(limits=FAST, **({"keys": load_learner_keys(keys)} if learner_has else {}))
-        if worker_has == "another learner's":
-            make_keys(tmp_path / "elsewhere")
-            shutil.copy(tmp_path / "elsewhere" / "learner.key", keys / "learner.key")
-        monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")  # as another user
-        monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-        mine = None if worker_has == "none" else load_worker_keys(keys)
-        worker = stage.worker(learner.endpoint.address, keys=mine, limits=FAST)
-        assert theirs in (await worker.until_event(EventKind.REFUSED)).reason
-        assert ours in (await learner.until_event(EventKind.REFUSED)).reason
-
-    run(test)
+    learner = stage.learner(limits=FAST, **({"keys": load_learner_keys(keys)} if learner_has else {}))
+    if worker_has == "another learner's":
+        make_keys(tmp_path / "elsewhere")
+        shutil.copy(tmp_path / "elsewhere" / "learner.key", keys / "learner.key")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")  # as another user
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    mine = None if worker_has == "none" else load_worker_keys(keys)
+    worker = stage.worker(learner.endpoint.address, keys=mine, limits=FAST)
+    assert theirs in (await worker.until_event(EventKind.REFUSED)).reason
+    assert ours in (await learner.until_event(EventKind.REFUSED)).reason
 
 
 @pytest.mark.parametrize("kind", ["null", "plain", "junk", "silent"])
-def test_whatever_has_no_key_is_refused_on_both_ports_and_costs_others_nothing(run, keys, kind):
-    async def test(stage):
-        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
-        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys))
-        await worker.until_event(EventKind.CONNECTED)
-        port = int(learner.endpoint.address.rpartition(":")[2])
-        for count, (number, socket_kind) in enumerate([(port, zmq.DEALER), (port + 1, zmq.SUB)], start=1):
-            with zmq.Context() as context, contextlib.ExitStack() as stack:
-                if kind in ("null", "plain"):
-                    intruder = stack.enter_context(context.socket(socket_kind))
-                    intruder.linger = 0
-                    if kind == "plain":
-                        intruder.plain_username, intruder.plain_password = b"user", b"password"
-                    intruder.connect(f"tcp://127.0.0.1:{number}")
-                    if socket_kind == zmq.DEALER:
-                        intruder.send(b"hello")
-                    else:
-                        intruder.subscribe(b"")
+async def test_whatever_has_no_key_is_refused_on_both_ports_and_costs_others_nothing(stage, keys, kind):
+    learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+    worker = await stage.joined(learner.endpoint.address, keys=load_worker_keys(keys))
+    port = int(learner.endpoint.address.rpartition(":")[2])
+    for count, (number, socket_kind) in enumerate([(port, zmq.DEALER), (port + 1, zmq.SUB)], start=1):
+        with zmq.Context() as context, contextlib.ExitStack() as stack:
+            if kind in ("null", "plain"):
+                intruder = stack.enter_context(context.socket(socket_kind))
+                intruder.linger = 0
+                if kind == "plain":
+                    intruder.plain_username, intruder.plain_password = b"user", b"password"
+                intruder.connect(f"tcp://127.0.0.1:{number}")
+                if socket_kind == zmq.DEALER:
+                    intruder.send(b"hello")
                 else:
-                    _, writer = await asyncio.open_connection("127.0.0.1", number)
-                    stack.callback(writer.close)
-                    writer.write(b"GET / HTTP/1.1\r\n\r\n" if kind == "junk" else b"\xff")
-                await learner.until_event(EventKind.REFUSED, count)
-                learner.endpoint.broadcast([b"secret"])
-                if kind in ("null", "plain") and socket_kind == zmq.SUB:
-                    assert not intruder.poll(50)
-        assert not learner.messages
-        await _exchange(learner, worker)
-        assert EventKind.DISCONNECTED not in worker.kinds()
-
-    run(test)
+                    intruder.subscribe(b"")
+            else:
+                _, writer = await asyncio.open_connection("127.0.0.1", number)
+                stack.callback(writer.close)
+                writer.write(b"GET / HTTP/1.1\r\n\r\n" if kind == "junk" else b"\xff")
+            await learner.until_event(EventKind.REFUSED, count)
+            learner.endpoint.broadcast([b"secret"])
+            if kind in ("null", "plain") and socket_kind == zmq.SUB:
+                assert not intruder.poll(50)
+            await worker.until(lambda count=count: worker.broadcasts.count([b"secret"]) == count)
+    assert not learner.messages
+    await stage.exchange(learner, worker)
+    assert EventKind.DISCONNECTED not in worker.kinds()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,15 @@ import pytest
 
 from aiorl.net.transport import system
 
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told what to do")
+
+
+def run(program: str, *arguments: str) -> int:
+    """The number that a Python program prints."""
+    command = [sys.executable, "-c", program, *arguments]
+    return int(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+
+
 _CHURN = """
 import ctypes, resource, sys
 from aiorl.net.transport.system import keep_message_buffers
@@ -29,14 +38,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc hands memory back at once")
+@needs_glibc
 def test_freed_buffers_are_used_again_without_new_page_faults():
-    faults = {
-        mode: int(
-            subprocess.run([sys.executable, "-c", _CHURN, mode], capture_output=True, check=True, timeout=60).stdout
-        )
-        for mode in ("keep", "as it comes")
-    }
+    faults = {mode: run(_CHURN, mode) for mode in ("keep", "as it comes")}
     assert faults["keep"] * 3 < faults["as it comes"], faults
 
 
@@ -57,10 +61,9 @@ print(before - psutil.Process().memory_full_info().uss)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be asked to")
+@needs_glibc
 def test_idle_memory_between_blocks_in_use_is_given_back():
-    done = subprocess.run([sys.executable, "-c", _HOLES], capture_output=True, check=True, timeout=60)
-    assert int(done.stdout) > 10 << 20
+    assert run(_HOLES) > 10 << 20
 
 
 _HEAPS = """
@@ -83,33 +86,23 @@ print(len(heaps))
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives threads heaps of their own")
+@needs_glibc
 def test_threads_share_one_heap_where_asked_to():
-    heaps = {
-        mode: int(
-            subprocess.run([sys.executable, "-c", _HEAPS, mode], capture_output=True, check=True, timeout=60).stdout
-        )
-        for mode in ("one", "as it comes")
-    }
+    heaps = {mode: run(_HEAPS, mode) for mode in ("one", "as it comes")}
     assert heaps["one"] <= 2 < heaps["as it comes"], heaps  # the first heap may lie across a border
 
 
-def test_memory_is_given_back_later_where_no_thread_can_be_started_for_now(monkeypatch):
-    async def run() -> None:
-        given_back = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        tries = iter([RuntimeError("can't start new thread"), None])
+async def test_memory_is_given_back_later_where_no_thread_can_be_started_for_now(monkeypatch):
+    given_back = asyncio.Event()
+    tries = iter([RuntimeError("can't start new thread"), None])
 
-        async def to_thread(call):
-            if error := next(tries):
-                raise error
-            loop.call_soon(given_back.set)
+    async def to_thread(call):
+        if error := next(tries):
+            raise error
+        given_back.set()
+        await asyncio.sleep(60)
 
-        monkeypatch.setattr(asyncio, "to_thread", to_thread)
-        task = asyncio.create_task(system.give_back_regularly(0.001))
-        waiting = asyncio.create_task(given_back.wait())
-        await asyncio.wait([task, waiting], timeout=10, return_when=asyncio.FIRST_COMPLETED)
-        assert given_back.is_set(), task
-        task.cancel()
-
-    asyncio.run(run())
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    task = asyncio.create_task(system.give_back_regularly(0.001))
+    await asyncio.wait_for(given_back.wait(), 10)
+    task.cancel()
