@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay
@@ -87,7 +88,7 @@ def _prioritised() -> list[tuple[Turn, Turn]]:
     rng = np.random.default_rng(0)
     errors = rng.random(ROWS)
     replay = Replay(ReplaySpec(COLUMNS, ROWS, Prioritised()), seed=0)
-    replay.insert_fragment(_steps(_rows(ROWS, rng)), priorities=errors[:, None])
+    replay.insert_fragment(_steps(_rows(ROWS, rng)) | {c.PRIORITIES: errors[:, None]})
     bare = _Bare(ROWS, rng, errors)
     row = _rows(1, rng)
     step = _steps(row)

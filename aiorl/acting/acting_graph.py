@@ -434,25 +434,13 @@ class ActingGraph:
         return self._session
 
     def _checked_copies(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        missing = self._weight_specs.keys() - weights.keys()
-        unknown = weights.keys() - self._weight_specs.keys()
-        if missing or unknown:
-            raise PolicyError(
-                f"weights don't fit the policy: missing {sorted(missing)[:10]}, unknown {sorted(unknown)[:10]}"
-            )
-        copies: dict[str, NDArray[Any]] = {}
+        # ONNX Runtime works on this memory; a copy can't change under it
+        copies = {name: np.array(array, order="C") for name, array in weights.items()}
+        check_weights({name: spec.shape for name, spec in self._weight_specs.items()}, copies)
         for name, spec in self._weight_specs.items():
-            array = weights[name]
-            if array.shape != spec.shape or str(array.dtype) != spec.dtype:
-                raise PolicyError(
-                    f"weight {name!r} is {array.dtype} {list(array.shape)}; expected {spec.dtype} {list(spec.shape)}"
-                )
-            # ONNX Runtime works on this memory; a copy can't change under it
-            copy = np.array(array, order="C")
-            if copy.dtype.kind == "f" and not np.isfinite(copy).all():
-                raise PolicyError(f"weight {name!r} holds values that are not finite; the old weights stay in force")
-            copies[name] = copy
-        return copies
+            if str(copies[name].dtype) != spec.dtype:
+                raise PolicyError(f"weight {name!r} is {copies[name].dtype}; expected {spec.dtype}")
+        return {name: copies[name] for name in self._weight_specs}
 
     def _make_session(self, weights: dict[str, NDArray[Any]]) -> ActingSession:
         by_name = {_blotted(name): weight for name, weight in weights.items()}
@@ -484,6 +472,21 @@ class ActingGraph:
         except Exception as error:
             # onnxruntime's own exceptions have no common base but this
             raise PolicyError(f"the acting graph cannot be loaded: {error!s:.500}") from error
+
+
+def check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, NDArray[Any]]) -> None:
+    """Raise PolicyError unless weights are those of these shapes by name, and finite."""
+    missing, unknown = shapes.keys() - weights.keys(), weights.keys() - shapes.keys()
+    if missing or unknown:
+        raise PolicyError(
+            f"weights don't fit the policy: missing {sorted(missing)[:10]}, unknown {sorted(unknown)[:10]}"
+        )
+    for name, shape in shapes.items():
+        array = weights[name]
+        if array.shape != shape:
+            raise PolicyError(f"weight {name!r} has shape {list(array.shape)}; expected {list(shape)}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise PolicyError(f"weight {name!r} holds values that are not finite; the old weights stay in force")
 
 
 def without_files(graph: bytes) -> bytes:

@@ -31,7 +31,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from aiorl.config.code import is_local
-from aiorl.config.files import check_written, open_regular, parse_json, read_regular
+from aiorl.config.files import parse_json, read_regular
 from aiorl.data.columns import Piece
 from aiorl.errors import CheckpointError
 
@@ -68,29 +68,15 @@ class _PieceFile(NamedTuple):
         _write(directory / file, payload)
         return cls(owner, name, first, file, len(payload), hashlib.sha256(payload).hexdigest())
 
-    def check(self, checkpoint: Path) -> None:
-        """Raise CheckpointError unless the file holds what was written."""
-        try:
-            with open_regular(checkpoint / _PIECES / self.file) as file:
-                check_written(file.fileno(), checkpoint / _PIECES / self.file)
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(checkpoint, f"{self.file} can't be read: {error.strerror or error}") from error
-        if digest != self.sha256:
-            raise self._damaged(checkpoint)
-
     def read(self, checkpoint: Path) -> NDArray[Any]:
         payload = _read(checkpoint, f"{_PIECES}/{self.file}", self.num_bytes)
         if hashlib.sha256(payload).hexdigest() != self.sha256:
-            raise self._damaged(checkpoint)
+            raise CheckpointError(checkpoint, f"{self.file} is damaged: its digest is not the one in {_META}")
         try:
             rows: NDArray[Any] = load_tensors(payload)[self.name]
         except (SafetensorError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(checkpoint, f"{self.file} is damaged: {error}") from error
         return rows
-
-    def _damaged(self, checkpoint: Path) -> CheckpointError:
-        return CheckpointError(checkpoint, f"{self.file} is damaged: its digest is not the one in {_META}")
 
 
 class _Header(BaseModel):
@@ -130,7 +116,7 @@ class Checkpoint:
         return [self.path, self.path / _META, self.path / _TENSORS]
 
     def check_pieces(self) -> None:
-        """Read all pieces and compare their digests, in little memory; takes as long as the disk does.
+        """Read all pieces, one at a time, and compare their digests; takes as long as the disk does.
 
         Raises: CheckpointError if one is missing or damaged.
         """
@@ -138,7 +124,7 @@ class Checkpoint:
         if size > _LARGE_BYTES:
             _log.info("checking %s: %.1f GB of stored experience", self.path, size / 1e9)
         for piece in self.pieces:
-            piece.check(self.path)
+            piece.read(self.path)
 
     def pieces_of(self, owner: str) -> Iterator[Piece]:
         """The pieces of one owner, in order; each is read when its turn comes.

@@ -17,7 +17,7 @@ from aiorl.acting.distributions import make_named_distribution
 from aiorl.acting.exploration import make_exploration
 from aiorl.acting.filters import LearningFilter, ObservationFilter, RewardScaler
 from aiorl.acting.policy import Policy
-from aiorl.acting.postprocess import needs_action_values, needs_values, postprocessed
+from aiorl.acting.postprocess import NEED_ACTION_VALUES, NEED_VALUES, postprocessed
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.spaces import space_from_dict
@@ -374,8 +374,8 @@ class GraphPolicy(Policy):
             batch[c.SCALED_REWARDS] = _scaled(self.reward_scaler, batch, ends)
         if name == "none" and not wants_bootstrap:
             return
-        by_values = name == "none" or needs_values(name)
-        by_inputs = needs_action_values(name)
+        needs_values = name in NEED_VALUES
+        by_values, by_inputs = name == "none" or needs_values, name in NEED_ACTION_VALUES
         own = (*((c.ACTION_DIST_INPUTS,) if by_inputs else ()), *((c.VF_PREDS,) if by_values else ()))
         if any(column not in batch for column in own) and c.OBS in batch and not self.spec.state_shapes:
             # of another policy, which had none to store
@@ -388,8 +388,8 @@ class GraphPolicy(Policy):
         terminateds, truncateds = batch[c.TERMINATEDS], batch[c.TRUNCATEDS]
         last = ends - 1
         bootstrapped = last[:0]
-        if needs_values(name) or wants_bootstrap:
-            bootstrapped = last[~terminateds[last] & (truncateds[last] | needs_values(name))]
+        if needs_values or wants_bootstrap:
+            bootstrapped = last[~terminateds[last] & (truncateds[last] | needs_values)]
         following = np.zeros(batch.count, np.float32)
         if len(bootstrapped):
             _want(batch, (c.NEW_OBS,), name)

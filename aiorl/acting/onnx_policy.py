@@ -25,39 +25,22 @@ class OnnxPolicy(GraphPolicy):
     """
 
     def __init__(
-        self,
-        graph: bytes,
-        spec: ActingSpec,
-        *,
-        observation_space: spaces.Space[Any] | None = None,
-        config: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-        threads: int = 1,
-        runs_per_weights: float = math.inf,
+        self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: float = math.inf, **own: Any
     ) -> None:
         """Make a policy from what the learner exported; it can act once it has weights.
 
         Args:
             graph: serialised ONNX model.
             spec: its description.
-            observation_space: space of the observations it takes; by default an unbounded Box of the
-                spec's shape and dtype.
-            config: the policy's own settings; see GraphPolicy.
-            seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
             threads: threads an evaluation may use.
             runs_per_weights: about how many evaluations there are before weights are new.
+            **own: "observation_space", "config" and "seed" of GraphPolicy.
 
         Raises:
             PolicyError: graph and spec don't fit each other or the action space.
             ConfigError: settings that can't be honoured.
         """
-        super().__init__(
-            ActingGraph(graph, spec, threads=threads, runs_per_weights=runs_per_weights),
-            spec,
-            observation_space=observation_space,
-            config=config,
-            seed=seed,
-        )
+        super().__init__(ActingGraph(graph, spec, threads=threads, runs_per_weights=runs_per_weights), spec, **own)
 
 
 _TF_POLICY = "aiorl.learning.models.tf_policy"

@@ -54,21 +54,9 @@ def gae(
         valid: [T, N] bool, False where a row is no transition: its advantage is 0 and its target V_t.
     Returns: advantages and value_targets, both float32 [T, N]. Computed in float64; the numbers of one
         environment don't depend on how many others stand beside it.
-    Raises: BatchError if the shapes don't fit.
     Source: Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16.
     """
     shape = rewards.shape
-    for name, column in (("vf_preds", vf_preds), ("terminateds", terminateds), ("truncateds", truncateds)):
-        if column.shape != shape:
-            raise BatchError(name, f"shape {shape}, that of rewards", column.shape)
-    if len(shape) != 2 or bootstrap.shape != shape[1:]:
-        raise BatchError("bootstrap", f"shape {shape[1:]} beside [T, N] rewards", bootstrap.shape)
-
-    if truncation_values is not None and truncation_values.shape != shape:
-        raise BatchError("truncation_values", f"shape {shape}, that of rewards", truncation_values.shape)
-    if valid is not None and valid.shape != shape:
-        raise BatchError("valid", f"shape {shape}, that of rewards", valid.shape)
-
     advantages, targets = np.empty(shape, np.float32), np.empty(shape, np.float32)
     for first in range(0, shape[1], _BLOCK):
         envs = slice(first, first + _BLOCK)
@@ -185,39 +173,21 @@ def gae_columns(**given: Any) -> dict[str, Array]:
     return dict(zip((c.ADVANTAGES, c.VALUE_TARGETS), gae(**given), strict=True))
 
 
-class Postprocessor(NamedTuple):
-    """What a fragment's columns are made by.
-
-    Attributes:
-        compute: gives columns [T, N] by name; it is told rewards, terminateds, truncateds, valid and the settings, and
-            where it needs values also vf_preds, bootstrap and truncation_values, all by these names; see `gae`.
-        needs_values: the policy's values must be known.
-        needs_action_values: so must those of the actions taken; it is then told action_values [T, N], too.
-    """
-
-    compute: Callable[..., dict[str, Array]]
-    needs_values: bool = False
-    needs_action_values: bool = False
-
-
-POSTPROCESSORS = {
-    "gae": Postprocessor(gae_columns, needs_values=True),
-    "n_step": Postprocessor(n_step_columns),
-    "n_step_priorities": Postprocessor(n_step_priorities, needs_values=True, needs_action_values=True),
-    "none": Postprocessor(lambda **given: {}),  # the learner makes the targets, as of V-trace
-    "returns": Postprocessor(returns),
+POSTPROCESSORS: dict[str, Callable[..., dict[str, Array]]] = {
+    "gae": gae_columns,
+    "n_step": n_step_columns,
+    "n_step_priorities": n_step_priorities,
+    "none": lambda **given: {},  # the learner makes the targets, as of V-trace
+    "returns": returns,
 }
-"""Postprocessors by the name an algorithm asks for."""
+"""Postprocessors by the name an algorithm asks for.
 
-
-def needs_values(name: str) -> bool:
-    """Whether the policy's values must be known for a postprocessor."""
-    return POSTPROCESSORS[name].needs_values
-
-
-def needs_action_values(name: str) -> bool:
-    """Whether the values of the actions taken must be known, too."""
-    return POSTPROCESSORS[name].needs_action_values
+Each gives columns [T, N] by name. It is told rewards, terminateds, truncateds, valid and the settings; where it needs
+values also vf_preds, bootstrap and truncation_values; and where it needs those of actions, action_values [T, N]: all by
+these names, see `gae`.
+"""
+NEED_VALUES, NEED_ACTION_VALUES = frozenset({"gae", "n_step_priorities"}), frozenset({"n_step_priorities"})
+"""Those for which the policy's values must be known, and those of the actions taken."""
 
 
 def postprocessed(
@@ -235,15 +205,15 @@ def postprocessed(
     """
     rewards = columns.get(c.SCALED_REWARDS, columns[c.REWARDS])
     values: dict[str, Any] = {}
-    if needs_values(name):
+    if name in NEED_VALUES:
         values = {
             "vf_preds": columns[c.VF_PREDS],
             "bootstrap": np.zeros(rewards.shape[1:], np.float32) if bootstrap is None else bootstrap,
             "truncation_values": columns.get(c.BOOTSTRAP_VALUES),
         }
-    if needs_action_values(name):
+    if name in NEED_ACTION_VALUES:
         values["action_values"] = columns[c.ACTION_VALUES]
-    return POSTPROCESSORS[name].compute(
+    return POSTPROCESSORS[name](
         rewards=rewards,
         terminateds=columns[c.TERMINATEDS],
         truncateds=columns[c.TRUNCATEDS],

@@ -17,11 +17,11 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -49,6 +49,7 @@ def key(
     group: str,
     where: Where = "learner",
     unit: str = "",
+    needs: str = "",
     **constraints: Any,
 ) -> Any:
     """Declare one key of a config.
@@ -61,9 +62,10 @@ def key(
         group: heading of the key in the reference.
         where: processes that read it; keys that workers read belong into `WorkerConfig` and the groups in it.
         unit: unit of the value, such as "s" or "env steps"; empty if it has none.
+        needs: a key without which this one has no effect: where that is null, false or 0, this keeps its default.
         constraints: pydantic's `ge`, `gt`, `le`, `lt`.
     """
-    facts: dict[str, Any] = {"group": group, "where": where, "unit": unit} | constraints
+    facts: dict[str, Any] = {"group": group, "where": where, "unit": unit, "needs": needs} | constraints
     if isinstance(default, dict | list):
         constraints["default_factory"] = lambda: deepcopy(default)
     else:
@@ -77,8 +79,8 @@ def changed(config: type[BaseModel], name: str, default: Any) -> Any:
     return key(default, field.description, **cast(dict[str, Any], field.json_schema_extra))
 
 
-def fact_of(field: FieldInfo, name: Literal["group", "where", "unit"]) -> str:
-    """Return the heading of a key in the reference, the processes that read it, or the unit of its values."""
+def fact_of(field: FieldInfo, name: Literal["group", "where", "unit", "needs"]) -> str:
+    """Return the heading of a key in the reference, the processes that read it, its unit, or the key that it needs."""
     return str(cast(dict[str, Any], field.json_schema_extra).get(name, ""))
 
 
@@ -206,32 +208,21 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _ALL_KEYS = "`python -m aiorl.learner --help-config` lists all keys."
 
 
-class Rule(NamedTuple):
-    """A rule on keys that must go together.
+Rule = tuple[bool, str, str, str]
+"""A fault, if True: the key at fault (dotted inside groups), what is wrong, and how to mend it."""
 
-    Attributes:
-        key: the key that should change; dotted.
-        is_broken: returns whether a config breaks the rule.
-        message: says so; a format with the config as 0 and the key's value as 1.
-        hint: what to do instead; likewise.
+
+def refuse(config: BaseModel, *rules: Rule, prefix: str = "") -> None:
+    """Raise ConfigError with the key and its value for the first rule that finds something wrong.
+
+    Args:
+        config: that the keys are of.
+        rules: what must not be.
+        prefix: leads to the config, such as "model.".
     """
-
-    key: str
-    is_broken: Callable[[Any], object]
-    message: str
-    hint: str = ""
-
-
-def check_rules(config: BaseModel, rules: Iterable[Rule], prefix: str = "") -> None:
-    """Refuse values that don't go together; `prefix` leads to the config, such as "model.".
-
-    Raises: ConfigError naming the key that should change.
-    """
-    for rule in rules:
-        if rule.is_broken(config):
-            value = attrgetter(rule.key)(config)
-            message, hint = (text.format(config, value) for text in (rule.message, rule.hint))
-            raise ConfigError(message, key=f"{prefix}{rule.key}", value=value, hint=hint)
+    for is_wrong, name, message, hint in rules:
+        if is_wrong:
+            raise ConfigError(message, key=f"{prefix}{name}", value=attrgetter(name)(config), hint=hint)
 
 
 def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:

@@ -22,7 +22,7 @@ import aiorl.config
 from aiorl.config import deep_update, to_plain, with_base_config
 from aiorl.config.code import code_named_in, import_object, is_local, named, not_importable, plain_code
 from aiorl.config.command_line import is_open_bind
-from aiorl.config.key import Rule, all_keys, check_extras, check_known, check_rules, check_values, key, plain_error
+from aiorl.config.key import all_keys, check_extras, check_known, check_values, fact_of, key, plain_error, refuse
 from aiorl.config.layers import (
     AUTO,
     DERIVED,
@@ -65,23 +65,6 @@ _sampling = partial(key, group="Sampling")
 _hosts = partial(key, group="Workers and hosts")
 _resources = partial(key, group="Resources")
 _reports = partial(key, group="Reports")
-
-
-_MODEL_RULES = (
-    Rule(
-        "use_gru", lambda model: model.use_lstm and model.use_gru,
-        "model.use_lstm and model.use_gru can't both be true.",
-    ),
-    Rule(
-        "lstm_use_prev_action_reward", lambda model: model.lstm_use_prev_action_reward and not model.is_recurrent,
-        "model.lstm_use_prev_action_reward needs a recurrent cell.", "Set model.use_lstm or model.use_gru.",
-    ),
-    Rule(
-        "initial_log_std", lambda model: model.initial_log_std and not model.free_log_std,
-        "model.initial_log_std is for deviations that are free weights.", "Set model.free_log_std.",
-    ),
-)  # fmt: skip
-"""Rules of the settings of a network."""
 
 
 class ModelConfig(WorkerModelConfig):
@@ -138,7 +121,15 @@ class ModelConfig(WorkerModelConfig):
 
         Raises: ConfigError naming the key that should change.
         """
-        check_rules(self, _MODEL_RULES, "model.")
+        refuse(
+            self,
+            (self.use_lstm and self.use_gru, "use_gru", "model.use_lstm and model.use_gru can't both be true.", ""),
+            (self.lstm_use_prev_action_reward and not self.is_recurrent, "lstm_use_prev_action_reward",
+             "model.lstm_use_prev_action_reward needs a recurrent cell.", "Set model.use_lstm or model.use_gru."),
+            (bool(self.initial_log_std) and not self.free_log_std, "initial_log_std",
+             "model.initial_log_std is for deviations that are free weights.", "Set model.free_log_std."),
+            prefix="model.",
+        )  # fmt: skip
 
 
 class SDESettings(NamedTuple):
@@ -173,55 +164,6 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
     @classmethod
     def _without_objects(cls, policies: object) -> object:
         return plain_code(policies)
-
-
-_RULES = (
-    Rule(
-        "exploration", lambda config: config.exploration is not None and config.state_dependent_noise is not None,
-        "exploration takes the place of use_sde, which is another way to explore.", "Leave out one of the two.",
-    ),
-    Rule(
-        "num_gpus", lambda config: config.num_gpus > 1 and config.num_gpus % 1,
-        "num_gpus is {1:g}, expected a whole number of GPUs, or a fraction of one.",
-    ),
-    Rule(
-        "observation_filter", lambda config: config.sample_async and config.observation_filter == "MeanStdFilter",
-        "sample_async needs a filter that several threads may use, not MeanStdFilter.",
-        "Set observation_filter: ConcurrentMeanStdFilter.",
-    ),
-    Rule(
-        "transport.heartbeat_timeout_s",
-        lambda config: config.transport.heartbeat_timeout_s <= 2 * config.transport.heartbeat_interval_s,
-        "transport.heartbeat_timeout_s is {1:g}, which one late beat would pass.",
-        "Set more than twice heartbeat_interval_s, which is {0.transport.heartbeat_interval_s:g}.",
-    ),
-    Rule(
-        "input_epochs",
-        lambda config: config.input_epochs is not None
-        and (config.input == "sampler" or isinstance(config.input, dict)),
-        "input_epochs is for stored experience alone: samples and mixtures have no end.",
-        "Leave it out, or let input name files.",
-    ),
-    Rule(
-        "num_workers",
-        lambda config: config.input_epochs is not None and not config.num_workers and not config.is_alone,
-        "input_epochs needs a number of workers, who share the stored experience between them.",
-        "Set num_workers, or leave bind out to read it in this process.",
-    ),
-    Rule(
-        "evaluation_config",
-        lambda config: config.evaluation_interval
-        and config.evaluation_config.get("explore") and len(config.evaluation_config) == 1,
-        "An evaluation that draws actions, and has no settings of its own, tells what training tells.",
-        "Leave out explore, or give it settings of its own, such as env_config.",
-    ),
-    Rule(
-        "stop_evaluation_return",
-        lambda config: config.stop_evaluation_return is not None and not config.evaluation_interval,
-        "stop_evaluation_return needs evaluations.", "Set evaluation_interval: 10, say.",
-    ),
-)  # fmt: skip
-"""Rules of every config, whatever its algorithm."""
 
 
 class CommonConfig(WorkerConfig):
@@ -563,7 +505,33 @@ class CommonConfig(WorkerConfig):
 
         Raises: ConfigError naming the key that should change.
         """
-        check_rules(self, _RULES)
+        timeout_s, beat_s = self.transport.heartbeat_timeout_s, self.transport.heartbeat_interval_s
+        has_epochs = self.input_epochs is not None
+        refuse(
+            self,
+            (self.exploration is not None and self.state_dependent_noise is not None, "exploration",
+             "exploration takes the place of use_sde, which is another way to explore.", "Leave out one of the two."),
+            (self.num_gpus > 1 and bool(self.num_gpus % 1), "num_gpus",
+             f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction of one.", ""),
+            (self.sample_async and self.observation_filter == "MeanStdFilter", "observation_filter",
+             "sample_async needs a filter that several threads may use, not MeanStdFilter.",
+             "Set observation_filter: ConcurrentMeanStdFilter."),
+            (timeout_s <= 2 * beat_s, "transport.heartbeat_timeout_s",
+             f"transport.heartbeat_timeout_s is {timeout_s:g}, which one late beat would pass.",
+             f"Set more than twice heartbeat_interval_s, which is {beat_s:g}."),
+            (has_epochs and (self.input == "sampler" or isinstance(self.input, dict)), "input_epochs",
+             "input_epochs is for stored experience alone: samples and mixtures have no end.",
+             "Leave it out, or let input name files."),
+            (has_epochs and not self.num_workers and not self.is_alone, "num_workers",
+             "input_epochs needs a number of workers, who share the stored experience between them.",
+             "Set num_workers, or leave bind out to read it in this process."),
+            (bool(self.evaluation_interval) and list(self.evaluation_config.items()) == [("explore", True)],
+             "evaluation_config",
+             "An evaluation that draws actions, and has no settings of its own, tells what training tells.",
+             "Leave out explore, or give it settings of its own, such as env_config."),
+            (self.stop_evaluation_return is not None and not self.evaluation_interval, "stop_evaluation_return",
+             "stop_evaluation_return needs evaluations.", "Set evaluation_interval: 10, say."),
+        )  # fmt: skip
         self.model.check()
         self.refuse_unless(
             self.is_offline or self.input != "sampler",
@@ -573,10 +541,10 @@ class CommonConfig(WorkerConfig):
             ),
             "stored experience", hint="Leave it out, or let input name files.",
         )  # fmt: skip
-        self.refuse_unless(
-            self.output is not None, ("output_compress_columns", "output_max_file_size"), "what output writes",
-            hint="Leave it out, or set output.",
-        )  # fmt: skip
+        for name, field in type(self).model_fields.items():
+            if needed := fact_of(field, "needs"):
+                hint = f"Set {needed}, or leave it out."
+                self.refuse_unless(bool(getattr(self, needed)), (name,), needed, hint=hint)
         try:
             check_evaluation_keys({name: of for name, of in self.evaluation_config.items() if name != "explore"})
         except ConfigError as error:

@@ -225,9 +225,9 @@ class WorkerConfig(BaseModel):
     output: Code | None = _offline(None)
     """Where to write sample batches as JSON lines: logdir (the run's directory), a directory or URI, or
     package.module:Name for a function from an IOContext to an OutputWriter."""
-    output_compress_columns: list[str] = _offline(["obs", "new_obs"])
+    output_compress_columns: list[str] = _offline(["obs", "new_obs"], needs="output")
     """Columns that are compressed in the output."""
-    output_max_file_size: int = _offline(64 * 2**20, unit="bytes", ge=1)
+    output_max_file_size: int = _offline(64 * 2**20, unit="bytes", ge=1, needs="output")
     """Size at which a new output file is begun."""
 
     @property

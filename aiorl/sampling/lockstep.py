@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.acting.graph_policy import ActRows, GraphPolicy
-from aiorl.acting.postprocess import needs_action_values, needs_values, postprocessed
+from aiorl.acting.postprocess import NEED_ACTION_VALUES, NEED_VALUES, postprocessed
 from aiorl.acting.preprocessors import Preprocessor, preprocessor_for
 from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
@@ -86,9 +86,9 @@ class Lockstep:
         self._wanted = tuple(sorted(columns | scaled))
         self._wants_finals = c.NEW_OBS in columns
         self._wants_last = self._wants_finals or c.LAST_OBS in columns
-        self._needs_final_values = needs_values(plan.postprocess) or c.BOOTSTRAP_VALUES in columns
+        self._needs_final_values = plan.postprocess in NEED_VALUES or c.BOOTSTRAP_VALUES in columns
         self._needs_values = self._needs_final_values or c.VF_PREDS in columns
-        self._needs_action_values = needs_action_values(plan.postprocess)
+        self._needs_action_values = plan.postprocess in NEED_ACTION_VALUES
         needs_dist_inputs = self._needs_action_values or c.ACTION_DIST_INPUTS in columns
         self._collector = None if settings.is_truncating else EpisodeCollector(env.num_envs)
         self._steps, self._state_every = settings.rollout_fragment_length, plan.state_every
@@ -366,7 +366,7 @@ class Lockstep:
         truncated = table.truncateds & ~table.terminateds
         at_truncation = np.zeros(table.rewards.shape, np.float32)
         any_truncated = bool(truncated.any())
-        if not needs_values(self._postprocess) and not any_truncated:
+        if self._postprocess not in NEED_VALUES and not any_truncated:
             return np.zeros(num_envs, np.float32), at_truncation
         places: list[tuple[int, NDArray[np.int64]]] = []
         obs: list[Array] = [table.obs[-1]]

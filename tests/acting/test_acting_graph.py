@@ -321,13 +321,6 @@ def test_a_description_of_another_graph_is_a_policy_error_at_the_first_run(netwo
         acting.run(obs, [np.zeros((2, *shape), np.float32) for shape in spec.state_shapes])
 
 
-def test_a_graph_without_a_promised_output_is_a_policy_error(network):
-    acting = ActingGraph(network.graph(lambda model: model.graph.output.pop()), network.spec)
-    acting.set_weights(network.weights())
-    with pytest.raises(PolicyError, match="acting graph failed"):
-        acting.run(obs_of(2))
-
-
 def test_runs_of_equal_size_give_each_its_own_numbers_in_memory_of_its_own(recurrent_network, weights_are_inputs):
     """From some on, inputs and outputs are bound."""
     acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
@@ -349,17 +342,6 @@ def test_runs_of_equal_size_give_each_its_own_numbers_in_memory_of_its_own(recur
         acting.run(strided, [np.zeros((4, 2), np.float32)])[0],
         acting.run(obs_of(4, 7), [np.zeros((4, 2), np.float32)])[0],
     )
-
-
-def test_runs_of_sizes_that_recur_are_bound_however_they_alternate(network, monkeypatch):
-    acting = ActingGraph(network.graph(), network.spec)
-    acting.set_weights(network.weights())
-    run, unbound = ort.InferenceSession.run, []
-    monkeypatch.setattr(ort.InferenceSession, "run", lambda *given: unbound.append(given) or run(*given))
-    for _ in range(12):
-        for rows in (2, 4, 3):
-            acting.run(obs_of(rows))
-    assert len(unbound) == 3 * 5, "binding takes as long as some runs"
 
 
 def test_two_threads_that_run_at_once_do_not_disturb_each_other(network, weights_are_inputs):

@@ -378,14 +378,6 @@ def test_what_has_no_place_in_a_checkpoint_is_refused_before_anything_is_written
     assert not (tmp_path / "new").exists()
 
 
-def test_what_a_crash_left_behind_is_no_checkpoint_and_is_overwritten(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, 1, TENSORS, META)
-    shutil.move(path, tmp_path / ".partial-checkpoint-000001")
-    assert list_checkpoints(tmp_path) == []
-    save_checkpoint(tmp_path, 1, TENSORS, META)
-    assert [item.name for item in tmp_path.iterdir()] == ["checkpoint-000001"]
-
-
 def test_what_a_killed_writer_left_is_cleared_away_and_a_replaced_one_is_put_back(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     (tmp_path / ".partial-checkpoint-000002").mkdir()

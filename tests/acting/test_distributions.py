@@ -16,14 +16,12 @@ from aiorl.acting.distributions import (
     MASKED_LOGIT,
     Composite,
     Greedy,
-    SquashedComposite,
-    SquashedGaussian,
     TwoClassCategorical,
     make_distribution,
     make_named_distribution,
 )
 from aiorl.data.obs_layout import MaskLayout
-from aiorl.errors import ConfigError, PolicyError, UnsupportedSpaceError
+from aiorl.errors import ConfigError, UnsupportedSpaceError
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 SPACES = [
@@ -240,17 +238,6 @@ def test_r117_components_are_independent_and_their_log_probabilities_are_added(s
     noise[:, -1] = 0.9 - noise[:, -1]  # of the last component
     changed, _ = distribution.sample_with_logp(inputs, noise)
     np.testing.assert_array_equal(changed[:, 0], actions[:, 0])
-
-
-def test_distributions_are_made_by_name():
-    for name, space, kind in (
-        ("squashed_gaussian", BOX, SquashedGaussian), ("categorical", spaces.Discrete(2), TwoClassCategorical),
-        ("squashed_composite", NESTED[2][0], SquashedComposite),
-    ):  # fmt: skip
-        assert type(make_named_distribution(name, space)) is kind
-        assert kind is TwoClassCategorical or make_distribution(space, squash=True).name == name
-    with pytest.raises(PolicyError, match="known: bernoulli, categorical"):
-        make_named_distribution("beta", BOX)
 
 
 @pytest.mark.parametrize(

@@ -73,18 +73,6 @@ def test_no_exploration_takes_what_is_forbidden(settings, space, inputs, legal):
     assert (np.exp(logp) >= 0.249).all()
 
 
-@pytest.mark.parametrize(
-    "space", [spaces.MultiDiscrete([2, 3]), spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])], ids=str
-)
-def test_epsilon_greedy_explores_whole_actions_of_several_choices(space):
-    exploration = EpsilonGreedy(make_distribution(space), epsilon=0.6)
-    actions, logp = choose(exploration, repeated([0.0, 1.0, 0.0, 0.0, 1.0]))
-    greedy = (actions == [1, 2]).all(axis=1)
-    np.testing.assert_allclose(greedy.mean(), 0.4 + 0.6 / 6, atol=0.015)
-    np.testing.assert_allclose(np.exp(logp[greedy]), 0.5, rtol=1e-5)
-    np.testing.assert_allclose(np.exp(logp[~greedy]), 0.1, rtol=1e-5)
-
-
 def test_epsilon_follows_its_schedule_over_timesteps():
     exploration = EpsilonGreedy(make_distribution(spaces.Discrete(2)), epsilon=[[0, 1.0], [100, 0.0]])
     assert [exploration.figures(step)["epsilon"] for step in (0, 50, 100, 1000)] == [1.0, 0.5, 0.0, 0.0]
@@ -289,11 +277,6 @@ def test_what_an_exploration_of_ones_own_raises_names_the_setting():
 def test_values_lie_on_straight_lines_between_the_points_and_stay_beyond_them(env_steps: int, value: float) -> None:
     schedule = Schedule([[100, 1.0], [200, 0.5], [400, 0.0]])
     assert schedule.value(env_steps) == pytest.approx(value)
-
-
-def test_points_go_before_the_constant() -> None:
-    assert Schedule.of(1.0, None, key="lr_schedule").value(5) == Schedule(1.0).value(10**12) == 1.0
-    assert Schedule.of(1.0, [[0, 2.0]], key="lr_schedule").value(5) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -16,31 +16,6 @@ def column(*values, dtype=np.float32):
     return np.array(values, dtype).reshape(-1, 1)
 
 
-def one_env(rewards, terminated=(), truncated=(), invalid=(), **settings):
-    """N-step returns, discounts and steps of one environment, as lists; ends and gaps are given by their rows."""
-    steps = range(len(rewards))
-    found = n_step(
-        column(*rewards),
-        column(*(t in terminated for t in steps), dtype=bool),
-        column(*(t in truncated for t in steps), dtype=bool),
-        valid=column(*(t not in invalid for t in steps), dtype=bool) if invalid else None,
-        **settings,
-    )
-    assert (found.returns.dtype, found.discounts.dtype, found.steps.dtype) == (np.float32, np.float32, np.int32)
-    return tuple(made[:, 0].tolist() for made in found)
-
-
-def test_rewards_of_n_steps_are_summed_and_fewer_where_the_fragment_ends():
-    returns, discounts, steps = one_env([1, 2, 4, 8], gamma=0.5, n=3)
-    assert returns == [1 + 1 + 1, 2 + 2 + 2, 4 + 4, 8]
-    assert discounts == [0.125, 0.125, 0.25, 0.5]
-    assert steps == [3, 3, 2, 1]
-
-
-def test_a_truncation_ends_the_sum_and_bootstraps_after_so_many_steps():
-    assert one_env([1, 2, 4, 8], truncated=[1], gamma=0.5, n=3) == ([2, 2, 8, 8], [0.25, 0.5, 0.25, 0.5], [2, 1, 2, 1])
-
-
 @st.composite
 def fragments(draw):
     shape = draw(st.integers(1, 9)), draw(st.integers(1, 3))
@@ -103,9 +78,3 @@ def test_steps_that_lead_out_of_the_fragment_are_refused():
     with pytest.raises(BatchError, match="integers"):
         check_n_steps(column(1, 1), (2, 1))
     check_n_steps(column(2, 1, dtype=np.int32), (2, 1))
-
-
-def test_columns_of_other_shapes_are_refused():
-    flags = np.zeros((3, 1), bool)
-    with pytest.raises(BatchError, match=r"truncateds.*\(3, 1\).*\(2, 1\)"):
-        n_step(np.zeros((3, 1), np.float32), flags, flags[:2], gamma=0.9, n=2)

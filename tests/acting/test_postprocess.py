@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from aiorl.acting.postprocess import (
     returns,
 )
 from aiorl.data import columns as c
-from aiorl.errors import BatchError
 
 
 def column(*values, dtype=np.float32):
@@ -43,34 +41,9 @@ def one_env(rewards, values, bootstrap, terminated=None, truncated=None, truncat
     return advantages[:, 0], targets[:, 0]
 
 
-def test_a_fragment_cut_bootstraps_from_the_value_after_it():
-    # deltas: 1 + .5*2 - 1 = 1;  1 + .5*4 - 2 = 1;  A_1 = 1, A_0 = 1 + .5*.5*1
-    advantages, targets = one_env([1, 1], [1, 2], 4, gamma=0.5, lam=0.5)
-    np.testing.assert_allclose(advantages, [1.25, 1.0])
-    np.testing.assert_allclose(targets, [2.25, 3.0])
-
-
-def test_a_truncation_bootstraps_from_the_true_final_observation_and_cuts_the_sum():
-    # delta_0 = 1 + .5*10 - 1 = 5, not from V_1 = 2 of the next episode's first row
-    advantages, targets = one_env(
-        [1, 2], [1, 2], 4, truncated=[True, False], truncation_values=[10, 99], gamma=0.5, lam=1.0
-    )
-    np.testing.assert_allclose(advantages, [5.0, 2.0])
-    np.testing.assert_allclose(targets, [6.0, 4.0])
-
-
 def test_without_truncation_values_a_truncation_counts_as_worth_nothing():
     advantages, _ = one_env([3], [1], 7, truncated=[True], gamma=1.0, lam=1)
     np.testing.assert_allclose(advantages, [2.0])
-
-
-def test_values_after_an_end_are_not_read():
-    kw = {"gamma": 0.9, "lam": 0.8}
-    poisoned, _ = one_env([1, 1], [1, 1], np.nan, terminated=[False, True], **kw)
-    clean, _ = one_env([1, 1], [1, 1], 0.0, terminated=[False, True], **kw)
-    np.testing.assert_array_equal(poisoned, clean)
-    poisoned, _ = one_env([1, 1], [1, 1], 0.0, truncated=[False, True], truncation_values=[np.nan, 3], **kw)
-    assert np.isfinite(poisoned).all()
 
 
 def reference(rewards, values, bootstrap, terminated, truncated, truncation_values, valid, gamma, lam):
@@ -134,15 +107,6 @@ def test_an_environment_alone_and_among_others_gets_the_same_bits():
     for n in (0, 1, 255, 256, 299):
         alone, _ = gae(*(item[..., n : n + 1] for item in arguments), gamma=0.99, lam=0.95)
         np.testing.assert_array_equal(alone[:, 0], together[:, n])
-
-
-@pytest.mark.parametrize("position", range(1, 7))
-def test_a_column_of_another_shape_is_a_batch_error(position):
-    arguments = [np.zeros((3, 2), np.float32)] * 2 + [np.zeros(2, np.float32)] + [np.zeros((3, 2), bool)] * 2
-    arguments += [np.zeros((3, 2), np.float32), np.ones((3, 2), bool)]
-    arguments[position] = arguments[position][:-1] if position != 2 else np.zeros(3, np.float32)
-    with pytest.raises(BatchError):
-        gae(*arguments[:6], gamma=0.9, lam=0.9, valid=arguments[6])
 
 
 def test_returns_are_sums_to_the_end_of_an_episode_or_of_the_fragment():

@@ -147,7 +147,7 @@ def test_r171_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched(
         ({"shuffle_buffer_size": 8}, "shuffle_buffer_size is for stored experience. Leave it out, or let input name"),
         ({"input_evaluation": ["simulation"]}, "input_evaluation is for stored experience."),
         ({"input_evaluation": "is"}, "input_evaluation must be a list"),  # R170
-        ({"output_max_file_size": 1000}, "output_max_file_size is for what output writes. Leave it out"),
+        ({"output_max_file_size": 1000}, "output_max_file_size is for output. Set output"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_in_one_sentence_that_names_the_key(values: dict, sentence: str) -> None:

@@ -16,12 +16,12 @@ from aiorl.learning.replay.replay import Replay
 Array = NDArray[Any]
 
 
-def insert(replay: Replay, rows: Mapping[str, Any], *, priorities: Any = None) -> int:
+def insert(replay: Replay, rows: Mapping[str, Any]) -> int:
     """Check rows [B, ...] and store them as so many steps of one environment; says how many were."""
     arrays = {name: np.asarray(column) for name, column in rows.items()}
     steps = {name: array[:, None] if array.ndim else array for name, array in arrays.items()}
     replay.check_fragment(steps)
-    return replay.insert_fragment(steps, priorities=None if priorities is None else np.asarray(priorities)[:, None])
+    return replay.insert_fragment(steps)
 
 
 @dataclass

@@ -11,12 +11,18 @@ from aiorl.acting.distributions import Categorical, make_distribution
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.algorithm import Array, Observations
-from aiorl.learning.algorithms.compiled_base import TargetNetwork, following
-from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, LossFunction, Phase, UpdateSpec
+from aiorl.learning.algorithms.compiled_update import (
+    ROWS,
+    STEPS_BEFORE,
+    LossFunction,
+    Phase,
+    TargetNetwork,
+    UpdateSpec,
+    following,
+)
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import critic_losses, soft_targets
 from aiorl.learning.losses.q_learning import chosen, weighted_mean
 from aiorl.learning.models.distributions import to_tf_distribution
 
@@ -162,9 +168,9 @@ def critic_loss_of(minibatch: Tensors, q: tf.Tensor, next_values: tf.Tensor) -> 
         q: [C, B] float32.
         next_values: [B], of what followed the rewards; no gradient flows through the targets made of it.
     """
-    targets = soft_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_values)
+    targets = tf.stop_gradient(minibatch[c.N_STEP_RETURNS] + minibatch[c.DISCOUNTS] * next_values)
     errors = tf.reduce_mean(tf.abs(tf.stop_gradient(q) - targets), axis=0)
-    return weighted_mean(0.5 * critic_losses(q, targets), minibatch[WEIGHTS]), {
+    return weighted_mean(0.5 * tf.reduce_sum(tf.square(q - targets), axis=0), minibatch[WEIGHTS]), {
         "mean_q": tf.reduce_mean(q),
         "mean_td_error": tf.reduce_mean(errors),
         ROWS: errors,

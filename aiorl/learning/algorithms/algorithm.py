@@ -6,26 +6,34 @@ methods take only the config, so that leases and sampling can be planned before 
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
 
+import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.acting.distributions import make_distribution
+from aiorl.acting.exploration import Schedule
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import Piece
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout
-from aiorl.errors import CheckpointError, ConfigError
+from aiorl.errors import CheckpointError, ConfigError, InternalError, TrainingDiverged
+from aiorl.learning.algorithms.compiled_update import CompiledUpdate, TargetNetwork, keras_optimizer
+from aiorl.learning.lazy import tf
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
     from aiorl.learning.replay.ring import Snapshot
+
+_log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Batch = dict[str, Array]
@@ -292,3 +300,175 @@ class Algorithm(ABC):
         Raises: CheckpointError if it doesn't fit.
         """
         raise CheckpointError("experience", f"{type(self).__name__} stores none")
+
+
+ConfigT = TypeVar("ConfigT", bound=CommonConfig)
+
+MAX_SKIPS_IN_A_ROW = 10
+"""So many updates in a row may be skipped for numbers that are not finite before training ends."""
+
+_SEED_KEY = 0x616C676F  # keeps the algorithm's random numbers apart from the workers' of the same seed
+
+
+class CompiledBase(Algorithm, Generic[ConfigT]):
+    """Has a model, which a compiled update changes or leaves as it is. Subclasses make the update.
+
+    Attributes:
+        model: the network.
+        compiled: the update.
+        targets: name below which its weights are saved -> target network; there before the update is.
+    """
+
+    compiled: CompiledUpdate
+    targets: Mapping[str, TargetNetwork] = MappingProxyType({})
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Take the model; nothing is compiled yet."""
+        self.config = self.own_config(config)
+        self.model = model
+        self.rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
+        self.updates = 0
+        self._skipped = 0
+        self._skipped_in_a_row = 0
+        self._lr_is_over = False
+        self._read: Callable[[], dict[str, Any]] | None = None  # Any: tensors
+
+    @classmethod
+    def own_config(cls, config: CommonConfig) -> ConfigT:
+        """Return a config as that of this algorithm.
+
+        Raises: InternalError if it is not.
+        """
+        if not isinstance(config, cls.config_class):
+            raise InternalError(f"{cls.__name__} was given a {type(config).__name__}")
+        return cast(ConfigT, config)
+
+    def adam(self, epsilon: float) -> Any:  # Any: a Keras optimiser
+        """Make an Adam with the learning rate and the options of the config."""
+        return keras_optimizer("Adam", self.config.optimizer, learning_rate=self.config.lr, epsilon=epsilon)
+
+    def adam_of_multiplier(self, epsilon: float) -> Any:  # Any: a Keras optimiser
+        """Of a single number that weighs losses: what a user sets for networks, such as decay, is not for it."""
+        return keras_optimizer("Adam", {}, learning_rate=self.config.lr, epsilon=epsilon)
+
+    def _note_held(self) -> None:
+        """Count an update that held."""
+        self.updates += 1
+        self._skipped_in_a_row = 0
+
+    def _warn_of_last_lr(self, lr: Schedule, env_steps: int) -> None:
+        """Warn, once, that the learning rate has ended at 0."""
+        if self._lr_is_over or env_steps < lr.end or lr.value(env_steps) > 0:
+            return
+        self._lr_is_over = True
+        _log.warning(
+            "the learning rate is 0 from here on, so the policy will not change any more: lr_schedule ends at %s env "
+            "steps. To go on learning, let lr_schedule end later or at a value above 0; to end the run there, set "
+            "stop_timesteps: %d",
+            f"{lr.end:,.0f}", lr.end,
+        )  # fmt: skip
+
+    def _note_skipped(self, bad_column: str) -> None:
+        """Count an update that was skipped, for a number in a column or, if there is none, in what was computed.
+
+        Raises: TrainingDiverged after `MAX_SKIPS_IN_A_ROW` in a row.
+        """
+        self._skipped += 1
+        self._skipped_in_a_row += 1
+        where = (
+            f"column {bad_column!r} of the batch"
+            if bad_column
+            else "the loss or its gradient; the batch itself is finite"
+        )
+        _log.warning("update skipped: a number in %s is not finite; weights stay as they were", where)
+        if self._skipped_in_a_row >= MAX_SKIPS_IN_A_ROW:
+            raise TrainingDiverged(
+                f"{self._skipped_in_a_row} updates in a row were skipped because numbers were not finite, the last "
+                f"in {where}. The weights are those of the last good update. Check the environment's rewards and "
+                "observations, or set a lower lr or a smaller grad_clip."
+            )
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return further state to save, in a form that JSON can hold."""
+        return {}
+
+    def set_extra_state(self, values: Mapping[str, Any]) -> None:
+        """Take up what `extra_state` gave."""
+
+    def get_weights(self) -> dict[str, Array]:
+        """Copies of the weights by the names the acting graph knows."""
+        return self.model.get_weights()
+
+    def get_state(self) -> AlgorithmState:
+        """Weights, optimiser, random numbers to come, counters."""
+        return self.hold_state()()
+
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        """See `Algorithm.hold_state`.
+
+        What is read of a variable is immutable; TensorFlow copies it only once the variable changes. One function reads
+        all of them, since each alone takes as long as some dozen together.
+        """
+        if self._read is None:
+            variables = {f"weights/{name}": variable for name, variable in self.model.variables.items()}
+            variables |= self.other_variables()
+            self._read = tf.function(
+                lambda: {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}, autograph=False
+            )
+        tensors = self._read()
+        values = {
+            "rng": self.rng.bit_generator.state,
+            "updates": self.updates,
+            "updates_skipped": self._skipped,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            **self.extra_state(),
+        }
+        return lambda: AlgorithmState({name: np.array(tensor.numpy()) for name, tensor in tensors.items()}, values)
+
+    def set_state(self, state: AlgorithmState) -> None:
+        """Go on from `state`; all of it is checked before any of it is taken.
+
+        Raises: CheckpointError if a tensor is missing, left over or of another shape, or a value is missing.
+        """
+        variables = self.other_variables()
+        wanted = {f"weights/{name}": _kind(weight) for name, weight in self.get_weights().items()}
+        wanted |= {name: _kind(variable.numpy()) for name, variable in variables.items()}
+        given = {name: _kind(tensor) for name, tensor in state.tensors.items()}
+        if wanted != given:
+            differing = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+            first = differing[0]
+            raise CheckpointError(
+                "tensors",
+                f"they don't fit this model: {first} is {given.get(first, 'missing')} there and "
+                f"{wanted.get(first, 'unknown')} here ({len(differing)} differ)",
+            )
+        try:
+            self.set_extra_state(state.values)
+            self.rng.bit_generator.state = state.values["rng"]
+            self.updates = int(state.values["updates"])
+            self._skipped = int(state.values["updates_skipped"])
+            self._skipped_in_a_row = int(state.values["skipped_in_a_row"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError("values", f"a counter or random state is missing or wrong: {error!r}") from error
+        weights = {name: state.tensors[f"weights/{name}"] for name in self.get_weights()}
+        self.model.set_weights(weights)
+        for name, variable in variables.items():
+            variable.assign(state.tensors[name])
+
+    def weights_replaced(self) -> None:
+        """The model's target is the same then; those of other networks learn of it as they go on."""
+        for target in self.targets.values():
+            if target.network is self.model:
+                target.take_over()
+
+    def other_variables(self) -> dict[str, Any]:
+        """What is saved beside the weights, by names that don't change from run to run: optimisers, target networks."""
+        optimizers = self.compiled.optimizer_variables
+        found = {f"optimizer/{index:03d}": variable for index, variable in enumerate(optimizers)}
+        for prefix, target in self.targets.items():
+            found |= {f"{prefix}/{name}": variable for name, variable in target.variables.items()}
+        return found
+
+
+def _kind(array: Array) -> str:
+    return f"{array.dtype} {list(array.shape)}"

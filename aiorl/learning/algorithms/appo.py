@@ -10,13 +10,12 @@ from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec
+from aiorl.learning.algorithms.actor_critic_config import divisors
 from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, unpacked
 from aiorl.learning.algorithms.compiled_algorithm import rows_forward
-from aiorl.learning.algorithms.compiled_base import TargetNetwork
-from aiorl.learning.algorithms.compiled_update import UpdateSpec
+from aiorl.learning.algorithms.compiled_update import TargetNetwork, UpdateSpec
 from aiorl.learning.algorithms.on_policy import Surrogate, SurrogateConfig, surrogate_spec
 from aiorl.learning.algorithms.rows import by_time
-from aiorl.learning.algorithms.shared_config import divisors
 from aiorl.learning.algorithms.streaming import VTraceConfig, VTraceStreaming
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import ppo_loss

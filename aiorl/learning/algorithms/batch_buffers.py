@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, ColumnSpec, num_rows
-from aiorl.data.fragment import check_new_obs, new_obs
+from aiorl.data.fragment import new_obs
 from aiorl.errors import BatchError
 from aiorl.learning.algorithms.rows import by_time
+from aiorl.learning.fragments import check_fragment, refuse_others
 from aiorl.learning.lazy import Tensors, tf
 
+_NUM_SETS = 2
 PACKED = "packed"
 """Name of the array that holds all small columns."""
 
@@ -41,12 +43,11 @@ class BatchBuffers:
     fragment filled are zero, with VALID 0.
     """
 
-    def __init__(self, columns: Iterable[ColumnSpec], *, num_sets: int = 2) -> None:
+    def __init__(self, columns: Iterable[ColumnSpec]) -> None:
         """Lay the columns out; VALID is added if it is missing.
 
         Args:
             columns: of a fragment: [T, N, *shape]; or [N, *shape], for batches of sequences only.
-            num_sets: batches that may be in use at a time.
         """
         given = list(columns)
         of_rows = {spec.name: spec for spec in given if not c.is_of_sequences(spec.name)}
@@ -59,13 +60,13 @@ class BatchBuffers:
                 self.slices[column.name] = slice(start, start + column.width)
                 start += column.width
         self.packed_width = start
-        self._sets: list[dict[str, Array]] = [{} for _ in range(num_sets)]
+        self._sets: list[dict[str, Array]] = [{} for _ in range(_NUM_SETS)]
         self._next = 0
 
     def rows(self, fragments: Sequence[Mapping[str, Array]], num_rows: int) -> dict[str, Array]:
         """All rows of fragments that `check` has passed, one after the other, padded to `num_rows`.
 
-        Returns: arrays [num_rows, ...], valid until `num_sets` further calls.
+        Returns: arrays [num_rows, ...], valid until two further calls.
         """
         batch = self._buffers((num_rows,))
         filled = 0
@@ -81,7 +82,7 @@ class BatchBuffers:
         """The environments of fragments that `check` has passed, as `num_sequences` sequences of `length` steps.
 
         Returns: arrays [num_sequences, length, ...], and [num_sequences, ...] of what sequences have one of, valid
-            until `num_sets` further calls.
+            until two further calls.
         """
         batch = self._buffers((num_sequences, length))
         filled = 0
@@ -108,31 +109,21 @@ class BatchBuffers:
             steps: T it must have, None for any.
         Raises: BatchError naming the column at fault.
         """
-        shape = self.shape_of(fragment)
-        if min(shape) < 1:
-            raise BatchError(self.columns[0].name, "at least one row", f"[{shape[0]}, {shape[1]}, ...]")
-        known = {column.name for column in (*self.columns, *self.of_sequences)}
-        if c.NEW_OBS in known and c.NEW_OBS not in fragment:
-            known |= {c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
-        if unknown := sorted(fragment.keys() - known):
-            raise BatchError("batches", f"no other columns than {', '.join(sorted(known))}", f"{unknown[0]!r:.100}")
-        valid = fragment.get(c.VALID)
-        if valid is not None and valid.dtype != np.bool_:
-            raise BatchError(c.VALID, "dtype bool", valid.dtype)
+        columns = (*self.columns, *self.of_sequences)
+        refuse_others(fragment, [column.name for column in columns])
+        shape = check_fragment(columns, fragment, is_finite=False)
         if steps is not None and shape[0] != steps:
             raise BatchError(self.columns[0].name, f"[{steps}, N, ...]", f"[{shape[0]}, {shape[1]}, ...]")
-        for column in (*self.columns, *self.of_sequences):
-            if column.name == c.NEW_OBS and c.NEW_OBS not in fragment:
-                check_new_obs(fragment)  # it is made once it is needed
-                column = ColumnSpec(c.OBS, column.shape, column.dtype)
-            if column.name in fragment:
-                column.check(fragment[column.name], shape[1:] if c.is_of_sequences(column.name) else shape)
-            elif column.name != c.VALID:
-                raise BatchError(column.name, "in every fragment", f"only {sorted(fragment)!r:.500}")
 
     def zeros(self, *leading: int) -> dict[str, Array]:
         """A batch of `leading` dimensions in which no row is valid, in arrays of its own."""
-        return self._allocate(leading)
+        batch: dict[str, Array] = {PACKED: np.zeros((*leading, self.packed_width), np.float32)}
+        for column in self.columns:
+            if not column.is_packed:
+                batch[column.name] = np.zeros((*leading, *column.shape), column.dtype)
+        for extra in self.of_sequences:
+            batch[extra.name] = np.zeros((leading[0], *extra.shape), extra.dtype)
+        return batch
 
     def column(self, batch: Mapping[str, Array], name: str) -> Array:
         """A column of a batch by name, as a view."""
@@ -163,17 +154,8 @@ class BatchBuffers:
     def _buffers(self, leading: tuple[int, ...]) -> dict[str, Array]:
         batch = self._sets[self._next]
         if not batch or batch[PACKED].shape[:-1] != leading:
-            batch = self._sets[self._next] = self._allocate(leading)
+            batch = self._sets[self._next] = self.zeros(*leading)
         self._next = (self._next + 1) % len(self._sets)
-        return batch
-
-    def _allocate(self, leading: tuple[int, ...]) -> dict[str, Array]:
-        batch: dict[str, Array] = {PACKED: np.zeros((*leading, self.packed_width), np.float32)}
-        for column in self.columns:
-            if not column.is_packed:
-                batch[column.name] = np.zeros((*leading, *column.shape), column.dtype)
-        for extra in self.of_sequences:
-            batch[extra.name] = np.zeros((leading[0], *extra.shape), extra.dtype)
         return batch
 
     def _target(self, batch: Mapping[str, Array], column: ColumnSpec) -> Array:
@@ -184,14 +166,9 @@ class BatchBuffers:
         return packed[..., place] if column.shape else packed[..., place.start]
 
     def shape_of(self, fragment: Mapping[str, Array]) -> tuple[int, int]:
-        """T and N of a fragment.
-
-        Raises: BatchError if it lacks the first column.
-        """
-        first = fragment.get(self.columns[0].name)
-        if first is None or first.ndim < 2:
-            raise BatchError(self.columns[0].name, "a column [T, N, ...]", "none" if first is None else first.shape)
-        return int(first.shape[0]), int(first.shape[1])
+        """T and N of a fragment that `check` has passed."""
+        steps, num_envs = fragment[self.columns[0].name].shape[:2]
+        return int(steps), int(num_envs)
 
     def _source(self, fragment: Mapping[str, Array], name: str) -> Array:
         """A column [T, N, ...] of a fragment."""

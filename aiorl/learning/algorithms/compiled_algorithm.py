@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -19,13 +20,13 @@ from aiorl.data import columns as c
 from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
 from aiorl.errors import BatchError, PolicyError
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
-from aiorl.learning.algorithms.algorithm import Array, Batch, UpdateResult
+from aiorl.learning.algorithms.algorithm import Array, Batch, CompiledBase, UpdateResult
 from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, GradientBuffers, rounded_up, unpacked
-from aiorl.learning.algorithms.compiled_base import CompiledBase
-from aiorl.learning.algorithms.compiled_update import CompiledUpdate, UpdateSpec
+from aiorl.learning.algorithms.compiled_update import CompiledFunction, CompiledUpdate, UpdateSpec, gradients_of
 from aiorl.learning.algorithms.rows import flattened, model_columns
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_mean
+from aiorl.learning.losses import masked_mean
+from aiorl.learning.losses.policy_gradient import actor_critic_loss
 from aiorl.learning.models.distributions import to_tf_distribution
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     Attributes:
         distribution: of the actions, for losses.
         buffers: layout of the train batch, or of the rows that gradients are computed of.
+        gradient: gives the metrics in the order of the spec with the loss as the last, then the gradient of each
+            variable, over a batch all of whose rows are one minibatch.
     """
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
@@ -87,6 +90,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             spec, model.trainable_variables, self.make_optimizer(), grad_clip=config.grad_clip, xla=config.update_mode,
             gradients=None if self._received is None else self._received.mean,
         )  # fmt: skip
+        self.gradient = CompiledFunction(self._run_gradient, model.trainable_variables, config.update_mode, "gradient")
 
     @classmethod
     def return_discount(cls, config: CommonConfig) -> float | None:
@@ -226,7 +230,15 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
     def warm_up_gradients(self) -> None:
         """Compile `compute_gradients` for fragments of the usual size; changes nothing."""
-        self.compiled.warm_up_gradient(self.nominal_batch())
+        batch, coefficients = self.nominal_batch(), dict.fromkeys(self._spec.coefficient_names, 0.0)
+        arguments = self.compiled.tensors(batch, coefficients)
+        self.gradient.warm_up(partial(self.gradient, len(batch[PACKED]), *arguments))
+
+    def _run_gradient(self, batch: Tensors, values: tf.Tensor) -> list[tf.Tensor]:
+        batch, coefficients = self.compiled.begun(batch, values)
+        gradients, loss, found = gradients_of(self._spec.loss, self.model.trainable_variables)(batch, coefficients)
+        metrics = tf.stack([*(found[name] for name in self._spec.metric_names), loss])
+        return [metrics, *map(tf.convert_to_tensor, gradients)]
 
     def compute_gradients(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
         """The gradient of the loss over a fragment, at the weights as they are; changes nothing.
@@ -241,7 +253,8 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         batch = self.lay_out([fragment])
         if not self.buffers.num_filled(batch):
             return {}
-        found = self.compiled.gradient(batch, self.coefficients(env_steps_total))
+        arguments = self.compiled.tensors(batch, self.coefficients(env_steps_total))
+        found = [np.asarray(array) for array in self.gradient(len(batch[PACKED]), *arguments)]
         rows = np.array([np.count_nonzero(self.buffers.column(batch, c.VALID))], np.int32)
         if not all(np.isfinite(array).all() for array in found):
             column, names = self.buffers.first_not_finite(batch), self.sample_plan(self.config).columns

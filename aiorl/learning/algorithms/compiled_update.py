@@ -1,4 +1,4 @@
-"""One update, or one gradient, as one compiled function: all epochs, minibatches and optimiser steps.
+"""One update as one compiled function: all epochs, minibatches and optimiser steps.
 
 The function gets the whole train batch, the order in which rows are visited, and every coefficient as a tensor, so
 that nothing a schedule changes makes it compile again. If a loss, a metric or a gradient is not finite, an update puts
@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.errors import ConfigError
 from aiorl.learning.lazy import Tensors, tf
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.networks import Network
 
 _log = logging.getLogger(__name__)
 
@@ -144,12 +147,13 @@ STEPS_BEFORE = "steps_before"
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A further optimiser step within each step, of other variables by a loss of their own, after those before it.
+    """One optimiser step within each step, of variables by a loss of their own, after those before it.
 
     Where it is not due, its variables and its optimiser rest.
 
     Attributes:
-        name: its loss is reported as "NAME_loss", the norm of its gradient as "NAME_grad_gnorm".
+        name: its loss is reported as "NAME_loss", the norm of its gradient as "NAME_grad_gnorm"; "" for the spec's own
+            loss, which is reported as "loss" and "grad_gnorm".
         loss: of the minibatch, which also has by name the tensors that earlier losses returned and that are no metrics.
         metric_names: what `loss` reports.
         variables: to train.
@@ -165,6 +169,12 @@ class Phase:
     optimizer: Any  # a Keras optimiser; Keras ships no types
     lr: str = "lr"
     every: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all that is reported of it."""
+        prefix = self.name and f"{self.name}_"
+        return (*self.metric_names, f"{prefix}loss", f"{prefix}grad_gnorm")
 
     def times(self, steps: int, before: int) -> int:
         """How often it is due in so many steps, of which so many were made before."""
@@ -236,20 +246,14 @@ class CompiledUpdate:
             gradients: of a minibatch; None = those of the spec's loss.
         """
         self._spec = spec
-        self._variables = variables
         self.optimizer = optimizer
         self._grad_clip = grad_clip
-        self._gradients = gradients
-        optimizer.build(variables)
-        for phase in spec.phases:
+        self._gradients = gradients or gradients_of(spec.loss, variables)
+        self._phases = (Phase("", spec.loss, spec.metric_names, variables, optimizer), *spec.phases)
+        for phase in self._phases:
             phase.optimizer.build(phase.variables)
-        self._trained = [*variables, *(variable for phase in spec.phases for variable in phase.variables)]
-        self._metric_names = (*spec.metric_names, "loss", "grad_gnorm")
-        self._phase_names = [
-            (*phase.metric_names, f"{phase.name}_loss", f"{phase.name}_grad_gnorm") for phase in spec.phases
-        ]
+        self._trained = [variable for phase in self._phases for variable in phase.variables]
         self._function = CompiledFunction(self._run, self._trained, xla, "update")
-        self._gradient_function = CompiledFunction(self._run_gradient, variables, xla, "gradient")
 
     @property
     def mode(self) -> str:
@@ -259,13 +263,12 @@ class CompiledUpdate:
     @property
     def optimizer_variables(self) -> list[Any]:
         """Those of all optimisers, in an order that doesn't change from run to run."""
-        optimizers = [self.optimizer, *(phase.optimizer for phase in self._spec.phases)]
-        return [variable for optimizer in optimizers for variable in optimizer.variables]
+        return [variable for phase in self._phases for variable in phase.optimizer.variables]
 
     @property
     def traces(self) -> int:
-        """Number of batch shapes compiled so far, for updates and for gradients."""
-        return self._function.traces + self._gradient_function.traces
+        """Number of batch shapes compiled so far."""
+        return self._function.traces
 
     def warm_up(self, batch: Mapping[str, NDArray[Any]], order: NDArray[np.int32] | None) -> None:
         """Compile for batches of this shape; changes nothing.
@@ -273,8 +276,7 @@ class CompiledUpdate:
         Raises: ConfigError if XLA was asked for and can't compile it.
         """
         coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
-        coefficients["lr"] = float(self.optimizer.learning_rate.numpy())
-        coefficients |= {phase.lr: float(phase.optimizer.learning_rate.numpy()) for phase in self._spec.phases}
+        coefficients |= {phase.lr: float(phase.optimizer.learning_rate.numpy()) for phase in self._phases}
         self._function.warm_up(partial(self, batch, order, coefficients, max_steps=0))
 
     def __call__(
@@ -300,55 +302,30 @@ class CompiledUpdate:
         limit = np.int32((size if order is None else len(order)) if max_steps is None else max_steps)
         results, self.rows = self._function(
             size,
-            *self._tensors(batch, coefficients),
+            *self.tensors(batch, coefficients),
             None if order is None else tf.convert_to_tensor(order),
             tf.convert_to_tensor(limit),
         )
         assert results is not None
         ok, steps, *sums = results.tolist()
-        own = len(self._metric_names)
-        metrics = {name: total / max(steps, 1.0) for name, total in zip(self._metric_names, sums[:own], strict=True)}
-        for phase, names in zip(self._spec.phases, self._phase_names, strict=True):
-            given, own = sums[own : own + len(names)], own + len(names)
-            if times := phase.times(int(steps), int(coefficients.get(STEPS_BEFORE, 0))):
-                metrics |= {name: total / times for name, total in zip(names, given, strict=True)}
+        metrics: dict[str, float] = {}
+        for phase in self._phases:
+            times = phase.times(int(steps), int(coefficients.get(STEPS_BEFORE, 0)))
+            if times or not phase.name:
+                metrics |= {name: total / max(times, 1) for name, total in zip(phase.names, sums, strict=False)}
+            sums = sums[len(phase.names) :]
         metrics["num_sgd_steps"] = steps
         if self._spec.last_epoch is not None and steps:
             name, epochs = self._spec.last_epoch
-            metrics[f"{name}_last_epoch"] = sums[-1] / ((steps - 1) % max(limit // epochs, 1) + 1)
+            metrics[f"{name}_last_epoch"] = sums[0] / ((steps - 1) % max(limit // epochs, 1) + 1)
         return metrics, bool(ok)
 
-    def gradient(
-        self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]
-    ) -> list[NDArray[np.float32]]:
-        """Compute the gradients of the loss over a batch, all of whose rows are one minibatch; changes nothing.
-
-        Returns: the metrics in the order of the spec with the loss as the last, then the gradient of each variable.
-        Raises: ConfigError if XLA was asked for and can't compile it.
-        """
-        found = self._gradient_function(len(next(iter(batch.values()))), *self._tensors(batch, coefficients))
-        return [np.asarray(array) for array in found]
-
-    def warm_up_gradient(self, batch: Mapping[str, NDArray[Any]]) -> None:
-        """Compile `gradient` for batches of this shape.
-
-        Raises: ConfigError if XLA was asked for and can't compile it.
-        """
-        coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
-        self._gradient_function.warm_up(partial(self.gradient, batch, coefficients))
-
-    def _run_gradient(self, batch: Tensors, values: tf.Tensor) -> list[tf.Tensor]:
-        batch, coefficients = self._begun(batch, values)
-        gradients, loss, found = gradients_of(self._spec.loss, self._variables)(batch, coefficients)
-        metrics = tf.stack([*(found[name] for name in self._spec.metric_names), loss])
-        return [metrics, *map(tf.convert_to_tensor, gradients)]
-
-    def _tensors(self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]) -> tuple[Tensors, Any]:
+    def tensors(self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]) -> tuple[Tensors, Any]:
         """Arguments of a compiled function: the batch, and the coefficients in their order."""
         values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
         return {name: tf.convert_to_tensor(array) for name, array in batch.items()}, tf.convert_to_tensor(values)
 
-    def _begun(self, batch: Tensors, values: tf.Tensor) -> tuple[Tensors, Tensors]:
+    def begun(self, batch: Tensors, values: tf.Tensor) -> tuple[Tensors, Tensors]:
         """The batch that minibatches are taken from, and the coefficients by name."""
         coefficients = {name: values[index] for index, name in enumerate(self._spec.coefficient_names)}
         return batch if self._spec.begin is None else self._spec.begin(batch, coefficients), coefficients
@@ -356,13 +333,13 @@ class CompiledUpdate:
     def _run(
         self, batch: Tensors, values: tf.Tensor, order: tf.Tensor | None, limit: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        batch, coefficients = self._begun(batch, values)
-        self.optimizer.learning_rate.assign(coefficients["lr"])
-        for phase in self._spec.phases:
+        batch, coefficients = self.begun(batch, values)
+        for phase in self._phases:
             phase.optimizer.learning_rate.assign(coefficients[phase.lr])
         changed = [*self._trained, *self.optimizer_variables, *self._spec.followers]
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in changed]
-        zeros = tf.zeros([len(self._metric_names) + sum(map(len, self._phase_names))])
+        names = [name for phase in self._phases for name in phase.names]
+        zeros = tf.zeros([len(names)])
 
         def body(
             step: tf.Tensor, ok: tf.Tensor, go_on: tf.Tensor, sums: tf.Tensor, others: Tensors
@@ -380,7 +357,7 @@ class CompiledUpdate:
             if self._spec.last_epoch is not None:
                 metric, epochs = self._spec.last_epoch
                 is_first = tf.equal(step % tf.maximum(limit // epochs, 1), 0)
-                own = metrics[self._metric_names.index(metric)]
+                own = metrics[names.index(metric)]
                 more[_LAST_EPOCH] = own + tf.where(is_first, 0.0, others[_LAST_EPOCH])
             return step + 1, fine, ~enough, sums + metrics, more
 
@@ -406,48 +383,42 @@ class CompiledUpdate:
         self, step: tf.Tensor, minibatch: Tensors, coefficients: Tensors
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """One step with its phases: whether all was finite, whether to stop here, the metrics, and what rows have."""
-        spec = self._spec
-        gradients = self._gradients or gradients_of(spec.loss, self._variables)
-        found, ordered = self._descend(
-            gradients, spec.metric_names, self._variables, self.optimizer, minibatch, coefficients
-        )
-        enough = tf.constant(False)
-        if spec.stop_when is not None:
-            metric, limit = spec.stop_when
-            enough = found[metric] > limit
-        given, figures = minibatch | found, [ordered]
-        for phase, names in zip(spec.phases, self._phase_names, strict=True):
-            gradients = gradients_of(phase.loss, phase.variables)
-            run = partial(
-                self._descend, gradients, phase.metric_names, phase.variables, phase.optimizer, given, coefficients
-            )
+        given, figures = minibatch, []
+        for phase in self._phases:
+            run = partial(self._descend, phase, given, coefficients)
             if phase.every == 1:
-                more, ordered = run()
-                given = given | more
+                found, ordered = run()
+                given = given | found
             else:
-                made = tf.cast(coefficients[STEPS_BEFORE], tf.int32) + step + 1
-                zeros = tf.zeros([len(names)])
-                ordered = tf.cond(tf.equal(made % phase.every, 0), lambda: run()[1], lambda: zeros)  # noqa: B023
+                zeros = tf.zeros([len(phase.names)])
+                ordered = _when_due(phase.every, step, coefficients, lambda: run()[1], lambda: zeros)  # noqa: B023
             figures.append(ordered)
+        enough = tf.constant(False)
+        if self._spec.stop_when is not None:
+            metric, limit = self._spec.stop_when
+            enough = given[metric] > limit
         metrics = tf.concat(figures, axis=0)
-        return tf.reduce_all(tf.math.is_finite(metrics)), enough, metrics, found.get(ROWS)
+        return tf.reduce_all(tf.math.is_finite(metrics)), enough, metrics, given.get(ROWS)
 
-    def _descend(
-        self,
-        gradients_of_minibatch: Gradients,
-        metric_names: tuple[str, ...],
-        variables: Sequence[Any],
-        optimizer: Any,
-        minibatch: Tensors,
-        coefficients: Tensors,
-    ) -> tuple[Tensors, tf.Tensor]:
+    def _descend(self, phase: Phase, minibatch: Tensors, coefficients: Tensors) -> tuple[Tensors, tf.Tensor]:
         """One optimiser step: all that the loss gave, and the metrics in order with loss and norm of the gradient."""
-        gradients, loss, found = gradients_of_minibatch(minibatch, coefficients)
+        compute = gradients_of(phase.loss, phase.variables) if phase.name else self._gradients
+        gradients, loss, found = compute(minibatch, coefficients)
         norm = tf.linalg.global_norm(gradients)
         if self._grad_clip is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self._grad_clip, use_norm=norm)
-        optimizer.apply(gradients, variables)
-        return found, tf.stack([*(found[name] for name in metric_names), loss, norm])
+        phase.optimizer.apply(gradients, phase.variables)
+        return found, tf.stack([*(found[name] for name in phase.metric_names), loss, norm])
+
+
+def _when_due(
+    every: int, step: tf.Tensor, coefficients: Tensors, run: Callable[[], Any], otherwise: Callable[[], Any]
+) -> Any:
+    """Run what is due at every so many steps, counted on from the coefficient STEPS_BEFORE; else the other."""
+    if every == 1:
+        return run()
+    made = tf.cast(coefficients[STEPS_BEFORE], tf.int32) + step + 1
+    return tf.cond(tf.equal(made % every, 0), run, otherwise)
 
 
 def gradients_of(loss_function: LossFunction, variables: Sequence[Any]) -> Gradients:
@@ -459,3 +430,78 @@ def gradients_of(loss_function: LossFunction, variables: Sequence[Any]) -> Gradi
         return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO), loss, found
 
     return gradients
+
+
+def keras_optimizer(name: str, options: Mapping[str, Any], **own: Any) -> Any:  # Any: Keras ships no types
+    """An optimizer of Keras.
+
+    Args:
+        name: of its class, such as Adam.
+        options: further arguments of it, as users set them.
+        **own: arguments that the algorithm has keys for.
+    Raises: ConfigError if one of the options is among those, or Keras takes it not.
+    """
+    import keras
+
+    for option in options:
+        if option in own:
+            raise ConfigError(
+                f"optimizer.{option} can't be set: the algorithm has a key of its own for it.",
+                key=f"optimizer.{option}",
+                value=options[option],
+            )
+    try:
+        return getattr(keras.optimizers, name)(**own, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"Keras makes no {name} with these options: {error}.", key="optimizer", value=dict(options),
+            hint=f"See https://keras.io/api/optimizers/{name.lower()}.",
+        ) from error  # fmt: skip
+
+
+class TargetNetwork:
+    """Weights that follow those of a network.
+
+    Attributes:
+        network: that learns; it takes `tensors` in place of its own weights.
+        variables: by the names of the network's.
+    """
+
+    def __init__(self, network: Network) -> None:
+        """Begin with the network's weights as they are now."""
+        self.network = network
+        self.variables: dict[str, Any] = {
+            name: tf.Variable(variable, trainable=False) for name, variable in network.variables.items()
+        }
+
+    def tensors(self) -> Tensors:
+        """The weights of this moment by name."""
+        return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
+
+    def take_over(self, share: float = 1.0) -> None:
+        """Become the network, or come nearer to it by a share."""
+        for name, variable in self.variables.items():
+            online = tf.convert_to_tensor(self.network.variables[name])
+            is_whole = share == 1 or not online.dtype.is_floating  # counts of a user's layers have no part in between
+            variable.assign(online if is_whole else variable + share * (online - variable))
+
+
+def following(*targets: TargetNetwork, tau: float, every: int) -> dict[str, Any]:
+    """Return what an `UpdateSpec` has to be told so that target networks follow within an update.
+
+    Args:
+        targets: all of the update.
+        tau: how far, see `TargetNetwork.take_over`.
+        every: after how many minibatches, counted on from the coefficient STEPS_BEFORE.
+    """
+
+    def move() -> tf.Tensor:
+        for target in targets:
+            target.take_over(tau)
+        return tf.constant(0)
+
+    def follow(step: tf.Tensor, coefficients: Tensors) -> None:
+        _when_due(every, step, coefficients, move, lambda: tf.constant(0))
+
+    variables = tuple(variable for target in targets for variable in target.variables.values())
+    return {"followers": variables, "follow": follow}

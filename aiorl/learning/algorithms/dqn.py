@@ -13,21 +13,19 @@ from numpy.typing import NDArray
 
 from aiorl.acting.distributions import Greedy
 from aiorl.acting.exploration import Schedule
-from aiorl.config.key import changed, key
+from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.algorithm import Observations
-from aiorl.learning.algorithms.compiled_base import TargetNetwork, following
-from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, UpdateSpec
+from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, TargetNetwork, UpdateSpec, following
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ReplayConfig
-from aiorl.learning.algorithms.rows import by_time, flattened
-from aiorl.learning.algorithms.shared_config import BATCH, LENGTH, refuse
+from aiorl.learning.algorithms.rows import by_time, flattened, model_columns, previous_columns, state_columns
+from aiorl.learning.algorithms.shared_config import BATCH, LENGTH
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses import q_learning
-from aiorl.learning.losses.policy_gradient import masked_mean
-from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, SequenceShape
+from aiorl.learning.losses import masked_mean, q_learning
+from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, Sequences, SequenceShape
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -61,7 +59,7 @@ class DQNConfig(ReplayConfig):
     """The network that learns chooses the action whose value the target network gives."""
     dueling: bool = _dqn(True)
     """Streams of the network for the value of a state and for the advantages of actions."""
-    dueling_hiddens: tuple[int, ...] = _dqn(())
+    dueling_hiddens: tuple[int, ...] = _dqn((), needs="dueling")
     """Width of each hidden layer of both streams, behind the shared ones."""
     num_atoms: int = _dqn(1, unit="atoms", ge=1)
     """Atoms of the distribution of returns (C51); 1 learns expected returns only."""
@@ -72,7 +70,7 @@ class DQNConfig(ReplayConfig):
     noisy: bool = _dqn(False)
     """The layers of the streams have noise that is learned, drawn anew for each action and each minibatch (Rainbow); it
     explores in place of random actions."""
-    sigma0: float = _dqn(0.5, gt=0)
+    sigma0: float = _dqn(0.5, gt=0, needs="noisy")
     """Deviation of the noise at first, times the root of a layer's number of inputs."""
     huber_delta: float = _dqn(1.0, gt=0)
     """Size of a TD error up to which its loss is square, and linear beyond."""
@@ -91,7 +89,7 @@ class DQNConfig(ReplayConfig):
     """Steps at the beginning of a sequence that only bring its stored state up to date."""
     sequence_overlap: int | None = _dqn(None, unit="steps", ge=0)
     """Steps that a sequence has in common with the one before; null takes burn_in."""
-    sequence_priority_eta: float = _dqn(0.9, ge=0, le=1)
+    sequence_priority_eta: float = _dqn(0.9, ge=0, le=1, needs="prioritized_replay")
     """Share of the largest TD error of a sequence in its priority; the rest is that of their mean."""
     value_rescaling: bool = _dqn(False)
     """Learn returns in a scale that shrinks large ones, in place of clipping rewards, and undo it in targets."""
@@ -105,6 +103,15 @@ class DQNConfig(ReplayConfig):
         return SequenceShape(
             length, self.burn_in, self.burn_in if self.sequence_overlap is None else self.sequence_overlap
         )
+
+    def sequences(self, model: ActorCritic) -> Sequences | None:
+        """See the base class."""
+        shape = self.sequence_shape
+        if shape is None:
+            return None
+        names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(self))
+        states = model_columns(model, state_columns(self, cells=1))
+        return Sequences(shape, tuple(model_columns(model, names)), tuple(states), self.gamma, self.n_step)
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
         """See the base class: recurrent networks get fragments that hold sequences, and minibatches of as many."""
@@ -140,8 +147,6 @@ class DQNConfig(ReplayConfig):
         unless(has_atoms, ("v_min", "v_max"), "distributions of returns", hint="Set num_atoms: 51, or leave it out.")
         hint = "Leave it out, or set num_atoms: 1."
         unless(not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint)
-        unless(self.dueling, ("dueling_hiddens",), "dueling", hint="Set dueling, or leave it out.")
-        unless(self.noisy, ("sigma0",), "noisy layers", hint="Set noisy: true, or leave it out.")
         names, hint = ("epsilon_schedule", "per_worker_epsilon"), "Leave it out, or set noisy: false."
         unless(not self.noisy, names, "networks without noise: noisy layers explore", hint=hint)
         hint = "Leave it out, or set per_worker_epsilon: false."
@@ -169,8 +174,6 @@ class DQNConfig(ReplayConfig):
         )  # fmt: skip
 
     def _check_sequences(self, shape: SequenceShape) -> None:
-        hint = "Set prioritized_replay, or leave it out."
-        self.refuse_unless(self.prioritized_replay, ("sequence_priority_eta",), "prioritized_replay", hint=hint)
         length, burn_in, overlap = shape
         refuse(
             self,
@@ -226,9 +229,17 @@ class DQN(ReplayAlgorithm[DQNConfig]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """See the base class; with `worker_priorities` also the size of each row's TD error to the worker."""
+        """See the base class; with `worker_priorities` also the size of each row's TD error to the worker.
+
+        For a recurrent network, raw transitions with the states that sequences begin in.
+        """
+        own = cls.own_config(config)
+        if own.sequence_shape is not None:
+            of_rows = (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(own))
+            columns, stride = (*of_rows, *state_columns(own, cells=1)), own.sequence_shape.stride
+            return SamplePlan("none", {}, columns, state_every=stride, raw_obs=own.is_filtered)
         plan = super().sample_plan(config)
-        if not cls.own_config(config).worker_priorities:
+        if not own.worker_priorities:
             return plan
         return dataclasses.replace(plan, postprocess="n_step_priorities", columns=(*plan.columns, c.PRIORITIES))
 
@@ -336,7 +347,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
                 returns, discounts, next_values, next_q_online=next_online, mask=mask,
                 is_rescaled=config.value_rescaling,
             )  # fmt: skip
-            errors = q_learning.td_errors(values, actions, wanted)
+            errors = wanted - q_learning.chosen(values, actions)
             return q_learning.huber(errors, delta=config.huber_delta), tf.abs(errors), wanted - errors
         probabilities = q_learning.categorical_targets(
             returns, discounts, next_values, atoms, next_logits_online=next_online, mask=mask

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 from aiorl.acting.filters import MeanStdFilter, Normalisation
-from aiorl.config.key import changed, key
+from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import Array, Batch, LeasePlan, want_stored_experience
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
-from aiorl.learning.algorithms.shared_config import refuse
 
 _learning = partial(key, group="Learning")
 

@@ -8,7 +8,8 @@ from aiorl.learning.algorithms.batch_buffers import unpacked
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.streaming import VTraceConfig, VTraceStreaming
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.policy_gradient import actor_critic_loss, approximate_kl, masked_mean
+from aiorl.learning.losses import masked_mean
+from aiorl.learning.losses.policy_gradient import actor_critic_loss, approximate_kl
 from aiorl.learning.losses.vtrace import pg_advantages
 
 _MAX_LOG_RHO = 20.0  # a larger ratio would overflow the estimate of the divergence

@@ -17,8 +17,7 @@ from aiorl.learning.algorithms.compiled_update import Phase, UpdateSpec
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
 from aiorl.learning.algorithms.replay_config import OfflineReplayConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import expectile_losses
-from aiorl.learning.losses.policy_gradient import imitation_weights
+from aiorl.learning.losses.critics import expectile_losses, imitation_weights
 from aiorl.learning.losses.q_learning import weighted_mean
 
 if TYPE_CHECKING:

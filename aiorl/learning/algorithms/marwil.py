@@ -14,7 +14,8 @@ from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
 from aiorl.learning.algorithms.rows import sequence_columns
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.policy_gradient import imitation_weights, masked_mean
+from aiorl.learning.losses import masked_mean
+from aiorl.learning.losses.critics import imitation_weights
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic

@@ -83,7 +83,7 @@ class SurrogateConfig(ActorCriticConfig):
     """clip_param over env steps, as [[env step, value], ...]."""
     kl_coeff: float = _ppo(0.0, ge=0)
     """First weight of the divergence from the old policy; it adapts towards kl_target. 0: no penalty."""
-    kl_target: float = _ppo(0.01, unit="nats", gt=0)
+    kl_target: float = _ppo(0.01, unit="nats", gt=0, needs="kl_coeff")
     """Divergence that kl_coeff aims at, in the last epoch of an update."""
     kl_stop: float | None = _ppo(None, unit="nats", gt=0)
     """An update ends after a minibatch whose divergence is above this; null: never."""
@@ -110,8 +110,6 @@ class SurrogateConfig(ActorCriticConfig):
         """
         super().check()
         self.clip_schedules()
-        hint = "Set kl_coeff above 0, or leave it out."
-        self.refuse_unless(self.kl_coeff > 0, ("kl_target",), "the penalty that kl_coeff weighs", hint=hint)
 
 
 SurrogateT = TypeVar("SurrogateT", bound=SurrogateConfig)

@@ -12,7 +12,8 @@ from aiorl.learning.algorithms.compiled_update import UpdateSpec
 from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig
 from aiorl.learning.algorithms.rows import sequence_columns
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.policy_gradient import masked_mean, masked_normalise
+from aiorl.learning.losses import masked_mean
+from aiorl.learning.losses.policy_gradient import masked_normalise
 
 
 class PGConfig(OnPolicyConfig):

@@ -7,76 +7,39 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from aiorl.acting.exploration import Schedule
-from aiorl.acting.filters import MeanStdFilter, Normalisation, ObservationFilter
+from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import Piece
 from aiorl.data.fragment import SamplePlan
-from aiorl.errors import BatchError, CheckpointError, InternalError
-from aiorl.learning.algorithms.algorithm import Array, Batch, LeasePlan, UpdateResult, want_stored_experience
-from aiorl.learning.algorithms.compiled_base import CompiledBase
+from aiorl.learning.algorithms.algorithm import (
+    Array,
+    Batch,
+    CompiledBase,
+    LeasePlan,
+    UpdateResult,
+    want_stored_experience,
+)
 from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ReplayConfig
-from aiorl.learning.algorithms.rows import model_columns, previous_columns, state_columns
+from aiorl.learning.algorithms.rows import model_columns
+from aiorl.learning.fragments import Pieces, refuse_others
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.replay.fragments import Pieces, check_priorities
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay, Sample
 from aiorl.learning.replay.ring import Snapshot
-from aiorl.learning.replay.sequences import Sequences
 from aiorl.learning.replay.spec import ReplaySpec, check_fits
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
 _log = logging.getLogger(__name__)
-
-_OBSERVATIONS = (c.OBS, c.NEW_OBS)
-
-
-class Normaliser:
-    """Filters what was stored raw, by the statistics that it took last.
-
-    The statistics are variables, so that new ones need no new compilation.
-    """
-
-    def __init__(self, obs_shape: Sequence[int]) -> None:
-        """Begin with statistics that leave observations as they are.
-
-        Args:
-            obs_shape: shape of one observation.
-        """
-        self._centre, self._scale, self._shift = (
-            tf.Variable(tf.fill(list(obs_shape), value), trainable=False) for value in (0.0, 1.0, 0.0)
-        )
-
-    def take(self, own: ObservationFilter) -> None:
-        """Take up the statistics of a filter as they are now.
-
-        Raises: InternalError if it has none.
-        """
-        if not isinstance(own, MeanStdFilter):
-            raise InternalError(f"observations came raw, and the filter is a {type(own).__name__}")
-        now = Normalisation.of(own)
-        self._centre.assign(now.centre)
-        self._scale.assign(now.scale)
-        self._shift.assign(now.shift)
-
-    def __call__(self, minibatch: Tensors) -> Tensors:
-        """The columns of a minibatch, observations [..., *obs_shape] filtered."""
-        filtered = {
-            name: (minibatch[name] - self._centre) * self._scale - self._shift
-            for name in _OBSERVATIONS
-            if name in minibatch
-        }
-        return {**minibatch, **filtered}
-
 
 ReplayT = TypeVar("ReplayT", bound=ReplayConfig)
 
@@ -129,11 +92,6 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
         """Rows with the discounted sum of up to n rewards, and what followed each."""
         own = cls.own_config(config)
-        if own.sequence_shape is not None:
-            of_rows = (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(own))
-            of_sequences = state_columns(own, cells=1)
-            stride = own.sequence_shape.stride
-            return SamplePlan("none", {}, (*of_rows, *of_sequences), state_every=stride, raw_obs=own.is_filtered)
         steps = (c.N_STEPS,) if own.n_step > 1 else ()
         piece = (c.PIECE,) if own.is_offline else ()
         columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps, *piece)
@@ -145,23 +103,18 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
         Raises: ConfigError if there is no room.
         """
-        stored = [
-            (config, model, replay_spec(config, model))
-            for config, model in policies
-            if isinstance(config, ReplayConfig)
-        ]
+        learners = [(config, model) for config, model in policies if isinstance(config, ReplayConfig)]
+        stored = [(config, model, replay_spec(config, model)) for config, model in learners]
         check_fits([spec for *_, spec in stored])
         for own, model, spec in stored:
-            saved, most = spec.saved_bytes / 1e6, own.checkpoint_keep + 1
-            told = "checkpoints leave it out (checkpoint_replay: false)"
-            if own.checkpoint_replay:
-                told = (
-                    f"each checkpoint takes up to {saved:.3g} MB of disk for it, the {most - 1} that are kept "
-                    f"(checkpoint_keep) and the one being written up to {most * saved:.3g} MB"
-                )
-            _log.info("the replay has %s, %.3g MB in all; %s", spec, spec.bytes_needed / 1e6, told)
+            saved = spec.saved_bytes * (own.checkpoint_keep + 1) if own.checkpoint_replay else 0
+            _log.info(
+                "the replay has %s, %.3g MB in all; checkpoints take up to %.3g MB of disk for it, with the %d that "
+                "are kept (checkpoint_replay, checkpoint_keep)",
+                spec, spec.bytes_needed / 1e6, saved / 1e6, own.checkpoint_keep,
+            )  # fmt: skip
             full = 1 - (own.n_step - 1) / own.cut_length
-            if full < _MANY and sequences_of(own, model) is None:
+            if full < _MANY and own.sequences(model) is None:
                 _log.warning(
                     "n_step is %d, and fragments end after %d steps, so that only %.0f %% of the rows have so many. "
                     "Set rollout_fragment_length to %d or more",
@@ -186,20 +139,13 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         own = self.config
         spec = replay_spec(own, model)
         self.replay = self.make_replay(spec, seed=int(self.rng.integers(1 << 62)))
-        columns = self.sample_plan(config).columns
-        self._has_priorities = c.PRIORITIES in columns
-        self._known = {*columns, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
-        self._sequences = sequences_of(own, model)
+        self._columns = self.sample_plan(config).columns
+        self._sequences = own.sequences(model)
         self._pieces = Pieces()
         self._is_hurried = False
         self._lr = Schedule.of(own.lr, own.lr_schedule, key="lr_schedule")
-        self._beta = Schedule(
-            [
-                (0, own.prioritized_replay_beta),
-                (own.prioritized_replay_beta_timesteps, own.final_prioritized_replay_beta),
-            ],
-            key="prioritized_replay_beta",
-        )
+        last = own.prioritized_replay_beta_timesteps, own.final_prioritized_replay_beta
+        self._beta = Schedule([(0, own.prioritized_replay_beta), last], key="prioritized_replay_beta")
         row_bytes = sum(np.dtype(column.dtype).itemsize * math.prod(column.shape) for column in spec.columns)
         most = max(1, _MAX_SAMPLE_BYTES // (row_bytes * own.minibatch_entries))
         self.steps_per_call = min(own.usual_minibatches(), most)
@@ -209,9 +155,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._metrics: dict[str, float] = {}
         self._padded: dict[str, Array] = {}
         update = self.update_spec()
-        self._normaliser = Normaliser(model.obs_shape) if own.is_filtered else None
-        if self._normaliser is not None:
-            update = dataclasses.replace(update, prepare=self._normaliser)
+        if own.is_filtered:
+            shape = list(model.obs_shape)
+            self._normalisation = [tf.Variable(tf.fill(shape, value), trainable=False) for value in (0.0, 1.0, 0.0)]
+            update = dataclasses.replace(update, prepare=self._normalised)
         self.compiled = CompiledUpdate(
             update, self.trained_variables(), self.adam(own.adam_epsilon), grad_clip=own.grad_clip,
             xla=own.update_mode,
@@ -226,6 +173,12 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Raises: ConfigError if the system does not give the room.
         """
         return Replay(spec, seed=seed)
+
+    def _normalised(self, minibatch: Tensors) -> Tensors:
+        """Columns with observations filtered that were stored raw, by statistics that are variables."""
+        centre, scale, shift = self._normalisation
+        names = [name for name in (c.OBS, c.NEW_OBS) if name in minibatch]
+        return {**minibatch, **{name: (minibatch[name] - centre) * scale - shift for name in names}}
 
     @abstractmethod
     def update_spec(self) -> UpdateSpec:
@@ -248,16 +201,11 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
         Raises: BatchError naming the column at fault.
         """
-        if unknown := sorted(fragment.keys() - self._known):
-            raise BatchError(
-                "batches", f"no other columns than {', '.join(sorted(self._known))}", f"{unknown[0]!r:.100}"
-            )
+        refuse_others(fragment, self._columns)
         if self._sequences is not None:
             self._sequences.check(fragment)
         else:
             self.replay.check_fragment(fragment)
-        if self._has_priorities:
-            check_priorities(fragment, fragment[c.ACTIONS].shape[:2])
         Pieces.check(fragment)
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
@@ -276,8 +224,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     def _store(self, fragment: Mapping[str, Array]) -> int:
         """Store a fragment, and say how many rows of the replay it makes."""
         if self._sequences is None:
-            priorities = fragment[c.PRIORITIES] if self._has_priorities else None
-            return self.replay.insert_fragment(fragment, priorities=priorities)
+            return self.replay.insert_fragment(fragment)
         cut = self._sequences.cut(fragment)
         return self.replay.insert_fragment(cut) if len(cut[c.OBS]) else 0
 
@@ -294,8 +241,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._counted += counted
         self._due += counted * own.training_intensity / own.minibatch_rows
         left = steps = int(self._due)
-        if steps and self._normaliser is not None:
-            self._normaliser.take(self.merged_filter)
+        if steps and own.is_filtered:
+            now = Normalisation.of(cast(MeanStdFilter, self.merged_filter))
+            for variable, statistic in zip(self._normalisation, (now.centre, now.scale, now.shift), strict=True):
+                variable.assign(statistic)
         self._due -= steps
         beta = self._beta.value(env_steps_total)
         sums: dict[str, float] = {}
@@ -326,26 +275,15 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
             "cur_lr": self._lr.value(env_steps_total),
             "num_sgd_steps": float(made),
             "updates_skipped": float(self._skipped),
-            **self._counts(),
+            "replay_rows": float(len(self.replay) * own.entry_steps),
+            "rows_stored": float(self.replay.stored * own.entry_steps),
+            "rows_evicted": float(self.replay.evicted * own.entry_steps),
+            "rows_trained": float(self._steps * own.minibatch_rows),
+            "training_intensity": self._steps * own.minibatch_rows / max(1, self._counted),
         }
         if own.prioritized_replay:
             figures["prioritized_replay_beta"] = beta
         return UpdateResult({**self._metrics, **figures}, bad_column is not None, bad_column or "")
-
-    def _counts(self) -> dict[str, float]:
-        """What is stored, trained on and gone, in rows; and rows trained on per row that made minibatches due.
-
-        Sequences count as full.
-        """
-        own = self.config
-        trained = self._steps * own.minibatch_rows
-        return {
-            "replay_rows": float(len(self.replay) * own.entry_steps),
-            "rows_stored": float(self.replay.stored * own.entry_steps),
-            "rows_evicted": float(self.replay.evicted * own.entry_steps),
-            "rows_trained": float(trained),
-            "training_intensity": trained / max(1, self._counted),
-        }
 
     def hurry(self) -> None:
         """See `Algorithm.hurry`: minibatches that are left to be made stay due, so that what is stored can be saved."""
@@ -398,12 +336,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
         """See `Algorithm.restore_experience`; with `checkpoint_replay` off it is left out."""
-        if not self.stores_experience:
-            return
-        try:
+        if self.stores_experience:
             self.replay.restore(values, pieces)
-        except BatchError as error:
-            raise CheckpointError("experience", f"it does not fit: {error}") from error
 
 
 def _num_rows(fragment: Mapping[str, Array]) -> int:
@@ -416,37 +350,20 @@ def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
 
     Sequences are kept as they are, with observations that they have in common.
     """
-    sequences = sequences_of(config, model)
+    sequences = config.sequences(model)
     names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
     columns = tuple(model_columns(model, names)) if sequences is None else sequences.columns
-    priorities = None
+    is_image = model.obs_dtype == "uint8" and len(model.obs_shape) == 3
+    priorities, made_with = None, ["gamma", "n_step", "clip_rewards"]
     if config.prioritized_replay:
         priorities = Prioritised(config.prioritized_replay_alpha, config.prioritized_replay_eps)
-    made_with = ["gamma", "n_step", "clip_rewards"]
-    if config.prioritized_replay:
         made_with += ["prioritized_replay_alpha", "prioritized_replay_eps"]
     return ReplaySpec(
         columns,
         config.capacity_entries,
         priorities,
-        stack=_stack(model) if sequences is None else 0,
+        stack=model.layout.num_frames if is_image and sequences is None else 0,
         spill_dir=config.replay_spill_dir,
         unit="rows" if sequences is None else f"sequences, with {config.entry_steps} steps trained on,",
         made_with={name: getattr(config, name) for name in made_with},
     )
-
-
-def sequences_of(config: ReplayConfig, model: ActorCritic) -> Sequences | None:
-    """Return what cuts fragments into the sequences that are stored; None where single rows are."""
-    shape = config.sequence_shape
-    if shape is None:
-        return None
-    names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(config))
-    states = model_columns(model, state_columns(config, cells=1))
-    return Sequences(shape, tuple(model_columns(model, names)), tuple(states), config.gamma, config.n_step)
-
-
-def _stack(model: ActorCritic) -> int:
-    """Frames of an observation that are stored each by itself: those of a stack, or the whole image."""
-    is_image = model.obs_dtype == "uint8" and len(model.obs_shape) == 3
-    return model.layout.num_frames if is_image else 0

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Set
 from functools import partial
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from aiorl.acting.exploration import Schedule
 from aiorl.config.code import is_import_path
-from aiorl.config.key import changed, key
+from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
-from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, ENVS, LENGTH, refuse
-from aiorl.learning.replay.sequences import SequenceShape
+from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, ENVS, LENGTH
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
+    from aiorl.learning.replay.sequences import Sequences, SequenceShape
 
 _learning = partial(key, group="Learning")
 _replay = partial(key, group="Replay")
@@ -71,15 +74,15 @@ class ReplayConfig(CommonConfig):
     minibatches due sooner, as soon as it is read again."""
     prioritized_replay: bool = _replay(False)
     """Draw rows in proportion to their TD errors."""
-    prioritized_replay_alpha: float = _replay(0.6, ge=0, le=1)
+    prioritized_replay_alpha: float = _replay(0.6, ge=0, le=1, needs="prioritized_replay")
     """How much priorities count: 0 draws all rows alike, 1 in proportion to their errors."""
-    prioritized_replay_beta: float = _replay(0.4, ge=0, le=1)
+    prioritized_replay_beta: float = _replay(0.4, ge=0, le=1, needs="prioritized_replay")
     """How much importance weights make up for priorities at first: 0 not at all, 1 fully."""
-    final_prioritized_replay_beta: float = _replay(1.0, ge=0, le=1)
+    final_prioritized_replay_beta: float = _replay(1.0, ge=0, le=1, needs="prioritized_replay")
     """The same in the end."""
-    prioritized_replay_beta_timesteps: int = _replay(100_000, unit="env steps", ge=1)
+    prioritized_replay_beta_timesteps: int = _replay(100_000, unit="env steps", ge=1, needs="prioritized_replay")
     """Env steps over which the one becomes the other."""
-    prioritized_replay_eps: float = _replay(1e-6, gt=0)
+    prioritized_replay_eps: float = _replay(1e-6, gt=0, needs="prioritized_replay")
     """Added to each error, so that each row is drawn at times."""
     checkpoint_replay: bool = _replay(True)
     """Checkpoints hold what is stored; else a resumed run stores anew."""
@@ -92,6 +95,10 @@ class ReplayConfig(CommonConfig):
     @property
     def sequence_shape(self) -> SequenceShape | None:
         """The sequences that a recurrent network is trained on; None without recurrence: single rows."""
+        return None
+
+    def sequences(self, model: ActorCritic) -> Sequences | None:
+        """Return what cuts fragments into the sequences that are stored; None where single rows are."""
         return None
 
     @property
@@ -154,12 +161,6 @@ class ReplayConfig(CommonConfig):
         """
         super().check()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
-        names = (
-            "prioritized_replay_alpha", "prioritized_replay_beta", "final_prioritized_replay_beta",
-            "prioritized_replay_beta_timesteps", "prioritized_replay_eps",
-        )  # fmt: skip
-        hint = "Set prioritized_replay, or leave it out."
-        self.refuse_unless(self.prioritized_replay, names, "prioritized_replay", hint=hint)
         model, steps, capacity = self.model, self.fragment_steps, self.replay_capacity
         refuse(
             self,

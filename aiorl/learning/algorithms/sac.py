@@ -15,15 +15,7 @@ from aiorl.learning.algorithms.compiled_update import LossFunction, Phase, Updat
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.algorithms.shared_config import SDEConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import (
-    actor_losses,
-    discrete_actor_losses,
-    discrete_entropy,
-    discrete_soft_values,
-    discrete_temperature_losses,
-    soft_values,
-    temperature_losses,
-)
+from aiorl.learning.losses.critics import discrete_entropy, discrete_soft_values, soft_values, temperature_losses
 from aiorl.learning.models.distributions import SquashedGaussian
 
 if TYPE_CHECKING:
@@ -31,7 +23,7 @@ if TYPE_CHECKING:
 
 OF_CHOICES = "q_of_choices"
 """Over choices, name of what the critics' loss gives beside: the Q values [C, B, A] of all."""
-_ALPHA_LR, _LOGP, _LOGITS, _MASK = "alpha_lr", "logp", "logits", "mask"
+_ALPHA_LR, _ENTROPIES, _TARGETS = "alpha_lr", "entropies", "target_entropies"
 
 _sac = partial(key, group="SAC")
 
@@ -105,7 +97,13 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
         """Return the critics' loss, with phases for the actor and the temperature behind it."""
         own = self.config
         is_discrete = isinstance(self.actor.distribution, Categorical)
-        critic_loss, actor_loss, alpha_loss = self._discrete_losses() if is_discrete else self._continuous_losses()
+        critic_loss, actor_loss = self._discrete_losses() if is_discrete else self._continuous_losses()
+
+        def alpha_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+            log_alpha = tf.convert_to_tensor(self._log_alpha)
+            losses = temperature_losses(log_alpha, minibatch[_ENTROPIES], minibatch[_TARGETS])
+            return tf.reduce_mean(losses), {"alpha": tf.exp(log_alpha)}
+
         adam, adam_of_alpha = self.adam(own.adam_epsilon), self.adam_of_multiplier(own.adam_epsilon)
         return self.critics_spec(
             critic_loss,
@@ -114,7 +112,7 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
             coefficients=(_ALPHA_LR,),
         )
 
-    def _continuous_losses(self) -> tuple[LossFunction, LossFunction, LossFunction]:
+    def _continuous_losses(self) -> tuple[LossFunction, LossFunction]:
         config, actor, critics, log_alpha = self.config, self.actor, self.critics, self._log_alpha
         distribution = self.distribution
         assert isinstance(distribution, SquashedGaussian)
@@ -136,17 +134,18 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
 
         def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             actions, logp = drawn(minibatch[c.OBS], minibatch[SEEDS][1])
-            losses = actor_losses(critics.q(minibatch[c.OBS], actions), logp, tf.exp(log_alpha))
-            return tf.reduce_mean(losses), {"entropy": -tf.reduce_mean(logp), _LOGP: logp}
+            alpha = tf.stop_gradient(tf.exp(log_alpha))
+            losses = -soft_values(critics.q(minibatch[c.OBS], actions), logp, alpha)
+            given = {
+                "entropy": -tf.reduce_mean(logp),
+                _ENTROPIES: -logp,
+                _TARGETS: tf.convert_to_tensor(target_entropy),
+            }
+            return tf.reduce_mean(losses), given
 
-        def alpha_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            log_alpha_now = tf.convert_to_tensor(log_alpha)
-            losses = temperature_losses(log_alpha_now, minibatch[_LOGP], target_entropy)
-            return tf.reduce_mean(losses), {"alpha": tf.exp(log_alpha_now)}
+        return critic_loss, actor_loss
 
-        return critic_loss, actor_loss, alpha_loss
-
-    def _discrete_losses(self) -> tuple[LossFunction, LossFunction, LossFunction]:
+    def _discrete_losses(self) -> tuple[LossFunction, LossFunction]:
         config, actor, critics, log_alpha = self.config, self.actor, self.critics, self._log_alpha
         num_actions = actor.distribution.num_inputs
 
@@ -161,20 +160,19 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
 
         def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             logits, mask = actor.outputs(minibatch[c.OBS])
-            losses = discrete_actor_losses(critics.q(minibatch[c.OBS]), logits, tf.exp(log_alpha), mask)
-            given = {"entropy": tf.reduce_mean(discrete_entropy(logits, mask)), _LOGITS: logits}
-            return tf.reduce_mean(losses), given if mask is None else {**given, _MASK: mask}
-
-        def alpha_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            logits, mask = minibatch[_LOGITS], minibatch.get(_MASK)
+            q, alpha = tf.stop_gradient(critics.q(minibatch[c.OBS])), tf.stop_gradient(tf.exp(log_alpha))
+            losses, entropies = -discrete_soft_values(q, logits, alpha, mask), discrete_entropy(logits, mask)
             target_entropy: Any = config.target_entropy
             if target_entropy == "auto":
                 legal = tf.fill(tf.shape(logits)[:1], float(num_actions))
                 if mask is not None:
                     legal = tf.maximum(tf.reduce_sum(tf.cast(mask > 0, tf.float32), axis=-1), 1.0)
                 target_entropy = config.target_entropy_scale * tf.math.log(legal)
-            log_alpha_now = tf.convert_to_tensor(log_alpha)
-            losses = discrete_temperature_losses(log_alpha_now, logits, target_entropy, mask)
-            return tf.reduce_mean(losses), {"alpha": tf.exp(log_alpha_now)}
+            given = {
+                "entropy": tf.reduce_mean(entropies),
+                _ENTROPIES: entropies,
+                _TARGETS: tf.convert_to_tensor(target_entropy),
+            }
+            return tf.reduce_mean(losses), given
 
-        return critic_loss, actor_loss, alpha_loss
+        return critic_loss, actor_loss

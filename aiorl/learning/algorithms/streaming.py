@@ -14,11 +14,11 @@ from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import LeasePlan
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, sequence_forward_with_last
-from aiorl.learning.algorithms.compiled_base import keras_optimizer
+from aiorl.learning.algorithms.compiled_update import keras_optimizer
 from aiorl.learning.algorithms.rows import flattened, previous_columns, state_columns
 from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.policy_gradient import masked_mean
+from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.vtrace import VTraceReturns, vtrace
 
 _log = logging.getLogger(__name__)
@@ -92,21 +92,12 @@ class VTraceConfig(StreamingConfig):
 
     vtrace: bool = _vtrace(True)
     """Correct for old policies by V-trace; false takes all importance ratios as 1."""
-    vtrace_clip_rho_threshold: float = _vtrace(1.0, gt=0)
+    vtrace_clip_rho_threshold: float = _vtrace(1.0, gt=0, needs="vtrace")
     """Cut of the importance ratios in the value targets."""
-    vtrace_clip_pg_rho_threshold: float = _vtrace(1.0, gt=0)
+    vtrace_clip_pg_rho_threshold: float = _vtrace(1.0, gt=0, needs="vtrace")
     """Cut of the importance ratios of the policy gradient."""
     lambda_: float = _vtrace(1.0, ge=0, le=1)
     """Decay of the trace; 1 is V-trace as published, less trusts the values more."""
-
-    def check(self) -> None:
-        """Refuse values that don't go together.
-
-        Raises: ConfigError naming the key that should change.
-        """
-        super().check()
-        names = ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
-        self.refuse_unless(self.vtrace, names, "vtrace", hint="Set vtrace: true, or leave it out.")
 
 
 class Judgement(NamedTuple):

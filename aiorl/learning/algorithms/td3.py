@@ -31,25 +31,15 @@ class TD3Config(ActorReplayConfig):
     """Minibatches after which the network that acts learns; the critics learn from each."""
     smooth_target_policy: bool = _td3(True)
     """Noise on the actions that the target critics value."""
-    target_noise: float = _td3(0.2, ge=0, allow_inf_nan=False)
+    target_noise: float = _td3(0.2, ge=0, allow_inf_nan=False, needs="smooth_target_policy")
     """Its standard deviation, as a share of half the range of an action."""
-    target_noise_clip: float = _td3(0.5, ge=0)
+    target_noise_clip: float = _td3(0.5, ge=0, needs="smooth_target_policy")
     """Most that it moves an action, likewise."""
     exploration_noise: float = _td3(0.1, ge=0)
     """Standard deviation of the noise that workers add to actions, likewise; of each step's part of it where it is
     correlated."""
     noise_type: Literal["gaussian", "ornstein_uhlenbeck"] = _td3("gaussian")
     """Noise that workers add: of each step by itself, or correlated in time."""
-
-    def check(self) -> None:
-        """Refuse values that don't go together.
-
-        Raises: ConfigError naming the key that should change.
-        """
-        super().check()
-        names = ("target_noise", "target_noise_clip")
-        hint = "Set smooth_target_policy, or leave it out."
-        self.refuse_unless(self.smooth_target_policy, names, "smooth_target_policy", hint=hint)
 
     def minibatch_cycle(self) -> int:
         """See the base class."""

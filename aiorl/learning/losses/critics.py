@@ -34,11 +34,6 @@ def smoothed_actions(actions: tf.Tensor, noise: tf.Tensor, *, noise_clip: float)
     return tf.stop_gradient(tf.clip_by_value(moved, -1.0, 1.0))
 
 
-def critic_losses(q: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Squared errors [B] of Q values [C, B] against targets [B], summed over the critics."""
-    return tf.reduce_sum(tf.square(q - targets), axis=0)
-
-
 def soft_values(q: tf.Tensor, logp: tf.Tensor, alpha: tf.Tensor | float) -> tf.Tensor:
     """Value [B] of the policy: ``min_i Q_i(s, a) - alpha log pi(a | s)``.
 
@@ -51,43 +46,20 @@ def soft_values(q: tf.Tensor, logp: tf.Tensor, alpha: tf.Tensor | float) -> tf.T
     return tf.reduce_min(q, axis=0) - alpha * logp
 
 
-def soft_targets(rewards: tf.Tensor, discounts: tf.Tensor, next_values: tf.Tensor) -> tf.Tensor:
-    """What the Q values of all critics should be: ``r + discount V(s')``.
-
-    Args:
-        rewards: [B] float32.
-        discounts: [B] float32; 0 after a terminal state.
-        next_values: [B] float32, `soft_values` or `discrete_soft_values` by the target networks.
-    Returns: [B] float32; no gradient flows through it. For `aiorl.learning.losses.critics.critic_losses`.
-    """
-    return tf.stop_gradient(rewards + discounts * next_values)
-
-
-def actor_losses(q: tf.Tensor, logp: tf.Tensor, alpha: tf.Tensor | float) -> tf.Tensor:
-    """Losses [B] of the policy: what it is worth, negated; the gradient flows through actions and log-probabilities.
-
-    Args:
-        q: [C, B] float32, by the critics, of reparametrised actions.
-        logp: [B] float32, their log-probabilities.
-        alpha: temperature; no gradient flows to it.
-    Source: Haarnoja et al. 2018, eq. 7.
-    """
-    return -soft_values(q, logp, tf.stop_gradient(alpha))
-
-
-def temperature_losses(log_alpha: tf.Tensor, logp: tf.Tensor, target_entropy: float) -> tf.Tensor:
+def temperature_losses(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: tf.Tensor | float) -> tf.Tensor:
     """Losses [B] that raise the temperature where the policy's entropy is below its target, and else lower it.
 
-    ``-log alpha (log pi + target)``, of the logarithm, as implementations have it: of the same sign as the gradient of
-    the paper's ``-alpha (log pi + target)``, and it doesn't fade as alpha becomes small.
+    ``log alpha (entropy - target)``, of the logarithm, as implementations have it: of the same sign as the gradient of
+    the papers' loss, which has alpha there, and it doesn't fade as alpha becomes small.
 
     Args:
         log_alpha: scalar, trained by this.
-        logp: [B] float32, log-probabilities of actions that the policy draws; no gradient flows to them.
-        target_entropy: nats, usually minus the number of action dimensions.
-    Source: Haarnoja et al. 2018, eq. 18.
+        entropy: [B] float32, of the policy, or of single actions that it draws; no gradient flows to it.
+        target_entropy: nats, a number or [B]; usually minus the number of action dimensions, or a share of the
+            logarithm of how many actions are legal.
+    Source: Haarnoja et al. 2018, eq. 18; Christodoulou 2019, eq. 11.
     """
-    return -log_alpha * tf.stop_gradient(logp + target_entropy)
+    return log_alpha * tf.stop_gradient(entropy - target_entropy)
 
 
 def discrete_soft_values(
@@ -107,40 +79,10 @@ def discrete_soft_values(
     return tf.reduce_sum(_expected(tf.exp(log_p), gains, mask), axis=-1)
 
 
-def discrete_actor_losses(
-    q: tf.Tensor, logits: tf.Tensor, alpha: tf.Tensor | float, mask: tf.Tensor | None = None
-) -> tf.Tensor:
-    """Losses [B] of a policy over discrete actions; the gradient flows to the logits alone.
-
-    Args:
-        q: [C, B, A] float32, by the critics.
-        logits: [B, A] float32.
-        alpha: temperature.
-        mask: see `discrete_soft_values`.
-    Source: Christodoulou 2019, eq. 12.
-    """
-    return -discrete_soft_values(tf.stop_gradient(q), logits, tf.stop_gradient(alpha), mask)
-
-
 def discrete_entropy(logits: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
     """Entropy [B] of a policy with logits [B, A] over its legal actions, nats."""
     log_p = tf.nn.log_softmax(_masked(logits, mask))
     return -tf.reduce_sum(_expected(tf.exp(log_p), log_p, mask), axis=-1)
-
-
-def discrete_temperature_losses(
-    log_alpha: tf.Tensor, logits: tf.Tensor, target_entropy: tf.Tensor | float, mask: tf.Tensor | None = None
-) -> tf.Tensor:
-    """As `temperature_losses`, with the expectation over all actions: ``log alpha (entropy - target)``, [B].
-
-    Args:
-        log_alpha: scalar, trained by this.
-        logits: [B, A] float32, of the policy; no gradient flows to them.
-        target_entropy: nats, a number or [B]; usually a share of the logarithm of how many actions are legal.
-        mask: see `discrete_soft_values`.
-    Source: Christodoulou 2019, eq. 11.
-    """
-    return log_alpha * tf.stop_gradient(discrete_entropy(logits, mask) - target_entropy)
 
 
 def _masked(logits: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
@@ -214,3 +156,20 @@ def expectile_losses(errors: tf.Tensor, expectile: float) -> tf.Tensor:
     """
     counts = tf.where(errors < 0, tf.constant(1.0 - expectile, errors.dtype), tf.constant(expectile, errors.dtype))
     return counts * tf.square(errors)
+
+
+def imitation_weights(
+    advantages: tf.Tensor, *, scale: tf.Tensor | float, beta: tf.Tensor | float, max_weight: float
+) -> tf.Tensor:
+    """How much each stored action counts: ``min(exp(beta A / scale), max_weight)``.
+
+    Args:
+        advantages: float32 of any shape, return less the value of the observation.
+        scale: usual size of an advantage, such as the root of its mean square.
+        beta: 0 gives 1 everywhere, as in behaviour cloning.
+        max_weight: most that an action can count.
+    Returns: float32, the same shape; no gradient flows through it.
+    Source: Wang et al. 2018, algorithm 1, with the bound of common implementations.
+    """
+    exponent = tf.minimum(beta * advantages / tf.maximum(scale, 1e-8), tf.math.log(max_weight))
+    return tf.stop_gradient(tf.exp(exponent))

@@ -9,17 +9,7 @@ Learning for Batched Historical Data, NeurIPS.
 from __future__ import annotations
 
 from aiorl.learning.lazy import tf
-
-
-def masked_mean(x: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """Mean of `x` over the rows where `valid` is 1; 0 if there are none.
-
-    Args:
-        x: float32, any shape.
-        valid: float32 of the same shape, 1 where the row is a transition, else 0.
-    Returns: float32 scalar.
-    """
-    return tf.reduce_sum(x * valid) / tf.maximum(tf.reduce_sum(valid), 1.0)
+from aiorl.learning.losses import masked_mean
 
 
 def masked_normalise(x: tf.Tensor, valid: tf.Tensor, *, epsilon: float = 1e-8) -> tf.Tensor:
@@ -169,20 +159,3 @@ def ppo_loss(
         total += kl_coeff * kl
     clipped = tf.cast(tf.abs(tf.exp(log_ratio) - 1.0) > clip_param, tf.float32)
     return total, {**parts, "kl": kl, "clip_fraction": masked_mean(clipped, valid)}
-
-
-def imitation_weights(
-    advantages: tf.Tensor, *, scale: tf.Tensor | float, beta: tf.Tensor | float, max_weight: float
-) -> tf.Tensor:
-    """How much each stored action counts: ``min(exp(beta A / scale), max_weight)``.
-
-    Args:
-        advantages: float32 of any shape, return less the value of the observation.
-        scale: usual size of an advantage, such as the root of its mean square.
-        beta: 0 gives 1 everywhere, as in behaviour cloning.
-        max_weight: most that an action can count.
-    Returns: float32, the same shape; no gradient flows through it.
-    Source: Wang et al. 2018, algorithm 1, with the bound of common implementations.
-    """
-    exponent = tf.minimum(beta * advantages / tf.maximum(scale, 1e-8), tf.math.log(max_weight))
-    return tf.stop_gradient(tf.exp(exponent))

@@ -130,11 +130,6 @@ def sequence_priorities(errors: tf.Tensor, trained: tf.Tensor, eta: float) -> tf
     return eta * tf.reduce_max(counted, axis=0) + (1.0 - eta) * means
 
 
-def td_errors(q: tf.Tensor, actions: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """``target - Q(s, a)`` [B] of Q values [B, A], actions [B] int32 and targets [B]."""
-    return targets - chosen(q, actions)
-
-
 def huber(errors: tf.Tensor, *, delta: float = 1.0) -> tf.Tensor:
     """Half the square of an error, but linear where it is larger than `delta`: gradients of at most `delta`.
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import ops
 from numpy.typing import NDArray
 
+from aiorl.acting.acting_graph import check_weights
 from aiorl.acting.distributions import MASKED_LOGIT, ActionDistribution, DiagGaussian
 from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
@@ -303,18 +304,7 @@ class ActorCritic(Network):
 
         Raises: PolicyError if a weight is missing, unknown, of another shape or not finite; none is then set.
         """
-        missing, unknown = self.variables.keys() - weights.keys(), weights.keys() - self.variables.keys()
-        if missing or unknown:
-            raise PolicyError(
-                f"weights don't fit the model: missing {sorted(missing)[:10]}, unknown {sorted(unknown)[:10]}"
-            )
-        for name, variable in self.variables.items():
-            if tuple(weights[name].shape) != tuple(variable.shape):
-                raise PolicyError(
-                    f"weight {name!r} has shape {list(weights[name].shape)}; expected {list(variable.shape)}"
-                )
-            if not np.isfinite(weights[name]).all():
-                raise PolicyError(f"weight {name!r} holds values that are not finite")
+        check_weights({name: tuple(variable.shape) for name, variable in self.variables.items()}, weights)
         for name, variable in self.variables.items():
             variable.assign(weights[name])
 

@@ -146,10 +146,6 @@ def build_model(
     config = ModelConfig.of(settings)
     shape = tuple(int(size) for size in obs_shape)
     layout = ObsLayout(shape) if layout is None else layout
-    if layout.array_shape != shape:
-        raise ConfigError(f"observations of shape {shape} can't be laid out as {layout}.", value=shape)
-    if str(obs_dtype) not in ("float32", "uint8"):
-        raise ConfigError(f"models take float32 or uint8 observations, not {obs_dtype}.", value=obs_dtype)
     if config.free_log_std and not isinstance(distribution, DiagGaussian):
         raise ConfigError(
             f"free_log_std is for Gaussian actions; these are {distribution.name}.",

@@ -53,13 +53,9 @@ class TFNetwork:
 
         Raises: PolicyError if the arrays don't fit.
         """
-        if (prev is None) != (self._spec.prev_action is None):
-            raise PolicyError("the policy takes previous actions and rewards" if prev is None else "it takes none")
         previous: list[Any] = []
         if prev is not None and self._spec.prev_action is not None:
             previous = [prev[0].astype(self._spec.prev_action.dtype), prev[1].astype(np.float32)]
-        if len(state) != len(self._spec.state_shapes):
-            raise PolicyError(f"{len(state)} recurrent state components; the policy has {len(self._spec.state_shapes)}")
         try:
             outputs = self._step(tf.constant(obs), *map(tf.constant, [*previous, *state]))
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:

@@ -47,19 +47,18 @@ class Observed(NamedTuple):
     final_obs: Array
 
 
-def observed(arrays: Mapping[str, Array]) -> Observed:
-    """Return the observations of a fragment that is checked, however it keeps them."""
-    obs = arrays[c.OBS]
+def observed(arrays: Mapping[str, Array], dtype: np.dtype[Any]) -> Observed:
+    """Return the observations of a fragment that is checked, however it keeps them, as numbers of a dtype."""
+    obs = arrays[c.OBS].astype(dtype, copy=False)
     if c.NEW_OBS in arrays:
-        following = arrays[c.NEW_OBS]
+        following = arrays[c.NEW_OBS].astype(dtype, copy=False)
         differs = np.zeros(obs.shape[:2], np.bool_)
         for after, before, row in zip(following[:-1], obs[1:], differs, strict=False):
             row[:] = (after != before).reshape(len(row), -1).any(axis=1)
         return Observed(obs, following[-1], np.argwhere(differs), following[differs])
-    index = arrays.get(c.FINAL_INDEX)
-    if index is None:
-        return Observed(obs, arrays[c.LAST_OBS], np.zeros((0, 2), np.int64), obs[:0, 0])
-    return Observed(obs, arrays[c.LAST_OBS], index.astype(np.int64), arrays[c.FINAL_OBS])
+    index = arrays.get(c.FINAL_INDEX, np.zeros((0, 2))).astype(np.int64)
+    last, final = arrays[c.LAST_OBS], arrays.get(c.FINAL_OBS, obs[:0, 0])
+    return Observed(obs, last.astype(dtype, copy=False), index, final.astype(dtype, copy=False))
 
 
 class FrameStore:
@@ -67,6 +66,7 @@ class FrameStore:
 
     Attributes:
         ring: the frames, [F].
+        dtype: of their numbers.
     """
 
     def __init__(self, frames: Array, stack: int) -> None:
@@ -78,6 +78,7 @@ class FrameStore:
         """
         self.ring = Ring(frames)
         self._frames: Array = frames["frame"]
+        self.dtype = self._frames.dtype
         self._flat = self._frames.reshape(len(frames), -1)
         self._stack = stack
         self._recent = min(RECENT_FRAMES, len(frames) // 4) + len(frames) // _RECENT_SHARE

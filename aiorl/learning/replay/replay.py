@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from aiorl.acting.postprocess import last_rows, n_step_new_obs
 from aiorl.data import columns as c
-from aiorl.data.columns import Piece
+from aiorl.data.columns import ColumnSpec, Piece
 from aiorl.errors import BatchError, CheckpointError
-from aiorl.learning.replay.fragments import check_fragment, newest_steps
+from aiorl.learning.fragments import check_fragment, newest_steps
 from aiorl.learning.replay.frames import FrameStore, observed
 from aiorl.learning.replay.priorities import Priorities
 from aiorl.learning.replay.ring import Ring, Snapshot
@@ -99,35 +99,30 @@ class Replay:
         Raises:
             BatchError: naming the column at fault.
         """
-        _, num_envs = check_fragment(self.spec.columns, arrays)
+        first_errors = [ColumnSpec(c.PRIORITIES)] if c.PRIORITIES in arrays else []
+        _, num_envs = check_fragment((*self.spec.columns, *first_errors), arrays)
         most = self.spec.capacity
         if self._frames is not None:
             most = min(most, self._frames.most_rows())
         if num_envs > most:
             raise BatchError(self.spec.columns[0].name, f"at most {most} rows a step, as the replay has", num_envs)
 
-    def insert_fragment(self, arrays: Mapping[str, Array], *, priorities: Any = None) -> int:
+    def insert_fragment(self, arrays: Mapping[str, Array]) -> int:
         """Store the transitions of a fragment that `check_fragment` has passed, its newest steps if not all have room.
 
         Args:
             arrays: of the fragment by name: columns [T, N, ...], and what `new_obs` can be made of where it is not
                 among them, see `aiorl.data.fragment`. Where ``n_steps`` is there, the observation that is stored as
-                `new_obs` is the one behind so many steps. Of integers and floats other sizes will do.
-            priorities: [T, N], size of the TD error of each row, as workers may have found it; one above the largest
-                that `update_priorities` has been told so far counts as that (1 before). None = the largest so far.
-                Read only if rows are drawn by priority.
+                `new_obs` is the one behind so many steps. Of integers and floats other sizes will do. ``priorities``
+                are sizes of TD errors, as workers may have found them; one above the largest that
+                `update_priorities` has been told so far counts as that (1 before), as do rows without any.
         Returns: rows stored.
         """
         shape = arrays[self.spec.columns[0].name].shape[:2]
-        errors = None
-        if priorities is not None and self._priorities is not None:
-            errors = np.abs(np.asarray(priorities, np.float64))
         most = self._most_steps(arrays, *shape)
         if shape[0] > most:
             arrays = newest_steps(self.spec.columns, arrays, shape[0] - most)
-            errors = None if errors is None else errors[-most:]
             shape = most, shape[1]
-        errors = None if errors is None else errors.reshape(-1)
         keep = None if c.VALID not in arrays or arrays[c.VALID].all() else np.flatnonzero(arrays[c.VALID])
         count = shape[0] * shape[1] if keep is None else len(keep)
         if not count:
@@ -142,7 +137,10 @@ class Replay:
             first_frame = min(int(numbers.min()) for numbers in frames.values())
             fields |= {FRAMES_OF[name]: self._frames.slots(numbers) for name, numbers in frames.items()}
         rows = {name: _rows(array, keep) for name, array in fields.items()}
-        self._write(rows, count, None if errors is None else _rows(errors[:, None], keep, leading=1)[:, 0])
+        errors = None
+        if self._priorities is not None and c.PRIORITIES in arrays:
+            errors = np.abs(_rows(arrays[c.PRIORITIES], keep).astype(np.float64))
+        self._write(rows, count, errors)
         if self._frames is not None:
             self._group(first_frame)
         return count
@@ -281,20 +279,13 @@ class Replay:
             return most
         while most * num_envs > self._frames.most_rows():
             newest = newest_steps(self.spec.columns, arrays, length - most)
-            if self._frames.num_needed(observed(newest)) <= self._frames.ring.capacity:
+            if self._frames.num_needed(observed(newest, self._frames.dtype)) <= self._frames.ring.capacity:
                 break
             most //= 2
         return most
 
     def _insert_frames(self, frames: FrameStore, arrays: Mapping[str, Array]) -> dict[str, I64]:
-        dtype = next(column.dtype for column in self.spec.columns if column.name == c.OBS)
-        seen = observed(arrays)
-        seen = seen._replace(
-            obs=seen.obs.astype(dtype, copy=False),
-            last=seen.last.astype(dtype, copy=False),
-            final_obs=seen.final_obs.astype(dtype, copy=False),
-        )
-        before, following = frames.insert(seen, self._drop_frames_before)
+        before, following = frames.insert(observed(arrays, frames.dtype), self._drop_frames_before)
         if c.N_STEPS in arrays:
             following = following[last_rows(arrays[c.N_STEPS]), np.arange(following.shape[1])]
         return {c.OBS: before, c.NEW_OBS: following}
@@ -353,7 +344,7 @@ class Replay:
         return self._outputs[self._next_output]
 
 
-def _rows(array: Array, keep: NDArray[np.int64] | None, *, leading: int = 2) -> Array:
+def _rows(array: Array, keep: NDArray[np.int64] | None) -> Array:
     """Rows [B, ...] of a column [T, N, ...], only those kept."""
-    rows = array.reshape(-1, *array.shape[leading:])
+    rows = array.reshape(-1, *array.shape[2:])
     return rows if keep is None else rows[keep]

@@ -22,7 +22,7 @@ from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec
 from aiorl.data.fragment import new_obs
 from aiorl.errors import BatchError
-from aiorl.learning.replay.fragments import check_fragment, check_numbers
+from aiorl.learning.fragments import check_fragment, check_numbers
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]

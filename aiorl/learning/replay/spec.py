@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,7 +96,7 @@ class ReplaySpec:
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes of all that is held, in memory or files."""
+        """Bytes of all that is held; what is no row or frame is in memory."""
         tree = 8 * SumTree.num_sums(self.capacity) if self.priorities is not None else 0
         return self.bytes_of_rows + tree
 
@@ -104,16 +104,6 @@ class ReplaySpec:
     def saved_bytes(self) -> int:
         """Bytes of a checkpoint of it, once it is full."""
         return self.bytes_of_rows + (8 * self.capacity if self.priorities is not None else 0)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of memory."""
-        return self.bytes_needed - self.disk_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of memory-mapped files."""
-        return self.bytes_of_rows if self.spill_dir is not None else 0
 
     def identity(self) -> dict[str, Any]:
         """What a saved state must have been made with to be taken up again, as JSON holds it."""
@@ -132,7 +122,6 @@ class ReplaySpec:
 
 
 _SPILL_KEY = "replay_spill_dir"
-_ELSEWHERE = f"or {_SPILL_KEY} to a directory on a disk that has room for it."
 
 
 def check_fits(specs: Iterable[ReplaySpec]) -> None:
@@ -142,30 +131,22 @@ def check_fits(specs: Iterable[ReplaySpec]) -> None:
         ConfigError: memory or a disk is too small; names the figures and the settings.
     """
     specs = list(specs)
-    what = ", ".join(map(str, specs))
-    needed, free = sum(spec.memory_bytes for spec in specs), available_bytes()
-    if needed > free:
-        raise ConfigError(
-            f"the replay ({what}) needs {_readable(needed)} of memory, and {_readable(free)} are free.",
-            key="replay_capacity",
-            value=needed,
-            hint="Set a smaller replay_capacity" + (f", {_ELSEWHERE}" if any(not s.disk_bytes for s in specs) else "."),
-        )
-    on_disk: defaultdict[str, int] = defaultdict(int)
+    needed: Counter[str | None] = Counter()  # by directory; None is memory
     for spec in specs:
-        if spec.spill_dir is not None:
-            on_disk[spec.spill_dir] += spec.disk_bytes
-    for directory, needed in on_disk.items():
+        needed[None] += spec.bytes_needed - spec.bytes_of_rows
+        needed[spec.spill_dir] += spec.bytes_of_rows
+    for directory, size in needed.items():
         try:
-            free = shutil.disk_usage(directory).free
+            free = available_bytes() if directory is None else shutil.disk_usage(directory).free
         except OSError as error:
-            raise _unusable(directory, error) from error
-        if needed > free:
+            raise _unusable(str(directory), error) from error
+        if size > free:
             raise ConfigError(
-                f"the replay ({what}) needs {_readable(needed)} in {directory}, and {_readable(free)} are free there.",
-                key=_SPILL_KEY,
-                value=directory,
-                hint=f"Set a smaller replay_capacity, {_ELSEWHERE}",
+                f"the replay ({', '.join(map(str, specs))}) needs {_readable(size)} in {directory or 'memory'}, and "
+                f"{_readable(free)} are free there.",
+                key="replay_capacity" if directory is None else _SPILL_KEY,
+                value=directory or size,
+                hint=f"Set a smaller replay_capacity, or {_SPILL_KEY} to a directory on a disk that has room for it.",
             )
 
 

@@ -235,14 +235,6 @@ def test_no_filter_is_identity_and_its_synchronisation_does_nothing():
     assert observation_filter.copy() is observation_filter.as_serializable() is observation_filter
 
 
-def test_filters_are_made_by_name_and_an_unknown_name_is_refused():
-    """R135."""
-    assert type(make_filter("MeanStdFilter", (2,))) is MeanStdFilter
-    assert type(make_filter("ConcurrentMeanStdFilter", (2,))) is ConcurrentMeanStdFilter
-    with pytest.raises(ValueError, match="Did you mean 'MeanStdFilter'"):
-        make_filter("MeanStdFiltr", (2,))
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -42,36 +42,6 @@ def fragment(length: int, num_envs: int, seed: int = 0, *, valid: bool = False) 
     return columns
 
 
-def test_rows_are_those_of_the_fragments_one_after_the_other() -> None:
-    buffers = BatchBuffers(COLUMNS)
-    fragments = [fragment(4, 2, 1), fragment(3, 3, 2, valid=True)]
-    batch = buffers.rows(fragments, 20)
-    for spec in COLUMNS:
-        expected = np.concatenate([f[spec.name].reshape(-1, *spec.shape) for f in fragments])
-        np.testing.assert_array_equal(buffers.column(batch, spec.name)[:17], expected)
-    valid = np.concatenate([np.ones(8), fragments[1][c.VALID].reshape(-1), np.zeros(3)])
-    np.testing.assert_array_equal(buffers.column(batch, c.VALID), valid)
-
-
-@pytest.mark.parametrize("length", [4, 6])
-def test_sequences_are_the_environments_of_the_fragments(length: int) -> None:
-    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
-    fragments = [fragment(4, 2, 1), fragment(3, 3, 2, valid=True)]
-    batch = buffers.sequences(fragments, 6, length)
-    assert batch[PACKED].shape[:2] == (6, length)
-    for spec in COLUMNS:
-        column = buffers.column(batch, spec.name)
-        np.testing.assert_array_equal(column[:2, :4], fragments[0][spec.name].swapaxes(0, 1))
-        np.testing.assert_array_equal(column[2:5, :3], fragments[1][spec.name].swapaxes(0, 1))
-        assert (column[5] == 0).all()
-    for spec in OF_SEQUENCES:
-        np.testing.assert_array_equal(batch[spec.name][:5], np.concatenate([f[spec.name] for f in fragments]))
-    valid = buffers.column(batch, c.VALID)
-    np.testing.assert_array_equal(valid[2:5, :3], fragments[1][c.VALID].T)
-    assert (valid[:2, 4:] == 0).all()
-    assert (valid[2:, 3:] == 0).all()
-
-
 def test_buffers_are_used_again_after_two_batches_and_nothing_stale_is_left_in_them() -> None:
     buffers = BatchBuffers(COLUMNS)
     first = buffers.rows([fragment(4, 4, 1)], 16)

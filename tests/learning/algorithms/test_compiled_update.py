@@ -12,10 +12,7 @@ import pytest
 import tensorflow as tf
 from full_disk import disk_full_after
 
-from aiorl.data import columns as c
-from aiorl.data.columns import ColumnSpec
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, unpacked
 from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, Phase, UpdateSpec
 
 RNG = np.random.default_rng(1)
@@ -167,33 +164,6 @@ def test_xla_asked_for_where_it_cannot_is_an_error_that_says_what_to_set() -> No
     with pytest.raises(ConfigError, match="Set xla: auto or off") as caught:
         uncompilable("on").warm_up(BATCH, ORDER)
     assert caught.value.key == "xla"
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_packed_columns_come_out_as_they_went_in(compiled: bool) -> None:
-    """Integers bit by bit, also the small and the largest ones, through gathers and transposes under XLA."""
-    specs = [ColumnSpec(c.OBS, (3,)), ColumnSpec(c.ACTIONS, (2,), "int32"), ColumnSpec("image", (2, 2, 1), "uint8")]
-    buffers = BatchBuffers([*specs, ColumnSpec(c.LAST_OBS, (3,))])
-    rng = np.random.default_rng(0)
-    actions = rng.choice([-(2**31), -1, 0, 1, 2, 2**24 + 1, 2**31 - 1], (4, 5, 2)).astype(np.int64)
-    fragment = {
-        c.OBS: rng.normal(size=(4, 5, 3)).astype(np.float32),
-        c.ACTIONS: actions,
-        "image": rng.integers(0, 255, (4, 5, 2, 2, 1)).astype(np.uint8),
-        c.LAST_OBS: rng.normal(size=(5, 3)).astype(np.float32),
-    }
-    batch = buffers.sequences([fragment], 5, 4)
-    assert PACKED in batch
-
-    def fetch(arrays: dict[str, Any]) -> dict[str, Any]:
-        minibatch = {name: tf.gather(array, [4, 0, 2]) for name, array in arrays.items()}
-        return unpacked(minibatch, buffers, time_major=True)
-
-    function = tf.function(fetch, jit_compile=True) if compiled else fetch
-    columns = function({name: tf.constant(array) for name, array in batch.items()})
-    for name in (c.OBS, c.ACTIONS, "image"):
-        np.testing.assert_array_equal(columns[name].numpy(), fragment[name][:, [4, 0, 2]])
-    np.testing.assert_array_equal(columns[c.LAST_OBS].numpy(), fragment[c.LAST_OBS][[4, 0, 2]])
 
 
 @pytest.mark.parametrize("xla", ["on", "off"])

@@ -13,8 +13,7 @@ from aiorl.acting.acting_graph import ActingGraph
 from aiorl.data import columns as c
 from aiorl.errors import BatchError, CheckpointError, InternalError, TrainingDiverged
 from aiorl.learning.algorithms import ALGORITHMS
-from aiorl.learning.algorithms.algorithm import AlgorithmState
-from aiorl.learning.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW
+from aiorl.learning.algorithms.algorithm import MAX_SKIPS_IN_A_ROW, AlgorithmState
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.models.export import export_acting_graph
 
@@ -58,7 +57,9 @@ def test_warming_up_changes_nothing_and_all_batches_are_one_compilation(name: st
     assert case.algorithm.compiled.traces == 1
 
 
-@ALL
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("cql", "td3") else ()) for name in ALGORITHMS]
+)
 def test_a_run_that_is_resumed_goes_on_as_one_that_was_never_interrupted(name: str) -> None:
     """G5; random numbers, optimisers, targets, coefficients and stored experience come back, too."""
     more = {"target_update_freq": 3} if name in (*WITH_REPLAY, "appo") else {}

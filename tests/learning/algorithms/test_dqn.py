@@ -14,7 +14,7 @@ from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.data import columns as c
 from aiorl.errors import BatchError
 from aiorl.learning.algorithms.dqn import DQN
-from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, replay_spec
+from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
 from aiorl.learning.models.export import export_acting_graph
 from aiorl.learning.replay.sequences import FOLLOWING, TRAINED
 
@@ -286,13 +286,6 @@ def test_workers_send_rewards_and_states_where_sequences_begin() -> None:
     plan = Case("dqn", **whole).plan
     assert (plan.state_every, plan.of_sequences) == (10, (c.state_in(0),))
     assert DQN.trains_on_sequences(Case("dqn", **SEQUENCES).config)
-
-
-def test_the_replay_says_what_its_sequences_take() -> None:
-    """64 rows are 16 sequences of 4 steps that are trained on, with 2 of burn-in and the observation behind them."""
-    case = Case("dqn", **SEQUENCES)
-    spec = replay_spec(case.config, case.model)
-    assert (spec.capacity, spec.bytes_needed) == (16, 16 * 4 * (7 * NUM_OBS + 6 + 3 * 6 + 6 + 2 * 5))
 
 
 def test_minibatches_of_whole_sequences_are_made_as_they_become_due_in_one_compilation_and_after_a_restore() -> None:

@@ -10,15 +10,7 @@ import tensorflow as tf
 from algorithm_cases import make_model
 
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.compiled_algorithm import sequence_forward, sequence_forward_with_last, state_resets
-
-
-def test_state_starts_afresh_behind_ends_and_behind_rows_that_are_no_transitions() -> None:
-    terminateds = tf.constant([[1.0, 0], [0, 0], [0, 0], [1, 0]])
-    truncateds = tf.constant([[0.0, 0], [0, 1], [0, 0], [0, 0]])
-    valid = tf.constant([[1.0, 1], [0, 1], [1, 0], [1, 1]])
-    expected = [[False, False], [True, False], [True, True], [False, True]]
-    assert state_resets(terminateds, truncateds, valid).numpy().tolist() == expected
+from aiorl.learning.algorithms.compiled_algorithm import sequence_forward, sequence_forward_with_last
 
 
 def columns_for(model: Any, length: int, num: int) -> dict[str, tf.Tensor]:

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.config.key import all_keys, changed
+from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.dqn import DQNConfig
-from aiorl.learning.algorithms.impala import IMPALAConfig
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.run.policy_plan import config_of
@@ -59,18 +58,6 @@ def test_networks_are_two_layers_of_256_relu_units_unless_set_otherwise(algo: st
     assert (model.fcnet_hiddens, model.fcnet_activation) == ((256, 256), "tanh")
     model = make(algo, model={"fcnet_hiddens": [64, 64]}).model
     assert (model.fcnet_hiddens, model.fcnet_activation) == ((64, 64), "relu")
-
-
-@WITH_CRITICS
-def test_the_reference_shows_these_defaults(algo: str) -> None:
-    keys = dict(all_keys(config_class(algo)))
-    assert (keys["model.fcnet_hiddens"].default, keys["model.fcnet_activation"].default) == ((256, 256), "relu")
-
-
-@pytest.mark.parametrize("algo", ["ppo", "impala"])
-def test_networks_of_others_are_as_they_were(algo: str) -> None:
-    model = make(algo).model
-    assert (model.fcnet_hiddens, model.fcnet_activation) == ((64, 64), "tanh")
 
 
 WITH_IT = ("a2c", "a3c", "appo", "impala", "pg", "ppo", "sac")
@@ -241,13 +228,6 @@ def test_minibatches_of_ppo_grow_with_the_train_batch(batch: int, minibatch: int
     assert (config.minibatch_steps(), config.fragments_per_batch()) == (minibatch, batch // 32)
 
 
-@pytest.mark.parametrize(("batch", "minibatch"), [(4000, 400), (12_800, 400), (200, 200)])
-def test_minibatches_of_a_recurrent_network_hold_four_sequences(batch: int, minibatch: int) -> None:
-    sizes = {"train_batch_size": batch, "rollout_fragment_length": 100, "num_envs_per_worker": 1}
-    config: Any = make("ppo", **LSTM, **sizes)
-    assert config.minibatch_steps() == minibatch
-
-
 class OneConfig(PPOConfig):
     """PPO's with sizes that stay when the defaults change."""
 
@@ -301,20 +281,6 @@ def test_little_is_changed_and_said(
 
 
 @pytest.mark.parametrize(
-    ("values", "key"),
-    [
-        ({"train_batch_size": 100, "rollout_fragment_length": 64}, "train_batch_size"),
-        ({"train_batch_size": 100, "sgd_minibatch_size": 200}, "sgd_minibatch_size"),
-        ({"rollout_fragment_length": 30, "sgd_minibatch_size": 64, "model": {"use_lstm": True}}, "sgd_minibatch_size"),
-    ],
-)
-def test_sizes_that_a_user_set_are_refused_where_they_do_not_fit(values: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        OneConfig(**values)
-    assert caught.value.key == key
-
-
-@pytest.mark.parametrize(
     ("given", "made"),
     [
         ({"n_step": 10}, {"rollout_fragment_length": 40}),
@@ -328,15 +294,6 @@ def test_sizes_that_a_user_set_are_refused_where_they_do_not_fit(values: dict[st
 def test_sizes_around_a_replay_follow_likewise(given: dict[str, Any], made: dict[str, int]) -> None:
     config = DQNConfig(**given)
     assert {name: getattr(config, name) for name in made} == made
-
-
-def test_workers_of_streaming_algorithms_need_no_part_of_each_batch() -> None:
-    assert IMPALAConfig(num_workers=7).num_envs_per_worker == IMPALAConfig().num_envs_per_worker
-
-
-def test_sizes_of_a_preset_follow_as_defaults_do() -> None:
-    config = PPOConfig(preset="ppo-cartpole", rollout_fragment_length=100)
-    assert config.train_batch_size % (100 * config.num_envs_per_worker) == 0
 
 
 def test_derived_sizes_are_nobodys_own(caplog: pytest.LogCaptureFixture) -> None:

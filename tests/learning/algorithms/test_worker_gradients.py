@@ -13,7 +13,7 @@ from algorithm_cases import BOX, CHOICES, Case, equal
 from aiorl.data import columns as c
 from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, gradients_in
 from aiorl.errors import BatchError, PolicyError, TrainingDiverged
-from aiorl.learning.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW
+from aiorl.learning.algorithms.algorithm import MAX_SKIPS_IN_A_ROW
 
 STEPS = 24
 HEAD = GRADIENT_OF + "policy/head/kernel"
@@ -97,7 +97,7 @@ def test_gradients_are_compiled_once_and_change_nothing() -> None:
     before = case.algorithm.get_state()
     case.algorithm.warm_up_gradients()
     first, again = (case.algorithm.compute_gradients(case.fragment(), 0) for _ in range(2))
-    assert case.algorithm.compiled.traces == 1
+    assert case.algorithm.gradient.traces == 1
     assert equal(first, again)
     after = case.algorithm.get_state()
     assert equal(before.tensors, after.tensors)

@@ -172,7 +172,6 @@ def test_a_recurrent_network_wants_its_state():
 @pytest.mark.parametrize(
     ("shape", "dtype", "distribution", "config", "message"),
     [
-        ((4,), "float64", DISCRETE, {}, "float32 or uint8"),
         ((4,), "float32", DISCRETE, {"free_log_std": True}, "free_log_std is for Gaussian"),
         ((4,), "float32", GAUSSIAN, {"initial_log_std": -2.0}, "initial_log_std is for deviations that are free"),
         ((4,), "float32", DISCRETE, {"conv_filters": [[4, 3, 1]]}, r"need observations \[H, W, C\]"),

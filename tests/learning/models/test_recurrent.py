@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from aiorl.learning.models.branch import GRUCell, LSTMCell, run_sequence
 
-CELLS = [LSTMCell, GRUCell]
 T, B, D, H = 6, 3, 4, 5
 
 
@@ -44,41 +43,3 @@ def test_a_sequence_without_resets_is_that_of_the_keras_layer(kind, layer):
     outputs, last = run_sequence(cell, tf.constant(features), state, tf.zeros((T, B), tf.bool))
     np.testing.assert_allclose(outputs, np.swapaxes(wanted, 0, 1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(last[0], outputs[-1], rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_gradients_through_the_loop_are_those_of_the_unrolled_steps(kind):
-    cell = shuffled(kind(np.random.default_rng(0), D, H))
-    features, resets = (tf.constant(item) for item in data())
-    start = [tf.zeros((B, H))] * cell.num_states
-
-    def unrolled():
-        state, total = start, 0.0
-        for t in range(T):
-            state = [tf.where(resets[t][:, None], 0.0, item) for item in state]
-            output, state = cell.step(cell.project(features[t]), state)
-            total += tf.reduce_sum(output**2)
-        return total
-
-    def gradients(loss):
-        with tf.GradientTape() as tape:
-            value = loss()
-        return tape.gradient(value, [variable.value for variable in cell.trainable_variables])
-
-    looped = tf.function(
-        lambda: gradients(lambda: tf.reduce_sum(run_sequence(cell, features, start, resets)[0] ** 2)), jit_compile=True
-    )
-    for mine, theirs in zip(looped(), gradients(unrolled), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
-
-
-def test_the_forget_gate_starts_open():
-    bias = LSTMCell(np.random.default_rng(0), D, H).bias.numpy()
-    np.testing.assert_array_equal(bias, [0.0] * H + [1.0] * H + [0.0] * 2 * H)
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_each_gate_starts_orthogonal(kind):
-    cell = kind(np.random.default_rng(0), D, H)
-    for gate in np.split(cell.recurrent_kernel.numpy(), cell.num_gates, axis=1):
-        np.testing.assert_allclose(gate.T @ gate, np.eye(H), atol=1e-5)

@@ -65,10 +65,9 @@ def test_it_acts_as_its_exported_graph_does(kind):
 def test_arrays_that_do_not_fit_are_refused():
     policy = make_policy("looks_back")
     previous = (np.zeros(2, np.int64), np.zeros(2, np.float32))
-    with pytest.raises(PolicyError, match="0 recurrent state components"):
-        policy.act(obs_of(2), (), prev=previous)
-    with pytest.raises(PolicyError, match="previous actions"):
-        policy.act(obs_of(2), policy.initial_state(2))
+    for given in ({"prev": previous}, {"state": policy.initial_state(2)}):
+        with pytest.raises(PolicyError, match="refused its inputs"):
+            policy.act(obs_of(2), **given)
     with pytest.raises(PolicyError, match="refused its inputs"):
         make_policy().act(obs_of(2)[:, :3])
 

@@ -154,7 +154,7 @@ def test_of_a_fragment_of_more_frames_than_there_are_the_newest_steps_are_stored
     obs = np.random.default_rng(0).integers(0, 256, (50, 1, *SHAPE)).astype(np.uint8)
     arrays = {c.OBS: obs, c.ACTIONS: np.arange(50)[:, None], c.LAST_OBS: obs[0]}
     replay.check_fragment(arrays)
-    stored = replay.insert_fragment(arrays, priorities=np.ones((50, 1)))
+    stored = replay.insert_fragment(arrays | {c.PRIORITIES: np.ones((50, 1))})
     live = live_rows(replay)
     assert list(live) == list(range(50 - stored, 50)), "72 frames are enough for 18 stacks"
     assert 8 <= stored <= 16

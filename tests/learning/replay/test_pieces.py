@@ -7,8 +7,8 @@ import pytest
 
 from aiorl.data import columns as c
 from aiorl.errors import BatchError
-from aiorl.learning.replay import fragments as module
-from aiorl.learning.replay.fragments import Pieces
+from aiorl.learning import fragments as module
+from aiorl.learning.fragments import Pieces
 
 
 def fragment(*numbers: int) -> dict[str, np.ndarray]:

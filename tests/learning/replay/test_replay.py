@@ -94,8 +94,8 @@ def test_arrays_of_a_sample_last_until_the_second_sample_after_it() -> None:
 def test_rows_are_drawn_in_proportion_to_their_priorities(alpha: float) -> None:
     replay = make(alpha=alpha)
     errors = np.array([0.125, 0.25, 0.5, 1.0, 0.0])
-    insert(replay, rows(0, 5), priorities=errors)
-    insert(replay, rows(5, 5), priorities=-errors)  # of an error, the size counts
+    insert(replay, rows(0, 5) | {c.PRIORITIES: errors})
+    insert(replay, rows(5, 5) | {c.PRIORITIES: -errors})  # of an error, the size counts
     sample = replay.sample(1000, num_batches=100, beta=0.0)
     shares = np.bincount(sample.ids.reshape(-1), minlength=10) / 100_000
     expected = np.tile(np.maximum(errors, 1e-300) ** alpha, 2)
@@ -105,7 +105,7 @@ def test_rows_are_drawn_in_proportion_to_their_priorities(alpha: float) -> None:
 def test_weights_are_those_of_the_paper() -> None:
     """(N P)^-beta over the largest of the minibatch, worked by hand: P = 1/8, 2/8, 5/8 of 3 rows, beta 0.5."""
     replay = make(alpha=1.0)
-    insert(replay, rows(0, 3), priorities=np.array([0.2, 0.4, 1.0]))
+    insert(replay, rows(0, 3) | {c.PRIORITIES: np.array([0.2, 0.4, 1.0])})
     sample = replay.sample(8, beta=0.5)
     assert sample.ids.tolist() == [0, 1, 1, 2, 2, 2, 2, 2]
     plain = (3 * np.array([1, 2, 5]) / 8) ** -0.5
@@ -130,8 +130,8 @@ def test_new_rows_get_the_largest_priority_so_far() -> None:
 
 def test_a_sender_of_huge_priorities_has_its_rows_drawn_as_new_ones_are_until_they_are_trained_on() -> None:
     replay = make(alpha=1.0)
-    insert(replay, rows(0, 6), priorities=np.full(6, 0.5))
-    insert(replay, rows(6, 2), priorities=np.full(2, 1e30))
+    insert(replay, rows(0, 6) | {c.PRIORITIES: np.full(6, 0.5)})
+    insert(replay, rows(6, 2) | {c.PRIORITIES: np.full(2, 1e30)})
     sample = replay.sample(50, num_batches=200, beta=1.0)
     shares = np.bincount(sample.ids.reshape(-1), minlength=8) / sample.ids.size
     np.testing.assert_allclose(shares, [0.1] * 6 + [0.2] * 2, atol=0.02)
@@ -194,7 +194,7 @@ def test_a_fragment_is_stored_without_its_rows_that_are_no_transitions() -> None
     arrays[c.FINAL_INDEX] = np.array([[1, 1]], np.int32)
     arrays[c.FINAL_OBS] = np.full((1, 3), 8, np.float32)
     errors = np.arange(1.0, 7.0).reshape(3, 2)
-    assert replay.insert_fragment(arrays, priorities=errors) == 4
+    assert replay.insert_fragment(arrays | {c.PRIORITIES: errors}) == 4
     columns = replay.sample(100).columns
     following = {int(number): new_obs.tolist() for number, new_obs in zip(columns[c.ACTIONS], columns[c.NEW_OBS],
                                                                           strict=True)}  # fmt: skip
@@ -266,7 +266,7 @@ def test_of_a_fragment_that_is_longer_than_the_replay_the_newest_steps_are_store
     world = StackWorld(2, shape, seed=1, steps=3, gives_new_obs=gives_new_obs, resets_in_next_step=resets_in_next_step)
     replay = Replay(ReplaySpec(columns, 11, Prioritised(), stack), seed=0)
     fragment = world.fragment(40)
-    assert replay.insert_fragment(fragment, priorities=np.ones((40, 2))) == len(replay)
+    assert replay.insert_fragment(fragment | {c.PRIORITIES: np.ones((40, 2))}) == len(replay)
     newest = fragment[c.ACTIONS][-5:]
     sample = replay.sample(200)
     assert set(sample.columns[c.ACTIONS].tolist()) == set(newest[newest >= 0].tolist())

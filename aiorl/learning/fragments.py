@@ -1,8 +1,8 @@
-"""Rows of fragments, checked before anything of them is stored, and which of stored experience is there already."""
+"""Fragments, checked before a batch or a replay takes them, and which of stored experience is there already."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,32 +18,39 @@ from aiorl.errors import BatchError
 Array = NDArray[Any]
 
 
-def check_fragment(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array]) -> tuple[int, int]:
-    """Refuse a fragment whose rows can't be stored. Safe in any thread.
+def check_fragment(
+    columns: Iterable[ColumnSpec], arrays: Mapping[str, Array], *, is_finite: bool = True
+) -> tuple[int, int]:
+    """Refuse a fragment whose rows can't be used. Safe in any thread.
 
     Args:
-        columns: of a row.
-        arrays: of the fragment by name; others than these columns are not looked at.
+        columns: of a row, or by their names of a sequence; others of the fragment are not looked at.
+        arrays: of the fragment by name.
+        is_finite: refuse numbers that are not finite or too large.
     Returns: T and N.
 
     Raises:
-        BatchError: a column is missing, of another shape or dtype, or holds numbers that are not finite or too large.
+        BatchError: a column is missing, of another shape or dtype, or holds numbers that are refused.
     """
+    columns = [column for column in columns if column.name != c.VALID]
     first = next((arrays[column.name] for column in columns if column.name in arrays), None)
-    if first is None or first.ndim < 2:
-        raise BatchError(columns[0].name, "a column [T, N, ...]", "none" if first is None else f"shape {first.shape}")
+    if first is None or first.ndim < 2 or not all(first.shape[:2]):
+        found = "none" if first is None else f"shape {first.shape}"
+        raise BatchError(columns[0].name, "a column [T, N, ...] of at least one row", found)
     shape = first.shape[:2]
-    if not all(shape):
-        raise BatchError(columns[0].name, "at least one row", f"shape {first.shape}")
     for column in columns:
-        array = arrays.get(column.name)
-        if array is None and column.name == c.NEW_OBS:
-            _check_following(ColumnSpec(c.OBS, column.shape, column.dtype), shape, arrays)
-        elif array is None:
+        parts = [column]
+        if column.name == c.NEW_OBS and c.NEW_OBS not in arrays:
+            check_new_obs(arrays)  # it is made once it is needed
+            names = [name for name in (c.OBS, c.LAST_OBS, c.FINAL_OBS) if name in arrays]
+            parts = [ColumnSpec(name, column.shape, column.dtype) for name in names]
+            column = parts[0]
+        if column.name not in arrays:
             raise BatchError(column.name, "in every fragment", f"only {sorted(arrays)!r:.500}")
-        else:
-            column.check(array, shape)
-            check_numbers(column, array)
+        column.check(arrays[column.name], shape[1:] if c.is_of_sequences(column.name) else shape)
+        if is_finite:
+            for part in parts:
+                check_numbers(part, arrays[part.name])
     valid = arrays.get(c.VALID)
     if valid is not None and (valid.shape != shape or valid.dtype != np.bool_):
         raise BatchError(c.VALID, f"bool {shape}", f"{valid.dtype} {valid.shape}")
@@ -52,23 +59,15 @@ def check_fragment(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array])
     return shape[0], shape[1]
 
 
-def check_priorities(arrays: Mapping[str, Array], shape: tuple[int, ...]) -> None:
-    """Refuse first priorities that whoever sampled a fragment can't have found. Safe in any thread.
-
-    Args:
-        arrays: of the fragment by name.
-        shape: T and N.
+def refuse_others(arrays: Mapping[str, Array], names: Iterable[str]) -> None:
+    """Refuse a fragment with other columns than these, and those that say which rows count and what follows them.
 
     Raises:
-        BatchError: they are missing, of another shape or dtype, or one is not finite, too large or below 0.
+        BatchError: there are such.
     """
-    column, array = ColumnSpec(c.PRIORITIES), arrays.get(c.PRIORITIES)
-    if array is None:
-        raise BatchError(c.PRIORITIES, "in every fragment", f"only {sorted(arrays)!r:.500}")
-    column.check(array, shape)
-    check_numbers(column, array)
-    if array.size and array.min() < 0:
-        raise BatchError(c.PRIORITIES, "sizes of errors, at least 0", f"{array.min()}")
+    known = {*names, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
+    if unknown := sorted(arrays.keys() - known):
+        raise BatchError("batches", f"no other columns than {', '.join(sorted(known))}", f"{unknown[0]!r:.100}")
 
 
 def newest_steps(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array], cut: int) -> dict[str, Array]:
@@ -79,21 +78,13 @@ def newest_steps(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array], c
         arrays: of the fragment by name.
         cut: steps to leave out.
     """
-    of_steps = {column.name for column in columns} | {c.VALID, c.N_STEPS}
+    of_steps = {column.name for column in columns} | {c.VALID, c.N_STEPS, c.PRIORITIES}
     newest = {name: array[cut:] if name in of_steps else array for name, array in arrays.items()}
     if c.FINAL_INDEX in arrays:
         is_left = arrays[c.FINAL_INDEX][:, 0] >= cut
         newest[c.FINAL_INDEX] = arrays[c.FINAL_INDEX][is_left] - np.array([cut, 0], np.int32)
         newest[c.FINAL_OBS] = arrays[c.FINAL_OBS][is_left]
     return newest
-
-
-def _check_following(obs: ColumnSpec, shape: tuple[int, ...], arrays: Mapping[str, Array]) -> None:
-    check_new_obs(arrays)
-    obs.check(arrays[c.OBS], shape)
-    for name in (c.LAST_OBS, c.FINAL_OBS):
-        if name in arrays:
-            check_numbers(ColumnSpec(name, obs.shape, obs.dtype), arrays[name])
 
 
 def check_numbers(column: ColumnSpec, array: Array) -> None:
