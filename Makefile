@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all nightly check style types layers requirements bench bench-against chaos results examples coverage \
-	fuzz lock build clean
+	docs docs-serve fuzz lock build clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -88,6 +88,15 @@ fuzz: $(STAMP)  ## fuzz what reads others' bytes for 10 minutes; make fuzz SECON
 	@$(PIP) atheris
 	@$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) $(if $(TARGETS),--targets $(TARGETS))
 
+docs: $(STAMP)  ## build the site of the documentation into site/
+	@$(PIP) mkdocs-material 'mkdocstrings[python]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html, or run: make docs-serve"
+
+docs-serve: $(STAMP)  ## show the site at http://127.0.0.1:8000, and build it again after each change
+	@$(PIP) mkdocs-material 'mkdocstrings[python]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 lock: $(STAMP)  ## rewrite aiorl/constraints.txt from what is installed
 	@$(BIN)/python -m pip freeze --exclude-editable | grep -v '^aiorl' > $(CONSTRAINTS)
 
@@ -95,5 +104,5 @@ build: $(STAMP)  ## build the sdist, and the wheel from it
 	@$(BIN)/python -m build --outdir dist
 
 clean:  ## remove .venv, caches and build products (runs/ is kept)
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* *.egg-info
+	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

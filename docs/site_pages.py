@@ -15,7 +15,6 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -23,14 +22,48 @@ _OUTSIDE = re.compile(r"\]\(\.\./((?!results|[a-z_]+\.md)[^)\s]+)\)")
 
 API = {
     "Training": ("aiorl", ("train", "Trainer", "AlgorithmTrainer", "DefaultCallbacks", "evaluate", "Evaluation")),
-    "Acting": ("aiorl", ("load_policy", "LoadedPolicy", "export_policy", "Policy", "PolicyMap", "TFPolicy", "Preprocessor", "Exploration")),
-    "Environments": ("aiorl", (
-        "register_env", "EnvContext", "MultiAgentEnv", "VectorEnv", "BaseEnv", "ExternalEnv", "ExternalMultiAgentEnv", "Poll", "to_base_env",
-    )),
-    "Experience": ("aiorl", (
-        "SampleBatch", "MultiAgentBatch", "Fragment", "MultiAgentEpisode", "InputReader", "OutputWriter", "IOContext", "SamplerInput",
-        "OffPolicyEstimator", "OffPolicyEstimate",
-    )),
+    "Acting": (
+        "aiorl",
+        (
+            "load_policy",
+            "LoadedPolicy",
+            "export_policy",
+            "Policy",
+            "PolicyMap",
+            "TFPolicy",
+            "Preprocessor",
+            "Exploration",
+        ),
+    ),
+    "Environments": (
+        "aiorl",
+        (
+            "register_env",
+            "EnvContext",
+            "MultiAgentEnv",
+            "VectorEnv",
+            "BaseEnv",
+            "ExternalEnv",
+            "ExternalMultiAgentEnv",
+            "Poll",
+            "to_base_env",
+        ),
+    ),
+    "Experience": (
+        "aiorl",
+        (
+            "SampleBatch",
+            "MultiAgentBatch",
+            "Fragment",
+            "MultiAgentEpisode",
+            "InputReader",
+            "OutputWriter",
+            "IOContext",
+            "SamplerInput",
+            "OffPolicyEstimator",
+            "OffPolicyEstimate",
+        ),
+    ),
     "Sampling": ("aiorl", ("RolloutWorker", "EvaluatorInterface", "SyncSampler", "AsyncSampler", "get_global_worker")),
     "Algorithms of your own": ("aiorl.algorithms", ()),
     "Errors": ("aiorl.errors", ()),
@@ -46,11 +79,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files
-
-
-def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
-    """Leave the navigation as it is."""
-    return nav
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -84,32 +112,30 @@ def _expanded(items: Any, pages: dict[str, list[str]]) -> Any:
 
 def _keys(algo: str) -> str:
     """An algorithm's keys with its own defaults: first those that not all algorithms have."""
-    from aiorl.config.key import all_keys, group_of
-    from aiorl.config.reference import default_text
+    from aiorl.config.key import all_keys, default_text, fact_of, meanings
     from aiorl.config.schema import CommonConfig
     from aiorl.learning.algorithms.registry import config_class
 
+    config = config_class(algo)
     common = {name: default_text(field) for name, field in all_keys(CommonConfig)}
-    own: list[Any] = []
-    other: list[Any] = []
-    for name, field in all_keys(config_class(algo)):
-        (other if common.get(name) == default_text(field) else own).append((name, field))
-    own.sort(key=lambda named: group_of(named[1]))
-    lines = ["", "## Keys", "", "Keys of this algorithm, and shared keys that have another default here:", "", *_table(own)]
-    lines += ["", f'??? note "The {len(other)} other keys"', "", *(f"    {line}" for line in _table(other))]
+    said, own, other = meanings(config), [], []
+    for name, field in sorted(all_keys(config), key=lambda named: fact_of(named[1], "group")):
+        unit = fact_of(field, "unit")
+        default = f"`{default_text(field)}`" + (f" ({unit})" if unit else "")
+        row = f"| `{name}` | {default} | {said[name]} |".replace("\n", " ")
+        (other if common.get(name) == default_text(field) else own).append(row)
+    head = ["| Key | Default | Meaning |", "|---|---|---|"]
+    lines = [
+        "",
+        "## Keys",
+        "",
+        "Keys of this algorithm, and shared keys that have another default here:",
+        "",
+        *head,
+        *own,
+    ]
+    lines += ["", f'??? note "The {len(other)} other keys"', "", *(f"    {line}" for line in [*head, *other])]
     return "\n".join(lines) + "\n"
-
-
-def _table(keys: Iterable[tuple[str, Any]]) -> list[str]:
-    from aiorl.config.key import unit_of
-    from aiorl.config.reference import default_text
-
-    lines = ["| Key | Default | Meaning |", "|---|---|---|"]
-    for name, field in keys:
-        unit = f" ({unit_of(field)})" if unit_of(field) else ""
-        meaning = str(field.description).replace("|", "\\|")
-        lines.append(f"| `{name}` | `{default_text(field)}`{unit} | {meaning} |")
-    return lines
 
 
 def _algorithms_page() -> str:
@@ -141,7 +167,13 @@ def _api_page(title: str, module: str, names: Iterable[str]) -> str:
 
 def _public(module: str) -> list[str]:
     found = importlib.import_module(module)
-    return list(getattr(found, "__all__", [name for name, item in vars(found).items() if inspect.isclass(item) and item.__module__ == module]))
+    return list(
+        getattr(
+            found,
+            "__all__",
+            [name for name, item in vars(found).items() if inspect.isclass(item) and item.__module__ == module],
+        )
+    )
 
 
 def _slug(title: str) -> str:
@@ -150,5 +182,7 @@ def _slug(title: str) -> str:
 
 def _address() -> str:
     """The address of the clone's remote, as a browser takes it; "" without one."""
-    done = subprocess.run(["git", "-C", ROOT, "remote", "get-url", "origin"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "-C", ROOT, "remote", "get-url", "origin"], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip().removesuffix(".git") if done.stdout.startswith("https://") else ""
