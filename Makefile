@@ -61,7 +61,7 @@ layers: $(STAMP)  ## import-linter: imports go one way
 size:  ## code lines and files, which may only fall
 	@$(BIN)/python tests/support/size.py
 
-requirements: $(STAMP)  ## run the tests and write docs/requirements.md
+requirements: $(STAMP)  ## run the tests and write docs/requirements.md: which test shows which requirement
 	-@$(PYTEST) -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py $(RESULTS)
 
@@ -89,12 +89,12 @@ fuzz: $(STAMP)  ## fuzz what reads others' bytes for 10 minutes; make fuzz SECON
 	@$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) $(if $(TARGETS),--targets $(TARGETS))
 
 docs: $(STAMP)  ## build the site of the documentation into site/
-	@$(PIP) mkdocs-material 'mkdocstrings[python]'
+	@$(BIN)/mkdocs --version >/dev/null 2>&1 || $(PIP) mkdocs-material 'mkdocstrings[python]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html, or run: make docs-serve"
 
 docs-serve: $(STAMP)  ## show the site at http://127.0.0.1:8000, and build it again after each change
-	@$(PIP) mkdocs-material 'mkdocstrings[python]'
+	@$(BIN)/mkdocs --version >/dev/null 2>&1 || $(PIP) mkdocs-material 'mkdocstrings[python]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 lock: $(STAMP)  ## rewrite aiorl/constraints.txt from what is installed

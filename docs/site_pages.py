@@ -1,15 +1,13 @@
-"""Pages of the site that are made of the code: each algorithm's keys, and the reference of all public names.
+"""Parts of the site that are made from the code: keys, presets and results of algorithms, the API reference, examples.
 
-MkDocs calls these functions while it builds the site (`make docs`).
+MkDocs calls `on_config`, `on_files` and `on_page_markdown` while it builds the site (`make docs`).
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
+import os
 import re
-import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,91 +16,97 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-_OUTSIDE = re.compile(r"\]\(\.\./((?!results|[a-z_]+\.md)[^)\s]+)\)")
-
-API = {
-    "Training": ("aiorl", ("train", "Trainer", "AlgorithmTrainer", "DefaultCallbacks", "evaluate", "Evaluation")),
-    "Acting": (
-        "aiorl",
-        (
-            "load_policy",
-            "LoadedPolicy",
-            "export_policy",
-            "Policy",
-            "PolicyMap",
-            "TFPolicy",
-            "Preprocessor",
-            "Exploration",
-        ),
-    ),
-    "Environments": (
-        "aiorl",
-        (
-            "register_env",
-            "EnvContext",
-            "MultiAgentEnv",
-            "VectorEnv",
-            "BaseEnv",
-            "ExternalEnv",
-            "ExternalMultiAgentEnv",
-            "Poll",
-            "to_base_env",
-        ),
-    ),
-    "Experience": (
-        "aiorl",
-        (
-            "SampleBatch",
-            "MultiAgentBatch",
-            "Fragment",
-            "MultiAgentEpisode",
-            "InputReader",
-            "OutputWriter",
-            "IOContext",
-            "SamplerInput",
-            "OffPolicyEstimator",
-            "OffPolicyEstimate",
-        ),
-    ),
-    "Sampling": ("aiorl", ("RolloutWorker", "EvaluatorInterface", "SyncSampler", "AsyncSampler", "get_global_worker")),
-    "Algorithms of your own": ("aiorl.algorithms", ()),
-    "Errors": ("aiorl.errors", ()),
-}
-"""Title of a page -> module, and its names in order; none stands for all that it has."""
-
-
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are generated."""
-    made = {"algorithms/index.md": _algorithms_page(), "api/index.md": _api_index()}
-    for title, (module, names) in API.items():
-        made[f"api/{_slug(title)}.md"] = _api_page(title, module, names or _public(module))
-    for path, text in made.items():
-        files.append(File.generated(config, path, content=text))
-    return files
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"
+_LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+_API = re.compile(r"<!-- api ([\w.]+): ([\w\s]+) -->")
+_RELATED = {"c51": "dqn", "rainbow": "dqn"}
+_LANGUAGES = {".py": "python", ".sh": "sh", ".sbatch": "sh", ".yaml": "yaml"}
+_LEFT_OUT = {"Deviation", "IQM", "Bar", "Holds", "Wall time"}
+"""Columns of results that an algorithm's page leaves out."""
+_COPIED = {ROOT / "CONTRIBUTING.md": "maintainers/contributing.md", ROOT / "CHANGELOG.md": "changelog.md"}
+"""Pages of the repository's root that are pages of the site too, and where."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the pages of algorithms and of the reference in the navigation."""
+    """List the algorithms in the navigation."""
     from aiorl.learning.algorithms import ALGORITHMS
 
-    pages = {
-        "algorithms/": ["algorithms/index.md", *(f"algorithms/{name}.md" for name in ALGORITHMS)],
-        "api/": ["api/index.md", *(f"api/{_slug(title)}.md" for title in API)],
-    }
-    config.nav = _expanded(config.nav, pages)
+    pages = [f"algorithms/{algo}.md" for algo in ALGORITHMS]
+    config.nav = _expanded(config.nav, {"algorithms/": ["algorithms/index.md", *pages]})
     return config
 
 
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are copied from outside of docs/."""
+    for source, path in _site_paths().items():
+        if source.suffix == ".ipynb":
+            files.append(File.generated(config, path, abs_src_path=str(source)))
+        else:
+            files.append(File.generated(config, path, content=_copied(source)))
+    return files
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Add an algorithm's keys to its page, and lead links to files outside the site to the repository."""
+    """Fill in what is made from the code, and point links to files outside of docs/ to their pages."""
     path = Path(page.file.src_uri)
     if path.parent.name == "algorithms" and path.stem != "index":
-        markdown += _keys(path.stem)
-    address = _address()
-    return _OUTSIDE.sub(rf"]({address}/blob/HEAD/\1)" if address else r"](index.md)", markdown)
+        markdown = markdown.rstrip() + "\n" + _presets(path.stem) + _results(path.stem) + _keys(path.stem)
+    markdown = _API.sub(lambda found: "\n\n".join(_directives(found[1], found[2].split())), markdown)
+    return _linked(markdown, path)
 
 
-def _expanded(items: Any, pages: dict[str, list[str]]) -> Any:
+def _site_paths() -> dict[Path, str]:
+    """Files outside of docs/ that are shown on the site -> their path there."""
+    shown = [*EXAMPLES.glob("*.*"), *(EXAMPLES / "launch").glob("*.*")]
+    paths = {EXAMPLES / "README.md": "examples/index.md"}
+    for source in sorted(shown):
+        name = source.relative_to(EXAMPLES).as_posix()
+        if source.suffix == ".ipynb":
+            paths[source] = f"examples/{name}"
+        elif source.suffix in _LANGUAGES:
+            paths[source] = f"examples/{name}.md"
+    return paths | _COPIED
+
+
+def _copied(source: Path) -> str:
+    text = source.read_text("utf-8")
+    if source.suffix == ".md":
+        return text
+    return f"# {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
+
+
+def _linked(markdown: str, path: Path) -> str:
+    """Rewrite the links of a page.
+
+    Args:
+        markdown: its text.
+        path: its path on the site.
+    """
+    paths = _site_paths()
+    origins = {where: source for source, where in paths.items()}
+    folder = origins.get(path.as_posix(), DOCS / path).parent
+
+    def target(found: re.Match[str]) -> str:
+        source, anchor = Path(os.path.normpath(folder / found[1])), found[2] or ""
+        if source == EXAMPLES / "launch":
+            return f"]({_relative('examples/launch/ssh.sh.md', path)})"
+        if source in paths:
+            return f"]({_relative(paths[source], path)}{anchor})"
+        if source.is_relative_to(DOCS):
+            return f"]({_relative(source.relative_to(DOCS).as_posix(), path)}{anchor})"
+        if source == ROOT / "README.md":
+            return f"]({_relative('index.md', path)})"
+        return found[0]
+
+    return _LINK.sub(target, markdown)
+
+
+def _relative(target: str, page: Path) -> str:
+    return Path(os.path.relpath(target, page.parent)).as_posix()
+
+
+def _expanded(items: Any, pages: dict[str, list[Any]]) -> Any:
     if isinstance(items, dict):
         return {title: _expanded(of, pages) for title, of in items.items()}
     if isinstance(items, list):
@@ -111,78 +115,75 @@ def _expanded(items: Any, pages: dict[str, list[str]]) -> Any:
 
 
 def _keys(algo: str) -> str:
-    """An algorithm's keys with its own defaults: first those that not all algorithms have."""
+    """Return the table of an algorithm's keys with its own defaults: first those that not all algorithms have."""
     from aiorl.config.key import all_keys, default_text, fact_of, meanings
     from aiorl.config.schema import CommonConfig
     from aiorl.learning.algorithms.registry import config_class
 
     config = config_class(algo)
     common = {name: default_text(field) for name, field in all_keys(CommonConfig)}
-    said, own, other = meanings(config), [], []
+    meaning, own, other = meanings(config), [], []
     for name, field in sorted(all_keys(config), key=lambda named: fact_of(named[1], "group")):
         unit = fact_of(field, "unit")
-        default = f"`{default_text(field)}`" + (f" ({unit})" if unit else "")
-        row = f"| `{name}` | {default} | {said[name]} |".replace("\n", " ")
+        default = f"`{default_text(field)}`" + (f" {unit}" if unit else "")
+        row = f"| `{name}` | {default} | {meaning[name]} |".replace("\n", " ")
         (other if common.get(name) == default_text(field) else own).append(row)
     head = ["| Key | Default | Meaning |", "|---|---|---|"]
-    lines = [
-        "",
-        "## Keys",
-        "",
-        "Keys of this algorithm, and shared keys that have another default here:",
-        "",
-        *head,
-        *own,
-    ]
-    lines += ["", f'??? note "The {len(other)} other keys"', "", *(f"    {line}" for line in [*head, *other])]
+    lines = ["", "## Keys", "", "Its own keys, and common keys with another default here:", "", *head, *own, ""]
+    lines += [f'??? note "The {len(other)} other keys"', "", *(f"    {line}" for line in [*head, *other])]
     return "\n".join(lines) + "\n"
 
 
-def _algorithms_page() -> str:
-    from aiorl.learning.algorithms import ALGORITHMS
+def _presets(algo: str) -> str:
+    """Return the list of an algorithm's presets."""
+    from aiorl.config.layers import named_preset, preset_names
 
-    lines = ["# Algorithms", ""]
-    for algo, name in ALGORITHMS.items():
-        first = (ROOT / f"docs/algorithms/{algo}.md").read_text("utf-8").split("\n\n")[0].splitlines()[1:]
-        said = re.sub(r":? ?\(?https?://\S+", "", " ".join(first)).split(". ")[0].rstrip(".,;: ")
-        lines.append(f"- [{name}]({algo}.md): {said}.")
+    presets = [preset for preset in map(named_preset, preset_names()) if preset.settings["algo"] == algo]
+    if not presets:
+        return ""
+    lines = ["", "## Presets", "", "| Preset | Environments | Settings from |", "|---|---|---|"]
+    for preset in presets:
+        envs = ", ".join(f"`{env}`" for env in preset.envs)
+        lines.append(f"| [`{preset.name}`](../presets.md#{preset.name}) | {envs} | {preset.source} |")
     return "\n".join(lines) + "\n"
 
 
-def _api_index() -> str:
-    lines = ["# Python reference", "", "`import aiorl` is cheap: names are imported when they are first used.", ""]
-    lines += [f"- [{title}]({_slug(title)}.md)" for title in API]
-    return "\n".join(lines) + "\n"
+def _results(algo: str) -> str:
+    """Return the rows of docs/results.md that are about an algorithm, each table with its head."""
+    tables = re.findall(r"^(\| (?:Task) .*\n\|[-|]+\n)((?:\|.*\n)+)", _read(DOCS / "results.md"), re.MULTILINE)
+    found = []
+    for head, rows in tables:
+        own = [row for row in rows.splitlines() if _algorithm_of(row) == algo]
+        if own:
+            kept = [n for n, title in enumerate(_cells(head.splitlines()[0])) if title not in _LEFT_OUT]
+            lines = [*head.splitlines(), *own]
+            found.append("".join("| " + " | ".join(_cells(line)[n] for n in kept) + " |\n" for line in lines))
+    if not found:
+        return ""
+    text = "\n".join(found).replace("](results/", "](../results/")
+    return f"\n## Results\n\nWith presets; [results](../results.md) explains the columns.\n\n{text}"
 
 
-def _api_page(title: str, module: str, names: Iterable[str]) -> str:
-    lines = [f"# {title}", ""]
-    for name in names:
-        found = getattr(importlib.import_module(module), name)
-        home = getattr(found, "__module__", module)
-        if inspect.isclass(found) or inspect.isfunction(found):
-            lines += [f"::: {home}.{found.__qualname__}", ""]
-    return "\n".join(lines) + "\n"
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
 
 
-def _public(module: str) -> list[str]:
+def _algorithm_of(row: str) -> str:
+    first = re.match(r"\| \[`(\w+)-", row)
+    return _RELATED.get(first[1], first[1]) if first else ""
+
+
+def _read(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+def _directives(module: str, names: list[str]) -> list[str]:
+    """Return what makes mkdocstrings show public names: the paths of their definitions."""
     found = importlib.import_module(module)
-    return list(
-        getattr(
-            found,
-            "__all__",
-            [name for name, item in vars(found).items() if inspect.isclass(item) and item.__module__ == module],
-        )
-    )
-
-
-def _slug(title: str) -> str:
-    return title.lower().replace(" ", "_")
-
-
-def _address() -> str:
-    """The address of the clone's remote, as a browser takes it; "" without one."""
-    done = subprocess.run(
-        ["git", "-C", ROOT, "remote", "get-url", "origin"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip().removesuffix(".git") if done.stdout.startswith("https://") else ""
+    homes: dict[str, str] = getattr(found, "_HOME", {})
+    directives = []
+    for name in names:
+        item = getattr(found, name)
+        home = homes.get(name) or getattr(item, "__module__", module)
+        directives.append(f"::: {home}.{getattr(item, '__qualname__', name) if callable(item) else name}")
+    return directives

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import aiorl
+import aiorl.algorithms
 from aiorl.config.layers import load_config
 from aiorl.keys import parse_key_args
 from aiorl.learner import parse_learner_args
@@ -20,8 +22,12 @@ from aiorl.net.wire.schema import MESSAGE_TYPES
 from aiorl.worker import parse_worker_args
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+GENERATED = {"docs/config.md", "docs/presets.md", "docs/requirements.md", "docs/results.md"}
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NAMES = [name for page in PAGES if (name := str(page.relative_to(ROOT))) != "docs/requirements.md"]
+ALGORITHM_PAGES = [name for name in NAMES if name.startswith("docs/algorithms/")]
+LANGUAGES = {"sh", "python", "python file", "yaml", "json", "text"}
+"""Of blocks: commands are parsed here, Python is run by tests/examples/test_pages.py, the others are shown."""
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -121,7 +127,9 @@ def check_learner(arguments: list[str]) -> None:
     assert load_config(config_class, overrides=overrides).env
 
 
-@pytest.mark.parametrize("name", ["docs/architecture.md", "docs/protocol.md", "docs/security.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "name", ["docs/architecture.md", "docs/protocol.md", "docs/security.md", "CONTRIBUTING.md", *ALGORITHM_PAGES]
+)
 def test_every_file_named_exists(name: str) -> None:
     for code in _INLINE.findall(_FENCE.sub("", text_of(name))):
         if "/" in code and _FILE.fullmatch(code):
@@ -158,20 +166,45 @@ def test_the_protocol_page_has_every_message_with_every_field() -> None:
             assert f"`{field}`" in rows[kind.name], f"{kind.name}.{field}"
 
 
-def test_the_hello_on_the_protocol_page_decodes() -> None:
-    dump = next(block for language, block in _FENCE.findall(text_of("docs/protocol.md")) if language == "text")
+def test_the_hello_on_its_page_decodes() -> None:
+    dump = next(block for language, block in _FENCE.findall(text_of("docs/wire_format.md")) if language == "text")
     assert decode([bytes.fromhex(dump)]) == Hello(3, "", "w1", "i1", 0, "host1", 42, "")
 
 
-def test_every_attack_on_the_security_page_names_tests_that_exist() -> None:
-    _, _, section = text_of("docs/security.md").partition("## Attacks")
-    rows = [line for line in section.partition("\n## ")[0].splitlines() if re.match(r"\| (?!Attack \|)", line)]
+def test_every_attack_on_its_page_names_tests_that_exist() -> None:
+    rows = [line for line in text_of("docs/maintainers/attacks.md").splitlines() if re.match(r"\| (?!Attack \|)", line)]
     assert len(rows) > 30
     for row in rows:
         named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row.split(" | ")[-1])
         assert named, f"no test: {row}"
         for module, test in named:
             assert f"def {test}(" in text_of(f"tests/{module}"), f"{module}::{test}"
+
+
+def test_the_readme_takes_three_minutes() -> None:
+    assert len(text_of("README.md").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/") and name not in GENERATED])
+def test_pages_are_short(name: str) -> None:
+    """Tables that are made from the code don't count."""
+    text = re.sub(r"(<!-- (?:keys|python) \w+ -->\n)(?:\|.*\n)*", "", text_of(name))
+    assert len(text.splitlines()) <= 250
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_say_what_they_are(name: str) -> None:
+    for found in re.findall(r"^ *```(\w+(?: file)?)?", text_of(name), re.MULTILINE)[::2]:
+        assert found in LANGUAGES, f"{name}: {found!r}"
+
+
+def test_the_reference_has_all_public_names() -> None:
+    """Names of `aiorl`, `aiorl.algorithms` and `aiorl.errors`, each on one page of docs/api/."""
+    text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.md"))
+    for module in (aiorl, aiorl.algorithms):
+        named = re.findall(rf"<!-- api {re.escape(module.__name__)}: (.*) -->", text)
+        listed = {name for names in named for name in names.split()} | set(re.findall(r"`aiorl\.(\w+)`", text))
+        assert {*module.__all__} - listed - {"__version__", "columns"} == set()
 
 
 def test_the_changelog_has_the_current_version() -> None:

@@ -1,4 +1,4 @@
-"""The code of pages that build something runs, as one script, as their reader would run it."""
+"""The Python code of each page runs as one script, as its reader would run it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+TESTED_ELSEWHERE = {"exports.md", "own_code.md", "new_algorithm.md"}
+ALONE = sorted(
+    name
+    for page in DOCS.rglob("*.md")
+    if "```python" in page.read_text(encoding="utf-8")
+    and (name := page.relative_to(DOCS).as_posix()) not in {"tutorial.md", *TESTED_ELSEWHERE}
+)
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +53,11 @@ def saved(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     for name, text in files_of(request.param).items():
         (tmp_path / name).write_text(text)
     return tmp_path
+
+
+@pytest.mark.parametrize("saved", ["../README.md", *ALONE], indirect=True)
+def test_the_code_of_a_page_runs(saved: Path) -> None:
+    run(saved, "script.py")
 
 
 @pytest.mark.parametrize("saved", ["tutorial.md"], indirect=True)

@@ -1,4 +1,4 @@
-"""The generated pages of the documentation, written anew where they no longer say what the code does.
+"""Write the generated pages of the documentation.
 
     python tests/support/pages.py
 
@@ -16,28 +16,45 @@ from aiorl.config.key import all_keys, by_group, default_text, fact_of, kind_tex
 from aiorl.config.layers import named_preset, preset_names
 from aiorl.config.rllib_file import NONE, other_names
 from aiorl.config.schema import CommonConfig
+from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
 
 DOCS = Path(__file__).parents[2] / "docs"
 _PLACE = re.compile(r"(<!-- (keys|python) (\w+) -->\n)(?:\|.*\n)*")
-_CONFIG = """# Config reference
+_CONFIG = """# Common keys
 
-The keys that all algorithms share. An algorithm has other defaults and more keys of its own; see all of
-them with `python -m aiorl.learner --algo NAME --help-config`. A key is set in a YAML file (`--config FILE`),
-or on the command line as `--key-name VALUE` or `--set key=VALUE`; the command line wins. Written with a dot,
-`model.use_lstm` is the key `use_lstm` inside `model`.
+The keys that all algorithms share. Each [algorithm's page](algorithms/index.md) lists its own keys, and its defaults of
+these. `aiorl train --algo NAME --help-config` shows the same in a terminal. [Configuration](configuration.md) explains
+how to set keys.
 
-Where: L is the learner, W the workers, B both; workers get their part from the learner.
+If algorithms have different defaults, the column Default gives each value with its algorithms. A dot separates a
+group from its key: `model.use_lstm` is `use_lstm` in `model`. Where: L is the learner, W the workers, B both.
 """
 _PRESETS = """# Presets
 
-Settings for one algorithm in one environment, or in several alike. `--preset NAME` takes one,
-`--preset auto` the one for the algorithm and the environment, if there is one; likewise `preset: NAME` in a
-config file and `PPOConfig(preset="auto")`. Default < preset < config file < option or argument: what is set
-otherwise wins. `--show-config` shows each value and where it comes from. The files are in `aiorl/presets/`.
+A preset is a set of values for one algorithm and one environment, or several similar ones. `--preset NAME` uses it.
+`--preset auto` finds the preset for the algorithm and the environment, if there is one. In files and in Python:
+`preset: auto`, `PPOConfig(preset="auto")`.
+
+Configuration files, options and arguments take precedence over a preset. `--show-config` shows each value and its
+source. The files are in `aiorl/presets/`. [Results](results.md) has the curves and the spread over seeds.
 
 | Preset | Environments | Result | Settings from |
 |---|---|---|---|
 """
+
+
+def _default(name: str) -> str:
+    """Return the default of a common key: one value, or each value with the algorithms that have it."""
+    if name == "algo":
+        return "`ppo`"
+    by_value: dict[str, list[str]] = {}
+    for algo in ALGORITHMS:
+        field = dict(all_keys(config_class(algo))).get(name)
+        if field is not None:
+            by_value.setdefault(default_text(field), []).append(algo)
+    if len(by_value) == 1:
+        return f"`{next(iter(by_value))}`"
+    return "; ".join(f"`{value}` {', '.join(algos)}" for value, algos in by_value.items())
 
 
 def config_page() -> str:
@@ -47,7 +64,7 @@ def config_page() -> str:
         text += f"\n## {group}\n\n| Key | Default | Type | Where | Meaning |\n|---|---|---|---|---|\n"
         for name, field in keys:
             where, meaning = fact_of(field, "where")[0].upper(), said[name].replace("|", "\\|")
-            text += f"| `{name}` | `{default_text(field)}` | {kind_text(field)} | {where} | {meaning} |\n"
+            text += f"| `{name}` | {_default(name)} | {kind_text(field)} | {where} | {meaning} |\n"
     return text
 
 

@@ -1,11 +1,12 @@
-"""docs/requirements.md: which tests show which requirement, and how they ended. `make requirements` writes it.
+"""Which tests show which requirement, and how they ended. `make requirements` writes docs/requirements.md.
 
     python tests/support/requirement_table.py RESULTS.xml...           # write the page
-    python tests/support/requirement_table.py --check RESULTS.xml...   # does the page say what happened?
+    python tests/support/requirement_table.py --check RESULTS.xml...   # does a test show each requirement?
 
-A test names a requirement in its name (`test_r12_...`), in its docstring, in a comment or in its parameters (`R12`,
-`R10-R19`); rules and invariants of a state machine speak for the machine's test case. How tests ended is read from
-the files that `pytest --junitxml=RESULTS.xml` writes. Sections and titles are kept as they stand on the page.
+The page is generated and not committed. Requirements and titles are in `tests/support/requirements.yaml`. A test cites
+a requirement in its name (`test_r12_...`), in its docstring, in a comment or in its parameters (`R12`, `R10-R19`).
+Rules and invariants of a state machine speak for the machine's test case. How tests ended is read from the files that
+`pytest --junitxml=RESULTS.xml` writes.
 """
 
 from __future__ import annotations
@@ -17,24 +18,22 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "requirements.md"
 OWN_TESTS = "test_requirements.py"
 NOT_RUN = "not run"
 
-Table = dict[int, dict[str, str]]
-"""Requirement -> test id (`tests/x/test_y.py::test_z`, parameters left out) -> state."""
+REQUIREMENTS = ROOT / "tests" / "support" / "requirements.yaml"
 
 _WORDS = re.compile(r"\bR(\d{1,3})(?:(?:-|\N{EN DASH}| to )R?(\d{1,3}))?\b")
 _NAME = re.compile(r"(?<![a-z0-9])r(\d{1,3})(?=_|$)")
-_TITLE = re.compile(r"^\| R(\d+) \| ([^|]+) \|")
-_ROW = re.compile(r"^\| (?:R(\d+))? *\|[^|]*\| `([^`]+)` \| ([a-z ]+) \|$")
 
 _HEAD = """# Requirements
 
-What the evaluation layer (RolloutWorker, samplers, environments, filters) has to do, and the tests that show it.
-This page is generated from the tests: `make requirements` runs them and writes it. A test that takes long says
-*{not_run}* here; `make test-all` runs it as well.
+The requirements of the evaluation layer (RolloutWorker, samplers, environments, filters), and the tests that show them.
+`make requirements` runs the tests and writes this page. A slow test is listed as *{not_run}*; `make test-all` runs it.
 """
 
 
@@ -115,14 +114,9 @@ def _states_of(path: Path) -> dict[str, str]:
     return {test_id: next(state for state in worst_first if state in found) for test_id, found in ended.items()}
 
 
-def read_titles(page: str) -> dict[str, dict[int, str]]:
-    """Section -> the requirements in it -> what each asks for, in a few words."""
-    sections: dict[str, dict[int, str]] = {}
-    for line in page.splitlines():
-        if line.startswith("## "):
-            section = sections.setdefault(line[3:], {})
-        elif row := _TITLE.match(line):
-            section[int(row[1])] = row[2]
+def read_titles() -> dict[str, dict[int, str]]:
+    """Return section -> requirement -> title."""
+    sections: dict[str, dict[int, str]] = yaml.safe_load(REQUIREMENTS.read_text(encoding="utf-8"))
     return sections
 
 
@@ -140,40 +134,28 @@ def render(sections: Mapping[str, Mapping[int, str]], cited: Mapping[int, list[s
     return "".join(parts)
 
 
-def read_table(page: str) -> Table:
-    """What a page that `render` made says."""
-    table: Table = {}
-    number = 0
-    for line in page.splitlines():
-        row = _ROW.match(line)
-        if row:
-            number = int(row[1]) if row[1] else number
-            table.setdefault(number, {})[row[2]] = row[3]
-    return table
-
-
-def disagreements(table: Table, states: Mapping[str, str]) -> list[str]:
-    """Where a page claims what a run does not bear out; a test skipped on this machine is no contradiction."""
-    return [
-        f"R{number}: the page says that {test} passed, but it {found}"
-        for number, tests in table.items()
-        for test, state in tests.items()
-        if state == "passed" and (found := states.get(test, "was not run")) not in ("passed", "skipped")
-    ]
+def not_shown(
+    sections: Mapping[str, Mapping[int, str]], cited: Mapping[int, list[str]], states: Mapping[str, str]
+) -> list[str]:
+    """Return a sentence for each requirement that no test cites, or whose tests all failed or were skipped."""
+    problems = []
+    for number in sorted(number for titles in sections.values() for number in titles):
+        tests = cited.get(number, [])
+        if not tests:
+            problems.append(f"R{number} is cited by no test")
+        elif not {"passed", NOT_RUN} & {states.get(test, NOT_RUN) for test in tests}:
+            problems.append(f"R{number} is shown by failed or skipped tests only: {', '.join(tests)}")
+    return problems
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or compare it with a run; 1 if something is amiss."""
+    """Write the page, or check a run; return 1 if a requirement is not shown."""
     checks = arguments[:1] == ["--check"]
-    states, page = read_states(map(Path, arguments[checks:])), PAGE.read_text(encoding="utf-8")
-    if checks:
-        problems = disagreements(read_table(page), states)
-    else:
-        sections, cited = read_titles(page), cited_requirements(ROOT / "tests")
+    states = read_states(map(Path, arguments[checks:]))
+    sections, cited = read_titles(), cited_requirements(ROOT / "tests")
+    if not checks:
         PAGE.write_text(render(sections, cited, states), encoding="utf-8")
-        known = {number for titles in sections.values() for number in titles}
-        problems = [f"R{number} is named by no test" for number in sorted(known - cited.keys())]
-        problems += sorted({f"{test} failed" for test, state in states.items() if state == "failed"})
+    problems = not_shown(sections, cited, states)
     sys.stderr.writelines(f"{problem}\n" for problem in problems)
     return 1 if problems else 0
 
