@@ -174,12 +174,9 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], count: int) -> None:
         """Stack ``count`` frames of shape [H, W]."""
         super().__init__(env)
-        space = env.observation_space
-        if not isinstance(space, spaces.Box) or len(space.shape) != 2:
-            raise ConfigError(f"frames of shape [height, width] are stacked, not {space}.")
-        layout = ObsLayout((*space.shape, count), num_frames=count)
-        self.observation_space = LaidOutBox(0, 255, layout, np.uint8)
-        self._stack: Pixels = np.zeros((*space.shape, count), np.uint8)
+        shape = (*(env.observation_space.shape or ()), count)
+        self.observation_space = LaidOutBox(0, 255, ObsLayout(shape, num_frames=count), np.uint8)
+        self._stack: Pixels = np.zeros(shape, np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""

@@ -206,8 +206,6 @@ def to_base_env(
         ConfigError: a number of environments or a seed that this kind cannot have.
     """
     kind = kind_of(env, env_id)
-    if num_envs < 1:
-        raise ConfigError(f"number of environments is {num_envs}, expected at least 1.", key="num_envs_per_worker")
     if kind.is_external and num_envs != 1:
         raise ConfigError(
             f"{num_envs} environments are asked for, but an external environment drives itself: expected 1.",

@@ -107,13 +107,11 @@ def to_five_values(result: Any) -> StepResult:
     Raises:
         ValueError: some other number of values.
     """
-    if not isinstance(result, tuple | list):
+    if not isinstance(result, tuple | list) or len(result) not in (4, 5):
         raise ValueError(f"step returned {result!r:.200}, expected 5 values (or 4, the old form)")
     if len(result) == 5:
         obs, reward, terminated, truncated, info = result
         return obs, reward, terminated, truncated, info
-    if len(result) != 4:
-        raise ValueError(f"step returned {len(result)} values, expected 5 (or 4, the old form)")
     obs, reward, done, info = result
     if isinstance(done, str | bytes):
         raise ValueError(f"step returned the done {done!r:.50}, expected True or False")

@@ -9,7 +9,7 @@ from typing import Any
 from aiorl.env.base_env import ALL_AGENTS, Poll, SteppedBaseEnv, env_seeds
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
 from aiorl.env.gym_like import check_seedable, close_all, seed_env
-from aiorl.errors import EnvContractError, UnsupportedEnvError
+from aiorl.errors import EnvContractError
 
 AgentDict = dict[Any, Any]
 AgentResults = tuple[Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], AgentDict]
@@ -70,13 +70,8 @@ class MultiAgentCopy:
             seed: seed of its first episode; None for none.
 
         Raises:
-            UnsupportedEnvError: it has no ``reset`` and ``step``.
             ConfigError: a seed, for an environment that cannot be seeded.
         """
-        if not (callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))):
-            raise UnsupportedEnvError(
-                f"environment {env_id!r} made a {type(env).__name__}, which has no reset and step"
-            )
         if seed is not None:
             check_seedable(env, env_id)
         self.env = env
@@ -142,8 +137,6 @@ class MultiAgentCopy:
         if len(result) == 5:
             return tuple(result)
         obs, rewards, dones, infos = result
-        if ALL_AGENTS not in dones:
-            raise self._broken(f"dones have no key {ALL_AGENTS!r}; got {_keys(dones)}")
         return obs, rewards, *_split_dones(dones, infos), infos
 
     def _broken(self, message: str) -> EnvContractError:
@@ -161,8 +154,6 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
             env_id: name for messages.
             seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
         """
-        if not envs:
-            raise UnsupportedEnvError(f"environment {env_id!r}: no copies were given")
         seeds: list[int | None] = list(env_seeds(seed, len(envs))) if seed is not None else [None] * len(envs)
         self.num_envs = len(envs)
         self.observation_space = getattr(envs[0], "observation_space", None)

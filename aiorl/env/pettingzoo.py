@@ -53,10 +53,9 @@ def _module(name: str, path: str) -> ModuleType:
                 # Newer releases would rather have ids of their registry; modules work in all of them.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 return importlib.import_module(candidate)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (candidate + ".").startswith(error.name + "."):
-                raise ConfigError(f"environment {name!r} needs more packages: {error}.", key="env") from error
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and f"{candidate}.".startswith(f"{error.name}."):
+                continue
             raise ConfigError(f"environment {name!r}: importing {candidate!r} failed: {error}.", key="env") from error
     raise UnknownEnvError(
         f"environment {name!r}: there is neither a module 'pettingzoo.{path}' nor {path!r}.",

@@ -234,11 +234,9 @@ class Copies(VectorEnv):
             seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
 
         Raises:
-            UnsupportedEnvError: no environments, or an object that is not gym-like.
+            UnsupportedEnvError: an object that is not gym-like.
             ConfigError: a seed for environments that cannot be seeded.
         """
-        if not envs:
-            raise UnsupportedEnvError(f"environment {env_id!r}: no copies were given")
         for env in envs:
             check_gym_like(env, env_id)
             if seed is not None:
@@ -415,7 +413,7 @@ class SerialEnv(LockstepEnv):
 
         Raises:
             ConfigError: a horizon above the environment's own limit.
-            UnsupportedEnvError: no environments, or an object that is not gym-like.
+            UnsupportedEnvError: an object that is not gym-like.
         """
         copies = envs if isinstance(envs, Copies) else Copies(envs, env_id=env_id)
         self._copies = copies

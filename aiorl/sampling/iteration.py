@@ -18,7 +18,7 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.policy import Policy
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
-from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, checked_horizon
+from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, checked_horizon
 from aiorl.env.gym_like import copied
 from aiorl.env.vector_env import episode_limit
 from aiorl.errors import EnvContractError, UnknownPolicyError
@@ -371,9 +371,7 @@ class Iteration:
                     "set the horizon to None"
                 )
             return
-        if isinstance(obs, str):
-            if obs != ASYNC_RESET_RETURN:
-                raise EnvContractError(str(env_id), f"try_reset returned {obs!r}")
+        if isinstance(obs, str):  # ASYNC_RESET_RETURN
             return
         episode = self._open_episode(env_id)
         self._actions[env_id] = {}

@@ -131,8 +131,6 @@ def test_frames_are_stacked_as_channels_oldest_first():
     assert shown[4][0, 0].tolist() == [2, 3, 4, 5]
     assert shown[4].flags.c_contiguous
     assert first[0, 0].tolist() == [0, 0, 0, 0]
-    with pytest.raises(ConfigError, match="height, width"):
-        StackFrames(LivesEnv(shape=(4,)), 4)
 
 
 def test_a_missing_opencv_says_what_to_install(monkeypatch):
@@ -202,8 +200,9 @@ def is_vector(env) -> bool:
     ("name", "steps", "settings"),
     [
         ("ALE/Breakout-v5", 120, {}),  # lives, and FIRE at the start of each
-        ("ALE/MsPacman-v5", 60, {"max_num_frames_per_episode": 100}),  # no FIRE; games are cut
-        ("ALE/Freeway-v5", 20, {"full_action_space": True}),
+        # no FIRE; games are cut
+        pytest.param("ALE/MsPacman-v5", 60, {"max_num_frames_per_episode": 100}, marks=pytest.mark.slow),
+        pytest.param("ALE/Freeway-v5", 20, {"full_action_space": True}, marks=pytest.mark.slow),
     ],
 )
 def test_r161_rows_lives_and_games_are_those_of_the_plain_games(name, steps, settings):

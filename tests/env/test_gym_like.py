@@ -45,7 +45,7 @@ def test_r165_step_gives_five_values_from_either_form():
     assert to_five_values((1, 2.0, True, None))[2:4] == (True, False)
     with pytest.raises(ValueError, match="'False'"):
         to_five_values((1, 2.0, "False", {}))
-    with pytest.raises(ValueError, match="3 values"):
+    with pytest.raises(ValueError, match="expected 5 values"):
         to_five_values((1, 2.0, True))
 
 

@@ -9,7 +9,6 @@ from aiorl.errors import (
     ConfigError,
     EnvContractError,
     EnvError,
-    UnsupportedEnvError,
 )
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
@@ -141,10 +140,3 @@ def test_a_step_that_returns_something_else_is_named(result):
 
     with pytest.raises(EnvContractError, match="no tuple of five dicts"):
         run(base(Odd()), 1)
-
-
-def test_what_is_no_environment_is_refused():
-    with pytest.raises(UnsupportedEnvError, match="no copies"):
-        base()
-    with pytest.raises(UnsupportedEnvError, match="has no reset and step"):
-        base(object())

@@ -153,7 +153,7 @@ EXACT = (
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     kind=st.sampled_from(["box", "bytes", "discrete"]),
     mean_length=st.integers(1, 12),
@@ -201,7 +201,7 @@ def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_e
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     mean_length=st.integers(1, 6),
