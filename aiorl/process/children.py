@@ -38,12 +38,12 @@ HOPELESS = 33
 STOPPED = 128 + signal.SIGTERM
 """The worker left in an orderly way because somebody asked it to, by a signal."""
 DEFAULT_MAX_RESTARTS = 3
-TRY_AGAIN_S = 10.0
+_TRY_AGAIN_S = 10.0
 """How long to wait before a start is tried again that failed for a lack which may pass."""
 _LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
 """Why a start may fail that says nothing of the child."""
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-_HEALTHY_BEFORE_A_SIGNAL_S = 10.0
+_HEALTHY_S, _HEALTHY_BEFORE_A_SIGNAL_S = 60.0, 10.0
 
 
 def status_text(status: int) -> str:
@@ -56,17 +56,16 @@ def status_text(status: int) -> str:
 class Restarts:
     """Counts the restarts of one child.
 
-    At most ``max_restarts`` in a row, after pauses that grow. A child that has worked, and run for ``healthy_after_s``,
-    gets its allowance back. If a signal ended it (a kill, a lack of memory, an abort in a C library), ten seconds are
+    At most ``max_restarts`` in a row, after pauses that grow. A child that has worked, and run for a minute, gets its
+    allowance back. If a signal ended it (a kill, a lack of memory, an abort in a C library), ten seconds are
     enough: that says little about the child.
 
     Attributes:
         in_a_row: restarts since the child last ran healthily.
     """
 
-    def __init__(self, max_restarts: int, *, healthy_after_s: float = 60.0) -> None:
+    def __init__(self, max_restarts: int) -> None:
         self._max_restarts = max_restarts
-        self._healthy_after_s = healthy_after_s
         self.in_a_row = 0
 
     def pause_after(self, status: int, lived_s: float, *, has_worked: bool = True) -> float | None:
@@ -78,8 +77,7 @@ class Restarts:
             has_worked: whether it has done anything of what it is there for, as far as its parent knows.
         """
         by_signal = status < 0 or status > 128
-        healthy_s = min(_HEALTHY_BEFORE_A_SIGNAL_S, self._healthy_after_s) if by_signal else self._healthy_after_s
-        if has_worked and lived_s > healthy_s:
+        if has_worked and lived_s > (_HEALTHY_BEFORE_A_SIGNAL_S if by_signal else _HEALTHY_S):
             self.in_a_row = 0
         if status in (RUN_IS_OVER, HOPELESS, WRONG_USAGE) or self.in_a_row >= self._max_restarts:
             return None
@@ -155,8 +153,6 @@ class Children:
         log_path: Callable[[int], Path] | None = None,
         environment: Mapping[str, str] | None = None,
         has_worked: Callable[[int], bool] = lambda slot: True,
-        healthy_after_s: float = 60.0,
-        try_again_s: float = TRY_AGAIN_S,
     ) -> None:
         """Start nothing yet.
 
@@ -168,16 +164,13 @@ class Children:
             log_path: slot -> file its output is appended to; None = this process's own output.
             environment: variables added to this process's own.
             has_worked: slot -> whether its child has done anything of what it is there for, asked when it has ended.
-            healthy_after_s: seconds after which the restarts of a running child that has worked are forgotten.
-            try_again_s: seconds after which a start is tried again that failed for a lack of processes or the like.
         """
         self._command = command
         self._on_event = on_event
         self._log_path = log_path
         self._environment = environment or {}
         self._has_worked = has_worked
-        self._try_again_s = try_again_s
-        self._children = {slot: _Child(Restarts(max_restarts, healthy_after_s=healthy_after_s)) for slot in slots}
+        self._children = {slot: _Child(Restarts(max_restarts)) for slot in slots}
         self._is_stopping = False
 
     @property
@@ -274,11 +267,11 @@ class Children:
                 child.status = FAILED
                 self._plan_restart(slot, child)
                 return
-            child.due = time.monotonic() + self._try_again_s
+            child.due = time.monotonic() + _TRY_AGAIN_S
             if not child.is_lacking:
                 child.is_lacking = True
                 text = "worker process %d can't be started for now (%s); tried again every %g s"
-                logger.warning(text, slot, error.strerror, self._try_again_s)
+                logger.warning(text, slot, error.strerror, _TRY_AGAIN_S)
 
     def _plan_restart(self, slot: int, child: _Child) -> None:
         if self._is_stopping or child.status == RUN_IS_OVER:

@@ -18,7 +18,6 @@ from aiorl.process.children import (
     FAILED,
     HOPELESS,
     RUN_IS_OVER,
-    TRY_AGAIN_S,
     WRONG_USAGE,
     ChildEvent,
     ChildGaveUp,
@@ -36,15 +35,7 @@ _TWICE_S = 0.5
 class Keeper:
     """Runs copies of one command, and starts again those that end before they should."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        num_children: int,
-        max_restarts: int,
-        *,
-        leave_s: float = 6.0,
-        try_again_s: float = TRY_AGAIN_S,
-    ) -> None:
+    def __init__(self, command: Sequence[str], num_children: int, max_restarts: int, *, leave_s: float = 6.0) -> None:
         """Nothing is started yet.
 
         Args:
@@ -52,12 +43,9 @@ class Keeper:
             num_children: how many copies of it.
             max_restarts: restarts in a row after which one stays down.
             leave_s: seconds that children get for an orderly end before they are killed.
-            try_again_s: seconds after which a start is tried again that failed for a lack of processes or the like.
         """
         slots = range(1, num_children + 1)
-        self._children = Children(
-            lambda slot: command, slots, max_restarts=max_restarts, on_event=self._tell, try_again_s=try_again_s
-        )
+        self._children = Children(lambda slot: command, slots, max_restarts=max_restarts, on_event=self._tell)
         self._is_single = num_children == 1
         self._leave_s = leave_s
         self._signals: list[int] = []

@@ -495,10 +495,6 @@ class Training:
         self._saver = Saver(self, learning)
         self._saver.keep(learning.group.hold_state())
 
-    def go_on(self) -> None:
-        """Begin to sample and train, or go on after `Flow.is_enough` has said to stand still."""
-        self.source.go_on()
-
     async def next_update(self) -> bool:
         """Wait for the next update, or several that come together; False once the end has come.
 
@@ -525,7 +521,7 @@ class Training:
         if not self.flow.is_granting:  # the caller's pause is no part of it
             self.results.leave_out_pause(time.monotonic())
             self.iteration.begin()
-        self.go_on()
+        self.source.go_on()
         try:
             while await self.next_update():
                 if self._is_iteration_over():

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from aiorl.process import children
 from aiorl.process.children import (
     FAILED,
     HOPELESS,
@@ -157,7 +158,8 @@ def test_a_child_that_lacks_a_process_for_now_is_tried_again_until_there_is_one(
 ) -> None:
     spawn, errors = subprocess.Popen, [OSError(number, os.strerror(number)) for number in [errno.EAGAIN] * 5]
     errors.append(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-    watched = watch(exits_with(1), [1], max_restarts=1, try_again_s=0.01)
+    monkeypatch.setattr(children, "_TRY_AGAIN_S", 0.01)
+    watched = watch(exits_with(1), [1], max_restarts=1)
 
     def lacking(*args: Any, **options: Any) -> Any:
         if errors:

@@ -12,7 +12,6 @@ from saved_runs import save_run
 import aiorl
 from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.errors import CheckpointError
-from aiorl.learner import main
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.build import build_learning
 from aiorl.run.restoring import begin_with
@@ -95,24 +94,3 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
         begin_with(find_checkpoint(tmp_path if theirs else plain), learning)
     for name, weight in learning.group.get_weights()[DEFAULT].items():
         np.testing.assert_array_equal(weight, before[name])
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--init-from", "nowhere"], "there is no such directory"),
-        (["--init-from", "."], "there is none in it"),
-        (["--resume", "nowhere", "--init-from", "other"], "--init-from is for new runs"),
-    ],
-)
-def test_a_mistake_costs_one_sentence_and_no_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    try:
-        status = main(["--env", "CartPole-v1", *words])
-    except SystemExit as ended:
-        status = int(str(ended.code))
-    assert status == 2
-    assert says in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -86,6 +86,9 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("--env refused_envs:SeenInSequence", "model.custom_preprocessor names a preprocessor of your own"),
         ("--env refused_envs:ActedInSequence", "Wrap the environment in one with such actions"),
         ("--env CartPole-v1 --keys nowhere", "make one with `python -m aiorl.keys nowhere`"),
+        ("--env CartPole-v1 --init-from nowhere", "there is no such directory"),
+        ("--env CartPole-v1 --init-from .", "there is none in it"),
+        ("--env CartPole-v1 --resume nowhere --init-from other", "--init-from is for new runs"),
         ("--env CartPole-v1 --model.fcnet-hidens [8]", "--model.fcnet-hidens. Did you mean '--model.fcnet-hiddens'?"),
     ],
 )  # fmt: skip

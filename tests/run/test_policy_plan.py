@@ -68,7 +68,7 @@ def users_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "users_own", module)  # type: ignore[arg-type]
 
 
-def plan(facts: EnvFacts = MANY, fn: str | None = "users_own:all_b", **settings: Any) -> dict[str, PlannedPolicy]:
+def plan(facts: EnvFacts = MANY, fn: Any = "users_own:all_b", **settings: Any) -> dict[str, PlannedPolicy]:
     policies, train = settings.pop("policies", {}), settings.pop("train", None)
     more = settings.pop("multiagent", {})
     config = PPOConfig.from_mapping(
@@ -215,19 +215,6 @@ def test_a_policy_that_gets_another_algorithm_on_top_of_a_run_has_no_defaults_of
     assert "initial_alpha" not in policy.settings, "a key of SAC alone"
 
 
-@pytest.mark.parametrize(
-    ("defaults", "said"),
-    [
-        (3, "multiagent.policies.a.defaults is 3, expected a mapping"),
-        ({"num_workers": 4}, "multiagent.policies.a.defaults.num_workers can't differ from the run's"),
-        ({"lr": -1.0}, "lr"),
-    ],
-)
-def test_defaults_that_are_none_are_refused(defaults: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        plan(policies={"a": {"class": "a2c", "defaults": defaults}, "b": None})
-
-
 def test_spaces_are_taken_from_the_entry_or_those_agents_that_act_with_it() -> None:
     policies = plan(DIFFERENT, "users_own:kind", policies={"cat": None, "dog": None})
     assert policies["cat"].observation_space == BOX
@@ -274,6 +261,14 @@ def test_a_policy_of_the_users_own_only_acts_and_gets_all_its_settings() -> None
         ("b.config: There is no key learning", {"policies": {"b": {"config": {"learning": 3}}}}),
         ("b.config: lr must be", {"policies": {"b": {"config": {"lr": "much"}}}}),
         ("is no policy id", {"policies": {"a/b": None}}),
+        ("a.defaults is 3, expected a mapping", {"policies": {"a": {"class": "a2c", "defaults": 3}}}),
+        ("defaults.num_workers can't differ", {"policies": {"b": {"class": "a2c", "defaults": {"num_workers": 4}}}}),
+        ("policy_mapping_fn 'users_own:two' can't be called", {"policies": {"b": None}, "fn": "users_own:two"}),
+        ("observation_fn 'users_own:no_episode' can't be called", {
+            "fn": None, "multiagent": {"observation_fn": "users_own:no_episode"}}),
+        ("observation_fn is 'users_own:number', which is no function", {
+            "fn": None, "multiagent": {"observation_fn": "users_own:number"}}),
+        ("'cat2'", {"policies": {"b": None}, "facts": DIFFERENT, "fn": {"cat1": "b"}}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_in_one_sentence(said: str, settings: dict[str, Any]) -> None:
@@ -282,15 +277,6 @@ def test_what_cannot_be_is_said_in_one_sentence(said: str, settings: dict[str, A
     assert said in str(caught.value)
     assert caught.value.key.startswith("multiagent.")
     assert "\n" not in str(caught.value)
-
-
-def test_functions_that_cannot_be_called_are_refused_before_any_agent_is_seen() -> None:
-    with pytest.raises(ConfigError, match="policy_mapping_fn 'users_own:two' can't be called"):
-        plan(UNKNOWN, "users_own:two", policies={"a": None, "b": None})
-    with pytest.raises(ConfigError, match="observation_fn 'users_own:no_episode' can't be called"):
-        plan(fn=None, multiagent={"observation_fn": "users_own:no_episode"})
-    with pytest.raises(ConfigError, match="observation_fn is 'users_own:number', which is no function"):
-        plan(fn=None, multiagent={"observation_fn": "users_own:number"})
 
 
 class Moves(spaces.Discrete):
@@ -343,13 +329,6 @@ def test_a_word_for_policies_is_refused_without_agents_and_with_another_mapping(
         with pytest.raises(ConfigError) as caught:
             with_policies_named(PPOConfig(multiagent={"policies": "per_agent", **more}), facts)
         assert caught.value.key == f"multiagent.{key}"
-
-
-def test_a_table_of_agents_needs_each_agent_that_the_environment_names() -> None:
-    config = PPOConfig(multiagent={"policies": {"a": None}, "policy_mapping_fn": {"cat1": "a"}})
-    with pytest.raises(ConfigError, match="'cat2'") as caught:
-        plan_policies(config, DIFFERENT)
-    assert caught.value.key == "multiagent.policy_mapping_fn"
 
 
 def test_a_mapping_that_needs_an_episode_is_asked_how_episodes_begin() -> None:

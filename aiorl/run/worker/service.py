@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -95,9 +94,7 @@ class _Running:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"sampler-{index}")
         self.unit: SamplerUnit | None = None
         self.task: asyncio.Task[None] | None = None
-        self.is_out_of_data = False
-        self._is_ended = self._is_closed = False
-        self._lock = threading.Lock()
+        self.is_out_of_data = self._is_closed = False
 
     def call(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         """Have a function called in the unit's thread."""
@@ -105,24 +102,12 @@ class _Running:
         return loop.run_in_executor(self.executor, keep_children_out, function, *arguments)
 
     def make(self, part: WorkerPart, welcome: Welcome) -> None:
-        """Build the unit, in its thread; one that is ready too late is closed at once."""
+        """Build the unit, in its thread."""
         place = UnitPlace(welcome.slot, self.incarnation, self.index, welcome.num_workers)
-        unit = SamplerUnit(part, welcome.graphs, welcome.snapshot, place)
-        with self._lock:
-            if not self._is_ended:
-                self.unit = unit
-                return
-        unit.close()
-
-    def end(self) -> None:
-        """Let the unit stop at its next step; one that is still being built is never begun."""
-        with self._lock:
-            self._is_ended = True
-        if self.unit is not None:
-            self.unit.stop()
+        self.unit = SamplerUnit(part, welcome.graphs, welcome.snapshot, place)
 
     def close(self) -> None:
-        """Close the unit, in its thread; may be repeated."""
+        """Close the unit, in its thread, and so after it was built; may be repeated."""
         if self.unit is not None and not self._is_closed:
             self._is_closed = True
             self.unit.close()
@@ -440,20 +425,23 @@ class WorkerService:
         """
         units = list(self._running)
         for running in units:
-            running.end()
+            if running.unit is not None:
+                running.unit.stop()
         tasks = [running.task for running in units if running.task is not None]
         self._wake.set()
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
-        closing = [running.call(running.close) for running in units if running.unit is not None]
-        if closing:
-            closed, _ = await asyncio.wait(closing, timeout=_STOP_WAIT_S)
+        is_built = [running.unit is not None for running in units]  # else it is closed as soon as it is
+        closing = [running.call(running.close) for running in units]
+        waited_for = [future for future, is_there in zip(closing, is_built, strict=True) if is_there]
+        if waited_for:
+            closed, _ = await asyncio.wait(waited_for, timeout=_STOP_WAIT_S)
             for error in filter(None, (future.exception() for future in closed)):
                 logger.warning("a sampler could not be closed: %r", error)
         for running in units:
-            running.executor.shutdown(wait=False, cancel_futures=True)
+            running.executor.shutdown(wait=False)
             self._running.remove(running)
 
 
