@@ -79,7 +79,6 @@ class SnapshotSlot:
         self._incarnation = incarnation
         self._synchronize_filters = synchronize_filters
         self._offered: Snapshot | None = None
-        self._stop = False
 
     def offer(self, snapshot: Snapshot) -> None:
         """Leave a snapshot for the sampler; an older one not yet taken up is skipped. Any thread may call."""
@@ -88,20 +87,13 @@ class SnapshotSlot:
             self._offered = snapshot
             self.newest_version = snapshot.version
 
-    def stop(self) -> None:
-        """Make the next ``between_steps`` raise StopSampling. Any thread may call."""
-        self._stop = True
-
     def between_steps(self) -> None:
         """Take up what is offered; the sampler calls this before each step.
 
         Raises:
-            StopSampling: after ``stop``.
             PolicyError: weights that do not fit their policy.
             BatchError: a filter state that does not fit its filter.
         """
-        if self._stop:
-            raise StopSampling
         snapshot = self._offered
         if snapshot is None:
             return
@@ -230,7 +222,6 @@ class SamplerUnit:
         Also a wait for clients or for environments in other processes is ended. Any thread may call.
         """
         self._is_stopped = True
-        self._slot.stop()
         # what is woken may hold a lock for a moment, and this is the event loop
         threading.Thread(target=self.worker.interrupt, name="interrupt-sampler", daemon=True).start()
 
@@ -247,12 +238,12 @@ class SamplerUnit:
         self._is_sampling = True
         try:
             return self._sample()
-        except SamplerDied as error:
-            self._raise_if_stopped(error)
-            text = "".join(traceback.format_exception(error))
-            raise EnvError(self._part.env, str(error), traceback_text=text) from error
         except Exception as error:
-            self._raise_if_stopped(error)
+            if self._is_stopped:  # what stopping an environment brings about is no fault
+                raise StopSampling from error
+            if isinstance(error, SamplerDied):
+                text = "".join(traceback.format_exception(error))
+                raise EnvError(self._part.env, str(error), traceback_text=text) from error
             raise
         finally:
             self._is_sampling, self._step_began = False, 0.0
@@ -335,20 +326,12 @@ class SamplerUnit:
         if not self._policies:
             self._policies.update(worker.policy_map)
             self._filters.update(worker.filters)
+        if self._is_stopped and not self._part.sample_async:  # else its own thread looks for that after each turn
+            raise StopSampling
         version = self._slot.version
-        try:
-            self._slot.between_steps()
-        except StopSampling:
-            if not self._part.sample_async:
-                raise
-            return  # its own thread looks for that after each turn
+        self._slot.between_steps()
         if self._slot.version != version:
             worker.global_vars = dict(self._slot.global_vars)
-
-    def _raise_if_stopped(self, error: Exception) -> None:
-        """What stopping an environment brings about is no fault."""
-        if self._is_stopped:
-            raise StopSampling from error
 
     def _take_perf(self) -> dict[str, float]:
         """What was added since the last call; the sampler may be at work."""
