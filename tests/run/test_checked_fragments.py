@@ -28,19 +28,14 @@ LSTM = {"fcnet_hiddens": [8], "lstm_cell_size": 8, "use_lstm": True}
     ("algo", "settings"),
     [
         ("ppo", {"vectorize": "native", "horizon": None}),
-        ("ppo", {"batch_mode": "complete_episodes"}),
-        ("ppo", {"sample_async": True, "batch_mode": "complete_episodes"}),
         ("ppo", {"remote_worker_envs": True}),
         ("ppo", {"soft_horizon": True, "no_done_at_end": True}),
         ("ppo", {"model": LSTM, "batch_mode": "complete_episodes", "sample_async": True}),
         ("ppo", {"model": {**LSTM, "lstm_use_prev_action_reward": True}}),
         ("ppo", {"env": "general_runs:Poles", "batch_mode": "complete_episodes", "model": LSTM}),
         ("ppo", {"callbacks": "general_runs:Watching"}),
-        ("ppo", {"normalize_rewards": True}),
-        ("impala", {"sample_async": True}),
         ("dqn", {"n_step": 3, "sample_async": True}),
         ("dqn", {"batch_mode": "complete_episodes"}),
-        ("dqn", {"model": LSTM, "sample_async": True}),
     ],
 )
 def test_whatever_honest_workers_send_is_taken(algo: str, settings: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from typing import Any
@@ -203,66 +204,42 @@ async def test_what_is_built_after_its_worker_was_stopped_is_closed(monkeypatch:
         await until(closed.is_set)
 
 
-class Held:
-    """Holds one of the first unit's fragments, the third by default, when it is sampled, until it is let go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = 3) -> None:
-        self.in_hand, self.may_go_on = threading.Event(), threading.Event()
-        self.error: Exception | None = None
-        self.num_sampled = 0
-        self.taken: list[tuple[str, int]] = []
-        sample, take_deltas, init = SamplerUnit.sample, SamplerUnit.take_deltas, SamplerUnit.__init__
-        of_unit: dict[int, str] = {}
-
-        def noted(unit: Any, part: Any, graphs: Any, snapshot: Any, place: Any) -> None:
-            init(unit, part, graphs, snapshot, place)
-            of_unit[id(unit)] = place.incarnation
-
-        def held(unit: Any) -> Any:
-            produced = sample(unit)
-            self.num_sampled += 1
-            if self.num_sampled == number:
-                self.in_hand.set()
-                assert self.may_go_on.wait(10)
-                if self.error is not None:
-                    raise self.error
-            return produced
-
-        def taken(unit: Any, sequence: int) -> Any:
-            self.taken.append((of_unit[id(unit)], sequence))
-            return take_deltas(unit, sequence)
-
-        monkeypatch.setattr(SamplerUnit, "__init__", noted)
-        monkeypatch.setattr(SamplerUnit, "sample", held)
-        monkeypatch.setattr(SamplerUnit, "take_deltas", taken)
-
-
-@pytest.mark.parametrize("mode", ["on_policy", "streaming"])
-@pytest.mark.parametrize("fails", [False, True], ids=["finished", "failed"])
-async def test_a_fragment_in_hand_when_its_registration_ends_is_dropped_with_its_deltas(
+@pytest.mark.parametrize(("mode", "fails"), [("on_policy", False), ("streaming", False), ("streaming", True)])
+async def test_a_fragment_in_hand_when_its_registration_ends_is_dropped(
     monkeypatch: pytest.MonkeyPatch, mode: str, fails: bool
 ) -> None:
-    held = Held(monkeypatch)
-    held.error = EnvError("env", "too late to matter", traceback_text="") if fails else None
-    async with running(1, with_settings(mode=mode), observation_filter="MeanStdFilter") as both:
-        await until(held.in_hand.is_set)
-        worker = both.workers[0]
+    sample, numbers = SamplerUnit.sample, itertools.count(1)
+    in_hand, may_go_on = threading.Event(), threading.Event()
+
+    def held(unit: SamplerUnit) -> Any:
+        fragment = sample(unit)
+        if next(numbers) == 3:
+            in_hand.set()
+            assert may_go_on.wait(10)
+            if fails:
+                raise EnvError("env", "too late to matter", traceback_text="")
+        return fragment
+
+    monkeypatch.setattr(SamplerUnit, "sample", held)
+    async with running(1, with_settings(mode=mode, fragments_per_batch=1)) as both:
+        await until(in_hand.is_set)
+        (worker,) = both.workers
         before = worker._session.incarnation
         lose(both)
         # the registration ends and the fragment is ready in one and the same turn of the event loop
         worker._session.receive(Refused("lost for a test", retry=True, code=RefusalCode.ENDED), time.monotonic())
-        held.may_go_on.set()
+        may_go_on.set()
         worker._running[0].executor.submit(int).result(10)
         worker._pump()
         await both.updates_done(len(both.updates) + 4)
         assert not both.outcomes[0].done()
-        by_incarnation: dict[str, list[int]] = {}
-        for incarnation, sequence in held.taken:
-            by_incarnation.setdefault(incarnation, []).append(sequence)
-        assert by_incarnation.pop(before) == [1, 2]
-        ((incarnation, sequences),) = by_incarnation.items()
-        assert incarnation == worker._session.incarnation
-        assert sequences == list(range(1, len(sequences) + 1))
+    seqs: dict[str, list[int]] = {}
+    for done in both.updates:
+        for fragment in done.batch.fragments:
+            seqs.setdefault(fragment.incarnation, []).append(fragment.message.seq)
+    assert seqs.pop(before) == [1, 2]
+    ((incarnation, after),) = seqs.items()
+    assert (incarnation, after) == (worker._session.incarnation, list(range(1, len(after) + 1)))
     assert not any("failed" in text for text in both.events)
 
 
