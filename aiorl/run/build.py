@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import logging
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import getattr_static
@@ -59,14 +58,12 @@ class LearningPlan:
         policies: policy id -> policy.
         callbacks: class of the learner's callbacks; None for none.
         begins_with: checkpoint of another run whose weights and filter statistics it begins with; None for none.
-        seconds: what it took.
     """
 
     config: CommonConfig
     policies: dict[str, PlannedPolicy]
     callbacks: type[DefaultCallbacks] | None
     begins_with: Checkpoint | None
-    seconds: float
 
 
 def plan_learning(config: CommonConfig) -> LearningPlan:
@@ -79,7 +76,6 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         UnsupportedSpaceError: observations without preprocessor.
         EnvError: the environment's constructor failed.
     """
-    began = time.monotonic()
     want_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
     begins_with = None
     if config.init_from is not None and config.resume is None:
@@ -99,7 +95,6 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         policies=policies,
         callbacks=callbacks_class(config.callbacks),
         begins_with=begins_with,
-        seconds=time.monotonic() - began,
     )
 
 
@@ -201,7 +196,6 @@ class Learning:
         filters: policy id -> the merged filter of its observations, empty; where rewards are scaled also the merged
             statistic of its returns, by the name that `returns_of` gives it.
         spaces: policy id -> observation and action space as plain data, for checkpoints.
-        seconds: what took how long.
         callbacks: told of each iteration's result; None for none.
         begins_with: checkpoint of another run that is still to be taken up; None for none.
     """
@@ -212,7 +206,6 @@ class Learning:
     graphs: dict[str, PolicyGraph]
     filters: dict[str, ObservationFilter]
     spaces: dict[str, Any]
-    seconds: dict[str, float]
     callbacks: DefaultCallbacks | None = None
     begins_with: Checkpoint | None = None
 
@@ -230,16 +223,13 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
         UnsupportedSpaceError: a space without preprocessor or distribution.
         EnvError: the environment's constructor failed.
     """
-    clock = time.monotonic
     if plan is None:
         plan = plan_learning(config)
     config, planned = plan.config, plan.policies
     callbacks: DefaultCallbacks | None = None
     if plan.callbacks is not None:
         callbacks = named_failures(plan.callbacks, f"callbacks {config.callbacks!r}", "callbacks")()
-    has_env = clock()
     configure_tensorflow(config)
-    has_tensorflow = clock()
     kinds: dict[str, type[Algorithm]] = {}
     parts: dict[str, PolicyPart] = {}
     learners: dict[str, tuple[CommonConfig, Any]] = {}
@@ -274,11 +264,6 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
         graphs=graphs,
         filters=filters,
         spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},
-        seconds={
-            "environment": plan.seconds,
-            "TensorFlow": has_tensorflow - has_env,
-            "model": clock() - has_tensorflow,
-        },
         callbacks=callbacks,
         begins_with=plan.begins_with,
     )

@@ -464,12 +464,12 @@ class Training:
             CheckpointError: the checkpoint is of another run.
             EnvError: the environment's constructor failed, in this process.
         """
+        began = time.monotonic()
         try:
             learning = self._learning = await self.end.before(self.source.build(self._build))
             if self.config.resume:
                 self.directory.save_config(self.config)
-            spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in learning.seconds.items())
-            logger.info("built: %s", spent)
+            logger.info("TensorFlow is loaded and the model is built, in %.1f s", time.monotonic() - began)
             await self.end.before(self.source.begin(learning))
         except ConfigError:
             self.is_misconfigured = True

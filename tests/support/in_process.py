@@ -109,7 +109,7 @@ def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int 
         filters[returns_of(DEFAULT_POLICY_ID)] = ReturnFilter()
     return Learning(
         PolicyGroup({DEFAULT_POLICY_ID: algorithm}), algorithm.lease_plan(config), part,
-        {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, filters, {}, {},
+        {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, filters, {},
     )  # fmt: skip
 
 
