@@ -42,7 +42,7 @@ _MAX_HISTORIES = 50
 _MAX_ESTIMATES = 50  # names of an estimator's metric
 _MAX_HIST_VALUES = 3000  # of all histories in one result
 _MAX_SAID = 10  # names that are left out, of a kind, that the log names
-_SLACK = 256  # values of a window that are held beyond those kept, so that summing up is worth the call
+_FEW = 100  # values that are summed up in Python
 # A name is forgotten once it is silent for the longer time; for the shorter one, where episodes without it have ended
 _FORGET_S, _FORGET_EARLY_S, _FORGET_EPISODES = 1800.0, 10.0, 1000
 _RATE_S = 1.0  # rates are over so much time at least, where the run has had that much
@@ -325,8 +325,7 @@ def _mean(values: NDArray[np.float64]) -> float:
 class _Window:
     """The newest values of one series, and mean, least and greatest of those that a result is to show.
 
-    Values of a running iteration are summed up as they come, so that however many there are, no more than ``keep``
-    and a few are held.
+    Values of a running iteration are summed up as they come, so that however many there are, ``keep`` are held.
 
     Attributes:
         summary: mean, least and greatest at the end of the last iteration; NaN without any value.
@@ -341,27 +340,26 @@ class _Window:
         """
         self._least, self._keep = least, keep
         self._values = array("d")
-        self._unsummed = 0  # at the end of the values
         self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
         self.summary: tuple[float, float, float] = (math.nan, math.nan, math.nan)
         self._is_wide = False  # it took more than the least values
 
     def add(self, values: NDArray[Any]) -> None:
-        """Take new values, in order; those that are kept are copied."""
-        if values.size > self._keep:
-            self._sum_up()
-            self._note(values[: -self._keep])
-            values = values[-self._keep :]
-        self._values.frombytes(np.ascontiguousarray(values, np.float64).tobytes())
-        self._unsummed += values.size
-        if len(self._values) > 2 * self._keep + _SLACK:
-            self._sum_up()
+        """Take new values, in order, at least one; those that are kept are copied."""
+        if values.size > _FEW:
+            total, least, most = _sum(values), float(values.min()), float(values.max())
+        else:  # as they mostly come
+            few = values.tolist()
+            total, least, most = sum(few), min(few), max(few)
+        self._num_new += values.size
+        self._sum, self._min, self._max = self._sum + total, min(self._min, least), max(self._max, most)
+        self._values.extend(values[-self._keep :].tolist())
+        del self._values[: -self._keep]
 
     def restore(self, values: NDArray[np.float64]) -> None:
         """Begin with these values, as earlier ones; finite numbers only."""
         finite = values[np.isfinite(values)]
         self._values = array("d", finite[-self._keep :].tobytes())
-        self._unsummed = 0
         self._summarise(self.newest(self._least))
 
     def newest(self, count: int) -> NDArray[np.float64]:
@@ -370,7 +368,6 @@ class _Window:
 
     def take(self) -> int:
         """End the iteration; the number of its values."""
-        self._sum_up()
         count = self._num_new
         if count > self._least:
             self.summary = (self._sum / count, self._min, self._max)
@@ -379,17 +376,6 @@ class _Window:
         self._is_wide = count > self._least
         self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
         return count
-
-    def _sum_up(self) -> None:
-        if self._unsummed:
-            self._note(self.newest(self._unsummed))
-            self._unsummed = 0
-        del self._values[: -self._keep]
-
-    def _note(self, new: NDArray[Any]) -> None:
-        self._sum += _sum(new)
-        self._min, self._max = min(self._min, float(new.min())), max(self._max, float(new.max()))
-        self._num_new += new.size
 
     def _summarise(self, values: NDArray[np.float64]) -> None:
         if values.size:

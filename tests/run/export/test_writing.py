@@ -24,6 +24,8 @@ from aiorl.export import main
 from aiorl.run.export import onnx_form
 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
+SLOW = ["looks back", "returns", "values of frames", "noise of the state", "masked dict"]
+"""Worlds of which the others have the parts too."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,9 @@ def arrays_of(space: spaces.Space[Any], actions: list[Any]) -> list[np.ndarray[A
     return [np.array(actions, space.dtype)]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", [pytest.param(world, marks=pytest.mark.slow) if world in SLOW else world for world in WORLDS]
+)
 def test_an_exported_policy_acts_as_the_loaded_one_does_for_any_number_of_observations(
     tmp_path: Path, world: str
 ) -> None:

@@ -162,7 +162,7 @@ if __name__ == "__main__":
 """
     with script(tmp_path, text) as process:
         assert process.stdout is not None
-        while "evaluation after" not in process.stdout.readline():
+        while "iteration 1" not in process.stdout.readline():  # an evaluation comes before it
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         printed, said = process.communicate(timeout=60)
