@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from saved_runs import save_run
 
 import aiorl
 from aiorl import __main__ as program
@@ -54,11 +55,40 @@ def test_what_is_no_command_is_refused_with_the_one_that_is_meant(
     assert says in err
 
 
-def test_a_command_has_its_own_options_and_status(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert said(capsys, "keys", str(tmp_path / "keys"))[0] == 0
-    status, _, err = said(capsys, "plot", str(tmp_path))
-    assert status == 2
-    assert "is no run directory" in err
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved")
+    save_run(directory, env="CartPole-v1")
+    (directory / "result.jsonl").write_text('{"timesteps_total": 9, "time_total_s": 1, "episode_reward_mean": 2}\n')
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        ("evaluate nowhere", 1, "there is no such directory"),
+        ("evaluate RUN --episodes 0", 2, "must be a whole number of at least 1"),
+        ("evaluate RUN --episode 3", 2, "Did you mean '--episodes'"),
+        ("evaluate RUN --video film.txt", 2, "ends in .mp4"),
+        ("evaluate RUN --video nowhere/film.mp4", 2, "whose directory isn't there"),
+        ("evaluate RUN --video film.mp4 --render human", 2, "not allowed with"),
+        ("export nowhere", 1, "there is no such directory"),
+        ("export RUN --formats onx", 2, "no format 'onx'; there are onnx, savedmodel, keras, tflite. Did you"),
+        ("export RUN --format onnx", 2, "Did you mean '--formats'"),
+        ("export RUN --policy left", 2, "unknown policy id 'left'; known ids: 'default_policy'"),
+        ("export RUN --out RUN/result.jsonl", 2, "can't be written: Not a directory"),
+        ("plot nowhere", 2, "is no run directory"),
+        ("plot", 2, "RUN"),
+        ("plot RUN --goal much", 2, "--goal"),
+        ("plot RUN --out curves.docx", 2, "can't be drawn"),
+    ],
+)
+def test_a_mistake_in_a_command_costs_one_sentence(
+    capsys: pytest.CaptureFixture[str], saved: Path, words: str, status: int, says: str
+) -> None:
+    found, _, error = said(capsys, *words.replace("RUN", str(saved)).split())
+    assert (found, error.count("\n") <= 2) == (status, True)
+    assert says in error
 
 
 def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:

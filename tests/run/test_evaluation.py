@@ -142,30 +142,6 @@ def test_a_horizon_cuts_episodes_that_would_go_on(run: Path, capsys: pytest.Capt
     capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "says"),
-    [
-        (["nowhere"], 1, "there is no such directory"),
-        (["RUN", "--episodes", "0"], 2, "must be a whole number of at least 1"),
-        (["RUN", "--episode", "3"], 2, "Did you mean '--episodes'"),
-        (["RUN", "--video", "film.txt"], 2, "ends in .mp4"),
-        (["RUN", "--video", "nowhere/film.mp4"], 2, "whose directory isn't there"),
-        (["RUN", "--video", "film.mp4", "--render", "human"], 2, "not allowed with"),
-    ],
-)
-def test_a_mistake_costs_one_sentence(
-    run: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, says: str
-) -> None:
-    try:
-        found = main([str(run) if word == "RUN" else word for word in words])
-    except SystemExit as ended:
-        found = ended.code
-    assert found == status
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") <= 2
-
-
 def test_the_episodes_are_stored_where_that_is_asked_for(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

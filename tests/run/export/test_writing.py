@@ -243,29 +243,3 @@ def test_the_command_writes_each_format_and_names_the_files(
     assert main([str(run), "--formats", "onnx", "--out", str(tmp_path / "a" / "b"), "--policy", DEFAULT]) == 0
     assert f"onnx        {tmp_path}/a/b/onnx/policy.onnx\n" in capsys.readouterr().out
     assert (tmp_path / "a" / "b" / "onnx" / "policy.onnx").is_file()
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "says"),
-    [
-        (["nowhere"], 1, "there is no such directory"),
-        (["RUN", "--formats", "onx"], 2, "no format 'onx'; there are onnx, savedmodel, keras, tflite. Did you"),
-        (["RUN", "--format", "onnx"], 2, "Did you mean '--formats'"),
-        (["RUN", "--policy", "left"], 2, "unknown policy id 'left'; known ids: 'default_policy'"),
-        (["RUN", "--out", "FILE"], 2, "can't be written: Not a directory"),
-    ],
-)
-def test_a_mistake_costs_one_sentence(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, says: str
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    places = {"RUN": str(run), "FILE": str(file)}
-    try:
-        found = main([places.get(word, word) for word in words])
-    except SystemExit as ended:
-        found = ended.code
-    assert found == status
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") <= 2

@@ -145,27 +145,6 @@ def test_curves_have_the_names_that_the_user_gives_them(tmp_path: Path, capsys: 
     assert [line.partition(" on ")[0] for line in shown[:2]] == ["mine", "theirs"]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["nowhere"], "is no run directory"),
-        ([], "RUN"),
-        (["RUN", "--goal", "much"], "--goal"),
-        (["RUN", "--out", "curves.docx"], "can't be drawn"),
-    ],
-)
-def test_a_mistake_costs_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
-) -> None:
-    run = write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
-    try:
-        status = main([str(run) if word == "RUN" else word for word in words])
-    except SystemExit as ended:
-        status = int(str(ended.code))
-    assert status == 2
-    assert says in capsys.readouterr().err
-
-
 def test_a_run_without_episodes_has_no_curve(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [(10, 1, float("nan"))])
     with pytest.raises(ConfigError, match="no episode has ended"):
