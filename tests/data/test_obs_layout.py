@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
+from masked_env import ACTION_SPACES, ForbiddingEnv
 
 from aiorl.data.obs_layout import LaidOutBox, MaskLayout, ObsLayout, is_masked, layout_of
 from aiorl.errors import BatchError, UnsupportedSpaceError
-from aiorl.testing.masked_env import ACTION_SPACES, ForbiddingEnv
 
 
 def array(*numbers):

@@ -55,7 +55,7 @@ def test_every_kind_of_choice_is_kept_from_what_is_forbidden(
     """With either algorithm and layout of batches. The environment raises at a forbidden action."""
     options = (*(PPO if algo == "ppo" else IMPALA), *LAYOUTS[layout])
     learner = processes.learner(
-        *SMALL, *options, "--env=aiorl.testing.masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",
+        *SMALL, *options, "--env=masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",
         "--stop-timesteps=1500",
     )  # fmt: skip
     results = finished(learner)
@@ -67,7 +67,7 @@ def test_every_kind_of_choice_is_kept_from_what_is_forbidden(
 def test_masks_in_infos_and_a_recurrent_policy_over_streamed_batches(processes: Any) -> None:
     learner = processes.learner(
         *SMALL, *IMPALA, "--env=aiorl.env.action_mask:MaskFromInfo", "--model.use-gru=true",
-        "--env-config={env: 'aiorl.testing.masked_env:ForbiddingEnv', actions: tuple, in_info: true}",
+        "--env-config={env: 'masked_env:ForbiddingEnv', actions: tuple, in_info: true}",
         "--observation-filter=MeanStdFilter", "--stop-timesteps=1500",
     )  # fmt: skip
     finished(learner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from masked_env import ACTION_SPACES, ForbiddingEnv
 
 from aiorl.acting.acting_graph import ActingSpec
 from aiorl.acting.distributions import MASKED_LOGIT, make_distribution
@@ -14,7 +15,6 @@ from aiorl.data.spaces import space_to_dict
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.errors import BadObservationError
-from aiorl.testing.masked_env import ACTION_SPACES, ForbiddingEnv
 
 
 def test_a_forbidden_action_raises():

@@ -10,12 +10,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from masked_env import ForbiddingEnv
 from saved_runs import save_run
 
 import aiorl
 from aiorl.env.registry import register_env
 from aiorl.run.build import Learning
-from aiorl.testing.masked_env import ForbiddingEnv
 
 BOX = spaces.Box(-2.0, 2.0, (3,))
 SMALL_FRAMES = spaces.Box(0, 255, (10, 12, 2), np.uint8)

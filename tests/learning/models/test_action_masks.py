@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from masked_env import ACTION_SPACES
 
 from aiorl.acting.distributions import MASKED_LOGIT, make_distribution
 from aiorl.acting.onnx_policy import OnnxPolicy
@@ -23,7 +24,6 @@ from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.models.export import export_acting_graph
 from aiorl.learning.models.tf_policy import TFPolicy, learned_tf_policy_class
-from aiorl.testing.masked_env import ACTION_SPACES
 
 SMALL = {"fcnet_hiddens": [8], "lstm_cell_size": 4}
 MODELS = {

@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "polled": {"env": "general_runs:Poles"},
     "one step": {"n_step": 1},
     "distributions": {"num_atoms": 7, "v_min": 0.0, "v_max": 20.0},
-    "masked": {"env": "aiorl.testing.masked_env:ForbiddingEnv"},
+    "masked": {"env": "masked_env:ForbiddingEnv"},
 }
 
 

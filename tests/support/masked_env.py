@@ -10,8 +10,6 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-__all__ = ["ACTION_SPACES", "ForbiddingEnv"]
-
 Mask = NDArray[np.int8]
 
 ACTION_SPACES: dict[str, spaces.Space[Any]] = {
