@@ -77,18 +77,14 @@ def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
         raise BatchError("episodes", f"at most {MAX_NAMES} names", len(arrays))
     for name, values in arrays.items():
         said = f"episodes {name:.100}"
-        if len(name) > _MAX_NAME or (name.startswith("estimate/") and not _is_estimate(name)):
+        kind, *parts = name.split("/", 2)
+        if len(name) > _MAX_NAME or (kind == "estimate" and (len(parts) < 2 or not all(parts))):
             raise BatchError(said, f"a name of at most {_MAX_NAME} characters, an estimator and its metric", "another")
         if name.startswith("hist/") and values.size > MAX_HIST:
             raise BatchError(said, f"at most {MAX_HIST} values", values.size)
         if name != "lengths" and (values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all()):
             raise BatchError(said, "finite numbers [E]", f"{values.dtype} {values.shape}")
     return EpisodeColumns.from_arrays(arrays)
-
-
-def _is_estimate(name: str) -> bool:
-    estimator, _, metric = name.removeprefix("estimate/").partition("/")
-    return bool(estimator and metric)
 
 
 @dataclass(frozen=True, slots=True)

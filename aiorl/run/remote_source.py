@@ -366,7 +366,8 @@ class RemoteSource(Source):
     def _tell_of_connection(self, fate: str, event: Event) -> None:
         """One line a minute of each host, which has a port of its own for each try."""
         said = f"the connection from {event.address or 'a peer'} was {fate}: {event.reason}"
-        self._tell_of(f"connections {fate}", _host(event.address), said, logging.WARNING, at_most=1)
+        host = event.address.rpartition(":")[0] or event.address
+        self._tell_of(f"connections {fate}", host, said, logging.WARNING, at_most=1)
 
     async def _tick(self) -> None:
         while True:
@@ -529,10 +530,3 @@ class RemoteSource(Source):
                     if training.end.has_come:
                         self._tell(f"the last update failed, and is left out: {error}", logging.ERROR)
                     training.fail(error)
-
-
-def _host(address: str) -> str:
-    """The host of an address, which may be all that is known of it."""
-    if address.startswith("["):
-        return address[1:].partition("]")[0]
-    return address.partition(":")[0] if address.count(":") == 1 else address

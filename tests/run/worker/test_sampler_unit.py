@@ -16,19 +16,17 @@ from typing import Any
 import general_parts
 import numpy as np
 import pytest
-from general_runs import Nested
 from gymnasium import spaces
 from plain_policies import PlainPolicy
 from units import LOCKSTEP, POLLED, entry, make_unit, network
 
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
-from aiorl.data.columns import DEFAULT_POLICY_ID, ColumnSpec
+from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import BatchError, ConfigError, PolicyError
-from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Samples, Snapshot
@@ -293,32 +291,6 @@ def test_each_policys_filter_has_its_delta(make: Make) -> None:
     assert make().take_deltas(1) == {}
 
 
-def test_nested_observations_and_actions_are_played_and_sent_as_vectors(make: Make) -> None:
-    graph, spec, weights = network(4, 5, Nested.action_space)
-    spec = dataclasses.replace(spec, distribution="composite")
-    found = rows(make(env="general_runs:Nested", network=(graph, spec, weights)).sample())
-    assert found[c.OBS].shape == (16, 1, 4)
-    assert found[c.ACTIONS].shape == (16, 1, 2)
-
-
-def test_an_observation_function_and_a_horizon_are_heeded(make: Make) -> None:
-    unit = make(multiagent={"observation_fn": "general_parts:doubled"}, horizon=2, env_config={"end": "never"})
-    produced = unit.sample()
-    assert produced.batches[DEFAULT_POLICY_ID][c.OBS][1, 0].tolist() == [0.0, 2.0, 0.0]
-    assert produced.episodes["lengths"].tolist() == [2] * 8
-
-
-def test_a_soft_horizon_goes_on_without_a_reset_and_is_never_done(make: Make) -> None:
-    unit = make(
-        only(V_TRACE_PLAN, layout="sequences", sequence_length=8),
-        horizon=3, soft_horizon=True, no_done_at_end=True, env_config={"end": "never"}, num_envs_per_worker=1,
-    )  # fmt: skip
-    found = rows(unit.sample())
-    assert not found[c.TERMINATEDS].any()
-    assert found[c.VALID].sum(0).tolist() == [3, 3, 2], "cut where episodes are, and nothing follows in a sequence"
-    assert found[c.OBS][:3, 1, 1].tolist() == [3.0, 4.0, 5.0]
-
-
 def test_what_is_named_but_not_there_or_of_another_kind_is_refused_by_its_key(make: Make) -> None:
     with pytest.raises(ConfigError, match="policy_mapping_fn"):
         make(multiagent={"policy_mapping_fn": "general_parts:nobody"})
@@ -450,22 +422,6 @@ def test_exploration_without_memory_is_done_in_lockstep(make: Make) -> None:
         greedy = policy.compute_actions(arrays[c.OBS].reshape(-1, 3), explore=False)[0]
         assert arrays[c.ACTIONS].shape == (100, 2)
         assert (arrays[c.ACTIONS].reshape(-1) != greedy).any() == explores
-
-
-def test_environments_in_lockstep_and_polled_give_the_same_new_obs_to_a_train_batch(make: Make) -> None:
-    """The algorithm asks for a column; how it is kept is the fragment's own affair."""
-    plan = SamplePlan(columns=(c.OBS, c.NEW_OBS, c.TERMINATEDS))
-    buffers = BatchBuffers([ColumnSpec(c.OBS, (4,)), ColumnSpec(c.NEW_OBS, (4,)), ColumnSpec(c.TERMINATEDS)])
-    found = []
-    for way in (LOCKSTEP, {}):
-        arrays = rows(make(only(plan), rollout_fragment_length=50, **CARTPOLE, **way).sample())
-        buffers.check(arrays)
-        steps, num_envs = arrays[c.OBS].shape[:2]
-        batch = buffers.sequences([arrays], num_envs, steps)
-        found.append([buffers.column(batch, name).reshape(100, -1).copy() for name in plan.columns])
-    assert found[0][2].any(), "an episode ended"
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_hooks_that_only_the_learner_calls_cost_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
