@@ -143,6 +143,7 @@ def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ct
 
 MAX_PORT = 65_534
 """A learner uses the next port as well, for what it sends to all."""
+_ADDRESS = re.compile(r"tcp://(?:\[([^\]]+)\]|([^\[\]:/;@?#\s]+)):(\d{1,5})", re.ASCII)
 
 
 def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
@@ -157,19 +158,17 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
     Raises:
         ConfigError: it has another form (also a ValueError).
     """
-    rest = address.removeprefix("tcp://")
-    host, _, port = rest.rpartition(":")
-    if rest == address or not _is_port(port):
-        raise _malformed(address, key, f"PORT goes up to {MAX_PORT}, since the next one is used as well.")
-    if host[:1] == "[" and host[-1:] == "]":
-        host = host[1:-1]
-        if not _is_ipv6(host):
-            raise _malformed(address, key, "Brackets are for IPv6 addresses, as in tcp://[::1]:5557.")
-    elif _is_ipv6(host):
-        raise _malformed(address, key, "Put an IPv6 address in brackets: tcp://[::1]:5557.")
-    elif not host or not set(host).isdisjoint("[]:/;@?# \t\r\n"):
-        raise _malformed(address, key)
-    return host, int(port)
+    found = _ADDRESS.fullmatch(address)
+    in_brackets, name, port = found.groups() if found else (None, None, "")
+    if not found or int(port) > MAX_PORT or (in_brackets is not None and not _is_ipv6(in_brackets)):
+        raise ConfigError(
+            f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not {address!r:.200}.",
+            key=key,
+            value=address,
+            hint=f"PORT goes up to {MAX_PORT}, since the next one is used as well. An IPv6 address is in brackets: "
+            "tcp://[::1]:5557.",
+        )
+    return str(in_brackets or name), int(port)
 
 
 def is_loopback(host: str) -> bool:
@@ -213,22 +212,9 @@ def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
     return True
 
 
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= MAX_PORT
-
-
 def _is_ipv6(host: str) -> bool:
     try:
         ipaddress.IPv6Address(host)
     except ValueError:
         return False
     return True
-
-
-def _malformed(address: str, key: str, hint: str = "") -> ConfigError:
-    return ConfigError(
-        f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not {address!r:.200}.",
-        key=key,
-        value=address,
-        hint=hint,
-    )

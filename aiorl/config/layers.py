@@ -53,11 +53,8 @@ _SCHEDULE = "_schedule"
 _PRESETS = importlib.resources.files("aiorl") / "presets"
 _SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private", re.IGNORECASE)
 _ENVIRONS = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
-_OF_NEW_RUNS = {
-    "init_from": ("goes on with its own weights", "--init-from"),
-    "preset": ("goes on with its own settings", "--preset"),
-}
-"""Key -> why a resumed run has none, and its option."""
+_OF_NEW_RUNS = ("init_from", "preset")
+"""Keys that a resumed run can't have: it goes on with weights and settings of its own."""
 
 
 # Layers and origins ---------------------------------------------------------------------------------------------
@@ -421,11 +418,11 @@ def load_config(
     fixed: dict[str, str] = {}
     saved: list[Path] = []
     if resume is not None:
-        for name, (why, option) in _OF_NEW_RUNS.items():
+        for name in _OF_NEW_RUNS:
             if overrides.get(name) is not None:
                 raise ConfigError(
-                    f"{name} is for new runs, and the one in {resume} {why}.",
-                    key=name, value=overrides[name], hint=f"Leave out {option} or --resume.",
+                    f"{name} is for new runs, and the one in {resume} goes on with its own weights and settings.",
+                    key=name, value=overrides[name], hint=f"Leave out {_option(name)} or --resume.",
                 )  # fmt: skip
         saved = [Path(str(resume)), Path(str(resume)) / CONFIG_FILE]
         layers.append(_resumed(saved[0]))
@@ -498,8 +495,12 @@ def _resumed(run_dir: Path) -> Layer:
     return file_layer(path, content, is_record=True)
 
 
+def _option(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
 def _not_resumable(key: str, value: object, own: str, run_dir: Path) -> ConfigError:
-    flag = f"--{key.replace('_', '-')}"
+    flag = _option(key)
     return ConfigError(
         f"{key} can't be {value} here: the run in {run_dir} goes on with {key} {own}.", key=key, value=value,
         hint=f"Leave {flag} out, or begin a new run like it: --config {run_dir / CONFIG_FILE} {flag} {value}",

@@ -56,12 +56,6 @@ OF_EVALUATIONS: Mapping[str, Any] = MappingProxyType(
 )
 """Values that every evaluation gives these keys, whatever its run has; it decides its seed as well."""
 
-_INSTEAD = {
-    "seed": "It is an argument of aiorl.evaluate; evaluations during a run draw theirs from the seed of the run.",
-    "extra_python_environs_for_worker": "Set the variables before the evaluation starts; during a run it has those of "
-    "the learner, see extra_python_environs_for_driver.",
-}
-
 
 class WorkerModelConfig(BaseModel):
     """Keys of `model` that workers read."""
@@ -262,7 +256,9 @@ def check_evaluation_keys(changes: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name} can't be set for an evaluation, which decides it itself: it plays whole episodes, one after "
                 "the other, in one environment in its own process.",
-                key=name, value=changes[name], hint=_INSTEAD.get(name, "Leave it out."),
+                key=name, value=changes[name],
+                hint="Leave it out. The seed is an argument of aiorl.evaluate; set variables "
+                "before the evaluation starts.",
             )  # fmt: skip
 
 

@@ -106,14 +106,13 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
 
 
 def _check_weights(weights: Mapping[str, float]) -> None:
-    for name, weight in weights.items():
-        if not isinstance(weight, int | float) or not 0.0 <= weight <= 1.0:
-            raise ConfigError(f"The probability of input {name!r} is {weight!r}, not one of 0 to 1.", key="input")
-    total = math.fsum(weights.values())
-    if abs(total - 1.0) > _SUM_TOLERANCE:
+    values = list(weights.values())
+    are_probabilities = all(isinstance(value, int | float) and 0.0 <= value <= 1.0 for value in values)
+    if not are_probabilities or abs(math.fsum(values) - 1.0) > _SUM_TOLERANCE:
         raise ConfigError(
-            f"The probabilities of input sum to {total:g}; they must sum to 1.", key="input", value=dict(weights)
-        )
+            f"The probabilities of input are {values}; each must be from 0 to 1, and their sum 1.", key="input",
+            value=dict(weights),
+        )  # fmt: skip
 
 
 def _prepared(

@@ -314,5 +314,5 @@ def test_a_resumed_run_goes_on_with_its_own_settings_whatever_presets_there_are(
     resumed = load_config(config_class, overrides={"resume": str(tmp_path), "seed": 3})
     assert (resumed.preset, resumed.gamma, resumed.seed) == ("one-of-long-ago", 0.98, 3)
     assert resumed.updated({"seed": 4}).preset == "one-of-long-ago"
-    with pytest.raises(ConfigError, match=r"preset is for new runs, and the one in .* goes on with its own settings"):
+    with pytest.raises(ConfigError, match=r"preset is for new runs, and the one in .* its own weights and settings"):
         load_config(config_class, overrides={"resume": str(tmp_path), "preset": "auto"})

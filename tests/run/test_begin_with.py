@@ -79,8 +79,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({}, {"model": {"fcnet_hiddens": [8, 8]}}, "don't fit"),
         ({}, {"env": "Acrobot-v1"}, "don't fit"),
         ({}, {"model": {"use_lstm": True}}, "it holds no"),
-        ({}, {"observation_filter": "MeanStdFilter"}, "observations as they are"),
-        ({"observation_filter": "MeanStdFilter"}, {}, "filtered observations"),
+        ({}, {"observation_filter": "MeanStdFilter"}, "observation_filter"),
+        ({"observation_filter": "MeanStdFilter"}, {}, "observation_filter"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(
