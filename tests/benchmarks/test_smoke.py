@@ -79,7 +79,7 @@ def test_every_attacker_reaches_the_learner_and_ends_in_time(what: str) -> None:
         endpoint, seen = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True), asyncio.Event()
         endpoint.on_event = endpoint.on_message = lambda *_: seen.set()
         endpoint.start()
-        attacker = Attacker(int(endpoint.address.rpartition(":")[2]), None, False, time.monotonic() + 0.5)
+        attacker = Attacker(int(endpoint.address.rpartition(":")[2]), None, False, time.monotonic() + 0.3)
         count = await asyncio.wait_for(asyncio.to_thread(ATTACKS[what], attacker), 10)
         await asyncio.wait_for(seen.wait(), 10)
         await endpoint.close()

@@ -84,11 +84,11 @@ def frames_written(replay: Replay) -> int:
     [(False, 16, 16, 4), (True, 2, 4, 4), (True, 16, 4, 4), (True, 2, 4, 1)],
 )
 def test_a_replay_that_was_full_once_stays_full(is_polled: bool, num_workers: int, length: int, stack: int) -> None:
-    replay, workers = make(20_000, stack=stack), Workers(num_workers, length, is_polled, ends=1 / 200)
+    replay, workers = make(6000, stack=stack), Workers(num_workers, length, is_polled, ends=1 / 200)
     for arrays in workers.fragments():
         replay.insert_fragment(arrays)
-        assert len(replay) == min(len(workers.rows), 20_000)
-        if len(workers.rows) > 30_000:
+        assert len(replay) == min(len(workers.rows), 6000)
+        if len(workers.rows) > 9000:
             break
     check_rows(replay, workers.rows)
 

@@ -221,7 +221,7 @@ def test_the_last_checkpoint_of_a_run_holds_what_is_stored_also_where_batches_wa
 ) -> None:
     """As where learning takes longer than sampling: the update thread leaves the batch that waits."""
     config = {
-        **SMALL, "algo": "dqn", "num_workers": 1, "train_batch_size": 32, "training_intensity": 16,
+        **SMALL, "algo": "dqn", "num_workers": 1, "train_batch_size": 32, "training_intensity": 8,
         "learning_starts": 64, "replay_capacity": 2000, "eager": True, "run_dir": str(tmp_path / "run"),
         "timesteps_per_iteration": 32,
     }  # fmt: skip
