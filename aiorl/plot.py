@@ -50,18 +50,6 @@ Runs that differ in nothing but their seed are one experiment: the line is the i
 the band its 95 % bootstrap interval. Where some of the runs have ended already, the line is dashed. A curve has the
 name of its algorithm, with the settings that tell it from others. Each environment has panels of its own.
 """
-_COLOURS = (
-    "#1f6f8b",
-    "#d1495b",
-    "#e09f3e",
-    "#5b8c5a",
-    "#6a4c93",
-    "#8d6a4f",
-    "#3d5a80",
-    "#b56576",
-    "#2a9d8f",
-    "#7a7a7a",
-)
 _SEED = 0  # of the bootstrap, so that a picture can be drawn again
 _WIDTH, _PANEL_HEIGHT, _LEGEND_LINE, _PAD = 12.0, 4.3, 0.22, 0.1  # inches
 _LEGEND_WIDTH = 128  # characters side by side
@@ -110,7 +98,7 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
         own = [one for one in experiments if one.env == env]
         factor, unit = time_unit(max(float(run.seconds[-1]) for one in own for run in one.runs))
         for one in own:
-            colour = _COLOURS[names.index(one.name) % len(_COLOURS)]
+            colour = f"C{names.index(one.name)}"
             handles[labels[one.name]] = _draw(left, band_of(one.runs, by="steps", rng=rng), colour)
             _draw(right, band_of(one.runs, by="seconds", rng=rng), colour, factor)
         for axes, what in ((left, "env steps"), (right, f"training time in {unit}")):

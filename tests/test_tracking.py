@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ def test_mlflow_keeps_the_settings_and_each_number_over_env_steps(tmp_path: Path
         (tmp_path / run).mkdir()
     settings = {**CONFIG, **{f"key_{number}": number for number in range(120)}}
     with (
-        make_loggers(["mlflow"], tmp_path / "one", settings) as loggers,
-        make_loggers(["mlflow"], tmp_path / "two", CONFIG) as others,
+        closing(make_loggers(["mlflow"], tmp_path / "one", settings)) as loggers,
+        closing(make_loggers(["mlflow"], tmp_path / "two", CONFIG)) as others,
     ):
         loggers.write(RESULT)
         others.write(RESULT)
@@ -52,7 +53,7 @@ class FakeRun:
 def test_wandb_gets_each_number_over_env_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb, run = pytest.importorskip("wandb"), FakeRun()
     monkeypatch.setattr(wandb, "init", lambda **settings: run)
-    with make_loggers(["wandb"], tmp_path, CONFIG) as loggers:
+    with closing(make_loggers(["wandb"], tmp_path, CONFIG)) as loggers:
         loggers.write(RESULT)
     numbers = {"timesteps_total": 100.0, "episode_reward_mean": 3.0, "info/loss": 0.5}
     assert run.logged == [(100, numbers), "finished"]
@@ -73,7 +74,7 @@ def test_wandb_projects_have_names_that_it_takes(env: str, tmp_path: Path, monke
 def test_wandb_itself_takes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with make_loggers(["wandb"], tmp_path, CONFIG) as loggers:
+    with closing(make_loggers(["wandb"], tmp_path, CONFIG)) as loggers:
         loggers.write(RESULT)
     (tracked,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     until = time.monotonic() + 30  # a process of its own writes the file, and ends after the run has finished

@@ -137,8 +137,11 @@ def evaluate(
     part = run.acting.part.for_evaluation({"output": None if output is None else str(output), **(config or {})})
     if seed is None and part.seed is not None:  # else the environment takes none
         seed = secrets.randbits(31)
+    mode = render if video is None else "rgb_array"
+    env_config = {**part.env_config, **({} if mode is None else {"render_mode": mode})}
+    part = part.model_copy(update={**OF_EVALUATIONS, "seed": seed, "env_config": env_config})
     film_or_none = contextlib.nullcontext() if video is None else _filmed(Path(video))
-    with film_or_none as film, _worker(run, part, seed, explore, film, render) as worker:
+    with film_or_none as film, _worker(run, part, explore, film) as worker:
         played = _play(worker, episodes, on_episode)
     columns = EpisodeColumns.of(played)
     return Evaluation(
@@ -156,23 +159,8 @@ def evaluate(
     )
 
 
-def _worker(
-    run: SavedRun,
-    part: WorkerPart,
-    seed: int | None,
-    explore: bool,
-    film: Callable[[Any], None] | None,
-    render: Literal["human"] | None,
-) -> RolloutWorker:
+def _worker(run: SavedRun, part: WorkerPart, explore: bool, film: Callable[[Any], None] | None) -> RolloutWorker:
     """A worker that samples whole episodes with a run's policies."""
-    mode = "rgb_array" if film is not None else render
-    config = part.model_copy(
-        update={
-            **OF_EVALUATIONS,
-            "seed": seed,
-            "env_config": {**part.env_config, **({} if mode is None else {"render_mode": mode})},
-        }
-    )
     own: dict[str, Any] = {}
     if film is not None:
         own["callbacks"] = _filming(named_callbacks(part.callbacks) or DefaultCallbacks, film)
@@ -181,7 +169,7 @@ def _worker(
 
         own["output_creator"] = configured_output(part)
     policies = learned_policies(part, run.acting.graphs, explore=explore)
-    worker = RolloutWorker.of(settings_of_run(config, policies, **own))
+    worker = RolloutWorker.of(settings_of_run(part, policies, **own))
     try:
         worker.set_weights({policy_id: run.weights(policy_id) for policy_id in run.acting.graphs})
         for policy_id, found in worker.filters.items():

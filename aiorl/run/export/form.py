@@ -10,7 +10,7 @@ format calls it by, and its first axis is the rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -99,16 +99,6 @@ class PolicyForm:
     def spec(self) -> ActingSpec:
         """Description of the network."""
         return self.parts.policy.spec
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The policy's own settings."""
-        return self.run.acting.part.policies[self.parts.policy_id].config
-
-    @property
-    def graph(self) -> bytes:
-        """The acting graph; empty for a network that can only be run in TensorFlow."""
-        return bytes(self.run.acting.graphs[self.parts.policy_id]["graph"])
 
     @property
     def weights(self) -> dict[str, NDArray[Any]]:

@@ -47,13 +47,14 @@ def write_onnx(form: PolicyForm, path: Path) -> Runner:
 def _to_onnx(form: PolicyForm) -> bytes:
     """Return the whole policy as a serialised ONNX model."""
     spec = form.spec
-    if not form.graph:
+    acting_graph = bytes(form.run.acting.graphs[form.parts.policy_id]["graph"])
+    if not acting_graph:
         raise ExportError(
             "this network has no ONNX form, as the log of its run said when it began; savedmodel and keras may do"
         )
     if spec.num_weight_bytes > _MAX_WEIGHT_BYTES:
         raise ExportError(f"{spec.num_weight_bytes:,} bytes of weights don't fit into one ONNX file, which has 2 GiB")
-    model = ModelProto.FromString(without_files(form.graph))
+    model = ModelProto.FromString(without_files(acting_graph))
     network = model.graph
     weights = {without_files(name.encode()).decode(): weight for name, weight in form.weights.items()}
     initializers = [

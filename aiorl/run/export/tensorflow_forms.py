@@ -61,7 +61,7 @@ def _network(form: PolicyForm) -> FunctionalNetwork:
 
     Raises: ConfigError if it can't be made of what the checkpoint holds.
     """
-    parts, settings = form.parts, form.settings
+    parts, settings = form.parts, form.run.acting.part.policies[form.parts.policy_id].config
     layout, distribution, model = parts.preprocessor.layout, parts.policy.distribution, settings.get("model") or {}
     least, largest = settings.get("v_min"), settings.get("v_max")
     returns = None if least is None or largest is None else (least, largest)

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
@@ -42,8 +42,6 @@ MAX_LINE_BYTES = 16 << 20
 _NAMED = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
 """Short names of loggers, which are those of the packages that they need."""
 _MAX_COLUMNS = 2000
-_READ_WHOLE_BYTES = 32 << 20
-_SAMPLES = 1000
 _MAX_WAITING = 64
 
 
@@ -280,12 +278,6 @@ class Loggers:
             except self._faults as error:
                 self._say_once(name, error, "")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _say_once(self, name: str, error: Exception, follows: str) -> None:
         if name not in self._failing:
             self._failing.add(name)
@@ -410,16 +402,13 @@ def open_loggers(
 
 
 def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The results of a run so far, one at a time; of very many about a thousand, evenly spread.
+    """The results of a run so far, one at a time.
 
     Lines that a crash damaged are left out. One that is longer than any may be is named and ends them.
 
     Raises: OSError when there is no result.jsonl to read.
     """
-    path = run_dir / JSONL_FILE
-    size = path.stat().st_size
-    for _, result in _results(path, size // _SAMPLES if size > _READ_WHOLE_BYTES else 0):
-        yield result
+    return (result for _, result in _results(run_dir / JSONL_FILE))
 
 
 def read_results(run_dir: Path) -> list[dict[str, Any]]:
@@ -457,17 +446,11 @@ def to_json(value: Any) -> Any:
     return [to_json(inner) for inner in value] if isinstance(value, list | tuple) else str(value)
 
 
-def _results(path: Path, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+def _results(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the end of each line of a result.jsonl and its result, without those that are damaged.
 
     A last line without its end is none: its writer was killed, or writes it now.
-
-    Args:
-        path: the file.
-        skipped_bytes: between two results.
     """
-    if not path.exists():
-        return
     with open_regular(path) as file:
         end = 0
         while line := file.readline(MAX_LINE_BYTES):
@@ -478,10 +461,6 @@ def _results(path: Path, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str
             end += len(line)
             if isinstance(result := _json(line), dict):
                 yield end, result
-            if skipped_bytes:
-                file.seek(end + skipped_bytes)
-                file.readline(MAX_LINE_BYTES)  # the rest of one
-                end = file.tell()
 
 
 def _json(line: bytes) -> Any:  # Any: whatever JSON holds

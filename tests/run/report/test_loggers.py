@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,14 @@ def test_csv_keeps_its_columns_and_leaves_lists_out(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_goes_on_behind_its_checkpoint_and_without_a_damaged_last_line(tmp_path: Path) -> None:
-    with open_loggers(tmp_path, tensorboard=False) as loggers:
+    with closing(open_loggers(tmp_path, tensorboard=False)) as loggers:
         for iteration in range(1, 6):
             loggers.write(result(iteration, run="first"))
     for name in (JSONL_FILE, CSV_FILE):
         with (tmp_path / name).open("a") as file:
             file.write('{"training_iteration": 6, "lo')
     for number, after in ((2, None), (3, 3)):
-        with open_loggers(tmp_path, resume_iteration=after, tensorboard=False) as loggers:
+        with closing(open_loggers(tmp_path, resume_iteration=after, tensorboard=False)) as loggers:
             kept = [(row["training_iteration"], row["run"]) for row in read_results(tmp_path)]
             loggers.write(result(kept[-1][0] + 1, run=f"{number}"))
         wanted = [*kept, (kept[-1][0] + 1, f"{number}")]
@@ -87,29 +88,18 @@ def test_a_resumed_run_goes_on_behind_its_checkpoint_and_without_a_damaged_last_
 def test_files_of_absurd_size_are_named_and_a_resumed_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with open_loggers(tmp_path, tensorboard=False) as loggers:
+    with closing(open_loggers(tmp_path, tensorboard=False)) as loggers:
         loggers.write(result(1))
     for name in (JSONL_FILE, CSV_FILE):
         with (tmp_path / name).open("r+b") as file:
             file.truncate(1 << 40)  # sparse
     with caplog.at_level(logging.WARNING, "aiorl"):
         assert [row["training_iteration"] for row in read_results(tmp_path)] == [1]
-        with open_loggers(tmp_path, resume_iteration=1, tensorboard=False) as loggers:
+        with closing(open_loggers(tmp_path, resume_iteration=1, tensorboard=False)) as loggers:
             loggers.write(result(2))
     assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 2]
     assert [row["training_iteration"] for row in rows_of(tmp_path / CSV_FILE)] == ["1", "2"]
     assert JSONL_FILE in caplog.text
-
-
-def test_of_very_many_results_some_are_read_evenly(tmp_path: Path) -> None:
-    line = '{"training_iteration":%d,"text":"' + "x" * 1000 + '"}\n'
-    (tmp_path / JSONL_FILE).write_text("".join(line % number for number in range(1, 40_001)) + '{"training_iter')
-    read = [row["training_iteration"] for row in read_results(tmp_path)]
-    assert read[0] == 1
-    assert read[-1] > 39_900
-    assert 900 < len(read) < 1100
-    assert read == sorted(set(read))
-    assert max(np.diff(read)) < 100
 
 
 PARTS = [
@@ -129,7 +119,7 @@ def test_whatever_the_files_hold_a_resumed_run_keeps_what_came_first_and_goes_on
 ) -> None:
     for name in (JSONL_FILE, CSV_FILE):
         (tmp_path / name).write_bytes(content)
-    with open_loggers(tmp_path, resume_iteration=after, tensorboard=False) as loggers:
+    with closing(open_loggers(tmp_path, resume_iteration=after, tensorboard=False)) as loggers:
         assert content.startswith((tmp_path / JSONL_FILE).read_bytes())
         loggers.write(result(3, new=1))
         assert read_results(tmp_path)[-1]["training_iteration"] == 3
@@ -137,7 +127,7 @@ def test_whatever_the_files_hold_a_resumed_run_keeps_what_came_first_and_goes_on
 
 
 def test_a_result_that_could_not_be_read_back_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Loggers({JSONL_FILE: JsonlLogger(tmp_path / JSONL_FILE)}) as loggers:
+    with closing(Loggers({JSONL_FILE: JsonlLogger(tmp_path / JSONL_FILE)})) as loggers:
         for iteration in (1, 2, 3):
             loggers.write(result(iteration, text="x" * (17 << 20) if iteration == 2 else ""))
     assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 3]
@@ -182,7 +172,7 @@ def test_names_with_any_characters_stay_what_they_are_in_a_resumed_run(tmp_path:
 def test_a_disk_that_was_full_leaves_no_half_lines_in_any_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with open_loggers(tmp_path, tensorboard=False) as loggers, caplog.at_level(logging.WARNING, "aiorl"):
+    with closing(open_loggers(tmp_path, tensorboard=False)) as loggers, caplog.at_level(logging.WARNING, "aiorl"):
         loggers.write(result(1, a=1.0))
         with disk_full_after(60):
             for iteration in range(2, 6):
