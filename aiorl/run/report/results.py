@@ -41,7 +41,6 @@ _MAX_CUSTOM = 300
 _MAX_HISTORIES = 50
 _MAX_ESTIMATES = 50  # names of an estimator's metric
 _MAX_HIST_VALUES = 3000  # of all histories in one result
-_MAX_SAID = 10  # names that are left out, of a kind, that the log names
 _FEW = 100  # values that are summed up in Python
 # A name is forgotten once it is silent for the longer time; for the shorter one, where episodes without it have ended
 _FORGET_S, _FORGET_EARLY_S, _FORGET_EPISODES = 1800.0, 10.0, 1000
@@ -398,7 +397,6 @@ class _Named:
         self._min_silent_episodes = min_silent_episodes
         self._windows: dict[str, _Window] = {}
         self._heard: dict[str, tuple[float, int]] = {}
-        self._said: set[str] = set()
         self.num_left_out = 0
 
     def __len__(self) -> int:
@@ -416,7 +414,12 @@ class _Named:
                 continue
             if window is None:
                 if len(self._windows) >= self._max_names:
-                    self._leave_out(name, own.size)
+                    if not self.num_left_out:
+                        logger.warning(
+                            "%s %r is left out: the run has %d of them already; further ones are only counted, as "
+                            "metrics_left_out", self._what, name, self._max_names,
+                        )  # fmt: skip
+                    self.num_left_out += own.size
                     continue
                 window = self._windows[name] = self._make()
             window.add(own)
@@ -443,15 +446,6 @@ class _Named:
             window = self._windows[name[:MAX_NAME]] = self._make()
             window.restore(np.asarray(values, np.float64).reshape(-1))
             self._heard[name[:MAX_NAME]] = now, episodes_total
-
-    def _leave_out(self, name: str, num_values: int) -> None:
-        self.num_left_out += num_values
-        if name not in self._said and len(self._said) < _MAX_SAID:
-            self._said.add(name)
-            and_so_on = "; further ones are only counted, as metrics_left_out" if len(self._said) == _MAX_SAID else ""
-            logger.warning(
-                "%s %r is left out: the run has %d of them already%s", self._what, name, self._max_names, and_so_on
-            )
 
 
 _SETTLED_S = 0.1

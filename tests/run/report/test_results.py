@@ -262,10 +262,9 @@ def test_names_that_never_repeat_do_not_fill_the_memory_and_are_counted(caplog: 
     assert len(result["custom_metrics"]) == 3 * 300
     assert result["custom_metrics"]["m0_mean"] == pytest.approx(5 / 3)
     assert result["metrics_left_out"] == 2 * 1200
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 10, "each name once, and no more names than these"
-    assert told[0] == "custom metric 'm300' is left out: the run has 300 of them already"
-    assert "metrics_left_out" in told[-1]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("custom metric 'm300' is left out: the run has 300 of them already")
+    assert "metrics_left_out" in told
 
 
 def test_a_name_lives_as_long_as_it_may_be_heard_of_again() -> None:
