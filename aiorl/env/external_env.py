@@ -108,7 +108,7 @@ class _ClientDriven:
 
         Raises:
             ClosedEpisodeError: the id has been used before (a ValueError).
-            ConfigError: the id is not hashable (a ValueError).
+            TypeError: the id is not hashable.
             RuntimeError: ``max_concurrent`` episodes are unfinished.
             SamplerDied: nobody polls any more.
         """
@@ -508,7 +508,7 @@ class EpisodeTable:
 
         Raises:
             ClosedEpisodeError: an episode of that id was completed or is going on.
-            ConfigError: the id is no string, number or other hashable value.
+            TypeError: the id is not hashable.
             RuntimeError: ``max_concurrent`` episodes are unfinished.
             SamplerDied: nobody polls any more.
         """
@@ -516,14 +516,6 @@ class EpisodeTable:
             self._check_polled()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
-            try:
-                hash(episode_id)
-            except TypeError as error:
-                raise ConfigError(
-                    f"episode_id is {episode_id!r:.200}, expected a string, a number or None.",
-                    key="episode_id",
-                    value=episode_id,
-                ) from error
             if episode_id in self._ended or episode_id in self._closing:
                 raise ClosedEpisodeError(episode_id, "already completed")
             if episode_id in self._active:
@@ -664,10 +656,7 @@ class EpisodeTable:
 
     def _get(self, episode_id: Hashable) -> _Episode:
         self._check_polled()
-        try:
-            episode = self._active.get(episode_id)
-        except TypeError as error:  # not hashable
-            raise ClosedEpisodeError(episode_id, "unknown") from error
+        episode = self._active.get(episode_id)
         if episode is None:
             if self._ended.get(episode_id):
                 raise EpisodeTimeout(episode_id, None)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
@@ -196,10 +195,8 @@ class LockstepBaseEnv(SteppedBaseEnv):
         if seed is not None:
             env.seed(seed)
         space = env.action_space
-        blank = np.asarray(space.start) if isinstance(space, MultiDiscrete) else getattr(space, "start", 0)
+        # those of copies that only reset stay as they were, and say nothing
         self._actions: NDArray[Any] = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
-        self._actions[...] = blank
-        self._blank = blank
         self._first_obs: dict[int, Any] = {}
         self._resetting: set[int] = set()
 
@@ -208,7 +205,6 @@ class LockstepBaseEnv(SteppedBaseEnv):
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Step all copies; see BaseEnv."""
-        self._actions[...] = self._blank
         for index, by_agent in action_dict.items():
             if DEFAULT_AGENT_ID in by_agent:
                 self._actions[index] = by_agent[DEFAULT_AGENT_ID]

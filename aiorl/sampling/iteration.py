@@ -240,14 +240,11 @@ class Iteration:
         """Return the error for flags that do not say whether the episode is over."""
         name, copy = self.base_env.place_of(env_id)
         episode = self._episodes.get(env_id)
-        flags = {kind: by_env.get(env_id) for kind, by_env in (("dones", poll.terminateds), ("cuts", poll.truncateds))}
-        return EnvContractError(
-            name,
-            f"poll gave an observation of environment {env_id!r}, but the flags terminated (or done) {flags['dones']!r}"
-            f" and truncated {flags['cuts']!r}; expected a dict each, by agent, with {ALL_AGENTS!r} in the first",
-            vector_index=copy,
-            step=0 if episode is None else episode.length + 1,
+        message = (
+            f"poll gave an observation of environment {env_id!r} with the flags {poll.terminateds.get(env_id)!r} and "
+            f"{poll.truncateds.get(env_id)!r}, expected a dict each, by agent, with {ALL_AGENTS!r} in the first"
         )
+        return EnvContractError(name, message, vector_index=copy, step=0 if episode is None else episode.length + 1)
 
     def _rewritten(self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]) -> Mapping[Any, Any]:
         assert self._setup.observation_fn is not None, "called without one"

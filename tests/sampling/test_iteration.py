@@ -157,7 +157,7 @@ class OneScene(BaseEnv):
     ("part", "value", "error", "text"),
     [
         ("dones", {3: {"agent0": False}}, EnvContractError, "with '__all__'"),
-        ("dones", {}, EnvContractError, "terminated .or done. None"),
+        ("dones", {}, EnvContractError, "flags None"),
         ("infos", {3: {"agent0": "told"}}, EnvContractError, "info of agent 'agent0' is 'told', expected a dict"),
         ("rewards", {3: {"agent0": "much"}}, BadRewardError, "'much'.*expected a number"),
         ("rewards", {3: [1.0]}, BadRewardError, "expected a number for each agent"),
