@@ -46,14 +46,14 @@ _TIMEOUT_S = 3600.0
 _NEARLY = 0.985
 """Share of the env steps after which aiorl ends: vectorised environments lose some in each train batch at resets."""
 _HEAD = f"""
-## Beside Stable-Baselines3
+## Compared with Stable-Baselines3
 
-What the defaults of aiorl and of Stable-Baselines3 2.9.2 learn in the same number of env steps, without presets
-(`python -m benchmarks.comparison`, [all runs](results/{_FILE})). Both run in one process with one thread; where "envs"
-says so, Stable-Baselines3 has that many environments with 256 steps of each, else its defaults. "Training" is the mean
-return of the last 100 episodes of training, "greedy" that of episodes played afterwards with the most likely actions.
-Figures are means over seeds, with the lowest and the highest seed in brackets. The ratio is 1 + (aiorl - theirs) /
-|theirs|, which for positive returns is aiorl / theirs.
+The defaults of aiorl and of Stable-Baselines3 2.9.2 after the same number of env steps, without presets
+(`python -m benchmarks.comparison`, [all runs](results/{_FILE})). Both run in one process with one thread. If a row says
+"envs", Stable-Baselines3 has that many environments with 256 steps each, otherwise its defaults. "Training" is the mean
+return of the last 100 training episodes, "greedy" that of later episodes with the most likely actions. Figures are
+means over seeds, with the lowest and the highest seed in parentheses. The ratio is 1 + (aiorl - theirs) / |theirs|,
+which for positive returns is aiorl / theirs.
 
 | Algorithm | Environment | Env steps | Seeds | Training: aiorl | SB3 | Ratio | Greedy: aiorl | SB3 | Ratio |
 |---|---|---|---|---|---|---|---|---|---|"""

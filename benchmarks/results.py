@@ -46,26 +46,29 @@ _TIMEOUT_S = 6 * 3600.0
 _HEAD = """\
 # Results
 
-What presets learn, by `make results`. Each row of a task's file is one seed, trained by the command line and then
-evaluated for 100 episodes with the most likely actions; `results/curves/TASK-SEED.csv` has the mean return of the last
-100 episodes while it trained. Mean, deviation, interquartile mean (IQM) and worst are over seeds. The bar is for the
-mean, and no seed may be worse by more than 20 % of it. Figures of others have their source, and where it is another,
-the version of the environment. `CartPoles` are four agents with two policies, and the return is an agent's of the
-policy that has less. Wall times are those of a machine that had other work, too.
+The returns that presets reach, measured by `make results`. Each seed is trained on the command line, then evaluated for
+100 episodes with the most likely actions. A task links to a file with one row per seed. Learning curves are in
+`results/curves/TASK-SEED.csv`.
+
+- **Mean, deviation, IQM** (interquartile mean) and **worst** are over seeds.
+- The **bar** is for the mean. No seed may be worse than the bar by more than 20 % of it.
+- **Published** figures name their source, and the version of the environment if it differs.
+- `CartPoles` has four agents and two policies; the return shown is per agent, for the weaker policy.
+- **Wall times** are from a machine with other work.
 
 | Task | Environment | Env steps | Seeds | Mean | Deviation | IQM | Worst | Bar | Holds | Published | Wall time |
 |---|---|---|---|---|---|---|---|---|---|---|---|"""
 _OFFLINE_HEAD = """
 ## From stored experience
 
-Nobody plays: all that is learned from is what other policies played before. Here the bar is for the mean over seeds
-alone. "Drawn": the evaluation draws actions as those who played did, else it takes the most
-likely ones. The files are made again by `make results` where they are missing.
+These runs learn only from recordings of other policies. The bar is for the mean over seeds. "Drawn" means that the
+evaluation draws actions, as the recorded policy did; otherwise it takes the most likely ones. `make results` records
+missing data again.
 
 | Task | Data | Rows read | Seeds | Mean | Deviation | IQM | Worst | Bar | Holds | Wall time |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 _DATA_HEAD = """
-What it is made of (`docs/results/data/`): seeds are fixed, actions drawn. "Policy" is the mean return of the same
+The recordings (`docs/results/data/`) have fixed seeds and drawn actions. "Policy" is the mean return of the recorded
 policy with the most likely actions, and the env steps that it was trained on.
 
 | Data | Environment | Rows | Episodes | Mean return | Deviation | Least | Greatest | Policy |

@@ -36,11 +36,11 @@ _FILE = "staleness.csv"
 _HEAD = f"""
 ## Policy lag
 
-What IMPALA and APPO learn in {ENV} within {ENV_STEPS:,} env steps, with their presets, where each train batch of 4,096
-env steps was sampled by weights of exactly so many versions before those that learn from it (`python -m
-benchmarks.staleness`, [all seeds](results/staleness.csv)). "Last" is the mean return of the last {_LAST} episodes that
-were sampled, "over all" that of all episodes, each weighted by its steps: how fast it was learned. Mean over seeds, and
-in brackets the worst seed.
+IMPALA and APPO on {ENV} for {ENV_STEPS:,} env steps, with their presets. Each train batch of 4,096 env steps was
+sampled with weights that are exactly the given number of versions old (`python -m benchmarks.staleness`,
+[all seeds](results/staleness.csv)). "Last" is the mean return of the last {_LAST} sampled episodes. "Over all" is the
+mean over all episodes, weighted by their steps, which shows how fast the policy learned. Figures are means over seeds,
+with the worst seed in parentheses.
 
 | Lag, versions | Lag, env steps | IMPALA, last | IMPALA, over all | APPO, last | APPO, over all |
 |---|---|---|---|---|---|"""

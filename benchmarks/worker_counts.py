@@ -50,13 +50,13 @@ _EVALUATED = 10
 _HEAD = f"""
 ## One worker or four
 
-The same environments in one worker or spread over four, with the preset (IQL: none) and the same five seeds, A2C's
+The same environments in one worker or divided among four, with the preset (IQL: none) and the same five seeds, for A2C
 ten (`python -m benchmarks.worker_counts`, [all runs](results/workers.csv)). "Over all" is the mean of the learning
-curve, the mean return of the last 100 episodes at each env step; the deviation of the seeds is in brackets. "Chance" is
-the share of all ways to part all runs in two that part their means at least as far: small where the number of workers
-matters. Ape-X's workers have one `epsilon_schedule` here, for shares of random actions of their own depend on how many
-they are. Of stored experience ("data") each worker reads its share; env steps are rows read, and the curve is of
-evaluations of {_EVALUATED} episodes, over the rows that were trained on.
+curve: the mean return of the last 100 episodes at each env step. Standard deviations over seeds are in parentheses.
+"Chance" is the p-value of a permutation test: the share of all divisions of the runs into two groups whose means differ
+at least as much. It is small if the number of workers matters. Ape-X uses one `epsilon_schedule` here, since
+`per_worker_epsilon` depends on the number of workers. With stored experience ("data") each worker reads its share, env
+steps are rows read, and the curve is that of evaluations of {_EVALUATED} episodes over the rows trained on.
 
 | Algorithm | Of | Env steps | 1 worker, last | 4 workers, last | 1 worker, over all | 4 workers, over all | Chance |
 |---|---|---|---|---|---|---|---|"""

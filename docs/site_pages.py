@@ -24,6 +24,8 @@ _RELATED = {"c51": "dqn", "rainbow": "dqn"}
 _LANGUAGES = {".py": "python", ".sh": "sh", ".sbatch": "sh", ".yaml": "yaml"}
 _LEFT_OUT = {"Deviation", "IQM", "Bar", "Holds", "Wall time"}
 """Columns of results that an algorithm's page leaves out."""
+_LAST = "---\nsearch:\n  boost: 0.3\n---\n"
+"""Head of a page that search lists after others."""
 _COPIED = {ROOT / "CONTRIBUTING.md": "maintainers/contributing.md", ROOT / "CHANGELOG.md": "changelog.md"}
 """Pages of the repository's root that are pages of the site too, and where."""
 
@@ -59,7 +61,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _site_paths() -> dict[Path, str]:
     """Files outside of docs/ that are shown on the site -> their path there."""
     shown = [*EXAMPLES.glob("*.*"), *(EXAMPLES / "launch").glob("*.*")]
-    paths = {EXAMPLES / "README.md": "examples/index.md"}
+    paths = {EXAMPLES / "README.md": "examples.md"}  # an index.md would be the page of its section in the navigation
     for source in sorted(shown):
         name = source.relative_to(EXAMPLES).as_posix()
         if source.suffix == ".ipynb":
@@ -72,8 +74,8 @@ def _site_paths() -> dict[Path, str]:
 def _copied(source: Path) -> str:
     text = source.read_text("utf-8")
     if source.suffix == ".md":
-        return text
-    return f"# {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
+        return text if source.parent == EXAMPLES else _LAST + text
+    return f"{_LAST}# {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
 
 
 def _linked(markdown: str, path: Path) -> str:
@@ -185,5 +187,8 @@ def _directives(module: str, names: list[str]) -> list[str]:
     for name in names:
         item = getattr(found, name)
         home = homes.get(name) or getattr(item, "__module__", module)
-        directives.append(f"::: {home}.{getattr(item, '__qualname__', name) if callable(item) else name}")
+        directive = f"::: {home}.{getattr(item, '__qualname__', name) if callable(item) else name}"
+        if name.endswith("Config"):  # its keys are on the pages of algorithms
+            directive += "\n    options:\n      members: false"
+        directives.append(directive)
     return directives

@@ -203,7 +203,7 @@ def test_the_reference_has_all_public_names() -> None:
     text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.md"))
     for module in (aiorl, aiorl.algorithms):
         named = re.findall(rf"<!-- api {re.escape(module.__name__)}: (.*) -->", text)
-        listed = {name for names in named for name in names.split()} | set(re.findall(r"`aiorl\.(\w+)`", text))
+        listed = {name for names in named for name in names.split()} | set(re.findall(r"\| `(\w+)`", text))
         assert {*module.__all__} - listed - {"__version__", "columns"} == set()
 
 
