@@ -42,6 +42,8 @@ MAX_LINE_BYTES = 16 << 20
 _NAMED = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
 """Short names of loggers, which are those of the packages that they need."""
 _MAX_COLUMNS = 2000
+_READ_WHOLE_BYTES = 32 << 20
+_SAMPLES = 1000
 _MAX_WAITING = 64
 
 
@@ -402,13 +404,15 @@ def open_loggers(
 
 
 def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The results of a run so far, one at a time.
+    """The results of a run so far, one at a time; of very many about a thousand, evenly spread.
 
     Lines that a crash damaged are left out. One that is longer than any may be is named and ends them.
 
     Raises: OSError when there is no result.jsonl to read.
     """
-    return (result for _, result in _results(run_dir / JSONL_FILE))
+    path = run_dir / JSONL_FILE
+    size = path.stat().st_size
+    return (result for _, result in _results(path, size // _SAMPLES if size > _READ_WHOLE_BYTES else 0))
 
 
 def read_results(run_dir: Path) -> list[dict[str, Any]]:
@@ -446,10 +450,14 @@ def to_json(value: Any) -> Any:
     return [to_json(inner) for inner in value] if isinstance(value, list | tuple) else str(value)
 
 
-def _results(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _results(path: Path, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the end of each line of a result.jsonl and its result, without those that are damaged.
 
     A last line without its end is none: its writer was killed, or writes it now.
+
+    Args:
+        path: the file.
+        skipped_bytes: between two results.
     """
     with open_regular(path) as file:
         end = 0
@@ -461,6 +469,10 @@ def _results(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             end += len(line)
             if isinstance(result := _json(line), dict):
                 yield end, result
+            if skipped_bytes:
+                file.seek(end + skipped_bytes)
+                file.readline(MAX_LINE_BYTES)  # the rest of one
+                end = file.tell()
 
 
 def _json(line: bytes) -> Any:  # Any: whatever JSON holds

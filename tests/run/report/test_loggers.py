@@ -102,6 +102,17 @@ def test_files_of_absurd_size_are_named_and_a_resumed_run_goes_on(
     assert JSONL_FILE in caplog.text
 
 
+def test_of_very_many_results_some_are_read_evenly(tmp_path: Path) -> None:
+    line = '{"training_iteration":%d,"text":"' + "x" * 1000 + '"}\n'
+    (tmp_path / JSONL_FILE).write_text("".join(line % number for number in range(1, 40_001)) + '{"training_iter')
+    read = [row["training_iteration"] for row in read_results(tmp_path)]
+    assert read[0] == 1
+    assert read[-1] > 39_900
+    assert 900 < len(read) < 1100
+    assert read == sorted(set(read))
+    assert max(np.diff(read)) < 100
+
+
 PARTS = [
     b"\n", b",", b'"', b"\0", b"\r", b"\xff", b"a", b"2", b"training_iteration", b'{"training_iteration":2}\n', b"{",
     b"[", b"training_iteration,a\n", b"a,training_iteration\n", b"2,1\n", b'1,"x\ny"\n', b"5,5\n",
