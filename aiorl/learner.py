@@ -384,22 +384,14 @@ async def _status_of(run: Run, directory: RunDirectory) -> int:
     run.on_release = lambda: faulthandler.dump_traceback_later(_END_WITHIN_S, exit=True)
     try:
         outcome = await run.run()
-    except AiorlError as error:
-        logger.exception("the run failed")
-        if run.is_misconfigured:
-            sys.stderr.write(f"aiorl: {error}\n")
-            return 2
-        return _failed(str(error), log)
     except Exception as error:
         logger.exception("the run failed")
-        return _failed(f"unexpected {type(error).__name__}: {error}", log)
+        said = str(error) if isinstance(error, AiorlError) else f"unexpected {type(error).__name__}: {error}"
+        where = "" if run.is_misconfigured else f"(the traceback is in {log})\n"
+        sys.stderr.write(f"aiorl: {said}\n{where}")
+        return 2 if run.is_misconfigured else 1
     run.show(run.summary(outcome))
     return 0 if outcome.ok else 1
-
-
-def _failed(sentence: str, log: Path) -> int:
-    sys.stderr.write(f"aiorl: {sentence}\n(the traceback is in {log})\n")
-    return 1
 
 
 def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:

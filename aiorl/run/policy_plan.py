@@ -24,7 +24,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
-from aiorl.errors import ConfigError, UnknownAlgorithmError, UnsupportedSpaceError, nearest
+from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.algorithm import Algorithm
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
@@ -66,10 +66,6 @@ def config_class_of(config: CommonConfig, policy_id: str, name: str | None) -> t
             raise ConfigError(said, key=key, value=name)
     try:
         return config_class(name)
-    except UnknownAlgorithmError as error:
-        expected = "null for the run's algorithm, the name of another one, or 'package.module:Name' for a Policy class"
-        said = f"{key} is {name!r}, expected {expected}. {error.message}"
-        raise ConfigError(said, key=key, value=name, hint=error.hint) from error
     except ConfigError as error:
         raise ConfigError(f"{key}: {error.message}", key=key, value=name, hint=error.hint) from error
 
@@ -110,11 +106,6 @@ def config_of(
             return _with_sizes_of(config, config.updated(*layers))
         return _with_sizes_of(config, kind.from_layers([Layer(_common_settings(config, kind)), *map(Layer, layers)]))
     except ConfigError as error:
-        first = error.key.partition(".")[0]
-        if first in kind.model_fields and _is_of_run(kind, first):  # what the run says doesn't suit the algorithm
-            key, name = f"{POLICIES}.{policy_id}.class", kind.model_fields["algo"].default
-            message = f"{key} is {name!r}, which can't learn in this run: {error.message}"
-            raise ConfigError(message, key=key, value=name, hint=error.hint) from error
         raise ConfigError(f"{key}: {error.message}", key=f"{key}.{error.key}", hint=error.hint) from error
 
 
@@ -424,10 +415,9 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
     known = config.action_spaces
     if known is not None and not config.learns_actions_of(action_space):
         kinds = [(name, config_class(name)) for name in sorted(ALGORITHMS)]
-        able = [(name, kind) for name, kind in kinds if kind.learns_actions_of(action_space)]
-        play = ", ".join(name for name, kind in able if not kind.is_offline)
-        stored = ", ".join(name for name, kind in able if kind.is_offline)
-        hint = f"These algorithms learn such actions: {play}; from stored experience: {stored}."
+        alike = [(name, kind) for name, kind in kinds if kind.is_offline == config.is_offline]
+        able = ", ".join(name for name, kind in alike if kind.learns_actions_of(action_space))
+        hint = f"These algorithms learn such actions: {able}."
         raise UnsupportedSpaceError(f"{config.algo} over the action space", action_space, known, hint)
     try:
         make_distribution(action_space)

@@ -252,8 +252,8 @@ def test_a_policy_of_the_users_own_only_acts_and_gets_all_its_settings() -> None
         ("expected null, a mapping", {"policies": {"b": 3}}),
         ("no key multiagent.policies.b.clas", {"policies": {"b": {"clas": 3}}}),
         ("b.action_space: the description", {"policies": {"b": {"action_space": {"kind": "Ball"}}}}),
-        ("b.class is 'impalla', expected null for the run's algorithm", {"policies": {"b": "impalla"}}),
-        ("b.class is 'dqn', which can't learn in this run: dqn trains on what it samples", {
+        ("b.class: There is no algorithm 'impalla'", {"policies": {"b": "impalla"}}),
+        ("b.config: dqn trains on what it samples", {
             "policies": {"b": "dqn"}, "input": "data.json"}),
         ("b.class is 'users_own:NoPolicy', which is no subclass of aiorl.Policy, and no algorithm", {
             "policies": {"b": "users_own:NoPolicy"}}),
