@@ -85,7 +85,7 @@ class WorkerMultiAgentConfig(BaseModel):
 class TransportConfig(BaseModel):
     """Sockets, queues and time limits between learner and workers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")  # unknown keys are refused where settings are merged
 
     heartbeat_interval_s: float = _transport(1.0, unit="s", gt=0)
     """How often each side says that it lives."""
@@ -314,26 +314,17 @@ class WorkerPart(WorkerConfig):
 
     @classmethod
     def of(
-        cls,
-        config: CommonConfig,
-        sample_plan: SamplePlan | None = None,
-        *,
-        policies: Mapping[str, PolicyPart] | None = None,
-        log_dir: str | None = None,
+        cls, config: CommonConfig, *, policies: Mapping[str, PolicyPart] | None = None, log_dir: str | None = None
     ) -> Self:
         """Return the workers' part of the learner's config.
 
         Args:
             config: the effective config.
-            sample_plan: of the default policy, where that is the only one and ``policies`` is left out; None
-                computes and sends nothing.
-            policies: policy id -> its part.
+            policies: policy id -> its part; None is the default policy alone, of which nothing is computed or sent.
             log_dir: the run's directory.
         Raises: ConfigError when the config names no environment.
         """
-        if policies is None:
-            policies = {DEFAULT_POLICY_ID: PolicyPart(sample_plan=sample_plan or SamplePlan())}
-        own = {"policies": policies, "log_dir": log_dir}
+        own = {"policies": policies or {DEFAULT_POLICY_ID: PolicyPart()}, "log_dir": log_dir}
         return cls.from_dict(config.model_dump(include=set(WorkerConfig.model_fields)) | own)
 
     @classmethod
@@ -342,10 +333,6 @@ class WorkerPart(WorkerConfig):
 
         Raises: ConfigError naming the first key at fault.
         """
-        transport = values.get("transport")
-        if isinstance(transport, Mapping):
-            known = {name: value for name, value in transport.items() if name in TransportConfig.model_fields}
-            values = {**values, "transport": known}
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:

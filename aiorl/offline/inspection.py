@@ -220,14 +220,12 @@ def validate_file(path: str) -> Iterator[str]:
 
 
 def _differences(form: Mapping[str, Any], expected: Mapping[str, Any], first: str) -> Iterator[str]:
-    if missing := sorted(expected.keys() - form.keys()):
-        yield f"lacks the columns {', '.join(missing)}, which {first} has"
-    if more := sorted(form.keys() - expected.keys()):
-        yield f"has the columns {', '.join(more)}, which {first} lacks"
-    for name in sorted(form.keys() & expected.keys()):
-        if form[name] != expected[name]:
-            (dtype, shape), (before, former) = form[name], expected[name]
-            yield f"column {name!r} has rows of {shape} {dtype}, in {first} of {former} {before}"
+    for name in sorted(form.keys() | expected.keys()):
+        if form.get(name) != expected.get(name):
+            here, there = (
+                f"rows of {found[1]} {found[0]}" if (found := of.get(name)) else "missing" for of in (form, expected)
+            )
+            yield f"column {name!r} is {here}, in {first} {there}"
 
 
 def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:

@@ -6,6 +6,7 @@ stored actions of a wider Box lie within [-1, 1], a warning does.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -106,11 +107,8 @@ def action_space_of(env: str) -> spaces.Space[Any] | None:
     Raises:
         ConfigError: there is no such environment (also a ValueError).
     """
-    made = resolve_env(env)(EnvContext({}, worker_index=0))
-    try:
+    with contextlib.closing(resolve_env(env)(EnvContext({}, worker_index=0))) as made:
         return getattr(made, "action_space", None)
-    finally:
-        made.close()
 
 
 def _is_bounded(space: spaces.Space[Any] | None) -> bool:

@@ -24,7 +24,7 @@ PLAN = SamplePlan(postprocess="gae", postprocess_params={"gamma": 0.9}, columns=
 
 
 def test_a_worker_gets_its_part_as_plain_data_and_reads_it_back_equal() -> None:
-    part = WorkerPart.of(CONFIG, PLAN)
+    part = WorkerPart.of(CONFIG, policies={DEFAULT_POLICY_ID: PolicyPart(sample_plan=PLAN)})
     wire = json.loads(json.dumps(part.to_dict()))
     assert WorkerPart.from_dict(wire) == part
     assert (part.env, part.seed, part.num_envs_per_worker, part.clip_rewards) == ("CartPole-v1", 3, 8, True)

@@ -146,9 +146,9 @@ def test_validate_names_batches_that_are_of_another_form(tmp_path, run):
     path = write(tmp_path / "a.json", cartpole_rows(), other, MultiAgentBatch({"x": other}, 15))
     status, out, _ = run("validate", path)
     assert status == 1
-    assert f"{path}, line 2: lacks the columns t, which line 1 has" in out
-    assert "line 2: has the columns extra, which line 1 lacks" in out
-    assert "line 2: column 'obs' has rows of (4,) float64, in line 1 of (4,) float32" in out
+    assert f"{path}, line 2: column 't' is missing, in line 1 rows of () int32" in out
+    assert "line 2: column 'extra' is rows of () float32, in line 1 missing" in out
+    assert "line 2: column 'obs' is rows of (4,) float64, in line 1 rows of (4,) float32" in out
     assert "line 3" not in out
 
 

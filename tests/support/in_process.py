@@ -22,7 +22,7 @@ from memory_endpoint import MemoryNetwork
 
 from aiorl.acting.filters import ReturnFilter, make_filter, returns_of
 from aiorl.config.schema import CommonConfig
-from aiorl.config.worker import TransportConfig, WorkerPart
+from aiorl.config.worker import PolicyPart, TransportConfig, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
@@ -102,7 +102,7 @@ def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int 
                 "rollout_fragment_length": LENGTH, "num_envs_per_worker": num_envs, "vectorize": "serial",
             }
         ),
-        algorithm.sample_plan(config),
+        policies={DEFAULT_POLICY_ID: PolicyPart(sample_plan=algorithm.sample_plan(config))},
     )  # fmt: skip
     filters = {DEFAULT_POLICY_ID: make_filter(config.observation_filter, (4,))}
     if algorithm.sample_plan(config).return_discount is not None:
