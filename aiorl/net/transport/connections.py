@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import zmq
 
 from aiorl.net.transport.endpoint import EndpointLimits, EndpointStats, Event, EventKind
-from aiorl.net.transport.security import LearnerKeys, reason_seen_by_learner
+from aiorl.net.transport.security import reason_seen_by_learner
 from aiorl.net.transport.sockets import SocketMonitor, SocketPump
 
 logger = logging.getLogger(__name__)
@@ -359,7 +359,6 @@ class ListeningPort:
     Args:
         socket: not bound yet.
         table: its connections.
-        keys: the learner's, None if it does without.
         stats: refusals and drops are counted there.
         tell: told of each event.
         on_gone: told of each connection that has ended and of which that is to be told, once what it sent was read.
@@ -376,7 +375,6 @@ class ListeningPort:
         self,
         socket: zmq.Socket[bytes],
         table: ConnectionTable,
-        keys: LearnerKeys | None,
         stats: EndpointStats,
         tell: Callable[[Event], None],
         on_gone: Callable[[ListeningPort, Connection], None],
@@ -390,7 +388,6 @@ class ListeningPort:
         self.ended_fds: set[int] = set()
         self.on_ended: Callable[[], object] = lambda: None
         self.monitor = SocketMonitor(socket, self._on_monitor)
-        self._keys = keys
         self._tell = tell
         self._on_gone = on_gone
         self._failure = ""
@@ -447,7 +444,7 @@ class ListeningPort:
             else:
                 self.tell(EventKind.CONNECTED, connection)
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-            self._failure = reason_seen_by_learner(event, value, self._keys)
+            self._failure = reason_seen_by_learner(event, value)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._failure = "-"  # told by the authenticator already
         elif event == zmq.EVENT_DISCONNECTED:

@@ -48,31 +48,6 @@ _ADDRESS = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
 _MECHANISM_MISMATCH = 0x11000002
 _CRYPTOGRAPHIC = 0x11000001
-_SILENT = "it left or fell silent in the middle of the handshake"
-_LEARNER = {
-    ("keys", "silent"): f"{_SILENT}: it may have no keys (--keys DIR), or be no worker at all",
-    ("keys", "mismatch"): "it came without keys, and this learner asks for them: start it with --keys DIR",
-    ("none", "silent"): f"{_SILENT}: it may use keys while this learner has none, or be no worker at all",
-    ("none", "mismatch"): "it came with keys, and this learner has none: start this learner with --keys DIR",
-    ("keys", "crypto"): (
-        "its message could not be decrypted: it holds another learner's public key; give it this learner's learner.key"
-    ),
-}
-_WORKER = {
-    ("keys", "auth"): (
-        "the learner refused our key: add {file} to its 'admitted' directory (it takes effect without a restart)"
-    ),
-    ("keys", "mismatch"): "we have keys but the learner uses no keys: start it with --keys DIR, or us without",
-    ("keys", "crypto"): "the learner's answer could not be decrypted: is our learner.key that of this learner?",
-    ("keys", "silent"): (
-        "the other side ended the handshake: server key mismatch? our learner.key must be that of this learner (or it "
-        "uses no keys, or is no learner)"
-    ),
-    ("none", "auth"): "the learner refused us: it may want keys (--keys DIR)",
-    ("none", "mismatch"): "the learner asks for keys: start the worker with --keys DIR",
-    ("none", "silent"): "the other side ended the handshake: it may want keys (--keys DIR), or be no learner at all",
-}
-"""Keys of the side that says it, what was wrong with the handshake -> what its user is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,17 +460,38 @@ def present(socket: zmq.Socket[bytes], keys: WorkerKeys | None) -> None:
         socket.curve_serverkey = keys.learner_key
 
 
-def reason_seen_by_learner(event: int, code: int, keys: LearnerKeys | None) -> str:
+_ONE_HAS_KEYS = "only one side has keys: start the learner and its workers with --keys DIR, or none of them"
+
+
+def reason_seen_by_learner(event: int, code: int) -> str:
     """Why a handshake failed, in words for the learner's user."""
-    broken = f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
-    return _LEARNER.get(("none" if keys is None else "keys", _fault(event, code)), broken)
+    match _fault(event, code):
+        case "silent":
+            return f"it left or fell silent in the middle of the handshake: is it a worker? Or {_ONE_HAS_KEYS}"
+        case "mismatch":
+            return _ONE_HAS_KEYS
+        case "crypto":
+            return "it holds another learner's public key, and can't be understood: give it this learner's learner.key"
+        case _:
+            return f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
 
 
 def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None) -> str:
     """Why a handshake failed, in words for the worker's user."""
-    side, file = ("none", "") if keys is None else ("keys", keys.public_key_file)
-    broken = f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a learner?"
-    return _WORKER.get((side, _fault(event, code)), broken).replace("{file}", file)
+    match _fault(event, code):
+        case "auth" if keys is not None:
+            file = keys.public_key_file
+            return f"the learner refused our key: add {file} to its 'admitted' directory (no restart is needed)"
+        case "silent" if keys is not None:
+            return f"the other side ended the handshake: server key mismatch (learner.key)? Or {_ONE_HAS_KEYS}"
+        case "auth" | "silent":
+            return "the other side refused us: it may want keys (--keys DIR), or be no learner at all"
+        case "mismatch":
+            return _ONE_HAS_KEYS
+        case "crypto":
+            return "the learner's answer could not be decrypted: is our learner.key that of this learner?"
+        case _:
+            return f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a learner?"
 
 
 def _fault(event: int, code: int) -> str:

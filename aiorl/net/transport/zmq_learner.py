@@ -151,7 +151,7 @@ class ZmqLearnerEndpoint:
             )
             logger.warning(text, most, self._limits.max_peers, open_file_limit())
         self._ports = tuple(
-            ListeningPort(socket, table, self._keys, self._stats, self.on_event, self._on_gone, most)
+            ListeningPort(socket, table, self._stats, self.on_event, self._on_gone, most)
             for socket, table in ((self._router, self._peers), (self._xpub, self._subscribers))
         )
         self._samples_port, self._broadcast_port = self._ports

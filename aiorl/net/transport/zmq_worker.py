@@ -36,7 +36,6 @@ from aiorl.net.transport.sockets import (
     url,
 )
 from aiorl.net.transport.system import keep_message_buffers
-from aiorl.process.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +86,6 @@ class ZmqWorkerEndpoint:
         self._queue = SendQueue(self._limits.queue_messages, self._limits.queue_bytes)
         self._writable = asyncio.Event()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._tasks = Tasks(_raise)
-        self._lookup: asyncio.Task[None] | None = None
         self._started = False
         self._closed = False
 
@@ -148,7 +145,6 @@ class ZmqWorkerEndpoint:
         was_connected = self._connected
         sockets = self._give_up_channels()
         self._writable.set()
-        await self._tasks.close()
         await term(self._context, sockets, max(0.0, until - self._loop.time()) if was_connected else 0.0)
 
     # --- sending
@@ -373,22 +369,9 @@ class ZmqWorkerEndpoint:
                     channel, "it took our connection but made no ZeroMQ handshake: is that the learner's port?"
                 )
                 return
-        if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
-            self._lookup = self._tasks.start(self._find_host(), "look the learner up")
-
-    async def _find_host(self) -> None:
-        """Say why nothing happens; cancelling it only means that it isn't said."""
-        try:
-            await self._loop.getaddrinfo(self._host, self._port)
-        except (OSError, UnicodeError) as error:  # the latter where it cannot even be asked for
-            why = error.strerror if isinstance(error, OSError) else error
-            self._wait_for(f"the host name {self._host!r} cannot be found ({why})")
-        else:
-            waiting = [channel for channel in self._channels if not channel.ready] or list(self._channels)
-            names = " and ".join(channel.url for channel in waiting)
-            self._wait_for(f"no answer from {names} yet: is the learner running, are both ports open to us?")
-        finally:
-            self._lookup = None
+        if now - self._since > _PATIENCE_S and not self._last_reason:
+            names = " and ".join(channel.url for channel in self._channels if not channel.ready)
+            self._wait_for(f"no answer from {names} yet: is the learner running there, are both ports open to us?")
 
     def _wait_for(self, reason: str, kind: str = "") -> None:
         """Say why there is no connection; reasons of one kind, such as for either port, are logged as one."""
@@ -412,11 +395,6 @@ class ZmqWorkerEndpoint:
     def _check_open(self) -> None:
         if self._closed or not self._started:
             raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")
-
-
-def _raise(error: BaseException) -> None:
-    """Have an error of a task handled as one of a callback, on the loop."""
-    raise error
 
 
 @dataclass(slots=True, eq=False)

@@ -60,21 +60,16 @@ def _check_name(field: str, value: Any, limits: Limits) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """The check of a field that holds text for people; `fit` is what becomes of it."""
+    """The check of a field that holds text for people, or plain data with such texts; `fit` is what becomes of it."""
 
     fit: Callable[[Any], Any]
+    is_plain: bool = False
 
     def __call__(self, field: str, value: Any, limits: Limits) -> None:
-        if type(value) is not str:
+        if self.is_plain:  # array references are resolved (and so gone or known) before
+            _check_nested(field, value, limits.max_depth)
+        elif type(value) is not str:
             raise BadFrame(f"expected a string, got {_show(value)}", field=field)
-
-
-@dataclass(frozen=True, slots=True)
-class _PlainText(_Text):
-    """The same for plain data: every text in it is for people."""
-
-    def __call__(self, field: str, value: Any, limits: Limits) -> None:
-        _check_plain(field, value, limits)
 
 
 def _line(max_chars: int) -> _Text:
@@ -124,11 +119,6 @@ def _check_acks(field: str, value: Any, limits: Limits) -> None:
     for key, number in value.items():
         _check_name(field, key, limits)
         _check_version(field, number, limits)
-
-
-def _check_plain(field: str, value: Any, limits: Limits) -> None:
-    """Plain data of any shape; array references are resolved (and so gone or known) before."""
-    _check_nested(field, value, limits.max_depth)
 
 
 def _check_plain_map(field: str, value: Any, limits: Limits) -> None:
@@ -244,7 +234,7 @@ _FIELDS: Final[dict[str, tuple[Check | None, ArrayTree]]] = {
     "Mapping[str, Any]": (_check_plain_map, {}),
     "Arrays": (None, _ARRAYS),
     "PolicyArrays": (None, _POLICY_ARRAYS),
-    "Plain": (_PlainText(_fit_plain), _ARRAYS),
+    "Plain": (_Text(_fit_plain, is_plain=True), _ARRAYS),
     "Mapping[str, Plain]": (_check_plain_map, _ARRAYS),
     "Mapping[str, PolicyGraph]": (_check_specs, {"*": {"graph": ARRAY}}),
     "Snapshot": (_check_snapshot, {"weights": _POLICY_ARRAYS, "filters": _POLICY_ARRAYS}),

@@ -24,7 +24,7 @@ def _listening(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, other = context.socket(zmq.XPUB), context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_VERBOSER, 1)
-    port = ListeningPort(socket, ConnectionTable(), None, EndpointStats(), told.append, lambda *gone: None, 100)
+    port = ListeningPort(socket, ConnectionTable(), EndpointStats(), told.append, lambda *gone: None, 100)
     number = bind_pair(socket, other, "127.0.0.1", 0)
     broadcaster = Broadcaster(socket, port, check_key, lambda: None)
     try:

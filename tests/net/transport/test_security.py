@@ -396,7 +396,7 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(stag
     ("learner_has", "worker_has", "theirs", "ours"),
     [
         (True, "none", "--keys DIR", "keys"),  # which side hangs up first is a race: the one that sees it end guesses
-        (False, "own", "uses no", "keys"),
+        (False, "own", "only one side has keys", "keys"),
         (True, "another learner's", "server key mismatch", "another learner's public key"),
     ],
 )
