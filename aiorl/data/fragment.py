@@ -122,11 +122,6 @@ class Fragment:
         valid = self.columns.get(c.VALID)
         return self.length * self.num_envs if valid is None else int(np.count_nonzero(valid))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(a.nbytes for a in self.columns.values()) + sum(a.nbytes for a in self.extras.values())
-
     def new_obs(self) -> Array:
         """Observation that followed each row, ``[T, N, ...]``; see `new_obs`."""
         return new_obs({**self.columns, **self.extras})

@@ -318,11 +318,6 @@ class MultiAgentBatch:
         """Agent steps: rows of all policies together."""
         return sum(batch.count for batch in self.policy_batches.values())
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        return sum(batch.nbytes for batch in self.policy_batches.values())
-
     def compress(self, mode: Literal["rows", "bulk"] = "rows", columns: Collection[str] = (OBS, NEW_OBS)) -> None:
         """Compress columns of every policy's batch in place; see `SampleBatch.compress`."""
         for batch in self.policy_batches.values():

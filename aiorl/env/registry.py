@@ -122,9 +122,6 @@ class EnvCreator:
         """Gymnasium's registry entry, when the environment has one."""
         return None if self.gym_id is None else gymnasium.spec(self.gym_id)
 
-    def __repr__(self) -> str:
-        return f"EnvCreator({self.env_id!r})"
-
 
 def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
     """Make ``name`` an environment of this process; a later registration replaces an earlier one.
@@ -139,10 +136,9 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
     Raises:
         ConfigError: the name is empty or the creator cannot be called.
     """
-    if not name or not isinstance(name, str):
-        raise ConfigError(f"environment name is {name!r}, expected a non-empty string.", key="env", value=name)
-    if not callable(creator):
-        raise ConfigError(f"creator of environment {name!r} cannot be called: {creator!r}.", key="env")
+    if not name or not isinstance(name, str) or not callable(creator):
+        message = f"environment {name!r} by {creator!r} is no name that is a string, and a function."
+        raise ConfigError(message, key="env", value=name)
     _registered[name] = creator
 
 

@@ -97,11 +97,6 @@ class EpisodeCollector:
         self._finals: list[Array] = []
         self._unfinished = np.zeros(num_envs, np.int64)
 
-    @property
-    def kept_steps(self) -> int:
-        """Steps of every environment that are kept."""
-        return sum(len(part[c.DONES]) for part in self._kept)
-
     def add(self, columns: dict[str, Array], finals: Array | None) -> None:
         """Keep the next T steps. Many rows of one environment without an end are worth a warning, once.
 

@@ -42,7 +42,6 @@ class Lockstep:
         policy: acts; new weights take effect at the next step.
         filter: observation filter; a state adopted between two steps takes effect with the next observation.
         perf: where time went so far.
-        env_steps: transitions sampled so far.
         is_stopped: ``sample`` raises SamplerDied at the next step; set by any thread.
     """
 
@@ -73,7 +72,6 @@ class Lockstep:
         self.policy = policy
         self.filter = filter if filter is not None else NoFilter()
         self.perf = PerfStats()
-        self.env_steps = 0
         self.is_stopped = False
         self._preprocessor = preprocessor or preprocessor_for(env.observation_space)
         self._seed = settings.seed
@@ -164,8 +162,6 @@ class Lockstep:
             flat = [column.reshape(-1, *column.shape[2:]) for column in (table.dist_inputs, table.actions)]
             table.logp[...] = self.policy.distribution.logp(*flat).reshape(table.logp.shape)
         self._table = self._new_table(table.obs[-1])
-        valid = table.valid
-        self.env_steps += table.rewards.size if valid is None else int(np.count_nonzero(valid))
         return table
 
     def _new_table(self, first_obs: NDArray[Any]) -> LevelTable:

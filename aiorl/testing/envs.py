@@ -36,17 +36,14 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         seeds: seeds that ``reset`` was given, None where it got none.
     """
 
-    def __init__(
-        self, length: int = 5, end: str = "terminate", index: int = 0, actions: int = 2, reward_scale: float = 1.0
-    ) -> None:
+    def __init__(self, length: int = 5, end: str = "terminate", index: int = 0, actions: int = 2) -> None:
         """Make one copy.
 
         Args:
             length: steps per episode.
-            end: ``"terminate"``, ``"truncate"``, ``"both"``, or ``"never"``.
+            end: ``"terminate"``, ``"truncate"`` or ``"never"``.
             index: number shown as the last entry of each observation.
             actions: size of the Discrete action space.
-            reward_scale: factor of all rewards.
         """
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = spaces.Discrete(actions)
@@ -55,7 +52,6 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         self._length = length
         self._end = end
         self._index = index
-        self._scale = reward_scale
         self._episode = -1
         self._step = 0
 
@@ -72,18 +68,15 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         self.last_actions.append(int(action))
         self._step += 1
         ended = self._step >= self._length
-        terminated = ended and self._end in ("terminate", "both")
-        truncated = ended and self._end in ("truncate", "both")
         obs = counting_obs(self._episode, self._step, self._index)
-        return obs, self._step * self._scale, terminated, truncated, {}
+        return obs, float(self._step), ended and self._end == "terminate", ended and self._end == "truncate", {}
 
 
 class FaultyEnv(CountingEnv):
     """A CountingEnv that fails at one step of its first episode.
 
-    Faults: ``"reset"`` and ``"step"`` raise RuntimeError; ``"nan_obs"``, ``"wrong_shape"`` and
-    ``"wrong_dtype"`` spoil the observation, ``"nan_reward"`` and ``"text_reward"`` the reward; ``"exit"`` ends
-    the process; ``"constructor"`` raises at once.
+    Faults: ``"reset"`` and ``"step"`` raise RuntimeError; ``"nan_obs"`` spoils the observation, ``"nan_reward"`` the
+    reward; ``"exit"`` ends the process; ``"constructor"`` raises at once.
     """
 
     def __init__(self, fault: str = "step", at_step: int = 3, length: int = 100) -> None:
@@ -114,14 +107,8 @@ class FaultyEnv(CountingEnv):
                 raise SystemExit(3)
             case "nan_obs":
                 faulty_obs = obs * np.nan
-            case "wrong_shape":
-                faulty_obs = obs[:2]
-            case "wrong_dtype":
-                faulty_obs = np.array(["a", "b", "c"])
             case "nan_reward":
                 faulty_reward = float("nan")
-            case "text_reward":
-                faulty_reward = "a lot"
         return faulty_obs, faulty_reward, terminated, truncated, info
 
 

@@ -76,7 +76,6 @@ def test_a_warning_comes_once_when_very_many_rows_of_an_environment_wait(caplog)
         resets[:, 1] = False
         collector.add(block(3000, (2999, 0), valid=resets), None)
         collector.add(block(4450), None)
-        assert collector.kept_steps > 5000
         assert caplog.text == ""
         collector.add(block(100), None)
         collector.add(block(1000), None)
