@@ -65,8 +65,7 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
                 value=name,
                 hint="use letters, digits, '.', '_' and '-', beginning with a letter or digit, and not 'learner'.",
             )
-    if len(set(workers)) != len(workers):
-        raise ConfigError("a worker's name is given twice:", key="workers", value=workers, hint="name each one once.")
+    workers = tuple(dict.fromkeys(workers))
     admitted = directory / ADMITTED
     taken = [
         path
@@ -124,9 +123,7 @@ def _write(path: Path, text: str, mode: int) -> Path:
 def _next_steps(directory: Path, workers: tuple[str, ...], made: list[Path]) -> str:
     files = "\n".join(f"  {path}" for path in made)
     copies = "\n".join(
-        f"  {directory / name}.key_secret and {directory / 'learner.key'}"
-        + ("  to each worker host" if name == "worker" else f"  to host {name!r}")
-        for name in workers
+        f"  {directory / name}.key_secret and {directory / 'learner.key'} to the hosts of {name!r}" for name in workers
     )
     return (
         f"Made:\n{files}\n\n"

@@ -49,6 +49,7 @@ class Evaluations(Observer):
         is_beside: training goes on meanwhile.
         mean_return: of the newest evaluation; NaN before the first.
         holds_up: which evaluation training waits for, in plain words; "" for none.
+        hurry: set when `finish` is to wait no longer.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Evaluations(Observer):
         self._tasks = Tasks(lambda error: None)
         self._running: asyncio.Task[None] | None = None
         self._finished: dict[str, Any] | None = None
-        self._hurry = asyncio.Event()
+        self.hurry = asyncio.Event()
 
     # As an observer -----------------------------------------------------------------------------------------
 
@@ -142,11 +143,7 @@ class Evaluations(Observer):
         """Wait a while for the evaluation that goes on beside training: what is being evaluated may be the best."""
         if self._running is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(first_of(self._hurry.wait(), self._running), _FINISH_S)
-
-    def hurry(self) -> None:
-        """Have `finish` wait no longer."""
-        self._hurry.set()
+                await asyncio.wait_for(first_of(self.hurry.wait(), self._running), _FINISH_S)
 
     def _conclude(self, path: Path, found: Mapping[str, Any], iteration: int) -> None:
         """Take a result in: the next result of training tells it, and the checkpoint is kept if it is the best."""

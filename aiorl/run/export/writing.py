@@ -43,8 +43,7 @@ _MEANINGS = {
     "state_out": "recurrent state after the step",
 }
 """Name of an input or output, without its number -> what it is."""
-_PACKAGES = ("aiorl", "numpy", "gymnasium", "onnxruntime")
-_TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras")
+_PACKAGES = ("aiorl", "numpy", "gymnasium", "onnxruntime", "tensorflow", "tensorflow-cpu", "keras")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +173,6 @@ def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Comp
     part, preprocessor = run.acting.part, form.parts.preprocessor
     space = run.acting.spaces[parts.policy_id]
     own = parts.filter
-    packages = _PACKAGES if format_name == "onnx" else (*_PACKAGES, *_TENSORFLOW_PACKAGES)
     return {
         "format_version": _FORMAT_VERSION,
         "format": format_name,
@@ -204,7 +202,7 @@ def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Comp
         "distribution": form.spec.distribution,
         "clip_actions": part.clip_actions,
         "checked": {"rows": list(ROWS), "tolerance": TOLERANCE, **compared._asdict()},
-        "versions": {name: version for name in packages if (version := _version(name))},
+        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
     }
 
 

@@ -45,23 +45,16 @@ def rotate(path: Path, max_bytes: int) -> bool:
     aside = path.with_name(path.name + ".1")
     aside.unlink(missing_ok=True)
     try:
-        _copy_end(path, aside, size, max_bytes)
+        with path.open("rb") as old, aside.open("xb") as new:
+            old.seek(size - max_bytes)
+            left = max_bytes - len(old.readline(_CHUNK))  # a line begins there
+            while left > 0 and (chunk := old.read(min(left, _CHUNK))):
+                new.write(chunk)
+                left -= len(chunk)
     except OSError:
         aside.unlink(missing_ok=True)
     os.truncate(path, 0)
     return True
-
-
-def _copy_end(source: Path, target: Path, size: int, max_bytes: int) -> None:
-    """Copy the last `max_bytes` of the `size` that a file had, from the beginning of a line."""
-    with source.open("rb") as old, target.open("xb") as new:
-        old.seek(max(0, size - max_bytes))
-        left = max_bytes
-        if size > max_bytes:
-            left -= len(old.readline(_CHUNK))
-        while left > 0 and (chunk := old.read(min(left, _CHUNK))):
-            new.write(chunk)
-            left -= len(chunk)
 
 
 class KeptSmall:

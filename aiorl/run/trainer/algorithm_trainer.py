@@ -509,7 +509,7 @@ class AlgorithmTrainer(Trainer):
                 await self._evaluations.finish()
             await self._evaluations.close()
 
-        self._loop.end(end(), self._evaluations.hurry)
+        self._loop.end(end(), self._evaluations.hurry.set)
 
     def _write_checkpoint(self, directory: Path | None, *, with_experience: bool = True) -> str:
         """Write one that training does not notice; see ``save``."""
