@@ -93,9 +93,10 @@ def _table(judgement: Judgement) -> str:
     rows = [("estimator", "estimate", "95 % interval", "V_prev", "gain", "effective sample size")]
     for name, found in judgement.estimates.items():
         has_ratios = name in WITH_RATIOS and size is not None
+        interval = "-" if found.interval is None else "{:,.4g} to {:,.4g}".format(*found.interval)
         rows.append(
             (
-                name, f"{found.value:,.4g}", _interval(found.interval), f"{judgement.v_prev:,.4g}",
+                name, f"{found.value:,.4g}", interval, f"{judgement.v_prev:,.4g}",
                 f"{found.gain:,.4g}", f"{size:,.1f}" if has_ratios else "-",
             )
         )  # fmt: skip
@@ -105,10 +106,6 @@ def _table(judgement: Judgement) -> str:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
         lines.append("   ".join(cells))
     return "\n".join(lines) + "\n"
-
-
-def _interval(interval: tuple[float, float] | None) -> str:
-    return "-" if interval is None else f"{interval[0]:,.4g} to {interval[1]:,.4g}"
 
 
 def _summary(judgement: Judgement, policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any]) -> str:

@@ -249,10 +249,7 @@ class _Child:
         Raises:
             EvaluationError: it failed.
         """
-        was_there = self._process is not None
-        line = await self._asked(request)
-        if not line and was_there:  # it may have ended since
-            line = await self._asked(request)
+        line = await self._asked(request) or await self._asked(request)  # it may have ended since the last one
         if not line:
             raise EvaluationError("the process that evaluates has ended, and said nothing")
         answer: dict[str, Any] = json.loads(line)

@@ -92,7 +92,7 @@ def _nudged(form: PolicyForm, rng: np.random.Generator) -> GraphPolicy:
         name: np.nextafter(weight, rng.choice(np.array([-np.inf, np.inf], weight.dtype), weight.shape))
         if weight.dtype.kind == "f"
         else weight
-        for name, weight in form.weights.items()
+        for name, weight in form.parts.policy.get_weights().items()
     })  # fmt: skip
     return policy
 

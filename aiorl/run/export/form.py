@@ -101,11 +101,6 @@ class PolicyForm:
         return self.parts.policy.spec
 
     @property
-    def weights(self) -> dict[str, NDArray[Any]]:
-        """The network's weights by name."""
-        return self.parts.policy.get_weights()
-
-    @property
     def inputs(self) -> tuple[ArraySpec, ...]:
         """Inputs, without the axis of rows: observations, the step before for a network that looks back, states."""
         spec, preprocessor = self.spec, self.parts.preprocessor

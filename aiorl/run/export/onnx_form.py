@@ -56,7 +56,8 @@ def _to_onnx(form: PolicyForm) -> bytes:
         raise ExportError(f"{spec.num_weight_bytes:,} bytes of weights don't fit into one ONNX file, which has 2 GiB")
     model = ModelProto.FromString(without_files(acting_graph))
     network = model.graph
-    weights = {without_files(name.encode()).decode(): weight for name, weight in form.weights.items()}
+    given = form.parts.policy.get_weights()
+    weights = {without_files(name.encode()).decode(): weight for name, weight in given.items()}
     initializers = [
         numpy_helper.from_array(weights[item.name], item.name) if item.name in weights else item
         for item in network.initializer

@@ -65,7 +65,7 @@ def _network(form: PolicyForm) -> FunctionalNetwork:
     layout, distribution, model = parts.preprocessor.layout, parts.policy.distribution, settings.get("model") or {}
     least, largest = settings.get("v_min"), settings.get("v_max")
     returns = None if least is None or largest is None else (least, largest)
-    return FunctionalNetwork(layout, form.spec.obs_dtype, distribution, model, form.weights, returns)
+    return FunctionalNetwork(layout, form.spec.obs_dtype, distribution, model, form.parts.policy.get_weights(), returns)
 
 
 def write_keras(form: PolicyForm, path: Path) -> Runner:

@@ -165,13 +165,9 @@ class RunLog:
         _use(self._file.level, is_open=True)
         _logger.addHandler(self._file)
         self._kept = KeptSmall(directory.logs(config.num_workers), config.log_max_bytes)
-        self._is_open = True
 
     def close(self) -> None:
-        """Let go of the files; may be repeated."""
-        if not self._is_open:
-            return
-        self._is_open = False
+        """Let go of the files."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._file.close)
             stack.callback(_logger.removeHandler, self._file)

@@ -196,7 +196,7 @@ class Results:
             "updates_skipped": progress.updates_skipped,
             "policy_lag": self._take_lag(),
             "ledger": dict(progress.ledger),
-            "sampler_perf": self._take_perf(),
+            "sampler_perf": self._perf.get(),
             "metrics_left_out": sum(named.num_left_out for named in self._named()),
             "transport": {
                 "bytes_in_per_s": rate("bytes_in"),
@@ -207,6 +207,7 @@ class Results:
         }
         if progress.perf is not None:
             result["perf"] = dict(progress.perf)
+        self._perf = PerfStats()
         self._last, self._last_now = progress, now
         self._before.append((now, progress))
         return result
@@ -259,7 +260,7 @@ class Results:
 
     def _hist_share(self) -> int:
         """Values of each history in a result and in a checkpoint."""
-        return min(MAX_HIST, _MAX_HIST_VALUES // max(1, len(self._hist)))
+        return min(MAX_HIST, _MAX_HIST_VALUES // max(1, len(self._hist.items())))
 
     def _take_episodes(self, now: float) -> dict[str, Any]:
         """The averages over episodes, and the new ones become earlier ones."""
@@ -306,10 +307,6 @@ class Results:
         lag = {"min": float(self._lag_min), "mean": self._lag_sum / self._lag_steps, "max": float(self._lag_max)}
         self._lag_min, self._lag_max, self._lag_sum, self._lag_steps = math.inf, -math.inf, 0.0, 0
         return lag
-
-    def _take_perf(self) -> dict[str, float]:
-        perf, self._perf = self._perf, PerfStats()
-        return perf.get()
 
 
 def _sum(values: NDArray[Any]) -> float:
@@ -398,9 +395,6 @@ class _Named:
         self._windows: dict[str, _Window] = {}
         self._heard: dict[str, tuple[float, int]] = {}
         self.num_left_out = 0
-
-    def __len__(self) -> int:
-        return len(self._windows)
 
     def items(self) -> list[tuple[str, _Window]]:
         """Each name and its window, by name."""

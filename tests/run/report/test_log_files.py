@@ -134,7 +134,6 @@ def test_each_log_has_what_its_level_says_and_the_programs_own_level_is_back_in_
         logger.info("two")
         logger.error("three")
         quiet.close()
-        quiet.close()
         assert logging.getLogger("aiorl").level == own
     finally:
         logging.getLogger("aiorl").setLevel(logging.NOTSET)
