@@ -1,6 +1,6 @@
-"""`python -m benchmarks [NAME...] [--json FILE]`: measure, each figure beside its baseline, and print a table.
+"""`python -m benchmarks [NAME...] [--json FILE]`: measure each figure against its baseline and print a table.
 
-The table comes at the end whatever happens: a figure that can't be measured is a row that says so.
+The table is printed in any case. A figure that can't be measured gets a row that gives the reason.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ MODULES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmarks named, all by default.
+    """Run the named benchmarks; run all of them by default.
 
-    Returns: the exit status: 0, 1 if a bound does not hold or a figure could not be measured, 130 after Ctrl-C.
+    Returns: the exit status: 0, 1 if a bound is missed or a figure could not be measured, 130 after Ctrl-C.
     """
     known = _functions()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
-        epilog="A NAME is a benchmark or the beginning of one: sampler, train_impala. Known: " + ", ".join(known),
+        epilog="A NAME is a benchmark or a prefix of one, such as sampler or train_impala. Known: " + ", ".join(known),
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="what to measure; default: everything")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     args = parser.parse_args(argv)
     chosen = [name for name in known if not args.names or any(name.startswith(prefix) for prefix in args.names)]
     unmatched = [prefix for prefix in args.names if not any(name.startswith(prefix) for name in known)]
@@ -82,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured(name: str, measure: Callable[[], list[Figure]]) -> list[Figure]:
-    """The figures of a benchmark; one row that says why where it fails, so that the others are still measured."""
+    """Return a benchmark's figures; if it fails, return one row with the reason, so that the others still run."""
     try:
         return measure()
-    except Exception as error:  # whatever becomes of one benchmark
+    except Exception as error:  # one failed benchmark must not stop the others
         traceback.print_exc()
         return [Figure.unmeasured(name, one_line(f"{type(error).__name__}: {error}", _MAX_PROBLEM))]
 
@@ -102,7 +102,7 @@ def _functions() -> dict[str, Callable[[], list[Figure]]]:
 
 def _table(figures: Sequence[Figure]) -> Table:
     columns = ("name", "value", "unit", "baseline", "ratio", "target", "ok")
-    table = make_table("aiorl benchmarks: medians, baselines run beside them", columns)
+    table = make_table("aiorl benchmarks: medians, each with its baseline", columns)
     for figure in figures:
         table.add_row(*_cells(figure))
     return table

@@ -1,4 +1,4 @@
-"""A 64x64 tanh actor and critic for CartPole: as an acting graph, and by hand in NumPy."""
+"""64x64 tanh actor and critic for CartPole, as an acting graph and in plain NumPy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 
 
 def mlp_weights(inputs: int, outputs: int, *, hidden: int = 64, seed: int = 0) -> dict[str, F32]:
-    """Weights of two towers (``pi``, ``vf``), each two tanh layers and a linear one."""
+    """Return the weights of two towers (``pi``, ``vf``), each with two tanh layers and a linear one."""
     rng = np.random.default_rng(seed)
     weights: dict[str, F32] = {}
     for tower, last in (("pi", outputs), ("vf", 1)):
@@ -32,7 +32,7 @@ def mlp_weights(inputs: int, outputs: int, *, hidden: int = 64, seed: int = 0) -
 
 
 def make_onnx_policy(inputs: int, action_space: Any, outputs: int, weights: dict[str, F32]) -> OnnxPolicy:
-    """The network run by ONNX Runtime."""
+    """Return the network as a policy that ONNX Runtime runs."""
     policy = OnnxPolicy(*make_acting_graph(inputs, action_space, outputs, weights))
     policy.set_weights(weights)
     return policy
@@ -41,7 +41,7 @@ def make_onnx_policy(inputs: int, action_space: Any, outputs: int, weights: dict
 def make_acting_graph(
     inputs: int, action_space: Any, outputs: int, weights: dict[str, F32]
 ) -> tuple[bytes, ActingSpec]:
-    """The network as an acting graph with external weights, and its description."""
+    """Return the network as an acting graph with external weights, and its spec."""
     nodes = []
     for tower in ("pi", "vf"):
         previous = "obs"
@@ -89,15 +89,15 @@ def make_acting_graph(
 
 
 class NumpyActor:
-    """The same network by hand."""
+    """The same network in plain NumPy."""
 
     def __init__(self, weights: dict[str, F32]) -> None:
-        """Keep the weights as tuples, so that a step looks up nothing by name."""
+        """Keep the weights as tuples, so that a step needs no lookup by name."""
         self._pi = [(weights[f"pi_w{layer}"], weights[f"pi_b{layer}"]) for layer in range(3)]
         self._vf = [(weights[f"vf_w{layer}"], weights[f"vf_b{layer}"]) for layer in range(3)]
 
     def __call__(self, obs: F32) -> tuple[F32, F32]:
-        """Logits [N, A] and values [N]."""
+        """Return logits [N, A] and values [N]."""
         return self._tower(obs, self._pi), self._tower(obs, self._vf)[:, 0]
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.against REV [NAME...]`: the figures of the working tree beside those of another revision.
+"""`python -m benchmarks.against REV [NAME...]`: compare the working tree's figures with those of another revision.
 
-Figures of one tree differ from hour to hour by more than most changes do. So both trees are measured in one run, by
-turns, round by round, each with its own benchmarks: the revision is checked out into a temporary worktree.
+Figures of the same tree vary from hour to hour by more than most changes do. So one run measures both trees
+alternately, round by round, each with its own benchmarks. The revision is checked out into a temporary worktree.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Rounds = dict[str, list[tuple[Figure, Figure]]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure both trees by turns and print a table."""
+    """Measure both trees alternately and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.against", description=__doc__)
-    parser.add_argument("rev", metavar="REV", help="commit, tag or branch to measure against")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="as in `python -m benchmarks`; default: everything")
-    parser.add_argument("--rounds", type=int, default=5, help="of each figure and tree; default: 5")
+    parser.add_argument("rev", metavar="REV", help="commit, tag or branch to compare with")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="as for `python -m benchmarks`; default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds for each figure and tree; default: 5")
     args = parser.parse_args(argv)
     console = make_console()
-    exit_on_sigterm()  # else the temporary worktree stays
+    exit_on_sigterm()  # otherwise the temporary worktree is left behind
     with _checked_out(args.rev) as there:
         known, known_there = _run(ROOT, _KNOWN), _run(there, _KNOWN)
         chosen = [n for n in known if not args.names or any(n.startswith(prefix) for prefix in args.names)]
@@ -54,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(f"{name}: not in {args.rev}", highlight=False)
         shared = [name for name in chosen if name in known_there]
         if not shared:
-            parser.error(f"nothing of this name in both trees; here: {', '.join(known)}")
+            parser.error(f"no such benchmark in both trees; here: {', '.join(known)}")
         rounds: Rounds = {}
         for name in shared:
             for number in range(args.rounds):
                 console.print(f"[dim]{name}, round {number + 1} of {args.rounds} ...[/dim]", highlight=False)
                 commands = [(ROOT, known[name]), (there, known_there[name])]
-                # The second of a pair comes first in the next one: neither tree has the warmer machine.
+                # Each round swaps the order, so that neither tree always gets the warmer machine.
                 order = (0, 1) if number % 2 == 0 else (1, 0)
                 measured = {which: _figures(*commands[which], name) for which in order}
                 for figure, new in measured[0].items():
@@ -81,7 +81,7 @@ def _checked_out(rev: str) -> Iterator[Path]:
         try:
             subprocess.run([*git, "add", "--quiet", "--detach", str(tree), rev], check=True)
         except subprocess.CalledProcessError as error:
-            raise SystemExit(error.returncode) from None  # git has said what was wrong
+            raise SystemExit(error.returncode) from None  # git has printed the reason
         try:
             yield tree
         finally:
@@ -89,7 +89,7 @@ def _checked_out(rev: str) -> Iterator[Path]:
 
 
 def _run(tree: Path, script: str, *arguments: str) -> Any:
-    """Return what a script printed as JSON on its last line, with the modules of ``tree``."""
+    """Run a script with the modules of ``tree``; return the JSON on the last line it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, *arguments],
         cwd=tree,

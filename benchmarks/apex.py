@@ -1,10 +1,9 @@
-"""Ape-X on CartPole, end to end on this host: env steps sampled per second, each of which is trained on four times.
+"""Ape-X on CartPole, end to end on this host: env steps sampled per second, each trained on four times.
 
-The subject is `python -m aiorl.learner` as a user starts it. Beside it, in turn, run bare processes that do the same
-work by hand (`python -m benchmarks.apex`): NumPy acting with vectorised environments, n-step returns and first
-priorities over PUSH/PULL, a heap of sums, and one XLA scan over the minibatches that are due; without config,
-recovery, accounting, metrics, checks or checkpoints. Networks are 64x64 tanh, dueling and double, minibatches have 512
-rows.
+The subject is `python -m aiorl.learner`, started as a user starts it. It alternates with bare processes that do the
+same work by hand (`python -m benchmarks.apex`): NumPy acting with vectorised environments, n-step returns and first
+priorities over PUSH/PULL, a sum heap, and one XLA scan over the due minibatches. They have no config, recovery,
+accounting, metrics, checks or checkpoints. Networks are 64x64 tanh, dueling and double; minibatches have 512 rows.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _COLUMNS = {
 
 
 def apex_cartpole() -> list[Figure]:
-    """Two workers with 64 vectorised CartPoles each."""
+    """Measure two workers with 64 vectorised CartPoles each."""
     value, baseline = alternate(_aiorl, _bare, ROUNDS)
     return [Figure("apex/cartpole", value, "env steps/s", baseline, target_ratio=TARGET_RATIO)]
 
@@ -69,7 +68,7 @@ def _bare() -> float:
 
 
 def _q(xp: Any, weights: Any, obs: Any) -> Any:
-    """Values [B, 2] of both actions, with NumPy or with TensorFlow."""
+    """Return the values [B, 2] of both actions, from NumPy or TensorFlow."""
     features = xp.tanh(xp.tanh(obs @ weights[0] + weights[1]) @ weights[2] + weights[3])
     advantages, values = features @ weights[4] + weights[5], features @ weights[6] + weights[7]
     return values + advantages - (advantages[:, :1] + advantages[:, 1:]) / 2
@@ -120,7 +119,7 @@ def _sample(port: int, epsilon: float) -> None:
 
 
 class _Heap:
-    """Sums of priorities."""
+    """Heap of summed priorities."""
 
     def __init__(self) -> None:
         self._sums, self._rng = np.zeros(2 * CAPACITY), np.random.default_rng(0)
@@ -134,7 +133,7 @@ class _Heap:
             nodes = np.unique(nodes >> 1)
 
     def draw(self) -> tuple[Array, Array]:
-        """Slots [K, B], and how much each counts."""
+        """Return slots [K, B] and the weight of each."""
         places = np.arange(BATCH) + self._rng.random((MINIBATCHES, BATCH))
         rest = places.reshape(-1) * (self._sums[1] / BATCH)
         nodes = np.ones(rest.size, np.int64)
@@ -150,7 +149,10 @@ class _Heap:
 
 
 def _compiled_scan() -> Any:
-    """(count, minibatches [K, B, ...], (weights, both moments, target)) -> these after it, with errors [K, B]."""
+    """Return a function of (count, minibatches [K, B, ...], state), where the state is (weights, both moments, target).
+
+    It returns the new state and the errors [K, B].
+    """
     import tensorflow as tf
 
     def error(weights: Tensors, target: Tensors, rows: dict[str, Any]) -> Any:
@@ -185,7 +187,7 @@ def _compiled_scan() -> Any:
 
 
 def _learn(pull: Any, pub: Any) -> float:
-    """Env steps per second, after as long a time in which nothing is counted."""
+    """Return env steps per second, measured after a warm-up of the same length."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -202,7 +204,7 @@ def _learn(pull: Any, pub: Any) -> float:
     pub.send_multipart(weights)
     while True:
         while not pull.poll(200):
-            pub.send_multipart([array.numpy() for array in nets[0]])  # to who has subscribed meanwhile
+            pub.send_multipart([array.numpy() for array in nets[0]])  # for late subscribers
         frames = pull.recv_multipart(copy=False)
         slots = slice(slot, slot + ROWS)
         for (name, (shape, dtype)), frame in zip(_COLUMNS.items(), frames, strict=True):
@@ -225,7 +227,7 @@ def _learn(pull: Any, pub: Any) -> float:
 
 
 def main() -> None:
-    """Run the bare pair, and print its rate as JSON."""
+    """Run the bare pair and print its rate as JSON."""
     import zmq
 
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

@@ -1,7 +1,8 @@
-"""Atari Pong, 84x84x4 uint8, Nature CNN acting: the sampler on one core, and its fragments on the wire.
+"""Atari Pong, 84x84x4 uint8, acting with the Nature CNN: the sampler on one core, and its fragments on the wire.
 
-The baseline of the sampler is a minimal loop: ale-py's emulator, grey frames, four frames per step with the last two
-maximised, OpenCV's resize, the same network in ONNX Runtime, the same columns recorded, no GAE and no framework.
+The sampler's baseline is a minimal loop: ale-py's emulator, grey frames, four frames per step with the maximum of the
+last two, OpenCV's resize, the same network in ONNX Runtime, and the same recorded columns. It has no GAE and no
+framework.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ NUM_ACTIONS = 6
 SIDE = 84
 STACK = 4
 SKIP = 4
-STICKY = 0.25  # how often the emulator of a v5 game repeats the last action
+STICKY = 0.25  # probability that the emulator of a v5 game repeats the last action
 
 Advance = Callable[[], int]
 Pixels = NDArray[np.uint8]
 
 
 def atari_sampler_1() -> list[Figure]:
-    """One game."""
+    """Measure one game."""
     return _measured(1)
 
 
 def atari_sampler_8() -> list[Figure]:
-    """Eight games stepped in turn, evaluated together."""
+    """Measure eight games, stepped in turn and evaluated together."""
     return _measured(8)
 
 
@@ -73,7 +74,7 @@ def _measured(num_envs: int) -> list[Figure]:
 
 
 def atari_vector_8() -> list[Figure]:
-    """Eight games by ale-py's vector environment, beside the same sampler with Gymnasium's wrappers, on all cores."""
+    """Measure eight games in ale-py's vector environment against Gymnasium's wrappers, on all cores."""
     with TemporaryDirectory() as directory:
         run_fresh("benchmarks.atari", "export", directory)
         value, baseline = run_fresh("benchmarks.atari", "vector", directory, "8")
@@ -81,7 +82,7 @@ def atari_vector_8() -> list[Figure]:
 
 
 def atari_wire() -> list[Figure]:
-    """Fragments of eight games after some hundred random steps: their size on the wire, and the codec's rates."""
+    """Measure fragments of eight games after some hundred random steps: size on the wire, and the codec's rates."""
     ratio, encode_rate, decode_rate = run_fresh("benchmarks.atari", "wire")
     return [
         Figure("wire, Pong fragments", ratio, "of raw bytes", target=TARGET_WIRE, smaller_is_better=True),
@@ -94,7 +95,7 @@ def atari_wire() -> list[Figure]:
 
 
 def export_nature_cnn(directory: Path) -> None:
-    """Write the acting graph of the built-in network for pictures, its description and its weights."""
+    """Write the acting graph, spec and weights of the built-in network for images."""
     from aiorl.acting.distributions import make_distribution
     from aiorl.learning.models.catalog import build_model
     from aiorl.learning.models.export import export_acting_graph
@@ -105,14 +106,14 @@ def export_nature_cnn(directory: Path) -> None:
 
 
 def save_policy(directory: Path, graph: bytes, spec: ActingSpec, weights: Mapping[str, NDArray[Any]]) -> None:
-    """Write an acting graph, its description and its weights."""
+    """Write an acting graph with its spec and weights."""
     (directory / "graph.onnx").write_bytes(graph)
     (directory / "spec.json").write_text(json.dumps(spec.to_dict()), encoding="utf-8")
     np.savez(directory / "weights.npz", *[weights[weight.name] for weight in spec.weights])
 
 
 def load_policy(directory: Path) -> OnnxPolicy:
-    """The policy that `save_policy` wrote."""
+    """Return the policy that `save_policy` wrote."""
     spec = ActingSpec.from_dict(json.loads((directory / "spec.json").read_text(encoding="utf-8")))
     policy = OnnxPolicy((directory / "graph.onnx").read_bytes(), spec)
     with np.load(directory / "weights.npz") as saved:
@@ -124,7 +125,7 @@ def load_policy(directory: Path) -> OnnxPolicy:
 
 
 def make_subject(policy: OnnxPolicy, num_envs: int, steps: int, vectorize: str = "serial") -> Advance:
-    """Pong with the DeepMind preprocessing in lockstep."""
+    """Return a sampler of Pong with the DeepMind preprocessing, in lockstep."""
     plan = SamplePlan("gae", {"gamma": 0.99, "lam": 0.95}, PPO_COLUMNS)
     settings = WorkerConfig(rollout_fragment_length=steps, clip_rewards=1.0, seed=0)
     sampler = Lockstep(make_env(num_envs, vectorize), policy, plan, settings)
@@ -132,15 +133,15 @@ def make_subject(policy: OnnxPolicy, num_envs: int, steps: int, vectorize: str =
 
 
 def make_env(num_envs: int, vectorize: str = "serial") -> LockstepEnv:
-    """Pong as a worker makes it."""
+    """Return Pong as a worker builds it."""
     return make_lockstep_env(ENV_ID, {}, num_envs, vectorize, wrapping=Wrapping(deepmind=True))
 
 
 class Emulator:
-    """One game, by ale-py alone."""
+    """One game, run by ale-py alone."""
 
     def __init__(self, seed: int) -> None:
-        """Load it."""
+        """Load the game."""
         import ale_py
         import cv2
 
@@ -160,7 +161,7 @@ class Emulator:
         self._rng = np.random.default_rng(seed)
 
     def reset(self, obs: Pixels) -> None:
-        """Begin a game and write its first stack."""
+        """Start a game and write its first stack."""
         self._ale.reset_game()
         for _ in range(int(self._rng.integers(1, 31))):
             self._ale.act(self._actions[0])
@@ -168,7 +169,7 @@ class Emulator:
         obs[...] = self._resize(self._last)[..., None]
 
     def step(self, action: int, before: Pixels, obs: Pixels) -> tuple[float, bool]:
-        """Play four frames; write the stack that follows another."""
+        """Play four frames and write the stack that follows ``before``."""
         ale, act = self._ale, self._actions[action]
         reward, over = 0.0, False
         for frame in range(SKIP):
@@ -181,13 +182,13 @@ class Emulator:
             elif frame == SKIP - 1:
                 ale.getScreenGrayscale(self._last)
         np.maximum(self._last, self._before, out=self._last)
-        obs.reshape(-1)[:-1] = before.reshape(-1)[1:]  # the next frame of a pixel is its next byte
+        obs.reshape(-1)[:-1] = before.reshape(-1)[1:]  # a pixel's next frame is its next byte
         obs[..., -1] = self._resize(self._last)
         return reward, over
 
 
 def make_baseline(policy: OnnxPolicy, num_envs: int, steps: int) -> Advance:
-    """A minimal loop over emulators with the policy's ONNX Runtime session."""
+    """Return a minimal loop over emulators that uses the policy's ONNX Runtime session."""
     graph: Any = policy.graph
     run = graph._session._session.run  # the bare session
     games = [Emulator(seed) for seed in range(num_envs)]
@@ -221,7 +222,7 @@ def make_baseline(policy: OnnxPolicy, num_envs: int, steps: int) -> Advance:
 
 
 def rate_of(advance: Advance, clock: Callable[[], float]) -> float:
-    """Steps per second of a sampler, by a clock."""
+    """Return a sampler's steps per second by the given clock."""
     steps, began = 0, clock()
     while (elapsed := clock() - began) < ROUND_S:
         steps += advance()
@@ -234,7 +235,7 @@ def _sample(directory: Path, num_envs: int) -> tuple[float, float]:
     subject = make_subject(policy, num_envs, FRAGMENT)
     baseline = make_baseline(policy, num_envs, FRAGMENT)
     subject(), baseline()
-    own_time = time.process_time  # one thread: what else runs on the machine is not measured
+    own_time = time.process_time  # one thread: other work on the machine is not counted
     return alternate(lambda: rate_of(subject, own_time), lambda: rate_of(baseline, own_time), ROUNDS)
 
 
@@ -251,7 +252,7 @@ def _vector(directory: Path, num_envs: int) -> tuple[float, float]:
 
 
 def make_fragment(num_envs: int, steps: int, random_steps: int) -> dict[str, NDArray[Any]]:
-    """What IMPALA sends of a fragment, the actions being random."""
+    """Return the columns that IMPALA sends for a fragment, with random actions."""
     env = make_env(num_envs)
     rng = np.random.default_rng(0)
     obs = np.empty((steps + 1, num_envs, SIDE, SIDE, STACK), np.uint8)
@@ -279,7 +280,7 @@ def make_fragment(num_envs: int, steps: int, random_steps: int) -> dict[str, NDA
 
 
 def measure_wire(columns: dict[str, NDArray[Any]], rounds: int = 15) -> tuple[float, float, float]:
-    """Bytes on the wire by raw bytes, and MB/s of raw bytes encoded and decoded: the medians."""
+    """Return medians: bytes on the wire over raw bytes, and MB/s of raw bytes encoded and decoded."""
     steps, num_envs = columns[c.REWARDS].shape
     samples = m.Samples(
         seq=1, lease_id=1, env_steps=steps * num_envs, agent_steps=steps * num_envs, first_version=0, last_version=0,
@@ -300,7 +301,7 @@ def measure_wire(columns: dict[str, NDArray[Any]], rounds: int = 15) -> tuple[fl
 
 
 def main(role: str, *arguments: str) -> None:
-    """Do one part in a process of its own; prints its numbers as JSON."""
+    """Measure one part in this process and print its numbers as JSON."""
     result: Any = None
     if role == "export":
         export_nature_cnn(Path(arguments[0]))

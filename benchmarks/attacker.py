@@ -1,9 +1,9 @@
-"""A peer that means harm: `python -m benchmarks.attacker WHAT --port P --seconds S [--who WHO]`, on loopback only.
+"""Hostile peer: `python -m benchmarks.attacker WHAT --port P --seconds S [--who WHO]`, on loopback only.
 
-Each kind is bounded, so that what it costs is the learner's own work and not the attacker's share of the cores. WHO
-is *anyone* (no key, for a learner without keys), *keyless* (the same, at a learner that wants keys), *admitted*
-(with a worker's key from --keys DIR) or *stranger* (with a key of its own making, a new one for each connection). It
-prints "begins", and at the end how much it has done at what cost.
+Each attack has a fixed rate, so that it costs the learner's own work rather than the attacker's share of the cores. WHO
+is *anyone* (no key; the learner has none either), *keyless* (no key, although the learner requires one), *admitted* (a
+worker's key from --keys DIR) or *stranger* (a key of its own making, new for each connection). The attacker prints
+"begins", and at the end how much it did and at what cost.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _JUNK = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" + bytes(7) + b"\x01\x7f",
 
 @dataclass(slots=True)
 class Attacker:
-    """Where it strikes, as whom, and until when.
+    """Target, identity and deadline of an attack.
 
     Attributes:
         port: the learner's first port.
-        keys: those of an admitted worker, None to connect without.
-        invents_keys: connect with new ones each time instead.
-        until: by the monotonic clock.
+        keys: keys of an admitted worker, None to connect without keys.
+        invents_keys: connect with new keys each time instead.
+        until: deadline by the monotonic clock.
     """
 
     port: int
@@ -67,7 +67,7 @@ class Attacker:
     until: float
 
     def connect(self, kind: int = zmq.DEALER) -> zmq.Socket[bytes]:
-        """A socket to the port that its kind is for."""
+        """Return a socket connected to the port that serves its kind."""
         found: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
         found.linger = 0
         found.sndhwm = 1000
@@ -80,11 +80,11 @@ class Attacker:
         return found
 
     def dial(self, port_offset: int = 0, timeout_s: float = 1.0) -> socket.socket:
-        """A plain connection."""
+        """Open a plain connection."""
         return socket.create_connection((_HOST, self.port + port_offset), timeout=timeout_s)
 
     def at_rate(self, per_s: float) -> Iterator[int]:
-        """Count up, so often a second, until the time is over; what could not be done in time is left out."""
+        """Count up at this rate until the deadline; counts that come too late are skipped."""
         number, due = 0, time.monotonic()
         while (now := time.monotonic()) < self.until:
             if now < due:
@@ -97,7 +97,7 @@ class Attacker:
 
 Attack = Callable[[Attacker], int]
 ATTACKS: dict[str, Attack] = {}
-"""By name; each returns how many times it did what it does."""
+"""Attacks by name; each returns how many times it acted."""
 
 
 def _attack(function: Attack) -> Attack:
@@ -105,12 +105,13 @@ def _attack(function: Attack) -> Attack:
     return function
 
 
-# Whoever can reach the port -----------------------------------------------------------------------------------------
+# Peers that can reach the port
+# -----------------------------------------------------------------------------------------
 
 
 @_attack
 def knocking(attacker: Attacker) -> int:
-    """20 connections a second that are not admitted."""
+    """Open 20 connections a second that are not admitted."""
     count = 0
     for count in attacker.at_rate(20):  # noqa: B007
         with attacker.connect():
@@ -120,7 +121,7 @@ def knocking(attacker: Attacker) -> int:
 
 @_attack
 def resets(attacker: Attacker) -> int:
-    """200 connections a second to both ports, reset at once."""
+    """Open 200 connections a second to both ports and reset them immediately."""
     count = 0
     for count in attacker.at_rate(200):
         with contextlib.suppress(OSError), attacker.dial(count % 2) as found:
@@ -132,7 +133,7 @@ def resets(attacker: Attacker) -> int:
 
 @_attack
 def descriptors(attacker: Attacker) -> int:
-    """More connections than the learner may have open files, all kept open."""
+    """Open more connections than the learner may have open files, and keep them open."""
     count = 0
     with contextlib.ExitStack() as stack:
         for count in attacker.at_rate(400):
@@ -144,18 +145,18 @@ def descriptors(attacker: Attacker) -> int:
 
 @_attack
 def silence(attacker: Attacker) -> int:
-    """200 connections that say nothing, half of them after a handshake; these are made again when they are cut."""
+    """Keep 200 silent connections open, half of them after a handshake; reopen those that are cut."""
     with contextlib.ExitStack() as stack:
         for number in range(100):
             stack.enter_context(attacker.connect())
-            stack.enter_context(attacker.dial(number % 2, timeout_s=10.0))  # a full queue takes a second try, 1 s later
+            stack.enter_context(attacker.dial(number % 2, timeout_s=10.0))  # a full queue needs a second try, 1 s later
         time.sleep(max(attacker.until - time.monotonic(), 0.0))
     return 200
 
 
 @_attack
 def garbage(attacker: Attacker) -> int:
-    """100 connections a second that speak something else."""
+    """Open 100 connections a second that speak another protocol."""
     count = 0
     for count in attacker.at_rate(100):
         with contextlib.suppress(OSError), attacker.dial(count % 2) as found:
@@ -166,13 +167,13 @@ def garbage(attacker: Attacker) -> int:
 
 @_attack
 def large_messages(attacker: Attacker) -> int:
-    """25 messages of 1 MB a second from somebody who has not registered."""
+    """Send 25 messages of 1 MB a second without having registered."""
     return _say(attacker, 25, [bytes(1 << 20)])
 
 
 @_attack
 def decompression_bombs(attacker: Attacker) -> int:
-    """25 messages a second that hold 64 MB once they are decompressed."""
+    """Send 25 messages a second that decompress to 64 MB."""
     columns = {"p": {"obs": np.zeros((64, 1 << 20), np.uint8)}}
     bomb = m.Samples(1, 1, 64, 64, 0, 0, 1, 64, columns, {}, {}, {})
     return _say(attacker, 25, [bytes(frame) for frame in encode(bomb)])
@@ -180,7 +181,7 @@ def decompression_bombs(attacker: Attacker) -> int:
 
 @_attack
 def long_names(attacker: Attacker) -> int:
-    """20 peers with names of 60 kB, who all say hello twice a second."""
+    """Have 20 peers with names of 60 kB say hello twice a second."""
     found = [attacker.connect() for _ in range(_PEERS)]
     count = 0
     for count in attacker.at_rate(2 * _PEERS):
@@ -194,7 +195,7 @@ def long_names(attacker: Attacker) -> int:
 
 @_attack
 def pings(attacker: Attacker) -> int:
-    """20,000 heartbeats of ZeroMQ a second over one connection that reads the answers."""
+    """Send 20,000 ZeroMQ heartbeats a second over one connection and read the answers."""
     count, found = 0, None
     for count in attacker.at_rate(200):  # noqa: B007
         with contextlib.suppress(OSError):
@@ -214,12 +215,13 @@ def pings(attacker: Attacker) -> int:
     return count * 100
 
 
-# Whoever is registered, or may be -----------------------------------------------------------------------------------
+# Peers that are registered, or can be
+# ----------------------------------------------------------------------------------
 
 
 @_attack
 def hellos(attacker: Attacker) -> int:
-    """200 hellos a second, each of another worker, half of them over one connection."""
+    """Send 200 hellos a second, each for another worker, half of them over one connection."""
     count, found = 0, attacker.connect()
     for count in attacker.at_rate(200):
         if count % 2:
@@ -235,7 +237,7 @@ def hellos(attacker: Attacker) -> int:
 
 @_attack
 def coming_and_going(attacker: Attacker) -> int:
-    """20 workers a second that register and leave."""
+    """Register and leave as 20 workers a second."""
     count = 0
     for count in attacker.at_rate(20):  # noqa: B007
         with attacker.connect() as found:
@@ -249,7 +251,7 @@ def coming_and_going(attacker: Attacker) -> int:
 
 @_attack
 def failures(attacker: Attacker) -> int:
-    """588 reports of failures a second, with tracebacks as long as they may be, from one worker after the other."""
+    """Send 588 failure reports a second with tracebacks of the maximum length, from one worker after another."""
     failure = encode(m.Failure("env", "no", "line of a traceback\n" * 3000))
     count, found = 0, None
     for count in attacker.at_rate(588):  # noqa: B007
@@ -269,8 +271,8 @@ def failures(attacker: Attacker) -> int:
 
 @_attack
 def subscriptions(attacker: Attacker) -> int:
-    """Subscriptions without end, as fast as they are taken."""
-    count, found = 0, attacker.connect(zmq.XSUB)  # SUB would not say the same again
+    """Subscribe endlessly, as fast as the learner accepts it."""
+    count, found = 0, attacker.connect(zmq.XSUB)  # SUB would not repeat a subscription
     while time.monotonic() < attacker.until:
         with contextlib.suppress(zmq.Again):
             for _ in range(_SUBSCRIPTIONS_AT_ONCE):
@@ -286,7 +288,7 @@ def subscriptions(attacker: Attacker) -> int:
 
 @_attack
 def metrics(attacker: Attacker) -> int:
-    """A worker whose first fragment has 990 custom metrics of 1,000 values each; it samples on without any."""
+    """Send 990 custom metrics of 1,000 values each in a worker's first fragment; then sample without any."""
     return asyncio.run(_sample(attacker))
 
 
@@ -311,7 +313,7 @@ async def _sample(attacker: Attacker) -> int:
 
 
 def _say(attacker: Attacker, per_s: float, frames: Sequence[bytes]) -> int:
-    """The same again and again, each time over one of several connections, which are made again when they are cut."""
+    """Send the same frames repeatedly over one of several connections; reopen those that are cut."""
     found = [attacker.connect() for _ in range(4)]
     count = 0
     for number in attacker.at_rate(per_s):
@@ -322,7 +324,7 @@ def _say(attacker: Attacker, per_s: float, frames: Sequence[bytes]) -> int:
 
 
 def _send(found: zmq.Socket[bytes], frames: Sequence[Any]) -> bool:
-    """Whether there was room for it."""
+    """Send without blocking; return False if the queue is full."""
     with contextlib.suppress(zmq.Again):
         found.send_multipart(frames, zmq.DONTWAIT)
         return True
@@ -334,7 +336,7 @@ def _hello() -> m.Hello:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do it for so long."""
+    """Run one attack until its time is over."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attacker", description=__doc__)
     parser.add_argument("what", choices=tuple(ATTACKS))
     parser.add_argument("--port", type=int, required=True, help="the learner's first port, on loopback")

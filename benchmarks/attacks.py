@@ -1,13 +1,13 @@
-"""What attacks cost: the training rate during one and after it, over what it would have been without.
+"""Cost of attacks: the training rate during and after an attack, compared with the rate without one.
 
-A learner as a user would start it, with one worker of its own, is attacked by a process beside it (`attacker`), kind
-after kind. During an attack it has the machine, and its rate is compared to those just before and just after; what
-seems to cost too much is done twice more, and the median counts.
+A learner, started as a user would start it with one local worker, is attacked by a separate process (`attacker`), one
+kind after another. During an attack both share the whole machine, and the learner's rate is compared with the rates
+just before and just after. An attack that seems to cost too much is repeated twice, and the median counts.
 
-Harm that stays is smaller than the machine's noise, so it is looked for beside a twin that nobody attacks. Between
-attacks both train at the same time: each has a core, and they change places with each window of time, so that neither a
-machine that becomes slower nor a core that is slower shows. The learner's rate as a share of the twin's, in all quiet
-windows after an attack, is compared to that in all quiet windows before it.
+Lasting harm is smaller than the machine's noise, so it is measured against a twin that is never attacked. Between
+attacks both train at the same time, each on its own core, and they swap cores with each window of time. Neither a
+machine that slows down nor a slower core distorts the result. The learner's rate as a share of the twin's, over all
+quiet windows after an attack, is compared with that over all quiet windows before it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ DURING, AFTER = 0.7, 0.97
 WINDOW_S, ATTACK_S = 2.0, 6.0
 TIMES = 3
 PAIRS_AT_ENDS, PAIRS_BETWEEN = 30, 3
-"""Pairs of quiet windows before the first and after the last attack, and between two; a pair has each core once."""
+"""Pairs of quiet windows at the ends (before the first and after the last attack), and between two attacks.
+
+A pair covers both cores.
+"""
 
 _MAX_FILES = 1024
 _STARTS_S, _SETTLES_S, _ENDS_S = 90.0, 12.0, 30.0
-_MOVES_S = 0.4  # until a rate is that of the cores and of what is beside it
-_RESULT_S = 0.6  # until a result that comes after a window is there
+_MOVES_S = 0.4  # until rates reflect the new cores and their other load
+_RESULT_S = 0.6  # until the first result after a window is written
 _OPTIONS = ("--env=CartPole-v1", "--algo=impala", "--num-workers=1", "--num-envs-per-worker=64", "--vectorize=native")
 
 _ANYONE = ("knocking", "resets", "descriptors", "silence", "garbage")
@@ -54,26 +57,26 @@ _REGISTERED = ("hellos", "coming and going", "failures", "subscriptions", "metri
 
 
 def attacks_open() -> list[Figure]:
-    """A learner without keys (``--insecure``), where everyone may register."""
+    """Attack a learner without keys (``--insecure``), where every peer may register."""
     with _run("--insecure") as run:
         return run.measure([(kind, "anyone") for kind in (*_ANYONE, *_UNREGISTERED, *_REGISTERED)], "open")
 
 
 def attacks_closed() -> list[Figure]:
-    """A learner with keys, and peers that are not admitted."""
+    """Attack a learner with keys, by peers that are not admitted."""
     with _run_with_keys() as run:
         return run.measure([("knocking", "stranger"), *((kind, "keyless") for kind in _ANYONE)], "closed")
 
 
 def attacks_admitted() -> list[Figure]:
-    """The same learner, and peers that have a worker's key."""
+    """Attack the same learner, by peers that have a worker's key."""
     with _run_with_keys() as run:
         return run.measure([(kind, "admitted") for kind in _REGISTERED], "closed")
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some seconds of training: env steps trained on per second."""
+    """Seconds of training: env steps trained on per second, by the learner and its twin."""
 
     rate: float
     twin_rate: float
@@ -81,19 +84,19 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Env steps trained on per second, and what they would have been without an attack."""
+    """Env steps trained on per second, measured and as expected without an attack."""
 
     rate: float
     expected: float
 
     @property
     def ratio(self) -> float:
-        """What is left of the rate."""
+        """Remaining share of the rate."""
         return self.rate / self.expected
 
 
 def compared(before: Sequence[Window], windows: Sequence[Window]) -> Compared:
-    """Windows, and what they would have been if the share of the twin were that of those before; geometric means."""
+    """Compare windows with the rate expected if the twin's share were the same as before; geometric means."""
     share = _mean([each.rate / each.twin_rate for each in before])
     return Compared(_mean([each.rate for each in windows]), share * _mean([each.twin_rate for each in windows]))
 
@@ -103,7 +106,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class _Learner:
-    """A learner that trains, with its worker."""
+    """Learner that trains, with its worker."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, run_dir: Path) -> None:
         self.port = port
@@ -120,7 +123,7 @@ class _Learner:
             self._progress.read()
 
     def move(self, cores: Collection[int]) -> None:
-        """Have all its threads, and its worker's, on some cores."""
+        """Move all its threads, and its worker's, to the given cores."""
         for process in self._processes():
             for thread in process.threads():
                 with contextlib.suppress(ProcessLookupError):
@@ -128,13 +131,13 @@ class _Learner:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stopped where it is, as long as the block lasts; the learner never sees its worker stand still."""
+        """Stop learner and worker for the duration of the block; the learner never sees its worker stand still."""
         found = self._processes()
         for process in found:
             process.send_signal(signal.SIGSTOP)
         try:
             yield
-        finally:  # what is stopped can't be ended, nor its worker see that it has ended
+        finally:  # a stopped process can't end, nor notice that its worker has ended
             for process in reversed(found):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGCONT)
@@ -144,10 +147,10 @@ class _Learner:
         return [learner, *learner.children(recursive=True)]
 
     def trained(self, begin: float, end: float) -> float:
-        """Env steps trained on per second between two times, the later of which was `_RESULT_S` ago.
+        """Return env steps trained on per second between two times; the later one was `_RESULT_S` ago.
 
         Raises:
-            RuntimeError: it has ended.
+            RuntimeError: the learner has ended.
         """
         if self._process.poll() is not None:
             raise RuntimeError(f"the learner ended with status {self._process.returncode}")
@@ -157,7 +160,7 @@ class _Learner:
         return float(np.diff(np.interp((begin, end), at, trained))[0]) / (end - begin)
 
     def end(self) -> None:
-        """End it for good."""
+        """Kill learner and worker."""
         self._process.terminate()
         try:
             self._process.wait(_ENDS_S)
@@ -167,7 +170,7 @@ class _Learner:
 
 
 class _Run:
-    """A learner that is attacked, and its twin."""
+    """Learner under attack, and its twin."""
 
     def __init__(self, learner: _Learner, twin: _Learner, keys: str | None) -> None:
         self._learner, self._twin = learner, twin
@@ -175,9 +178,9 @@ class _Run:
         self._cores = sorted(os.sched_getaffinity(0))[:2]
 
     def measure(self, attacks: Sequence[tuple[str, str]], label: str) -> list[Figure]:
-        """Figures during and after each attack, a kind and by whom, beside what would have been without.
+        """Return figures during and after each attack (kind, attacker), with the rate expected without it.
 
-        Where the rate after one seems too low, as many quiet windows again tell more exactly.
+        If the rate after an attack seems too low, as many quiet windows are measured again for a more precise answer.
         """
         during, quiet = [], [self._quiet(PAIRS_AT_ENDS)]
         for kind, who in attacks:
@@ -197,7 +200,7 @@ class _Run:
         return figures
 
     def _attacked(self, kind: str, who: str) -> Compared:
-        """The rate during an attack, and the mean of those before and after it; the learner has all cores."""
+        """Return the rate during an attack, and the mean of those before and after it; the learner has all cores."""
         with self._twin.stopped():
             self._learner.move(self._cores)
             spans = [self._window(WINDOW_S)]
@@ -206,7 +209,7 @@ class _Run:
             command += [] if self._keys is None else ["--keys", self._keys]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:
                 assert attacker.stdout is not None
-                attacker.stdout.readline()  # it begins
+                attacker.stdout.readline()  # the attack begins
                 spans.append(self._window(ATTACK_S))
                 output, _ = attacker.communicate(timeout=_ENDS_S)
                 if attacker.returncode:
@@ -229,7 +232,7 @@ class _Run:
         return [Window(self._learner.trained(*span), self._twin.trained(*span)) for span in spans]
 
     def _window(self, seconds: float) -> tuple[float, float]:
-        """When it began and ended."""
+        """Wait for the given time; return when it began and ended."""
         time.sleep(_MOVES_S)
         begin = time.time()
         time.sleep(seconds)
@@ -237,7 +240,7 @@ class _Run:
 
 
 def _after(quiet: Sequence[Sequence[Window]]) -> list[Compared]:
-    """Of each attack what was left after it, of the quiet windows before each and behind the last."""
+    """Compare, for each attack, the quiet windows after it with those before it."""
     found = []
     for number in range(1, len(quiet)):
         before, behind = ([window for some in part for window in some] for part in (quiet[:number], quiet[number:]))

@@ -1,7 +1,7 @@
-"""A learner and samplers that do the work of a training run with nothing but NumPy, pyzmq and TensorFlow.
+"""Bare learner and samplers that do the work of a training run with NumPy, pyzmq and TensorFlow alone.
 
-The baseline of the end-to-end figures: NumPy acting, columns over PUSH/PULL, one XLA-compiled update of the same kind
-and size, weights back over PUB/SUB. No config, no recovery, no accounting, no metrics. Started as
+This is the baseline of the end-to-end figures: NumPy acting, columns over PUSH/PULL, one XLA-compiled update of the
+same kind and size, weights back over PUB/SUB. It has no config, recovery, accounting or metrics. Started as
 
     python -m benchmarks.bare_pair '{"kind": "vtrace", "workers": 1, ...}'
 
@@ -25,20 +25,20 @@ SHAPES = ((4, 64), (64, 64), (64, 2), (4, 64), (64, 64), (64, 1))
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """One bare run.
+    """Settings of one bare run.
 
     Attributes:
         kind: "ppo" alternates sampling and training; "vtrace" overlaps them.
         workers: sampling processes.
         num_envs: environments per process.
-        vectorised: the environment's own vectorised form, else Python environments in turn.
+        vectorised: use the environment's own vectorised form instead of Python environments in turn.
         length: steps of each environment per fragment.
         batch: env steps per update.
         epochs: passes over each batch.
         minibatch: env steps per optimiser step.
-        threads: of TensorFlow.
+        threads: threads of TensorFlow.
         seconds: measured time.
-        port: first of two TCP ports; 0 in the learner picks them.
+        port: first of two TCP ports; with 0 the learner picks them.
     """
 
     kind: str
@@ -121,7 +121,7 @@ def _sample(spec: PairSpec) -> None:
                 last = rewards[t] + 0.99 * values[t + 1] * live - values[t] + 0.99 * 0.95 * live * last
                 advantages[t] = last
             columns = [obs[:-1], actions, logp, advantages, advantages + values[:-1]]
-        resets = 0  # steps in which the vectorised environment resets a copy are no transitions
+        resets = 0  # a vectorised environment's reset steps are no transitions
         if spec.vectorised:
             resets = int(ended_before.sum()) + int(dones[:-1].sum())
             ended_before = dones[-1].copy()
@@ -235,8 +235,8 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
     n, t_max = spec.num_envs, spec.length
     shapes = ((t_max + (spec.kind == "vtrace"), n, 4), *[(t_max, n)] * 4)
     kinds = (np.float32, np.int64, np.float32, np.float32, np.bool_ if spec.kind == "vtrace" else np.float32)
-    # Compiled before there are weights to sample with: what the samplers make meanwhile would wait in the sockets, and
-    # count as sampled while the clock runs.
+    # Compile before there are weights to sample with. Otherwise fragments sampled during compilation would wait in the
+    # sockets and count as sampled while the clock runs.
     blank = [np.zeros((s[0], s[1] * per_batch, *s[2:]), k) for s, k in zip(shapes, kinds, strict=True)]
     if spec.kind == "ppo":
         blank_order = np.zeros((spec.epochs * spec.batch // spec.minibatch, spec.minibatch), np.int32)
@@ -252,7 +252,7 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
         steps = 0
         while len(fragments) < per_batch:
             while not pull.poll(200):
-                if not updates:  # subscribers that joined late missed the first weights
+                if not updates:  # late subscribers missed the first weights
                     pub.send_multipart([v.numpy() for v in variables])
                 if time.monotonic() - waiting_since > 60:
                     raise TimeoutError("the samplers sent nothing for 60 s")

@@ -1,7 +1,7 @@
-"""Random faults in a whole run: `python -m benchmarks.chaos`.
+"""Random faults in whole runs: `python -m benchmarks.chaos`.
 
-`plan` draws which kind of fault comes when, from a seed; `faults` has the kinds, what each does and what must hold
-after it; `scenario` is the way through. What is struck is a `cluster`: a learner, its own workers, and workers that
-join it through a `link`, a relay that can stall, delay, corrupt and reset what it carries. `progress` reads from
-results when trained steps rose; `report` holds the figures against their bars.
+`plan` draws the order of the faults from a seed. `faults` defines each kind: its harm, and the conditions that must
+hold afterwards. `scenario` drives the campaign. The target is a `cluster`: a learner, its own workers, and workers that
+join it through a `link`, a relay that can stall, delay, corrupt and reset traffic. `progress` reads from the results
+when trained steps rose; `report` compares the figures with their bars.
 """

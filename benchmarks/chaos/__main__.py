@@ -1,8 +1,8 @@
-"""Random faults in whole runs, and what becomes of these: `python -m benchmarks.chaos`.
+"""Strike whole runs with random faults and report how they recover: `python -m benchmarks.chaos`.
 
-A learner with workers of its own and from outside, with keys, is trained while processes are killed and frozen,
-connections reset, corrupted and delayed, disks filled, keys withdrawn. Only processes that it has started and
-loopback addresses are touched. The exit status is 0 if every bar holds.
+A learner with keys trains with local and outside workers. Meanwhile processes are killed and frozen, connections reset,
+corrupted and delayed, disks filled and keys withdrawn. The campaign touches only processes that it started, and
+loopback addresses. The exit status is 0 if every bar holds.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ __all__ = ["main"]
 
 _ALGOS = ("ppo", "impala")
 _LEAST_S = 600.0
-"""Memory is judged in runs that are at least so long, since shorter ones are still warming up; so are moves in the
-ledger."""
+"""Shortest run in which memory and moves in the ledger are judged; shorter ones are still warming up."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Strike, and report; the exit status is 0 if every bar holds, 1 if not, 130 after Ctrl-C."""
+    """Run the campaign and report; the exit status is 0 if every bar holds, 1 if not, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=840.0, help="how long faults begin; 840 take 20 min in all")
-    parser.add_argument("--seed", type=int, help="of which fault comes when; default: a fresh one")
-    parser.add_argument("--kinds", type=_kinds, default=list(KINDS), metavar="A,B", help="kinds of faults; --list")
+    parser.add_argument("--seconds", type=float, default=840.0, help="how long new faults begin; 840 takes 20 min")
+    parser.add_argument("--seed", type=int, help="seed of the order of faults; default: random")
+    parser.add_argument("--kinds", type=_kinds, default=list(KINDS), metavar="A,B", help="kinds of faults; see --list")
     parser.add_argument("--algos", type=_algos, default=list(_ALGOS), metavar="A,B", help="ppo,impala: one run each")
-    parser.add_argument("--slack", type=float, default=1.0, help="factor of all times, for a busy machine")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
-    parser.add_argument("--folder", type=Path, help="where logs are kept; default: they are not")
-    parser.add_argument("--list", action="store_true", help="say what kinds there are")
+    parser.add_argument("--slack", type=float, default=1.0, help="factor for all timeouts, for a busy machine")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the full report to FILE")
+    parser.add_argument("--folder", type=Path, help="keep the logs in this directory; default: delete them")
+    parser.add_argument("--list", action="store_true", help="list the kinds of faults")
     args = parser.parse_args(argv)
     if args.list:
         for kind in KINDS.values():
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             report = asyncio.run(_run(options))
         except (KeyboardInterrupt, asyncio.CancelledError):
-            print("ended early; every process of it is gone", flush=True)
+            print("interrupted; all its processes have ended", flush=True)
             return 130
     print(f"\n{report.text()}", flush=True)
     if args.json is not None:

@@ -1,7 +1,7 @@
-"""One run under faults: a learner with workers of its own, and workers that join it from outside, each over a link.
+"""Run under faults: a learner with its own workers, and workers that join it from outside, each over a link.
 
-The cluster does what an operator or a service manager does: a learner that has ended is resumed at once, and the
-command of an outside worker that has ended is started again. What ends without having been told to is remembered.
+The cluster does what an operator or a service manager does. It resumes a learner that has ended immediately, and
+restarts an outside worker's command that has ended. It records processes that ended without orders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEARNER = "the learner"
 
 _NUM_LOCAL = 2
 _OUTSIDE = {"outside-lasting": 1, "outside-single": 1, "outside-pair": 2}
-_LOCAL_KEY, _INTRUDER = "worker", "intruder"  # the latter is admitted, and no worker's
+_LOCAL_KEY, _INTRUDER = "worker", "intruder"  # an admitted key that belongs to no worker
 _LOOK_S = 0.1
 _RESTART_S = 0.5
 _TRAINS_S = 60.0
@@ -39,31 +39,31 @@ _STARTS = 5
 _END_S = 20.0
 _MAX_FILES = 1024
 _NEVER_GIVEN_UP = 1_000_000
-# an abort shows in what the process wrote, also where nobody sees its exit status
+# An abort shows in the process's output even if no one sees its exit status.
 _ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
 _ALGO_SETTINGS = {"ppo": {"sgd_minibatch_size": 256, "num_sgd_iter": 2}, "impala": {"max_policy_lag": 1}}
 _NUM_ENVS, _FRAGMENT_LENGTH, _BATCH_STEPS = 4, 32, 1024
 
 
 class Missed(Exception):
-    """Something that must hold after a fault does not."""
+    """A condition that must hold after a fault does not hold."""
 
 
 class ClusterFailed(Exception):
-    """The run cannot be brought to train any more."""
+    """The run can't be brought back to training."""
 
 
 @dataclass(eq=False, slots=True)
 class Outsider:
-    """A host of workers: one command, one key, one link.
+    """Host of workers: one command, one key, one link.
 
     Attributes:
-        name: of its key.
+        name: name of its key.
         num_workers: worker processes that its command runs.
         spared: no fault ends its processes, so that one life sees all the others.
-        link: between it and the learner.
+        link: relay between it and the learner.
         process: its command.
-        is_ending: it was told to end.
+        is_ending: it was ended on purpose.
     """
 
     name: str
@@ -74,35 +74,35 @@ class Outsider:
     is_ending: bool = False
 
     def samplers(self) -> list[psutil.Process]:
-        """Its processes that sample."""
+        """Return its processes that sample."""
         return worker_leaves(self.process.pid)
 
 
 class Cluster:
-    """A run of one algorithm.
+    """Run of one algorithm.
 
     Attributes:
         algo: name of the algorithm.
-        folder: gets logs and keys.
+        folder: directory for logs and keys.
         run_dir: the learner's run directory.
         outsiders: workers from outside.
         progress: results so far.
-        resumes: what came back of what was saved.
-        deaths: from each end of the learner to the first rise of trained steps after it.
-        unexpected: processes started here that ended without having been told to.
-        num_local: local workers to be expected; whoever finds that one stays down takes it off.
+        resumes: comparison of each resumed learner with its checkpoint.
+        deaths: spans from each end of the learner to the next rise of trained steps.
+        unexpected: processes started here that ended without orders.
+        num_local: number of local workers expected; the caller lowers it if one stays down.
         port: the learner's first port.
     """
 
     def __init__(self, algo: str, folder: Path, run_dir: Path, mark: str, patience: float) -> None:
-        """Nothing is started yet.
+        """Prepare the run; `start` starts it.
 
         Args:
-            algo: its name.
-            folder: for logs and keys; exists.
-            run_dir: made by the learner.
-            mark: by which all processes can be found.
-            patience: factor of all times that something is waited for, 1 for a quiet machine.
+            algo: name of the algorithm.
+            folder: existing directory for logs and keys.
+            run_dir: run directory; the learner makes it.
+            mark: mark by which all processes can be found.
+            patience: factor for all timeouts, 1 for a quiet machine.
         """
         self.folder = folder
         self.run_dir = run_dir
@@ -134,48 +134,48 @@ class Cluster:
 
     @property
     def life(self) -> int:
-        """Number of the learner's process, from 0 on."""
+        """Number of the learner's process, from 0."""
         return len(self.progress.births) - 1
 
     @property
     def is_training(self) -> bool:
-        """Whether the learner that runs now has trained."""
+        """True once the current learner has trained."""
         return self._died_at is None and bool(self.progress.rises)
 
     @property
     def down(self) -> Span | None:
-        """Since when the run has been without a learner that trains; None if it has one."""
+        """Time since which no learner trains; None while one does."""
         return None if self._died_at is None else Span(self._died_at, time.time())
 
     @property
     def num_workers(self) -> int:
-        """Workers that there are when all is well."""
+        """Number of workers when all is well."""
         return self.num_local + sum(outsider.num_workers for outsider in self.outsiders)
 
     @property
     def workers_there(self) -> int:
-        """Workers that the newest result counts."""
+        """Number of workers in the newest result."""
         return self.progress.rows[-1].workers if self.progress.rows else 0
 
     def locals(self) -> list[psutil.Process]:
-        """The learner's own workers."""
+        """Return the learner's own workers."""
         return worker_leaves(self.learner.pid)
 
     def secret_key(self, name: str) -> Path:
-        """Where a private key is."""
+        """Return the path of a private key."""
         return self.folder / "keys" / f"{name}.key_secret"
 
     def admitted_key(self, name: str) -> Path:
-        """The file that admits a key."""
+        """Return the path of the file that admits a key."""
         return self.folder / "keys" / "admitted" / f"{name}.key"
 
     # Life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start everything, and wait until all workers are there and it trains.
+        """Start all processes; wait until all workers are present and the learner trains.
 
         Raises:
-            ClusterFailed: it does not.
+            ClusterFailed: the run does not begin.
         """
         make_keys(self.folder / "keys", (_LOCAL_KEY, _INTRUDER, *_OUTSIDE))
         pair = free_pair()
@@ -201,8 +201,8 @@ class Cluster:
         """Wait until the condition holds.
 
         Raises:
-            Missed: it does not within the time, patience included; the complaint is its text.
-            ClusterFailed: nor will it.
+            Missed: it does not hold in time (multiplied by patience); its text is the complaint.
+            ClusterFailed: the run can't train any more.
         """
         timeout_s *= self._patience
         deadline = time.monotonic() + timeout_s
@@ -214,7 +214,7 @@ class Cluster:
             await asyncio.sleep(_LOOK_S)
 
     async def kill_learner(self, before_resume: Callable[[], None] = lambda: None) -> list[psutil.Process]:
-        """Kill the learner and resume the run at once; returns the workers that the dead one had."""
+        """Kill the learner and resume the run immediately; return the dead learner's workers."""
         async with self._resuming:
             workers = self.locals()
             self.learner.send(signal.SIGKILL)
@@ -222,11 +222,11 @@ class Cluster:
         return workers
 
     async def restart_outsider(self, outsider: Outsider, *, whole: bool) -> list[psutil.Process]:
-        """Kill an outsider's command and start it again; returns the processes that it had started.
+        """Kill an outsider's command and start it again; return the processes that it had started.
 
         Args:
-            outsider: whose.
-            whole: kill these too, as when a host goes down.
+            outsider: host to restart.
+            whole: kill these processes, too, as when a host goes down.
         """
         await self.until(lambda: not outsider.is_ending, _TRAINS_S, f"{outsider.name} was not started again")
         outsider.is_ending = True
@@ -241,7 +241,7 @@ class Cluster:
         return children
 
     async def finish(self) -> list[str]:
-        """End the run as a user does, by Ctrl-C; returns what was not as it should be."""
+        """End the run by Ctrl-C, as a user does; return the complaints."""
         await self._stop_watching()
         complaints = []
         self.learner.send(signal.SIGINT)
@@ -260,7 +260,7 @@ class Cluster:
         return complaints
 
     async def orphans(self) -> list[str]:
-        """Processes that are still there some time after the run has ended."""
+        """Return processes that survive the run's end by some time."""
         with contextlib.suppress(Missed):
             await self.until(lambda: not marked(self._mark), _END_S, "")
         named = []
@@ -270,14 +270,14 @@ class Cluster:
         return named
 
     async def close(self) -> None:
-        """End whatever is left of the run."""
+        """End all remaining processes of the run."""
         await self._stop_watching()
         await asyncio.to_thread(end_all, marked(self._mark))
         for outsider in self.outsiders:
             await outsider.link.close()
 
     def intrude(self, what: str, seconds: float) -> Started:
-        """Start a peer that does what no worker does; see ``intruder``."""
+        """Start a hostile peer; see ``intruder``."""
         self._num_intruders += 1
         command = [sys.executable, "-m", "benchmarks.chaos.intruder", what, "--port", str(self.port)]
         command += ["--key", str(self.secret_key(_INTRUDER)), "--seconds", f"{seconds:.1f}"]
@@ -296,7 +296,7 @@ class Cluster:
             "rollout_fragment_length": _FRAGMENT_LENGTH,
             "train_batch_size": _BATCH_STEPS,
             "observation_filter": "MeanStdFilter",
-            "model": {"fcnet_hiddens": [128, 128]},  # a broadcast has 140 kB: queues fill soon
+            "model": {"fcnet_hiddens": [128, 128]},  # broadcasts of 140 kB fill queues soon
             "bind": f"tcp://127.0.0.1:{self.port}",
             "keys": str(self.folder / "keys"),
             "run_dir": str(self.run_dir),
@@ -334,7 +334,7 @@ class Cluster:
         outsider.is_ending = False
 
     async def _resume(self, before_resume: Callable[[], None] = lambda: None) -> None:
-        """Start the learner again, as soon as the one before has ended."""
+        """Start the learner again as soon as its predecessor has ended."""
         if self._died_at is None:
             self._died_at = time.time()
         await asyncio.to_thread(self.learner.wait)
@@ -363,7 +363,7 @@ class Cluster:
             await asyncio.sleep(_LOOK_S)
 
     async def _look_at_learner(self) -> None:
-        """Resume the run if the learner has ended by itself, or has not trained for so long that it never will."""
+        """Resume the run if the learner has ended by itself, or has been idle for so long that it will never train."""
         trained_at = max([self.progress.births[-1], *self.progress.rises[-1:]])
         is_stuck = time.time() - trained_at > _TRAINS_S * self._patience
         if self.learner.status is None and not is_stuck:
@@ -371,7 +371,7 @@ class Cluster:
         if self.learner.status is not None:
             self._note(LEARNER, self.learner)
         else:
-            said = f"killed, for it had not trained for {time.time() - trained_at:.0f} s; {self.learner.last_words()}"
+            said = f"killed: it had not trained for {time.time() - trained_at:.0f} s; {self.learner.last_words()}"
             self.unexpected.append(Ended(LEARNER, 0, said, time.time()))
             self.learner.send(signal.SIGKILL)
         if self._num_starts >= _STARTS:

@@ -1,4 +1,4 @@
-"""A small disk for run directories, which can be filled."""
+"""Small disk for run directories that can be filled."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SIZE_MB = 256
 
 
 class Disk:
-    """A memory disk mounted below a folder, or the folder itself where nothing can be mounted.
+    """Memory disk mounted below a folder, or the folder itself if mounting is impossible.
 
     Attributes:
         path: its root.
-        why_not: why it cannot be filled, "" if it can.
+        why_not: reason why it cannot be filled, "" if it can.
     """
 
     def __init__(self, path: Path) -> None:
-        """Mount it; ``close`` takes it down."""
+        """Mount the disk; ``close`` unmounts it."""
         self.path = path
         path.mkdir(parents=True)
         self.why_not = _why_no_mount()
@@ -40,11 +40,11 @@ class Disk:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has been filled and not freed yet."""
+        """True while the disk is full."""
         return self._ballast.exists()
 
     def fill(self) -> None:
-        """Leave no byte free."""
+        """Fill the disk to the last byte."""
         chunk = bytes(1 << 20)
         with self._ballast.open("ab", buffering=0) as file:
             try:
@@ -55,11 +55,11 @@ class Disk:
                     raise
 
     def free(self) -> None:
-        """Make room again."""
+        """Free the space again."""
         self._ballast.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Take it down, with all that is on it; nothing may be using it any more."""
+        """Unmount the disk and delete its content; it must not be in use."""
         if self._is_mounted:
             self._is_mounted = False
             for options in ([], ["-l"]):

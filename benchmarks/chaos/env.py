@@ -1,4 +1,4 @@
-"""An environment that leaves the cores free: what is measured is recovery, not speed."""
+"""Environment that leaves the cores idle: the subject is recovery, not speed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Obs = NDArray[np.float32]
 
 
 class PacedCartPole(gymnasium.Wrapper[Obs, np.int64, Obs, np.int64]):
-    """CartPole whose steps take some time asleep."""
+    """CartPole with a pause in each step."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Make one copy.
 
         Args:
-            config: ``step_s``: seconds that a step sleeps.
+            config: ``step_s``: pause per step in seconds.
         """
         super().__init__(gymnasium.make("CartPole-v1"))
         self._step_s = float(config["step_s"])

@@ -1,7 +1,7 @@
-"""The kinds of faults: what each does, and what must hold after it.
+"""Kinds of faults: the harm each does, and the conditions that must hold afterwards.
 
-A kind is a coroutine of a `Strike`. It does its harm, calls ``over`` once nothing of that is left, and may then
-wait for what has to follow; `Missed` says that it did not. Every kind undoes what it did, also when it is cancelled.
+A kind is a coroutine of a `Strike`. It does its harm, calls ``over`` once the harm is undone, and can then wait for the
+expected recovery; it raises `Missed` if that fails. Every kind undoes its harm, even when cancelled.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from benchmarks.chaos.resumes import Saved
 __all__ = ["KINDS", "Kind", "NoTarget", "Strike"]
 
 _BACK_S = 30.0
-"""A worker that was ended is there again within so long: a supervisor's pauses grow to 10 s."""
+"""Longest time until an ended worker is back; a supervisor's pauses grow to 10 s."""
 _GONE_S = 25.0
-"""What has lost its parent is gone within so long, frozen or not."""
+"""Longest time until a process that lost its parent has ended, frozen or not."""
 _CUT_S = 5.0
 _BEGINS_S = 20.0
 _SHORT_S, _LONG_S = (1.0, 4.0), (1.0, 14.0)
@@ -43,20 +43,20 @@ T = TypeVar("T")
 
 
 class NoTarget(Exception):
-    """There is nothing that this kind of fault could hit now."""
+    """This kind of fault has no target at present."""
 
 
 @dataclass(slots=True)
 class Strike:
-    """One fault: where it hits, and what became of it.
+    """One fault: its target and its outcome.
 
     Attributes:
         cluster: the run.
-        disk: where the run directory is.
-        random: of this fault alone.
-        target: what was hit, in words.
-        began: when, by the wall clock.
-        ended: when the harm was undone, None before that.
+        disk: disk of the run directory.
+        random: random numbers for this fault alone.
+        target: the target in words.
+        began: wall-clock time of the begin.
+        ended: wall-clock time at which the harm was undone, None before that.
     """
 
     cluster: Cluster
@@ -67,19 +67,19 @@ class Strike:
     ended: float | None = None
 
     def begin(self) -> None:
-        """Only now does the harm begin."""
+        """Note that the harm begins now."""
         self.began = time.time()
 
     def over(self) -> None:
-        """All harm is undone."""
+        """Note that all harm is undone."""
         self.ended = time.time()
 
     async def hold(self, seconds: tuple[float, float]) -> None:
-        """Let it last for a time between the two."""
+        """Wait for a random time between the two bounds."""
         await asyncio.sleep(self.random.uniform(*seconds))
 
     def pick(self, targets: Sequence[T]) -> T:
-        """One of them.
+        """Pick one of the targets.
 
         Raises:
             NoTarget: there is none.
@@ -90,10 +90,10 @@ class Strike:
         return targets[int(draw * len(targets))]
 
     def outsider(self, *, may_end: bool = False) -> Outsider:
-        """One of the hosts outside.
+        """Pick one of the outside hosts.
 
         Args:
-            may_end: its processes are to be ended, so it must not be the one that is spared.
+            may_end: the fault ends its processes, so the spared host is excluded.
         """
         found = self.pick([each for each in self.cluster.outsiders if not (may_end and each.spared)])
         self.target = found.name
@@ -105,12 +105,12 @@ Act = Callable[[Strike], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault.
+    """Kind of fault.
 
     Attributes:
-        name: as it is written.
-        effect: what it does to training.
-        act: does it.
+        name: name on the command line.
+        effect: effect on training.
+        act: coroutine that does the harm.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {}
-"""All kinds by name."""
+"""Kinds by name."""
 
 
 def _kind(effect: Effect = Effect.PASSING) -> Callable[[Act], Act]:
@@ -136,19 +136,19 @@ def _kind(effect: Effect = Effect.PASSING) -> Callable[[Act], Act]:
 
 @_kind()
 async def local_killed(strike: Strike) -> None:
-    """SIGKILL to a worker of the learner's own."""
+    """Kill one of the learner's own workers by SIGKILL."""
     await _end_local(strike, signal.SIGKILL)
 
 
 @_kind()
 async def local_terminated(strike: Strike) -> None:
-    """SIGTERM to a worker of the learner's own, from outside."""
+    """End one of the learner's own workers by SIGTERM from outside."""
     await _end_local(strike, signal.SIGTERM)
 
 
 @_kind(Effect.SILENCES)
 async def local_frozen(strike: Strike) -> None:
-    """SIGSTOP to a worker of the learner's own, SIGCONT later."""
+    """Freeze one of the learner's own workers by SIGSTOP; continue it later."""
     worker = strike.pick(strike.cluster.locals())
     strike.target = f"pid {worker.pid}"
     await _freeze(strike, worker, _LONG_S)
@@ -156,14 +156,14 @@ async def local_frozen(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def outside_killed(strike: Strike) -> None:
-    """SIGKILL to a process that samples outside."""
+    """Kill an outside process that samples by SIGKILL."""
     outsider = strike.outsider(may_end=True)
     victim = strike.pick(outsider.samplers())
     strike.target += f", pid {victim.pid}"
     if victim.pid == outsider.process.pid:
         await strike.cluster.restart_outsider(outsider, whole=True)
         strike.over()
-        raise Missed("the worker had no supervisor: nobody but an operator would start it again")
+        raise Missed("the worker had no supervisor: only an operator could restart it")
     send(victim, signal.SIGKILL)
     strike.over()
     await strike.cluster.until(
@@ -175,14 +175,14 @@ async def outside_killed(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def outside_frozen(strike: Strike) -> None:
-    """SIGSTOP to a process that samples outside, SIGCONT later."""
+    """Freeze an outside process that samples by SIGSTOP; continue it later."""
     worker = strike.pick(strike.outsider().samplers())
     await _freeze(strike, worker, _LONG_S)
 
 
 @_kind(Effect.SILENCES)
 async def outside_supervisor_killed(strike: Strike) -> None:
-    """SIGKILL to the command outside alone: what it has started ends by itself."""
+    """Kill only an outside host's command by SIGKILL; its child processes must end by themselves."""
     outsider = strike.outsider(may_end=True)
     children = await strike.cluster.restart_outsider(outsider, whole=False)
     strike.over()
@@ -191,7 +191,7 @@ async def outside_supervisor_killed(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def outside_host_lost(strike: Strike) -> None:
-    """SIGKILL to the command outside and all that it has started."""
+    """Kill an outside host's command and all its child processes by SIGKILL."""
     outsider = strike.outsider(may_end=True)
     await strike.cluster.restart_outsider(outsider, whole=True)
     strike.over()
@@ -199,14 +199,14 @@ async def outside_host_lost(strike: Strike) -> None:
 
 @_kind()
 async def learner_frozen(strike: Strike) -> None:
-    """SIGSTOP to the learner, SIGCONT later."""
+    """Freeze the learner by SIGSTOP; continue it later."""
     strike.target = f"pid {strike.cluster.learner.pid}"
     await _freeze(strike, psutil.Process(strike.cluster.learner.pid), _SHORT_S)
 
 
 @_kind(Effect.ENDS_LEARNER)
 async def learner_killed(strike: Strike) -> None:
-    """SIGKILL to the learner, which is resumed at once."""
+    """Kill the learner by SIGKILL and resume it immediately."""
     workers = await strike.cluster.kill_learner()
     strike.over()
     await _gone(strike, workers, "local workers outlived the learner")
@@ -214,14 +214,14 @@ async def learner_killed(strike: Strike) -> None:
 
 @_kind(Effect.ENDS_LEARNER)
 async def learner_killed_with_queue(strike: Strike) -> None:
-    """SIGKILL to the learner once fragments wait by its newest checkpoint: the resumed one counts them as lost."""
+    """Kill the learner while its newest checkpoint counts queued fragments; the resumed one must count them as lost."""
     cluster = strike.cluster
 
     def waits() -> bool:
         saved = Saved.newest_of(cluster.run_dir)
         return saved is not None and saved.ledger["queued"] > 0
 
-    if cluster.algo == "ppo":  # none wait after an update
+    if cluster.algo == "ppo":  # PPO's queue is empty after an update
         raise NoTarget
     with contextlib.suppress(Missed):
         await cluster.until(waits, _BEGINS_S, "")
@@ -231,14 +231,14 @@ async def learner_killed_with_queue(strike: Strike) -> None:
 
 @_kind(Effect.ENDS_LEARNER)
 async def checkpoint_damaged(strike: Strike) -> None:
-    """SIGKILL to the learner, which is resumed at once from a directory whose newest checkpoint is damaged."""
+    """Kill the learner, damage its newest checkpoint and resume it immediately."""
     damage = strike.pick(list(_DAMAGES))
     strike.target = damage
 
     def checkpoints() -> list[Path]:
         return sorted((strike.cluster.run_dir / "checkpoints").glob("checkpoint-??????"))
 
-    if len(checkpoints()) < 2:  # a run whose only checkpoint is damaged can't go on
+    if len(checkpoints()) < 2:  # a run can't resume if its only checkpoint is damaged
         raise NoTarget
 
     def spoil() -> None:
@@ -260,7 +260,7 @@ async def _end_local(strike: Strike, number: signal.Signals) -> None:
         await cluster.until(
             lambda: cluster.life != life or _are_back(cluster.locals(), victim, cluster.num_local),
             _BACK_S,
-            f"no local worker was started in place of the one that got {number.name}",
+            f"no local worker was started to replace the one that got {number.name}",
         )
     except Missed:
         cluster.num_local -= 1
@@ -299,14 +299,14 @@ def _is_zombie(process: psutil.Process) -> bool:
 
 @_kind()
 async def connections_reset(strike: Strike) -> None:
-    """RST to both sides of all connections of a host."""
+    """Reset both sides of all connections of a host."""
     strike.outsider().link.reset()
     strike.over()
 
 
 @_kind(Effect.SILENCES)
 async def full_queues_reset(strike: Strike) -> None:
-    """Nothing is read until queues are full on both sides, then RST."""
+    """Read nothing until the queues on both sides are full, then reset the connections."""
     link = strike.outsider().link
     link.hold()
     try:
@@ -319,7 +319,7 @@ async def full_queues_reset(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def blackholed(strike: Strike) -> None:
-    """Nothing is carried either way for a time, and no connection is told."""
+    """Carry nothing in either direction for a time, without closing a connection."""
     link = strike.outsider().link
     link.hold()
     try:
@@ -331,7 +331,7 @@ async def blackholed(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def late(strike: Strike) -> None:
-    """Nothing is carried until what a worker owes is leased to others; then it comes after all."""
+    """Carry nothing until the worker's leases have gone to others; then deliver its fragments late."""
     link = strike.outsider().link
     link.hold()
     try:
@@ -343,7 +343,7 @@ async def late(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def killed_while_sending_again(strike: Strike) -> None:
-    """Connections are reset while fragments wait, and the worker is killed while it sends them over a narrow line."""
+    """Reset connections while fragments wait, and kill the worker while it sends them again over a narrow line."""
     outsider = strike.outsider(may_end=True)
     link, victim = outsider.link, strike.pick(outsider.samplers())
     strike.target += f", pid {victim.pid}"
@@ -363,7 +363,7 @@ async def killed_while_sending_again(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def corrupted(strike: Strike) -> None:
-    """Some chunks have a bit flipped."""
+    """Flip a bit in some chunks."""
     link = strike.outsider().link
     link.corrupt_share = strike.random.uniform(0.02, 0.3)
     try:
@@ -375,7 +375,7 @@ async def corrupted(strike: Strike) -> None:
 
 @_kind()
 async def delayed(strike: Strike) -> None:
-    """Everything comes 100 to 500 ms later, over a narrow line."""
+    """Deliver all traffic 100 to 500 ms late, over a narrow line."""
     link = strike.outsider().link
     link.slow = Slow(strike.random.uniform(0.1, 0.5), strike.random.uniform(2e5, 1e6))
     try:
@@ -387,14 +387,14 @@ async def delayed(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def key_withdrawn(strike: Strike) -> None:
-    """A host's key is withdrawn while strangers knock, and admitted again later: it is cut off, then rejoins."""
+    """Withdraw a host's key while strangers knock, then admit it again: the host is cut off and rejoins."""
     cluster, outsider = strike.cluster, strike.outsider()
     link, key = outsider.link, cluster.admitted_key(outsider.name)
-    if not key.exists():  # another one has withdrawn it
+    if not key.exists():  # another fault has withdrawn it
         raise NoTarget
     text = key.read_bytes()
     knocker = cluster.intrude("knock", 5.0)
-    await cluster.until(knocker.last_words, _BEGINS_S, "nobody knocked")
+    await cluster.until(knocker.last_words, _BEGINS_S, "no stranger knocked")
     strike.begin()
     before, life = link.connections, cluster.life
     key.unlink()
@@ -421,7 +421,7 @@ async def key_withdrawn(strike: Strike) -> None:
 
 @_kind()
 async def disk_full(strike: Strike) -> None:
-    """No byte is free on the disk of the run directory."""
+    """Leave no byte free on the disk of the run directory."""
     if strike.disk.why_not or not strike.cluster.is_training:
         raise NoTarget
     try:
@@ -434,7 +434,7 @@ async def disk_full(strike: Strike) -> None:
 
 @_kind()
 async def descriptors_exhausted(strike: Strike) -> None:
-    """More connections than the learner may have open files."""
+    """Open more connections than the learner may have open files."""
     with _connections(strike.cluster.port, _MANY):
         await strike.hold(_SHORT_S)
     strike.over()
@@ -442,7 +442,7 @@ async def descriptors_exhausted(strike: Strike) -> None:
 
 @_kind()
 async def garbage(strike: Strike) -> None:
-    """Connections that speak something else, or break off in the middle of a greeting."""
+    """Open connections that speak another protocol, or break off within a greeting."""
     with _connections(strike.cluster.port, 24) as connections:
         for each in connections:
             with contextlib.suppress(OSError):
@@ -453,9 +453,9 @@ async def garbage(strike: Strike) -> None:
 
 @_kind()
 async def subscriptions_flooded(strike: Strike) -> None:
-    """An admitted key subscribes to broadcasts again and again."""
+    """Subscribe to broadcasts again and again with an admitted key."""
     intruder = strike.cluster.intrude("subscribe", strike.random.uniform(1.0, 4.0))
-    await strike.cluster.until(intruder.last_words, _BEGINS_S, "nobody subscribed")
+    await strike.cluster.until(intruder.last_words, _BEGINS_S, "no one subscribed")
     strike.begin()
     await strike.cluster.until(lambda: intruder.status is not None, _BEGINS_S, "the intruder did not end")
     strike.over()
@@ -463,7 +463,7 @@ async def subscriptions_flooded(strike: Strike) -> None:
 
 @contextlib.contextmanager
 def _connections(port: int, count: int) -> Iterator[list[socket.socket]]:
-    """So many connections, half of them to each of the learner's ports; they may not all come about."""
+    """Open up to ``count`` connections, half of them to each of the learner's ports; some may fail."""
     made: list[socket.socket] = []
     try:
         for index in range(count):

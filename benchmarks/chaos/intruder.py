@@ -1,7 +1,7 @@
-"""A peer that does what no worker does: `python -m benchmarks.chaos.intruder WHAT --port P --key FILE --seconds S`.
+"""Hostile peer: `python -m benchmarks.chaos.intruder WHAT --port P --key FILE --seconds S`.
 
-*subscribe* connects to the broadcast port with an admitted key and subscribes again and again; *knock* tries to
-connect with keys that are not admitted, a new one each time.
+*subscribe* connects to the broadcast port with an admitted key and subscribes again and again. *knock* tries to connect
+with keys that are not admitted, a new one each time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _BURST = 1000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do it for so long."""
+    """Run until the time is over."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos.intruder", description=__doc__)
     parser.add_argument("what", choices=("subscribe", "knock"))
     parser.add_argument("--port", type=int, required=True, help="the learner's first port")
-    parser.add_argument("--key", type=Path, required=True, help="private key, with the learner's public one beside it")
+    parser.add_argument("--key", type=Path, required=True, help="private key, next to the learner's public one")
     parser.add_argument("--seconds", type=float, required=True)
     args = parser.parse_args(argv)
     keys, until = load_worker_keys(args.key), time.monotonic() + args.seconds
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _subscribe(context: zmq.Context[zmq.Socket[bytes]], port: int, keys: WorkerKeys, until: float) -> None:
-    socket = context.socket(zmq.XSUB)  # SUB would not say the same again
+    socket = context.socket(zmq.XSUB)  # SUB would not repeat a subscription
     socket.curve_publickey, socket.curve_secretkey = keys.public_key, keys.secret_key
     socket.curve_serverkey = keys.learner_key
     socket.connect(f"tcp://127.0.0.1:{port}")

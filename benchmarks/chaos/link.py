@@ -1,7 +1,7 @@
-"""A TCP relay between one worker's host and the learner, which can do what networks do.
+"""TCP relay between one worker's host and the learner that can misbehave as networks do.
 
-It listens on two consecutive ports, as the learner does, and carries each connection to the learner's port of the
-same number. Buffers are small, so that a side that isn't read from is stuck soon.
+It listens on two consecutive ports, as the learner does, and relays each connection to the learner's corresponding
+port. Buffers are small, so that a side soon stalls if the other does not read.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _CHUNK_BYTES = 64 << 10
 _LINE_CHUNKS = 64
 _HOST = "127.0.0.1"
 _PORTS = range(20_000, 32_000, 2)
-"""Below those that the system gives to outgoing connections: one of these could take a port while nobody listens."""
+"""Ports below those that the system gives to outgoing connections, which could otherwise take a port of a closed link.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """How a link delays.
+    """Delay of a link.
 
     Attributes:
-        delay_s: by which each chunk comes later.
-        bytes_per_s: in each direction of each connection.
+        delay_s: delay of each chunk.
+        bytes_per_s: limit for each direction of each connection.
     """
 
     delay_s: float
@@ -39,7 +40,7 @@ class Slow:
 
 @dataclass(eq=False, slots=True)
 class _Pipe:
-    """One connection: a socket to the worker, one to the learner, and the tasks that carry."""
+    """One connection: a socket to the worker, one to the learner, and the tasks that relay."""
 
     near: socket.socket
     far: socket.socket | None = None
@@ -47,17 +48,17 @@ class _Pipe:
 
 
 class Link:
-    """Relays until closed; what it does to the traffic may be set at any time.
+    """Relay that runs until closed; its faults can be set at any time.
 
     Attributes:
         port: the first of the two ports it listens on.
-        slow: set to delay and throttle; None does not.
-        corrupt_share: of chunks in which a byte is changed.
-        bytes_up: carried towards the learner.
+        slow: delay and throttle; None for neither.
+        corrupt_share: share of chunks in which a byte is changed.
+        bytes_up: bytes carried towards the learner.
     """
 
     def __init__(self, port: int) -> None:
-        """Take the learner's first port; ``start`` listens."""
+        """Prepare a relay to the learner's first port; ``start`` listens."""
         self.port = 0
         self.slow: Slow | None = None
         self.corrupt_share = 0.0
@@ -72,7 +73,7 @@ class Link:
 
     @property
     def connections(self) -> frozenset[object]:
-        """Those that reach the learner now."""
+        """Connections that reach the learner now."""
         return frozenset(pipe for pipe in self._pipes if pipe.far is not None)
 
     def start(self) -> None:
@@ -86,22 +87,22 @@ class Link:
             self._acceptors.append(asyncio.create_task(self._accept(listener, self._learner_port + offset)))
 
     def hold(self) -> None:
-        """Read and carry nothing, and close nothing, until ``release``."""
+        """Read, carry and close nothing until ``release``."""
         self._flows.clear()
 
     def release(self) -> None:
-        """Carry on."""
+        """Continue to carry."""
         self._flows.set()
 
     def reset(self) -> int:
-        """End every connection on both sides by RST; returns how many there were."""
+        """Reset every connection on both sides; return their number."""
         pipes = list(self._pipes)
         for pipe in pipes:
             self._end(pipe, reset=True)
         return len(pipes)
 
     async def close(self) -> None:
-        """End everything."""
+        """Close all connections and stop listening."""
         for task in self._acceptors:
             task.cancel()
         tasks = [*self._acceptors, *(task for pipe in self._pipes for task in pipe.tasks)]
@@ -125,7 +126,7 @@ class Link:
             pipe.tasks.append(asyncio.create_task(self._join(pipe, port)))
 
     async def _join(self, pipe: _Pipe, port: int) -> None:
-        """Reach the learner, then carry both ways."""
+        """Connect to the learner, then carry both ways."""
         loop = asyncio.get_running_loop()
         far = socket.socket()
         far.setblocking(False)
@@ -135,7 +136,7 @@ class Link:
             await loop.sock_connect(far, (_HOST, port))
         except BaseException as error:
             far.close()
-            if isinstance(error, OSError):  # nobody listens there
+            if isinstance(error, OSError):  # the learner does not listen
                 self._end(pipe, reset=True)
                 return
             raise
@@ -195,7 +196,7 @@ class Link:
             if task is not current:
                 task.cancel()
         sockets = [each for each in (pipe.near, pipe.far) if each is not None]
-        # a socket may be closed once no task of the loop waits for it any more
+        # A socket can be closed once no task of the loop waits for it any more.
         asyncio.get_running_loop().call_soon(_close, sockets, reset)
 
 
@@ -208,10 +209,10 @@ def _close(sockets: list[socket.socket], reset: bool) -> None:
 
 
 def free_pair() -> list[socket.socket]:
-    """Two sockets bound to consecutive free ports of loopback, not listening yet.
+    """Return two sockets bound to consecutive free loopback ports; they do not listen yet.
 
     Raises:
-        OSError: there are none.
+        OSError: there are no such ports.
     """
     for port in random.sample(_PORTS, 200):
         pair = [socket.socket(), socket.socket()]

@@ -1,4 +1,4 @@
-"""Memory of a run's processes, looked at while nothing is done to them."""
+"""Memory of a run's processes, measured in quiet phases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.chaos.processes import memory_of
 __all__ = ["TRIM_S", "MemoryUse", "measure_memory"]
 
 TRIM_S = 62.0
-"""Within so long each process gives idle memory back once (`aiorl.net.transport.system.give_back_regularly`)."""
+"""Period in which each process returns idle memory once (`aiorl.net.transport.system.give_back_regularly`)."""
 
 _LOOK_S = 1.0
 
@@ -25,9 +25,9 @@ class MemoryUse:
     """Private memory in MB.
 
     Attributes:
-        learner: of the learner.
-        lasting_worker: of the outside worker that no fault ends.
-        other_workers: median of all others.
+        learner: memory of the learner.
+        lasting_worker: memory of the outside worker that no fault ends.
+        other_workers: median of all other workers.
     """
 
     learner: float
@@ -35,16 +35,16 @@ class MemoryUse:
     other_workers: float
 
     def to_dict(self) -> dict[str, float]:
-        """By name, for JSON."""
+        """Return the fields by name, for JSON."""
         return asdict(self)
 
 
 async def measure_memory(cluster: Cluster, seconds: float) -> MemoryUse:
-    """The least that each process has used within so many seconds: what it needs, without what it could give back.
+    """Measure the least memory of each process over a time: its need, without memory it could return.
 
     Args:
-        cluster: running, with nothing being done to it.
-        seconds: how long to look; ``TRIM_S`` to see each process after it has given memory back.
+        cluster: running cluster, free of faults.
+        seconds: duration; ``TRIM_S`` covers one return of idle memory by each process.
     """
     until = time.monotonic() + seconds
     least: dict[psutil.Process, int] = {}
@@ -57,7 +57,7 @@ async def measure_memory(cluster: Cluster, seconds: float) -> MemoryUse:
         if time.monotonic() >= until:
             break
         await asyncio.sleep(_LOOK_S)
-    # processes that are there now: one that was replaced meanwhile says nothing
+    # Only processes that still run count: one that was replaced in the meantime is meaningless.
     used_by = {
         role: statistics.median([least[process] / 1e6 for process, r in roles.items() if r == role] or [0.0])
         for role in ("learner", "lasting_worker", "other_workers")

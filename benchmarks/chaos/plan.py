@@ -1,9 +1,9 @@
-"""Which fault comes when: the same for the same seed, whatever the machine makes of it.
+"""Order of faults: the same for the same seed on any machine.
 
-Kinds of one class come in shuffled rounds, so that each comes about as often as the others. Two classes keep a
-distance, because what they do would add up: a kind that silences a worker lets on-policy training wait until what that
-worker owes is leased to others (5 s), and several of them in a row would be measured as one long standstill; and a
-learner that is killed again before it trains is never seen to recover.
+Kinds of one class come in shuffled rounds, so that each occurs about as often as the others. Two classes keep a
+distance, because their effects would add up. A kind that silences a worker makes on-policy training wait until that
+worker's leases go to others (5 s); several in a row would be measured as one long standstill. And a learner that is
+killed again before it trains never shows its recovery.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAUSE_S = (1.0, 4.0)
 
 
 class Effect(StrEnum):
-    """What a kind of fault does to training."""
+    """Effect of a kind of fault on training."""
 
     PASSING = "passing"
     SILENCES = "silences a worker"
@@ -31,13 +31,13 @@ _APART_S = {Effect.SILENCES: (18.0, 26.0), Effect.ENDS_LEARNER: (12.0, 24.0)}
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault to come.
+    """One planned fault.
 
     Attributes:
-        number: from 1 on, over all parts of the run.
-        pause_s: seconds after the fault before.
+        number: number from 1, over all parts of the run.
+        pause_s: seconds after the previous fault.
         kind: name of its kind.
-        seed: of everything that is random in it.
+        seed: seed of all its random choices.
     """
 
     number: int
@@ -47,11 +47,11 @@ class Planned:
 
 
 class Planner:
-    """Draws faults.
+    """Random planner of faults.
 
     Args:
-        effects: kind -> what it does to training; at least one.
-        seed: of the plan and of each fault in it.
+        effects: kind -> effect on training; at least one.
+        seed: seed of the plan and of each fault in it.
     """
 
     def __init__(self, effects: Mapping[str, Effect], seed: int) -> None:
@@ -61,16 +61,16 @@ class Planner:
         self._number = 0
 
     def part(self, seconds: float, *, learner_ends: bool) -> list[Planned]:
-        """The faults of so many seconds.
+        """Plan the faults of one part of the run.
 
         Args:
             seconds: how long faults begin.
-            learner_ends: whether kinds that end the learner are among them.
+            learner_ends: include kinds that end the learner.
         """
         allowed = [effect for effect in Effect if self._kinds[effect]]
         if not learner_ends:
             allowed = [effect for effect in allowed if effect is not Effect.ENDS_LEARNER]
-        # the first ones come early, so that short runs have them too
+        # The first ones come early, so that short runs get them, too.
         due = {effect: self._random.uniform(*_APART_S[effect]) / 3 for effect in allowed if effect in _APART_S}
         planned: list[Planned] = []
         now = 0.0

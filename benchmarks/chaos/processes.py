@@ -1,7 +1,7 @@
-"""Starting processes of a run, finding those that they start, and looking at how all of them end.
+"""Processes of a run: start them, find their children, and see how all of them end.
 
-Every process bears a mark in its environment, which its children inherit, so that one that outlives its parent is
-found all the same.
+Every process carries a mark in its environment, which its children inherit. So a child that outlives its parent can
+still be found.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _MARK = "AIORL_CHAOS"
-_ROOT = Path(__file__).parents[2]  # where this package can be imported by name
+_ROOT = Path(__file__).parents[2]  # the directory from which this package can be imported
 _CRASH = re.compile(r"^.*(?:Fatal Python error|Assertion failed|Segmentation fault).*$", re.MULTILINE)
 _ENDED = re.compile(r"^.*worker (?:process )?\d+(?: of \d+)? ended (?:with status |\()(-?\d+).*$", re.MULTILINE)
 _CAUSED = frozenset({0, -signal.SIGKILL, -signal.SIGTERM, signal.SIGTERM + 128, signal.SIGKILL + 128})
@@ -42,13 +42,13 @@ _CRASHED = frozenset(status for number in _CRASH_SIGNALS for status in (-number,
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process that ended without having been told to.
+    """Process that ended without orders.
 
     Attributes:
-        who: which one.
-        status: its exit status.
+        who: name of the process.
+        status: exit status.
         said: its last words, or those of its supervisor.
-        at: when that was seen; 0 if it was only read of.
+        at: time at which its end was seen; 0 if a log reports it.
     """
 
     who: str
@@ -61,16 +61,16 @@ class Ended:
 
 
 class Started:
-    """A process in a session of its own, whose output is appended to a file."""
+    """Process in a session of its own that appends its output to a file."""
 
     def __init__(self, command: list[str], *, mark: str, output: Path, environment: Mapping[str, str]) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             command: the program and its arguments.
-            mark: what ``marked`` finds it and its children by.
+            mark: mark by which ``marked`` finds it and its children.
             output: file for both of its streams.
-            environment: variables added to this process's own.
+            environment: variables to add to those of this process.
         """
         self._log = output
         with output.open("ab") as file:
@@ -86,44 +86,44 @@ class Started:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     @property
     def status(self) -> int | None:
-        """Its exit status, None while it runs."""
+        """Exit status, None while it runs."""
         return self._process.poll()
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it still runs."""
+        """Send it a signal if it still runs."""
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit status, as soon as it has ended.
+        """Wait for its end; return the exit status.
 
         Raises:
-            TimeoutError: it has not after so many seconds.
+            TimeoutError: it still runs after ``timeout_s`` seconds.
         """
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"it runs on after {timeout_s} s") from None
+            raise TimeoutError(f"the process still runs after {timeout_s} s") from None
 
     def last_words(self) -> str:
-        """The last line it has written; of one that crashed, the one that says so."""
+        """Return the last line it has written, or, after a crash, the line that reports it."""
         lines = [line.strip() for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines()]
         crashes = crashes_in("\n".join(lines)) if self.status in _CRASHED else []
         return next((line[:_MAX_LINE] for line in [*reversed(crashes), *reversed(lines)] if line), "")
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a process a signal, if it is still the same and runs."""
+    """Send a process a signal if it is still the same process and runs."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
 
 
 def worker_leaves(pid: int) -> list[psutil.Process]:
-    """The processes that sample below a process, itself included: workers that have started no other workers."""
+    """Return the processes that sample below a process, including itself: workers without workers of their own."""
     try:
         top = psutil.Process(pid)
         family = [top, *top.children(recursive=True)]
@@ -135,7 +135,7 @@ def worker_leaves(pid: int) -> list[psutil.Process]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """All processes that bear the mark and have not ended."""
+    """Return all live processes with the mark."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -145,7 +145,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def end_all(processes: Iterable[psutil.Process]) -> None:
-    """Kill processes and wait until they are gone."""
+    """Kill processes and wait until they have ended."""
     left = list(processes)
     for process in left:
         send(process, signal.SIGKILL)
@@ -153,9 +153,9 @@ def end_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def memory_of(process: psutil.Process) -> int | None:
-    """Memory that a process has written to and shares with no other, in bytes; None if it has ended.
+    """Return the memory that a process has written to and does not share, in bytes; None if it has ended.
 
-    Pages of libraries that it only reads are none of it: they are private or shared as other processes come and go.
+    Pages of libraries that are only read do not count: they become private or shared as other processes come and go.
     """
     with contextlib.suppress(psutil.Error):
         return sum(int(part.private_dirty) for part in process.memory_maps())
@@ -163,9 +163,9 @@ def memory_of(process: psutil.Process) -> int | None:
 
 
 def crashes_in(text: str) -> list[str]:
-    """Lines by which a process says that it is being aborted, one for each time.
+    """Return the lines that report an abort, one for each abort.
 
-    An assertion of a library and Python's word on the signal that follows are one.
+    A library's failed assertion and Python's message about the resulting signal count as one.
     """
     lines = [match.strip() for match in _CRASH.findall(text)]
     words = [line for line in lines if "Fatal Python error" not in line]
@@ -174,13 +174,13 @@ def crashes_in(text: str) -> list[str]:
 
 
 def ended_in(who: str, text: str) -> list[Ended]:
-    """Workers that ended otherwise than by a signal of ours, as their supervisor tells."""
+    """Return the workers that ended otherwise than by a signal from here, as their supervisor reports."""
     found = [Ended(who, int(match[1]), match[0].strip()) for match in _ENDED.finditer(text)]
     return [each for each in found if each.status not in _CAUSED]
 
 
 def aborted(crashes: Sequence[str], ended: Sequence[Ended]) -> list[str]:
-    """Every process that ended by itself, once: what they said while crashing, and what was seen of their ends."""
+    """Return every process that ended by itself, once: from their crash messages and from ends that were observed."""
     by_crash = [each for each in ended if each.status in _CRASHED]
     others = [str(each) for each in ended if each.status not in _CRASHED]
     return [*crashes, *map(str, by_crash[len(crashes) :]), *others]

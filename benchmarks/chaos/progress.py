@@ -1,6 +1,6 @@
-"""When trained steps rose: read from ``result.jsonl`` as it grows, and measured against faults.
+"""Times at which trained steps rose, read from the growing ``result.jsonl`` and compared with faults.
 
-Times are seconds of the wall clock, as results have them; one *life* is the time of one learner process.
+Times are seconds of the wall clock, as in results. A *life* is the time of one learner process.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from benchmarks.ledger import ledger_gap
 __all__ = ["SETTLE_S", "Progress", "Row", "Span", "longest_standstill", "standstill", "time_dead"]
 
 SETTLE_S = 1.0
-"""A standstill that begins so soon after a fault's end still counts as the fault's."""
+"""A standstill that begins within this time after a fault's end still counts as the fault's."""
 
 
 _NEVER_COUNTED = ("abandoned by the worker", "malformed")
 _RESULTS = 8
-"""Results in a row that show the same."""
+"""Consecutive results that must show the same."""
 _BATCHES = 3
-"""Train batches that are made up, wait for the update or are in it."""
+"""Train batches that are being assembled, queued or trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What matters of one result.
+    """Relevant fields of one result.
 
     Attributes:
-        at: when it was made.
-        life: of which learner process, from 0 on.
-        trained: env steps trained on in all.
-        workers: workers that were there.
+        at: time of the result.
+        life: number of the learner process, from 0.
+        trained: total of env steps trained on.
+        workers: number of workers.
     """
 
     at: float
@@ -48,9 +48,10 @@ class Row:
 
 
 def _arrived_elsewhere(result: Mapping[str, Any]) -> int:
-    """Env steps that arrived by the counter and are neither trained, queued nor discarded by the ledger.
+    """Return the env steps that arrived by the counter and are neither trained, queued nor discarded in the ledger.
 
-    In a learner that was never resumed it is none; a resume adds what was queued when its checkpoint was written.
+    It is 0 for a learner that was never resumed; a resume adds the steps that were queued when its checkpoint was
+    written.
     """
     ledger = result["ledger"]
     discarded = sum(steps for reason, steps in ledger["discarded"].items() if reason not in _NEVER_COUNTED)
@@ -59,35 +60,35 @@ def _arrived_elsewhere(result: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From one time to another."""
+    """Time span."""
 
     begin: float
     end: float
 
     def meets(self, other: Span) -> bool:
-        """Whether both have a time in common."""
+        """Return True if both overlap."""
         return self.begin <= other.end and other.begin <= self.end
 
 
 class Progress:
-    """All results of a run, also those that a resumed learner takes off the file again.
+    """All results of a run, including those that a resumed learner removes from the file.
 
     Attributes:
-        births: when each life began; whoever starts learners adds to it.
+        births: begin of each life; the code that starts learners appends to it.
         rows: results so far.
-        rises: when trained steps rose.
-        gaps: what was wrong with ledgers.
+        rises: times at which trained steps rose.
+        gaps: problems of ledgers.
         firsts: life -> its first result.
         left: "discarded" and "lost" -> env steps of the newest result.
     """
 
     def __init__(self, path: Path, *, fragment_steps: int = 0, batch_steps: int = 0) -> None:
-        """Take the file; it need not be there yet.
+        """Take the path of the file; the file need not exist yet.
 
         Args:
-            path: of the results.
+            path: results file.
             fragment_steps: env steps of a fragment.
-            batch_steps: env steps of a train batch; 0 does not hold the ledger against what waits.
+            batch_steps: env steps of a train batch; 0 skips the check of queued steps.
         """
         self.births: list[float] = []
         self.rows: list[Row] = []
@@ -103,11 +104,11 @@ class Progress:
         self._inode = 0
 
     def read(self) -> None:
-        """Take up the results that have come since the last call."""
+        """Read the results that have come since the last call."""
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:  # a resumed learner wrote it anew
+                if found.st_ino != self._inode or found.st_size < self._offset:  # a resumed learner has rewritten it
                     self._inode, self._offset = found.st_ino, 0
                 file.seek(self._offset)
                 data = file.read()
@@ -119,7 +120,7 @@ class Progress:
             self.add(json.loads(line))
 
     def add(self, result: Mapping[str, Any]) -> None:
-        """Take one result; one that is not newer than the last is left out, for it was there before."""
+        """Add a result; skip it if it is not newer than the last, because it was read before."""
         at, last = float(result["timestamp"]), self.rows[-1] if self.rows else None
         if last is not None and at <= last.at:
             return
@@ -129,7 +130,7 @@ class Progress:
             trained=int(result["env_steps_trained_total"]),
             workers=int(result["num_healthy_workers"]),
         )
-        if last is None or row.life != last.life:  # a resumed learner begins where its checkpoint was
+        if last is None or row.life != last.life:  # a resumed learner begins at its checkpoint
             has_risen = result["updates_this_iter"] > 0
             self.firsts[row.life] = result
             self._elsewhere = _arrived_elsewhere(result) if row.life else 0
@@ -144,7 +145,7 @@ class Progress:
         self.left = {name: sum(result["ledger"][name].values()) for name in ("discarded", "lost")}
 
     def _astray(self, result: Mapping[str, Any]) -> str:
-        """Say whether the ledger and the counter have gone apart for good; what comes just now is in the first only."""
+        """Return a complaint if the ledger and the counter differ for good; steps in arrival are only in the ledger."""
         self._apart.append(_arrived_elsewhere(result) - self._elsewhere)
         if len(self._apart) < _RESULTS or min(self._apart) <= 0 <= max(self._apart):
             return ""
@@ -153,19 +154,19 @@ class Progress:
         return f"{least:+,} env steps arrived and are not in the ledger"
 
     def _excess(self, result: Mapping[str, Any]) -> str:
-        """Say whether the ledger has more queued than fragments and train batches are there."""
+        """Return a complaint if the ledger queues more than the existing fragments and train batches hold."""
         if not self._batch_steps:
             return ""
         waits = int(result["transport"]["queued_fragments"]) * self._fragment_steps + _BATCHES * self._batch_steps
         queued = int(result["ledger"]["queued"])
-        return f"{queued:,} env steps are queued, and at most {waits:,} wait" if queued > waits else ""
+        return f"{queued:,} env steps are queued, but at most {waits:,} can be" if queued > waits else ""
 
 
 def standstill(rises: Sequence[float], fault: Span) -> float | None:
-    """The longest time without a rise from a fault's begin on, None while that is still open.
+    """Return the longest time without a rise from a fault's begin, None while it is still open.
 
-    Looked at is each standstill that begins before ``SETTLE_S`` after the fault's end; one that began before the
-    fault counts from the fault on.
+    A standstill counts if it begins before ``SETTLE_S`` after the fault's end; one that began before the fault counts
+    from the fault.
     """
     until = fault.end + SETTLE_S
     if not rises or rises[-1] <= until:
@@ -175,16 +176,16 @@ def standstill(rises: Sequence[float], fault: Span) -> float | None:
 
 
 def time_dead(deaths: Sequence[Span], fault: Span) -> float | None:
-    """Return how long the learner that a fault ended was dead from then on; None if it does not train again.
+    """Return how long the learner that a fault ended was dead; None if it does not train again.
 
-    One that another fault had ended just before, and that did not train yet, dies no second death.
+    A learner that another fault had ended just before, and that has not trained since, does not die again.
     """
     own = next((death for death in deaths if death.end > fault.begin), None)
     return None if own is None else own.end - max(own.begin, fault.begin)
 
 
 def longest_standstill(rises: Sequence[float], within: Span, left_out: Sequence[Span]) -> float:
-    """The longest time between two rises, but for those that meet a span to be left out; 0 if there are none."""
+    """Return the longest time between two rises, except those that meet a span in ``left_out``; 0 if there is none."""
     first, last = bisect.bisect_left(rises, within.begin), bisect.bisect_right(rises, within.end)
     gaps = [Span(a, b) for a, b in itertools.pairwise(rises[first:last])]
     return max((g.end - g.begin for g in gaps if not any(g.meets(span) for span in left_out)), default=0.0)

@@ -1,4 +1,4 @@
-"""The figures of a run under faults, and the bars that they are held against."""
+"""Figures of a run under faults, and their bars."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Bars", "Line", "Report", "Struck"]
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bounds; counts of what may not be at all need none.
+    """Bounds; counts that must be zero need none.
 
     Attributes:
         median_s: median time until trained steps rise again.
-        worst_s: longest such time, and longest time in all in which they did not rise.
+        worst_s: bound on each recovery, and on each standstill of trained steps.
         death_median_s: median time from a learner's death until trained steps rise again.
-        memory: growth of a process's memory, as a share; None reports it only.
-        is_ledger_moved: env steps must have been discarded and lost, or the ledger was hardly tested.
+        memory: growth of a process's memory as a share; None only reports it.
+        is_ledger_moved: env steps must have been discarded and lost; otherwise the ledger was hardly tested.
     """
 
     median_s: float = 5.0
@@ -31,19 +31,19 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """One fault and what came of it.
+    """One fault and its outcome.
 
     Attributes:
-        number: in the plan.
-        algo: what was trained.
+        number: number in the plan.
+        algo: algorithm of the run.
         kind: name of its kind.
-        target: what was hit.
-        at_s: when, in seconds after the start of everything.
-        held_s: how long.
-        ends_learner: it was meant to end the learner.
-        beside_death: another fault's end of the learner fell into it, so its time says nothing.
-        recovery_s: longest time without a rise of trained steps, from it on; None if they did not rise any more.
-        misses: what must hold after it and did not.
+        target: target in words.
+        at_s: seconds from the campaign's start.
+        held_s: duration in seconds.
+        ends_learner: the fault was meant to end the learner.
+        beside_death: the learner's end by another fault overlapped it, so its time is meaningless.
+        recovery_s: longest time without a rise of trained steps from its begin; None if they never rose again.
+        misses: conditions that did not hold afterwards.
     """
 
     number: int
@@ -59,13 +59,13 @@ class Struck:
 
     @property
     def survived(self) -> bool:
-        """Training goes on, and everything else holds."""
+        """True if training continues and every other condition holds."""
         return self.recovery_s is not None and not self.misses
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One figure: its name, its value in words, its bound in words, and whether it holds (None: no bound)."""
+    """One figure: its name, value and bound in words, and whether it holds (None: no bound)."""
 
     name: str
     value: str
@@ -75,26 +75,26 @@ class Line:
 
 @dataclass(slots=True)
 class Report:
-    """What was done to a run, and what became of it.
+    """Faults of a run and their outcome.
 
     Attributes:
-        seed: of the plan.
+        seed: seed of the plan.
         bars: bounds.
-        struck: faults in the order in which they were over.
-        skipped: kind -> why, or how often, it could not be done.
+        struck: faults in the order of their ends.
+        skipped: kind -> reason, or count, of faults that were not possible.
         deaths_s: time from each end of a learner until trained steps rose again.
-        standstills_s: algorithm -> longest time without a rise while the learner was there.
-        results: results whose ledgers were looked at.
-        gaps: what was wrong with ledgers.
-        resumes: resumed learners whose first result was held against the checkpoint.
-        weights_compared: of those, how many whose weights were, too.
-        forgotten: what did not come back.
+        standstills_s: algorithm -> longest time without a rise while the learner was alive.
+        results: number of results with a checked ledger.
+        gaps: problems of ledgers.
+        resumes: number of resumed learners compared with their checkpoint by the first result.
+        weights_compared: number of those compared by weights, too.
+        forgotten: state that did not come back.
         left: "discarded" and "lost" -> env steps.
         aborted: processes that ended by themselves.
         orphans: processes that outlived the run.
-        complaints: what else was not as it should be.
+        complaints: other problems.
         memory: "algorithm, process" -> MB at begin and end.
-        tracebacks: last lines of tracebacks in logs -> how often; told, not judged.
+        tracebacks: last line of a traceback in the logs -> count; reported, not judged.
     """
 
     seed: int
@@ -117,16 +117,16 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Every bar holds."""
+        """True if every bar holds."""
         return all(line.ok is not False for line in self.lines())
 
     @property
     def recoveries_s(self) -> list[float]:
-        """Times of all faults that ended no learner and fell into no such end."""
+        """Recovery times of all faults that neither ended a learner nor overlapped a learner's end."""
         return _recoveries(each for each in self.struck if not each.ends_learner)
 
     def lines(self) -> list[Line]:
-        """All figures that are judged or stand beside those."""
+        """Return all figures, judged and informative."""
         bars = self.bars
         num_survived = sum(each.survived for each in self.struck)
         lines = [
@@ -166,7 +166,7 @@ class Report:
         return lines
 
     def _resume_lines(self) -> list[Line]:
-        """Judge what came back; resumes of which nothing could be compared show nothing."""
+        """Judge the resumed state; resumes without a comparison prove nothing."""
         if not any(each.ends_learner for each in self.struck):
             return []
         compared = f"{self.resumes}, weights of {self.weights_compared}"
@@ -176,7 +176,7 @@ class Report:
         ]
 
     def by_kind(self) -> dict[str, dict[str, Any]]:
-        """Kind -> how many, how many survived, median and worst time of those that can be told."""
+        """Return, by kind, the count, the survivors, and the median and worst of the known times."""
         kinds: dict[str, dict[str, Any]] = {}
         for kind in sorted({each.kind for each in self.struck}):
             struck = [each for each in self.struck if each.kind == kind]
@@ -190,12 +190,12 @@ class Report:
         return kinds
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return the whole report for JSON."""
         lines = [asdict(line) for line in self.lines()]
         return {"ok": self.ok, "lines": lines, "by_kind": self.by_kind(), **asdict(self)}
 
     def text(self) -> str:
-        """Everything, for people."""
+        """Return the whole report as text."""
         rows = [f"{'fault':28}{'times':>7}{'survived':>10}{'median':>10}{'worst':>10}"]
         for kind, told in self.by_kind().items():
             times = "".join(f"{_seconds(told[name]):>10}" for name in ("median_s", "worst_s"))

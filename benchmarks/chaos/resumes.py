@@ -1,6 +1,6 @@
-"""What a resume must bring back: the newest whole checkpoint, read without aiorl, against what the next learner shows.
+"""Check of resumes: the newest whole checkpoint, read without aiorl, against the next learner's results.
 
-A learner that has forgotten everything trains as well as one that has not, so survival alone says nothing.
+A learner that has forgotten everything trains as well as any other, so survival alone proves nothing.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ __all__ = ["Resumes", "Saved"]
 _RESTARTED = "learner restarted"
 _MAX_META_BYTES = 1 << 26
 _NEAR_UPDATES = 100
-"""Weights are compared with those of a checkpoint of the next life that is so many updates later at most."""
+"""Weights are compared with those of a checkpoint of the next life that is at most this many updates later."""
 _NEAR = 0.7
-"""Most change of the weights in that time, as a share of their size; of two networks drawn apart it is 1.4."""
+"""Largest change of the weights in that time, as a share of their size; it is 1.4 between two independent networks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a checkpoint holds of a run.
+    """Content of a checkpoint.
 
     Attributes:
-        number: of the checkpoint, which is that of its updates.
-        iteration: last iteration finished.
+        number: number of the checkpoint, which is that of its updates.
+        iteration: last finished iteration.
         counters: totals by name.
-        ledger: as in results.
-        weights: of all policies, one after the other.
+        ledger: ledger as in results.
+        weights: weights of all policies, one after the other.
     """
 
     number: int
@@ -46,7 +46,7 @@ class Saved:
 
     @classmethod
     def newest_of(cls, run_dir: Path) -> Self | None:
-        """The newest checkpoint of a run whose digests hold; None if there is none."""
+        """Return the newest checkpoint of a run whose digests hold; None if there is none."""
         for path in sorted((run_dir / "checkpoints").glob("checkpoint-*"), reverse=True):
             try:
                 return cls._read(path)
@@ -58,13 +58,13 @@ class Saved:
     def _read(cls, path: Path) -> Self:
         meta_file, tensors_file = path / "meta.json", path / "tensors.safetensors"
         if not meta_file.is_file() or meta_file.stat().st_size > _MAX_META_BYTES:
-            raise ValueError("no file of this kind")
+            raise ValueError("not a file of this kind")
         header = json.loads(meta_file.read_bytes())
         if tensors_file.stat().st_size != header["tensors_bytes"]:
-            raise ValueError("not of its size")
+            raise ValueError("its size is wrong")
         payload = tensors_file.read_bytes()
         if hashlib.sha256(payload).hexdigest() != header["tensors_sha256"]:
-            raise ValueError("not as its digest says")
+            raise ValueError("its digest is wrong")
         meta, tensors = header["meta"], load(payload)
         weights = [tensors[name].ravel().astype(np.float64) for name in sorted(tensors) if "/weights/" in name]
         return cls(
@@ -76,7 +76,7 @@ class Saved:
         )
 
     def missing_in(self, result: Mapping[str, Any]) -> list[str]:
-        """Return what the first result of a resumed learner lacks of this checkpoint."""
+        """Return the counts of this checkpoint that the first result of a resumed learner lacks."""
         ledger, own = result["ledger"], self.ledger
         left_over = int(own["queued"]) + int(own["in_flight"])
         is_same = {
@@ -107,7 +107,7 @@ class Saved:
         ]
 
     def change_of_weights(self, later: Saved) -> float:
-        """Return by how much the weights have changed, as a share of their size; infinite for another network."""
+        """Return the change of the weights as a share of their size; infinite for another network."""
         if later.weights.shape != self.weights.shape:
             return float("inf")
         size = float(np.linalg.norm(self.weights))
@@ -115,12 +115,12 @@ class Saved:
 
 
 class Resumes:
-    """Holds each resumed learner against what was saved when the one before had ended.
+    """Comparison of each resumed learner with the state its predecessor had saved.
 
     Attributes:
-        compared: resumes whose first result was compared.
-        weights_compared: resumes of which the weights were compared, too.
-        missing: what did not come back.
+        compared: number of resumes with a compared first result.
+        weights_compared: number of resumes with compared weights.
+        missing: state that did not come back.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -133,16 +133,16 @@ class Resumes:
         self._is_due = self._are_weights_due = False
 
     def expect(self, life: int) -> None:
-        """Note what there is to come back; to be called when a learner has ended, and before the next one starts.
+        """Note the state to be restored; call this after a learner has ended and before the next one starts.
 
         Args:
-            life: number of the life to come.
+            life: number of the next life.
         """
         self._saved, self._life = Saved.newest_of(self._run_dir), life
         self._is_due = self._are_weights_due = self._saved is not None
 
     def look(self, firsts: Mapping[int, Mapping[str, Any]]) -> None:
-        """Compare what has come since.
+        """Compare the results since the last call.
 
         Args:
             firsts: life -> its first result.

@@ -1,8 +1,8 @@
-"""The way through: for each algorithm a run that is started, struck, left in peace, struck again and ended.
+"""Campaign: for each algorithm a run that is started, struck, left in peace, struck again and ended.
 
     start -> faults of every kind -> peace, memory -> faults that leave the learner alive -> peace, memory -> Ctrl-C
 
-The second round of faults is the longer one: what grows in a learner under faults shows only if it lives.
+The second round of faults is the longer one: growth of a learner under faults shows only if it lives.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _SHARE_WITH_DEATHS = 0.4
 _RISES_S = 100.0
 _ALL_BACK_S = 60.0
 _BLAME_S = 3.0
-"""An end of the learner so soon after a fault is that fault's, too."""
+"""An end of the learner within this time after a fault counts as that fault's, too."""
 
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ |+].*\n|\n)*(\S.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to do.
+    """Settings of a campaign.
 
     Attributes:
-        seconds: how long faults begin, in all.
-        seed: of the plan.
+        seconds: total time during which faults begin.
+        seed: seed of the plan.
         kinds: names of the kinds to draw from.
         algos: algorithms, one run each.
-        folder: gets all logs; exists.
+        folder: existing directory for all logs.
         bars: bounds.
-        patience: factor of all times that something is waited for, 1 for a quiet machine.
+        patience: factor for all timeouts, 1 for a quiet machine.
     """
 
     seconds: float
@@ -65,16 +65,16 @@ class Options:
 
     @property
     def peace_s(self) -> float:
-        """How long memory is looked at."""
+        """Seconds of a quiet phase, in which memory is measured."""
         return min(TRIM_S, self.seconds / 12)
 
 
 async def run_chaos(options: Options, tell: Callable[[str], None]) -> Report:
-    """Do it all; cancelling it ends every process first.
+    """Run the campaign; cancelling it ends every process first.
 
     Args:
-        options: what to do.
-        tell: told a line at a time how it goes.
+        options: settings.
+        tell: receives the progress, one line at a time.
     """
     report = Report(options.seed, options.bars)
     planner = Planner({name: KINDS[name].effect for name in options.kinds}, options.seed)
@@ -91,7 +91,7 @@ async def run_chaos(options: Options, tell: Callable[[str], None]) -> Report:
 
 
 class _Run:
-    """One algorithm's run."""
+    """Run of one algorithm."""
 
     def __init__(
         self,
@@ -126,20 +126,20 @@ class _Run:
             report.complaints += [f"{self._algo}: {text}" for text in await cluster.finish()]
             report.orphans += await cluster.orphans()
         except ClusterFailed as failed:
-            report.complaints.append(f"{self._algo}: given up: {failed}")
+            report.complaints.append(f"{self._algo}: gave up: {failed}")
         finally:
             await cluster.close()
             self._keep_files()
         self._take_stock()
 
     async def _part(self, planned: Sequence[Planned]) -> None:
-        """Strike as planned, then wait until everything is well again."""
+        """Strike as planned, then wait until the run is healthy again."""
         cluster = self._cluster
         try:
             async with asyncio.TaskGroup() as tasks:
                 for each in planned:
                     await asyncio.sleep(each.pause_s)
-                    if KINDS[each.kind].effect is Effect.ENDS_LEARNER:  # it could not begin on a full disk
+                    if KINDS[each.kind].effect is Effect.ENDS_LEARNER:  # a learner could not start on a full disk
                         with contextlib.suppress(Missed):
                             await cluster.until(
                                 lambda: cluster.is_training and not self._disk.is_full, 2 * _RISES_S, ""
@@ -151,11 +151,11 @@ class _Run:
             await cluster.until(
                 lambda: cluster.is_training and cluster.workers_there >= cluster.num_workers,
                 _ALL_BACK_S,
-                f"of {cluster.num_workers} workers not all were back",
+                f"not all of {cluster.num_workers} workers were back",
             )
         except Missed as missed:
             self._report.complaints.append(f"{self._algo}: {missed}: {cluster.workers_there} are there")
-        self._tell(f"all is over, {cluster.workers_there} workers are there")
+        self._tell(f"part done, {cluster.workers_there} workers are there")
 
     async def _strike(self, planned: Planned) -> None:
         cluster, kind = self._cluster, KINDS[planned.kind]
@@ -163,7 +163,7 @@ class _Run:
         misses: list[str] = []
         try:
             await kind.act(strike)
-        except (NoTarget, psutil.NoSuchProcess):  # or it ended just before
+        except (NoTarget, psutil.NoSuchProcess):  # or it has just ended
             self._report.skipped.setdefault(kind.name, "had no target once or more")
             return
         except Missed as missed:
@@ -186,7 +186,7 @@ class _Run:
         ends_learner = KINDS[planned.kind].effect is Effect.ENDS_LEARNER
         deaths = [*cluster.deaths, *([cluster.down] if cluster.down is not None else [])]
         recovery_s = time_dead(cluster.deaths, span) if ends_learner else standstill(cluster.progress.rises, span)
-        # who dies while this fault is still felt explains what comes after
+        # A death while this fault still has an effect explains the rest.
         meant = Span(span.begin, span.end + max(SETTLE_S, recovery_s or 0.0))
         return Struck(
             number=planned.number,
@@ -202,7 +202,7 @@ class _Run:
         )
 
     def _take_stock(self) -> None:
-        """What is known once everything has ended."""
+        """Collect the findings that are known once all processes have ended."""
         cluster, report = self._cluster, self._report
         progress = cluster.progress
         report.results += len(progress.rows)
@@ -219,18 +219,18 @@ class _Run:
         crashes: list[str] = []
         ended = list(cluster.unexpected)
         tracebacks: Counter[str] = Counter(report.tracebacks)
-        for path in sorted(self._folder.rglob("*.txt*")):  # rotated ones too
+        for path in sorted(self._folder.rglob("*.txt*")):  # rotated logs, too
             text = path.read_text(encoding="utf-8", errors="replace")
             who = f"{self._algo} {path.name}"
             crashes += [f"{who}: {line}" for line in crashes_in(text)]
-            if path != self._folder / "learner.txt":  # what stands there stands in log.txt as well
+            if path != self._folder / "learner.txt":  # its lines are in log.txt as well
                 ended += ended_in(who, text)
                 tracebacks.update(line[:200] for line in _TRACEBACK.findall(text))
         report.aborted += aborted(crashes, ended)
         report.tracebacks = dict(tracebacks)
 
     def _keep_files(self) -> None:
-        """Take what explains a run off the disk, which goes with everything on it."""
+        """Copy the files that explain a run from the disk before it is deleted."""
         with contextlib.suppress(OSError):
             shutil.copytree(
                 self._cluster.run_dir, self._folder / "run", ignore=shutil.ignore_patterns("checkpoints", "events*")
