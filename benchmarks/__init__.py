@@ -1,1 +1,1 @@
-"""Measurements of aiorl beside plain baselines."""
+"""Measurements of aiorl against plain baselines."""

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.comparison [TASK...]`: aiorl's defaults beside those of Stable-Baselines3, at equal env steps.
+"""`python -m benchmarks.comparison [TASK...]`: compare the defaults of aiorl and Stable-Baselines3 at equal env steps.
 
-Both train each task with their defaults, without a preset, and play episodes with the most likely actions afterwards.
-The virtual environment of Stable-Baselines3 is made at first use. Each run is one process with one thread; each row of
-``docs/results/comparison.csv`` is one of them. Runs that have a row are not made again, so the command can be ended at
-any time and goes on later. It ends with the page of results.
+Both train each task with their defaults, without a preset, and then play episodes with the most likely actions. The
+virtual environment of Stable-Baselines3 is made at first use. Each run is one process with one thread, and gets one row
+of ``docs/results/comparison.csv``. Runs with a row are not repeated, so the command can be stopped at any time and
+continued later. At the end it writes the page of results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FOLDER = Path(__file__).parents[1] / "docs" / "results"
 _FILE = "comparison.csv"
 _TIMEOUT_S = 3600.0
 _NEARLY = 0.985
-"""Share of the env steps after which aiorl ends: vectorised environments lose some in each train batch at resets."""
+"""Share of the env steps after which aiorl stops: vectorised environments lose some of each train batch to resets."""
 _HEAD = f"""
 ## Compared with Stable-Baselines3
 
@@ -61,15 +61,15 @@ which for positive returns is aiorl / theirs.
 
 @dataclass(frozen=True)
 class ComparedTask:
-    """What both libraries train.
+    """Task for both libraries.
 
     Attributes:
         algo: name of the algorithm.
         env: environment.
-        env_steps: that are trained on; a multiple of the train batches of both.
-        episodes: that are played after training.
-        num_envs: of Stable-Baselines3; more than one collect 256 steps each.
-        seeds: how many.
+        env_steps: env steps to train on; a multiple of both libraries' train batches.
+        episodes: episodes to play after training.
+        num_envs: environments of Stable-Baselines3; more than one collect 256 steps each.
+        seeds: number of seeds.
     """
 
     algo: str
@@ -102,17 +102,17 @@ TASKS = (
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """What one run gave.
+    """Outcome of one run.
 
     Attributes:
         task: name of the task.
-        library: which trained.
-        seed: the run's.
-        env_steps: trained on.
+        library: library that trained.
+        seed: seed of the run.
+        env_steps: env steps trained on.
         return_train: mean return of the last 100 episodes of training.
         return_greedy: mean return of the episodes played afterwards.
-        episodes: how many these are.
-        cpu_s: seconds of CPU of the whole process.
+        episodes: number of episodes played afterwards.
+        cpu_s: CPU seconds of the whole process.
     """
 
     task: str
@@ -126,13 +126,13 @@ class ComparedRow:
 
 
 def measured(task: ComparedTask, library: str, seed: int, options: Mapping[str, Any] | None = None) -> ComparedRow:
-    """Train one run and play its episodes, in a process of its own.
+    """Train one run and play its episodes in a separate process.
 
     Args:
-        task: what to train.
-        library: who trains.
-        seed: of the run.
-        options: settings of aiorl that are not its defaults.
+        task: task to train.
+        library: library to train with.
+        seed: seed of the run.
+        options: settings of aiorl that replace its defaults.
 
     Raises:
         RuntimeError: the run failed.
@@ -172,12 +172,12 @@ def _learned(wanted: Mapping[str, Any]) -> dict[str, float]:
 
 
 def ratio_of(ours: float, theirs: float) -> float:
-    """How our return compares with theirs: the quotient where theirs is positive; 0.95 is short by 5 % of its size."""
+    """Compare our return with theirs: the quotient if theirs is positive; 0.95 is short by 5 % of its size."""
     return 1.0 + (ours - theirs) / abs(theirs)
 
 
 def read_compared_rows(folder: Path) -> list[ComparedRow]:
-    """Return the rows there are."""
+    """Return the existing rows."""
     return read_csv(folder / _FILE, ComparedRow)
 
 
@@ -209,11 +209,11 @@ def _key(row: ComparedRow) -> tuple[str, str, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train what has no row yet and write the page of results; the exit status is 0."""
+    """Train the runs without a row and write the page of results; the exit status is 0."""
     names = [task.name for task in TASKS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.comparison", description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"default: all; known: {', '.join(names)}")
-    parser.add_argument("--library", choices=LIBRARIES, help="only this one")
+    parser.add_argument("--library", choices=LIBRARIES, help="train only with this library")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time; default: 2")
     parser.add_argument("--run", metavar="JSON", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

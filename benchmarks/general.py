@@ -1,9 +1,9 @@
-"""The general path alone, on one core: any number of agents and policies, dicts in and out.
+"""The general path alone on one core: any number of agents and policies, with dicts as input and output.
 
-Two settings: CartPole with four agents in each of 16 environments, odd and even agents on policies of their
-own; and plain CartPole, 64 copies, with a hook that looks at every step. The network is the one of the sampler
-benchmark, the rows hold all columns that the general path records. The baseline is a minimal loop over the same
-environments that records the same columns, trajectory by trajectory, with the same networks in NumPy and the same hook.
+There are two settings: CartPole with four agents in each of 16 environments, where odd and even agents have different
+policies; and 64 copies of plain CartPole with a hook that sees every step. The network is that of the sampler
+benchmark, and the rows hold all columns that the general path records. The baseline is a minimal loop over the same
+environments with the same hook. It records the same columns, trajectory by trajectory, with the same networks in NumPy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Advance = Callable[[], int]
 
 
 class MultiAgentCartPole(MultiAgentEnv):
-    """Four poles; an agent whose pole has fallen is done, the episode is over when all have."""
+    """CartPole for several agents: an agent is done when its pole has fallen, the episode ends when all have."""
 
     def __init__(self, agents: int = AGENTS) -> None:
         """Make the poles."""
@@ -59,7 +59,7 @@ class MultiAgentCartPole(MultiAgentEnv):
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """All poles upright."""
+        """Reset all poles to upright."""
         self._fallen = set()
         self._steps = 0
         return {
@@ -67,7 +67,7 @@ class MultiAgentCartPole(MultiAgentEnv):
         }, {}
 
     def step(self, action_dict: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
-        """Push."""
+        """Push the carts."""
         self._steps += 1
         obs, rewards, terminateds, truncateds = {}, {}, {}, {}
         for index, action in action_dict.items():
@@ -80,20 +80,20 @@ class MultiAgentCartPole(MultiAgentEnv):
 
 
 def general_multi_agent() -> list[Figure]:
-    """Four agents in each of 16 CartPoles, two policies; agent steps."""
+    """Measure four agents in each of 16 CartPoles with two policies, in agent steps."""
     return _measured("multi", 16, "general, 4 agents x 16 CartPoles, 2 policies", "agent steps/s")
 
 
 def general_single_agent() -> list[Figure]:
-    """64 Python CartPoles, polled since somebody looks at every step."""
+    """Measure 64 Python CartPoles that are polled because a hook sees every step."""
     return _measured("single", 64, "general, CartPole x 64, a hook per step", "steps/s")
 
 
 class LooksAtSteps(DefaultCallbacks):
-    """Does nothing, at every step."""
+    """Callbacks that do nothing at every step."""
 
     def on_episode_step(self, **kwargs: Any) -> None:
-        """Look."""
+        """Do nothing."""
 
 
 def _measured(kind: str, num_envs: int, name: str, unit: str) -> list[Figure]:
@@ -157,7 +157,7 @@ class _Agent:
 
 
 def _make_baseline(kind: str, num_envs: int) -> Advance:
-    """Dicts of observations to arrays, one evaluation per policy, actions back; rows by agent, then columns."""
+    """Return a loop: observations to arrays, one evaluation per policy, actions back; rows by agent, then columns."""
     multi = kind == "multi"
     envs: list[Any] = [
         MultiAgentCartPole() if multi else gymnasium.make("CartPole-v1", disable_env_checker=True)
@@ -237,7 +237,7 @@ def _make_baseline(kind: str, num_envs: int) -> Advance:
 
 
 def _rate(advance: Advance) -> float:
-    """Steps per second of this process's own time: what else runs on the machine is not measured."""
+    """Return steps per second of this process's own time: other work on the machine is not counted."""
     steps, began = 0, time.process_time()
     while (elapsed := time.process_time() - began) < ROUND_S:
         steps += advance()
@@ -245,7 +245,7 @@ def _rate(advance: Advance) -> float:
 
 
 def main() -> None:
-    """Measure one setting; prints ``[value, baseline]`` as JSON."""
+    """Measure one setting and print ``[value, baseline]`` as JSON."""
     kind, num_envs = sys.argv[1], int(sys.argv[2])
     pin_to_one_core()
     subject, baseline = _make_subject(kind, num_envs), _make_baseline(kind, num_envs)

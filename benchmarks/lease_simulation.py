@@ -1,7 +1,7 @@
-"""A streaming run in simulated time: the real sessions, lease book, budget and queue; no sockets, processes or updates.
+"""Streaming run in simulated time: the real sessions, lease book, budget and queue; no sockets, processes or updates.
 
-Workers take the time they are said to take for a fragment, give or take a tenth; messages take half a millisecond.
-Where they are on one host, they, the updates and what else runs there share its cores.
+Workers take the given time for a fragment, within 10 %; messages take half a millisecond. On a shared host, workers,
+updates and other work compete for its cores.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NO_BEATS = TransportConfig(heartbeat_interval_s=1e9, heartbeat_timeout_s=1e9)
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host on which all of a run is, and more: what it does takes as long as others let it.
+    """Host of a whole run, shared with other work: each job takes as long as the others allow.
 
     Attributes:
-        cores: of which each has its own queue of jobs.
-        deviation: of the logarithm of a job's work; that given is the median.
-        others_s: work of others, by turns on any core, on average.
-        others_every_s: how often they come, on average.
+        cores: number of cores, each with its own queue of jobs.
+        deviation: standard deviation of the logarithm of a job's work; the given work is the median.
+        others_s: mean duration of a job of others, each time on another core.
+        others_every_s: mean time between these jobs.
     """
 
     cores: int = 2
@@ -50,13 +50,13 @@ class Host:
 
 @dataclass(slots=True)
 class Simulated:
-    """What came of it, after the warm-up.
+    """Outcome of a run after the warm-up.
 
     Attributes:
-        fragments_per_s: trained on.
-        discarded: share of what was sampled that was not trained on.
-        lags: policy versions between sampling and training, of each fragment.
-        by_slot: fragments that each worker brought.
+        fragments_per_s: fragments trained on per second.
+        discarded: share of sampled fragments that were not trained on.
+        lags: policy versions between sampling and training, for each fragment.
+        by_slot: number of fragments from each worker.
     """
 
     fragments_per_s: float = 0.0
@@ -66,7 +66,7 @@ class Simulated:
 
 
 class _Node:
-    """A worker: one sampler that begins the next fragment when the one before is done."""
+    """Worker with one sampler that begins the next fragment when the previous one is done."""
 
     def __init__(self, number: int, fragment_s: float) -> None:
         self.peer = b"%d" % number
@@ -78,12 +78,12 @@ class _Node:
 
 
 class _Core:
-    """A core whose jobs all go on at the same speed, all together at that of the core."""
+    """Core that shares its speed evenly among its jobs."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._jobs: list[tuple[float, int, Callable[[], None]]] = []
-        self._done_s = 0.0  # by each job that was there all the time
+        self._done_s = 0.0  # work done for each job that was there all the time
         self._since = 0.0
         self._turn = 0
 
@@ -91,7 +91,7 @@ class _Core:
         return len(self._jobs)
 
     def begin(self, work_s: float, call: Callable[[], None]) -> None:
-        """Take a job on; call when it is done."""
+        """Begin a job; call when it is done."""
         self._go_on()
         heapq.heappush(self._jobs, (self._done_s + work_s, next(self._simulation.numbers), call))
         self._look_again()
@@ -118,11 +118,11 @@ class _Core:
 
 
 class Simulation:
-    """One run; no heartbeats, since nobody fails.
+    """One run; it has no heartbeats because nothing fails.
 
     Attributes:
         now: seconds from its beginning.
-        numbers: of whatever needs an order.
+        numbers: counter for everything that needs an order.
     """
 
     def __init__(
@@ -134,14 +134,14 @@ class Simulation:
         seed: int = 0,
         host: Host | None = None,
     ) -> None:
-        """Take what there is.
+        """Prepare a run.
 
         Args:
-            fragment_s: of each worker, seconds that it takes for a fragment.
-            plan: of the algorithm; streaming.
-            update_s: seconds that an update takes.
-            seed: of the times' deviations.
-            host: that updates and workers share, whose times are what they need of a core; None: each has its own.
+            fragment_s: seconds per fragment, for each worker.
+            plan: streaming plan of the algorithm.
+            update_s: seconds per update.
+            seed: seed of the random variation of times.
+            host: host shared by updates and workers, with times as core time; None gives each its own.
         """
         self._plan = plan
         self._update_s = update_s
@@ -174,7 +174,7 @@ class Simulation:
             self._let_others_work(host)
 
     def run(self, seconds: float, warm_up_s: float) -> Simulated:
-        """Simulate so long, and count from the end of the warm-up on.
+        """Simulate for the given time, and count from the end of the warm-up.
 
         Raises:
             InternalError: the ledger or the leases do not add up.
@@ -194,11 +194,11 @@ class Simulation:
         self._is_warm = True
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call in so many seconds."""
+        """Call after the given time."""
         heapq.heappush(self._due, (self.now + seconds, next(self.numbers), call))
 
     def _work(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call when that is done."""
+        """Call when the work is done."""
         if self._host is None:
             self.after(seconds * max(0.2, self._random.gauss(1.0, 0.1)), call)
         else:
@@ -213,7 +213,7 @@ class Simulation:
     # Workers --------------------------------------------------------------------------------------------------
 
     def _take_up(self, node: _Node) -> None:
-        """Let a worker say what it has to say, and begin what it may."""
+        """Send a worker's messages, and begin the fragments that it may sample."""
         session = node.session
         if not node.busy:
             lease_id = session.start_fragment(session.version)
@@ -233,7 +233,7 @@ class Simulation:
         node.session.fragment_done(samples, self.now)
         self._take_up(node)
 
-    # The learner, as `RemoteSource` has it --------------------------------------------------------------------
+    # The learner, as in `RemoteSource` ----------------------------------------------------------------------------
 
     def _arrive(self, node: _Node, message: m.Message) -> None:
         self._learner.receive(node.peer, message, self.now)

@@ -1,7 +1,9 @@
-"""A learner whose workers may owe so many fragments by turns: `python -m benchmarks.lease_turns TURN_S OPTIONS`.
+"""Learner that changes the number of fragments a worker may owe in turns.
 
-One run has all settings of ``outstanding_fragments_per_worker`` measured: what differs between them is nothing else.
-The wall clock alone says which one is in force, so whoever reads the results knows it too.
+    python -m benchmarks.lease_turns TURN_S OPTIONS
+
+One run measures all settings of ``outstanding_fragments_per_worker``, so nothing else differs between them. The wall
+clock alone decides which setting is in force, so that a reader of the results can tell, too.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ __all__ = ["SETTINGS", "Turn", "main", "number_of", "setting_of", "turns_of"]
 
 SETTINGS = (1, 3, 8)
 _SETTLES = 0.5
-"""Share of a turn that is left out, its first: what is trained on then was sampled in the turn before."""
+"""First share of a turn, which is left out: its train batches were sampled in the turn before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What came of a turn, but for its beginning.
+    """Outcome of a turn, without its beginning.
 
     Attributes:
         setting: fragments that one worker may owe.
         rate: env steps trained on per second.
-        sampled: env steps that came in.
+        sampled: env steps that arrived.
         discarded: env steps of these that were not trained on.
         lag: mean policy lag; NaN if there is none.
     """
@@ -44,17 +46,17 @@ class Turn:
 
 
 def number_of(at: float, turn_s: float) -> int:
-    """The turn that a time of the wall clock belongs to; turns of one round begin at multiples of their number."""
+    """Return the number of the turn at a wall-clock time; turns of one round begin at multiples of their number."""
     return int(at // turn_s)
 
 
 def setting_of(number: int) -> int:
-    """The setting of a turn."""
+    """Return the setting of a turn."""
     return SETTINGS[number % len(SETTINGS)]
 
 
 def turns_of(rows: Iterable[Mapping[str, Any]], turn_s: float) -> dict[int, Turn]:
-    """Turns by number, of a run's results; those that have too few of them are left out."""
+    """Return the turns of a run by number, from its results; turns with too few results are left out."""
     late = [row for row in rows if row["timestamp"] % turn_s >= _SETTLES * turn_s]
     found = {}
     for number, several in groupby(late, lambda row: number_of(row["timestamp"], turn_s)):
@@ -74,7 +76,7 @@ def turns_of(rows: Iterable[Mapping[str, Any]], turn_s: float) -> dict[int, Turn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and take turns."""
+    """Train in turns."""
     turn_s, *words = sys.argv[1:] if argv is None else argv
     updated = Pacing.updated
 

@@ -1,8 +1,8 @@
-"""What leases achieve: hardly a sample is made to be thrown away, and the learner is kept as busy as it can be.
+"""Effect of leases: hardly a sample is discarded, and the learner is as busy as it can be.
 
-Streaming runs with few and many workers, each with several settings of ``outstanding_fragments_per_worker``: the
-default must come up to the best of them. With 1 to 64 real local workers, settings by turns within one run
-(`benchmarks.lease_turns`), and with 1,000 in simulated time.
+Streaming runs have few and many workers, each with several settings of ``outstanding_fragments_per_worker``; the
+default must match the best of them. Runs with 1 to 64 real local workers change the setting in turns
+(`benchmarks.lease_turns`); 1,000 workers run in simulated time.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ SPEEDS_DIFFER_BY = 50.0
 MAX_DISCARDED, MIN_RATIO = 0.01, 0.97
 
 _DEFAULT = IMPALAConfig().outstanding_fragments_per_worker
-_START_S, _START_OF_EACH_S = 60.0, 2.0  # at most; two cores start 64 processes in a minute
-_BUILDS_S = 0.2  # for each: from its registration to its first fragment
+_START_S, _START_OF_EACH_S = 60.0, 2.0  # limit; two cores start 64 processes in a minute
+_BUILDS_S = 0.2  # for each worker: from its registration to its first fragment
 _ENDS_S = 60.0
 _MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What bounds a run.
+    """Bottleneck of a run.
 
     Attributes:
-        name: of the figure.
-        options: of the learner.
+        name: name of the figure.
+        options: options of the learner.
         turn_s: seconds for which a setting is in force: tens of train batches.
         rounds: turns of each setting.
     """
@@ -85,7 +85,7 @@ _WORKER_BOUND = _Kind(
 
 
 def leases_simulated() -> list[Figure]:
-    """1,000 workers, the slowest 50 times slower than the fastest, for 90 s of simulated time."""
+    """Simulate 1,000 workers for 90 s; the slowest is 50 times slower than the fastest."""
     fragment_s = spread(1000, 0.2)
     return [
         *_compare("1,000 simulated, learner-bound", lambda k: simulate(fragment_s, 64, k, 0.1, 90.0)),
@@ -94,27 +94,27 @@ def leases_simulated() -> list[Figure]:
 
 
 def leases_real_01() -> list[Figure]:
-    """IMPALA with one worker process on this machine."""
+    """Measure IMPALA with one worker process on this machine."""
     return _real(1)
 
 
 def leases_real_04() -> list[Figure]:
-    """The same with 4."""
+    """Measure IMPALA with four worker processes."""
     return _real(4)
 
 
 def leases_real_16() -> list[Figure]:
-    """The same with 16."""
+    """Measure IMPALA with 16 worker processes."""
     return _real(16)
 
 
 def leases_real_64() -> list[Figure]:
-    """The same with 64."""
+    """Measure IMPALA with 64 worker processes."""
     return _real(64)
 
 
 def _real(workers: int) -> list[Figure]:
-    batch = 16 * workers  # a fragment of each: some 3 updates a second
+    batch = 16 * workers  # one fragment of each: about three updates a second
     batches = {"train-batch-size": batch, "sgd-minibatch-size": batch}
     return [
         *figures_of(f"{workers} workers, learner-bound", _train(_LEARNER_BOUND, workers, {})),
@@ -123,7 +123,7 @@ def _real(workers: int) -> list[Figure]:
 
 
 def spread(count: int, fastest_s: float) -> list[float]:
-    """Seconds that each of so many workers takes for a fragment, evenly spread on a logarithmic scale."""
+    """Return seconds per fragment for each worker, evenly spread on a logarithmic scale."""
     order = [fastest_s * SPEEDS_DIFFER_BY ** (number / (count - 1)) for number in range(count)]
     random.Random(0).shuffle(order)
     return order
@@ -132,17 +132,17 @@ def spread(count: int, fastest_s: float) -> list[float]:
 def simulate(
     fragment_s: Sequence[float], fragments_per_batch: int, per_worker: int, update_s: float, seconds: float
 ) -> tuple[float, float, float]:
-    """Fragments trained on per second, share discarded, mean policy lag, after a third of the time."""
+    """Return fragments trained on per second, share discarded and mean policy lag, after a third of the time."""
     plan = LeasePlan("streaming", fragments_per_batch, per_worker, 10)
     found = Simulation(fragment_s, plan, update_s).run(seconds, seconds / 3)
     return found.fragments_per_s, found.discarded, sum(found.lags) / max(1, len(found.lags))
 
 
 def figures_of(name: str, turns: Iterable[Turn]) -> list[Figure]:
-    """Figures of the default setting, from turns of all settings.
+    """Return the figures of the default setting, from turns of all settings.
 
-    Turns are short and by turns, and what counts is what all turns of a setting brought together: the best of a few
-    single measurements would be whichever the machine was kindest to.
+    Turns are short and alternate, and each setting counts by all its turns together. The best of a few single
+    measurements would only be the one that the machine happened to favour.
     """
     by_setting = _by_setting(turns)
     own = by_setting[_DEFAULT]
@@ -166,10 +166,10 @@ def _means(by_setting: Mapping[int, Sequence[Turn]]) -> dict[int, float]:
 
 
 def _train(kind: _Kind, workers: int, more: dict[str, Any]) -> list[Turn]:
-    """The turns of a run once all of its workers are there; as many of each setting.
+    """Train; return the turns after all workers have joined, the same number for each setting.
 
-    Where the default seems to fall short, the run goes on and as many turns again are counted as well: the best of
-    three settings that are as good as each other is ahead by what the machine's noise leaves in their means.
+    If the default seems to fall short, the run continues, and as many turns again are counted as well. Of three equally
+    good settings, noise always puts one ahead.
     """
     with tempfile.TemporaryDirectory() as folder, Path(folder, "learner.txt").open("wb") as log:
         results = Path(folder, "run", "result.jsonl")
@@ -208,7 +208,7 @@ def _train(kind: _Kind, workers: int, more: dict[str, Any]) -> list[Turn]:
 
 
 def _rows(results: Path) -> list[dict[str, Any]]:
-    """Results so far."""
+    """Return the results so far."""
     if not results.exists():
         return []
     lines = results.read_bytes().split(b"\n")[:-1]  # the last one may be half written

@@ -1,4 +1,4 @@
-"""What the library costs beyond the command line, and a call of ``train`` beyond its iteration."""
+"""Cost of the library compared with the command line, and of a call of ``train`` compared with its iteration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUICK = {"train_batch_size": 2048, "sgd_minibatch_size": 2048, "num_sgd_iter": 
 
 
 def library_start() -> list[Figure]:
-    """``aiorl.train("CartPole-v1", stop_return=475)`` in a Python of its own, beside the command line, by turns."""
+    """Measure ``aiorl.train("CartPole-v1", stop_return=475)`` in a new Python, alternating with the command line."""
     options = ("-m", "aiorl.learner", "--env=CartPole-v1", "--stop-return=475")
     pairs = [
         (_seconds("-c", _TRAIN, str(seed), last="{}"), _seconds(*options, f"--seed={seed}", last="--run-dir={}"))
@@ -33,7 +33,7 @@ def library_start() -> list[Figure]:
 
 
 def library_iteration() -> list[Figure]:
-    """A call of ``Trainer.train`` beside the iteration that it is for, without workers and with one."""
+    """Measure a call of ``Trainer.train`` against its own iteration, without workers and with one."""
     figures = []
     for num_workers, where in ((0, "in process"), (1, "one worker")):
         value, baseline = run_fresh("benchmarks.library", str(num_workers))
@@ -43,13 +43,13 @@ def library_iteration() -> list[Figure]:
 
 
 def _seconds(*arguments: str, last: str) -> float:
-    """How long a Python takes from start to end; its last argument names the run directory."""
+    """Return how long a Python process takes from start to end; its last argument names the run directory."""
     with tempfile.TemporaryDirectory() as folder:
         return command_seconds([sys.executable, *arguments, last.format(f"{folder}/run")])
 
 
 def main(num_workers: str) -> None:
-    """Measure in this process, and print milliseconds as JSON."""
+    """Measure in this process and print milliseconds as JSON."""
     from aiorl import PPOConfig
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""How figures are measured: subject and baseline in turn, medians, on one core, in a fresh process."""
+"""Measurement of figures: subject and baseline in turn, medians, on one core, in a fresh process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
 SINGLE_THREADED = {
     name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
-"""Environment variables that keep numerical libraries to one thread; they are read when NumPy is imported."""
+"""Environment variables that limit numerical libraries to one thread; they are read when NumPy is imported."""
 
 
 def alternate(subject: Callable[[], float], baseline: Callable[[], float], rounds: int = 5) -> tuple[float, float]:
-    """Subject and baseline, measured in turn so that both see the same machine.
+    """Measure subject and baseline in turn, so that both see the same machine.
 
-    Returns: the median of the baseline, and what the median of the rounds' ratios makes of it.
+    Returns: the baseline's median times the median ratio of the rounds, and the baseline's median.
     """
     pairs = [(subject(), baseline()) for _ in range(rounds)]
     middle = statistics.median(pair[1] for pair in pairs)
@@ -42,55 +42,55 @@ def alternate(subject: Callable[[], float], baseline: Callable[[], float], round
 
 
 def pin_to_one_core() -> None:
-    """Keep this process to the last of the cores it may use, where the system lets us."""
+    """Pin this process to the last of its cores, if the system allows it."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def exit_on_sigterm() -> None:
-    """Have SIGTERM unwind the process: what it made is removed, and the command that it waits for ends with it."""
+    """Make SIGTERM unwind the process, so that it cleans up and ends the command that it waits for."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def run_fresh(module: str, *arguments: str, timeout_s: float = 300.0) -> Any:
-    """What ``python -m module arguments`` printed as JSON, with numerical libraries on one thread.
+    """Run ``python -m module arguments`` with single-threaded numerical libraries; return the JSON that it prints.
 
     Raises:
-        RuntimeError: it failed; the message ends with what it wrote to stderr.
+        RuntimeError: it failed; the message ends with its stderr.
     """
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     return json.loads(run_command(command, timeout_s, env={**os.environ, **SINGLE_THREADED}))
 
 
 def learner_rate(options: Mapping[str, object], seconds: float) -> float:
-    """Env steps per second sampled and trained on by a learner started from the command line, at the end of its run.
+    """Run a learner from the command line; return env steps per second, sampled and trained on, at the end of its run.
 
     Args:
-        options: of the command line, without dashes, None for one without a value; how long it runs, the run
-            directory and the seed are added.
-        seconds: of the end of the run; start-up and as much before it are left out.
+        options: command-line options without dashes, None for one without a value; this function adds the duration, the
+            run directory and the seed.
+        seconds: measured time at the end of the run; start-up and the same time before are left out.
 
     Raises:
         RuntimeError: it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        # results come by time alone, however few env steps an iteration has
+        # Results depend on time alone, however few env steps an iteration has.
         often = {"min-iter-time-s": 0.5, "timesteps-per-iteration": 0}
         added = {**often, "stop-time-s": 5.0 + 2 * seconds, "run-dir": run_dir, "seed": 1}
         words = [f"--{name}" + ("" if value is None else f"={value}") for name, value in {**options, **added}.items()]
         run_command([sys.executable, "-m", "aiorl.learner", *words])
         rows = [json.loads(line) for line in (run_dir / "result.jsonl").read_text().splitlines()]
-    # but for the very last one, which is made when the run is stopped
+    # The very last result is left out, because stopping the run makes it.
     late = [row for row in rows[:-1] if row["time_total_s"] >= rows[-2]["time_total_s"] - seconds]
     if len(late) < 5 or late[-1]["time_total_s"] - late[0]["time_total_s"] < seconds / 2:
-        raise RuntimeError(f"{len(late)} results in the last {seconds:g} s: too few to measure by")
+        raise RuntimeError(f"only {len(late)} results in the last {seconds:g} s: too few to measure a rate")
     steps = late[-1]["env_steps_trained_total"] - late[0]["env_steps_trained_total"]
     return float(steps / (late[-1]["time_total_s"] - late[0]["time_total_s"]))
 
 
 def command_seconds(command: Sequence[str]) -> float:
-    """How long a command takes from start to end.
+    """Return how long a command takes from start to end.
 
     Raises:
         RuntimeError: it failed.
@@ -101,10 +101,10 @@ def command_seconds(command: Sequence[str]) -> float:
 
 
 def run_command(command: Sequence[str], timeout_s: float = 180.0, env: Mapping[str, str] | None = None) -> str:
-    """What a command printed.
+    """Run a command and return its output.
 
     Raises:
-        RuntimeError: it failed; the message ends with what it wrote to stderr.
+        RuntimeError: it failed; the message ends with its stderr.
     """
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
     if done.returncode != 0:

@@ -1,9 +1,9 @@
-"""Updates of DQN, SAC and TD3 beside loops that one would write by hand: rows drawn, and K minibatches compiled as one.
+"""Updates of DQN, SAC and TD3 against hand-written loops: rows are drawn, and K minibatches compiled as one.
 
-Networks 256x256 relu; DQN with LunarLander's shapes, minibatches of 128 and double dueling Q-learning, SAC and TD3 with
-HalfCheetah's and minibatches of 256. The subject stores a fragment and trains on what is due by it, as the learner
-does. The baseline writes the same rows to arrays, draws as many by NumPy, and runs a bare scan in XLA: weights and
-Adam's moments are its carry, and it checks, reports and guards nothing. Both on one core.
+Networks are 256x256 relu. DQN has LunarLander's shapes, minibatches of 128 and double dueling Q-learning; SAC and TD3
+have HalfCheetah's shapes and minibatches of 256. The subject stores a fragment and trains on the minibatches that are
+due, as the learner does. The baseline writes the same rows to arrays, draws as many with NumPy, and runs a bare XLA
+scan that carries weights and Adam's moments, without checks or reports. Both run on one core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["off_policy_dqn", "off_policy_sac", "off_policy_td3"]
 
 TARGET_RATIO = 0.8
 ROUNDS = 9
-MINIBATCHES = 16  # of one call
+MINIBATCHES = 16  # per call
 STORED = 20_000
 HIDDEN = 256
 GAMMA, TAU, LR = 0.99, 0.005, 3e-4
@@ -36,21 +36,21 @@ Array = NDArray[Any]
 Rows = dict[str, Array]
 Tensors = Any
 Step = Callable[[Any, Tensors, Any], Any]
-"""(carry, minibatch, number) -> carry: one optimiser step."""
+"""Optimiser step: (carry, minibatch, number) -> carry."""
 
 
 def off_policy_dqn() -> list[Figure]:
-    """Minibatches of 128."""
+    """Measure DQN with minibatches of 128."""
     return _measured("dqn")
 
 
 def off_policy_sac() -> list[Figure]:
-    """Minibatches of 256, two critics, actor and temperature."""
+    """Measure SAC with minibatches of 256, two critics, actor and temperature."""
     return _measured("sac")
 
 
 def off_policy_td3() -> list[Figure]:
-    """Minibatches of 256, two critics, the actor at every other one."""
+    """Measure TD3 with minibatches of 256, two critics, and the actor at every other one."""
     return _measured("td3")
 
 
@@ -60,8 +60,8 @@ def _measured(algo: str) -> list[Figure]:
 
 
 def main(algo: str) -> None:
-    """Measure one in this process; prints value and baseline as JSON."""
-    pin_to_one_core()  # TensorFlow has as many threads as it finds cores
+    """Measure one algorithm in this process and print value and baseline as JSON."""
+    pin_to_one_core()  # TensorFlow uses one thread per core it finds
     batch, obs_size = (128, 8) if algo == "dqn" else (256, 17)
     actions: spaces.Space[Any] = spaces.Discrete(4) if algo == "dqn" else spaces.Box(-1.0, 1.0, (6,), np.float32)
     subject = _subject(algo, batch, obs_size, actions)
@@ -120,7 +120,7 @@ def _subject(algo: str, batch: int, obs_size: int, action_space: spaces.Space[An
 
 
 def _baseline(step: Step, carry: Any, batch: int, rows: Rows) -> Callable[[], None]:
-    """A scan of a step over minibatches of rows that NumPy draws."""
+    """Return a scan of a step over minibatches of rows drawn by NumPy."""
     import tensorflow as tf
 
     rng = np.random.default_rng(1)
@@ -194,7 +194,7 @@ def _adam(net: dict[str, Any], gradients: Sequence[Any]) -> dict[str, Any]:
 
 
 def _descend(net: dict[str, Any], loss: Callable[[list[Any]], Any]) -> tuple[dict[str, Any], Any]:
-    """One step of Adam; `loss` gives the loss, and something to hand on."""
+    """Take one step of Adam; `loss` returns the loss and a value to pass on."""
     import tensorflow as tf
 
     with tf.GradientTape() as tape:

@@ -1,7 +1,7 @@
-"""Stored experience: from files to train batches and from batches to files, beside bare pyarrow and orjson loops.
+"""Stored experience from files to train batches and from batches to files, against bare pyarrow and orjson loops.
 
-Each runs on one core in a process of its own, with files in memory (``/dev/shm`` where it is there): the disk is not
-what is measured. A bare loop makes or takes the same arrays with the library alone.
+Each benchmark runs on one core in a separate process. Files are in memory (``/dev/shm`` if it exists), because the disk
+is not the subject. A bare loop makes or takes the same arrays with the library alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BATCH = 32_768
 
 
 def offline_parquet() -> list[Figure]:
-    """CartPole's rows in Parquet, to train batches and from fragments."""
+    """Measure CartPole's rows in Parquet, read into train batches and written from fragments."""
     read, bare = _by_turns("read", "parquet")
     written, bare_written = _by_turns("write", "parquet")
     return [
@@ -47,7 +47,7 @@ def offline_parquet() -> list[Figure]:
 
 
 def offline_frames() -> list[Figure]:
-    """Atari's frames, 84x84x4 bytes, in Parquet."""
+    """Measure Atari frames in Parquet, 84x84x4 bytes."""
     read, bare = _by_turns("read", "frames")
     written, bare_written = _by_turns("write", "frames")
     return [
@@ -57,7 +57,7 @@ def offline_frames() -> list[Figure]:
 
 
 def offline_json() -> list[Figure]:
-    """CartPole's rows as JSON lines, nothing compressed."""
+    """Measure CartPole's rows as JSON lines without compression."""
     read, bare = _by_turns("read", "json")
     written, bare_written = _by_turns("write", "json")
     return [
@@ -75,7 +75,7 @@ def _rate(way: str, kind: str, whose: str) -> float:
 
 
 def _rows(count: int, seed: int = 0) -> SampleBatch:
-    """Rows of CartPole with what PPO records, in episodes of 200."""
+    """Return rows of CartPole with the columns that PPO records, in episodes of 200."""
     rng = np.random.default_rng(seed)
     ends = np.arange(1, count + 1) % 200 == 0
     return SampleBatch(
@@ -93,7 +93,7 @@ def _rows(count: int, seed: int = 0) -> SampleBatch:
 
 
 def _frames(count: int, seed: int = 0) -> SampleBatch:
-    """Stacks of four frames that are mostly one colour, as games show."""
+    """Return stacks of four frames that are mostly one colour, as in games."""
     rng = np.random.default_rng(seed)
     obs = np.full((count, 84, 84, 4), 87, np.uint8)
     obs[:, :20, :, :] = rng.integers(0, 4, (count, 20, 84, 1), np.uint8) * 60
@@ -117,7 +117,7 @@ def _batches(kind: str) -> list[SampleBatch]:
 
 
 def _amount(kind: str, batches: list[SampleBatch]) -> float:
-    """Rows, or megabytes of frames."""
+    """Return the number of rows, or megabytes of frames."""
     if kind == "frames":
         return sum(batch["obs"].nbytes for batch in batches) / 1e6
     return sum(batch.count for batch in batches)
@@ -222,7 +222,7 @@ def _write_bare(directory: Path, kind: str, batches: list[SampleBatch]) -> None:
 
 
 def _measure(way: str, kind: str, whose: str) -> float:
-    """Rows or megabytes per second, the best of three passes."""
+    """Return rows or megabytes per second, the best of three passes."""
     batches = _batches(kind)
     memory = "/dev/shm"
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:

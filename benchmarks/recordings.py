@@ -1,8 +1,8 @@
-"""Stored experience for learning results: policies of known quality, played with fixed seeds, or all that one sampled.
+"""Stored experience for learning results: policies of known quality played with fixed seeds, or a policy's training.
 
-Each recording is a directory of Parquet files in a cache, made once, and one row of ``docs/results/data/NAME.csv``.
-Observations are stored as the environment gives them, and actions are drawn from the policy's distribution. What a
-policy sampled while it was trained is in the directory of its run.
+Each recording is made once. It is a directory of Parquet files in a cache, and one row of
+``docs/results/data/NAME.csv``. Observations are stored as the environment gives them, and actions are drawn from the
+policy's distribution. The samples of a policy's training are in the directory of its run.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = [
 ]  # fmt: skip
 
 NUM_FILES = 10
-"""Of each recording, about as long as each other."""
+"""Number of files per recording, all about the same length."""
 _SEED = 100
-"""Of the policies' training; apart from those of the runs that learn from what they play."""
+"""Seed of the policies' training; it differs from those of the runs that learn from the recordings."""
 _PLAY_SEED = 1_000_000
 _EPISODES = 100
 _THIRD = 1 / 3
@@ -44,13 +44,13 @@ _TIMEOUT_S = 6 * 3600.0
 
 @dataclass(frozen=True)
 class Player:
-    """A policy that is trained to be recorded.
+    """Policy that is trained to be recorded.
 
     Attributes:
-        preset: what it is trained with.
-        env_steps: that it is trained on, at most.
-        third_of: recording of another policy: training ends once the mean return of 100 episodes is a third of what
-            that one earns with the most likely actions.
+        preset: preset to train it with.
+        env_steps: most env steps to train it on.
+        third_of: recording of another policy; training ends once the mean return of 100 episodes is a third of that
+            policy's return with the most likely actions.
     """
 
     preset: str
@@ -60,14 +60,14 @@ class Player:
 
 @dataclass(frozen=True)
 class Recording:
-    """What one policy played.
+    """Recording of one policy.
 
     Attributes:
-        name: of its files.
+        name: name of its files.
         env: environment.
         player: the policy; None draws actions at random.
-        rows: least env steps; the last episode is whole.
-        of_training: what the policy sampled while it was trained, and not what it plays then.
+        rows: minimum of env steps; the last episode is whole.
+        of_training: record the policy's training instead of its later play.
     """
 
     name: str
@@ -90,24 +90,24 @@ RECORDINGS = {
     )
 }
 MIXED_CARTPOLE = ("cartpole-expert", "cartpole-random")
-"""Learnt from half and half."""
+"""Two recordings that are mixed half and half."""
 
 
 @dataclass(frozen=True)
 class DataRow:
-    """What is known of a recording.
+    """Facts about a recording.
 
     Attributes:
-        policy_env_steps: that its policy was trained on; 0 for one that draws at random.
-        policy_return: mean return of that policy with the most likely actions, over 100 episodes; at random, of those
-            recorded.
+        policy_env_steps: env steps that its policy was trained on; 0 for one that draws at random.
+        policy_return: mean return of that policy with the most likely actions, over 100 episodes; for a random one, of
+            the recorded episodes.
         rows: env steps.
-        episodes: whole ones.
-        return_mean: of the episodes.
-        return_std: their deviation.
-        return_min: the least.
-        return_max: the greatest.
-        version: of aiorl.
+        episodes: number of whole episodes.
+        return_mean: mean return of the episodes.
+        return_std: standard deviation of their returns.
+        return_min: lowest return.
+        return_max: highest return.
+        version: version of aiorl.
     """
 
     policy_env_steps: int
@@ -122,15 +122,15 @@ class DataRow:
 
 
 def default_cache() -> Path:
-    """Where recordings lie, and the runs that they come from, unless said otherwise."""
+    """Return the default directory of recordings and of the runs behind them."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aiorl" / "results"
 
 
 def files_of(names: Sequence[str], cache: Path, folder: Path) -> list[str]:
-    """The files of recordings to learn from: of several, equal shares of each; what is not there is recorded.
+    """Return the files of recordings to learn from, an equal share of each; make missing recordings.
 
     Args:
-        names: of recordings.
+        names: names of recordings.
         cache: see `recorded`.
         folder: see `recorded`.
     """
@@ -139,12 +139,12 @@ def files_of(names: Sequence[str], cache: Path, folder: Path) -> list[str]:
 
 
 def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:
-    """The files of a recording; what is not there yet is trained and played.
+    """Return the files of a recording; train and play its policy first if they are missing.
 
     Args:
-        recording: what to play.
-        cache: gets the run of the policy, and the files.
-        folder: of results; its ``data`` gets the row.
+        recording: recording to return.
+        cache: directory for the policy's run and the files.
+        folder: directory of results; its ``data`` gets the row.
 
     Raises:
         RuntimeError: training failed.
@@ -178,7 +178,7 @@ def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:
 
 
 def read_data_row(name: str, folder: Path) -> DataRow | None:
-    """What is known of a recording; None if it was never made."""
+    """Return the facts about a recording; None if it was never made."""
     return next(iter(read_csv(_row_path(name, folder), DataRow)), None)
 
 
@@ -191,27 +191,27 @@ def _run_dir(recording: Recording, cache: Path) -> Path:
 
 
 def _files(recording: Recording, cache: Path) -> list[str]:
-    """What there is of a recording; none if it was never made."""
+    """Return the existing files of a recording; none if it was never made."""
     if recording.of_training:
         return sorted(map(str, _run_dir(recording, cache).glob("output-*")))
     return sorted(map(str, (cache / recording.name).glob("*")))
 
 
 def _look(files: list[str]) -> tuple[list[float], int]:
-    """Returns of the whole episodes in files, and the rows of all."""
+    """Return the returns of the whole episodes in the files, and the number of all rows."""
     reader, episodes = FileReader(files, ReaderOptions(epochs=1, shuffle_files=False)), EpisodeAssembler()
     returns = [float(found[c.REWARDS].sum(dtype=np.float64)) for batch in reader for found in episodes.add(batch)]
     return returns, reader.num_rows
 
 
 def _trained(recording: Recording, player: Player, cache: Path, folder: Path) -> Path:
-    """The run directory of a policy, trained if it is not there."""
+    """Return the run directory of a policy; train it first if it is missing."""
     run_dir = _run_dir(recording, cache)
     if not run_dir.is_dir():
         options: dict[str, object] = {
             "preset": player.preset, "env": recording.env, "seed": _SEED, "stop-timesteps": player.env_steps,
         }  # fmt: skip
-        if recording.of_training:  # in one process, so that the same is sampled each time
+        if recording.of_training:  # in one process, so that sampling is reproducible
             options |= {"output": "logdir", "num-workers": 0}
         if player.third_of:
             recorded(RECORDINGS[player.third_of], cache, folder)
@@ -225,8 +225,8 @@ def _trained(recording: Recording, player: Player, cache: Path, folder: Path) ->
 
 
 def _play(recording: Recording, policy: aiorl.LoadedPolicy | None, directory: Path) -> tuple[list[float], int]:
-    """Play whole episodes into files; their returns, and the rows of all."""
-    env: Any = gymnasium.make(recording.env)  # Any: of any observations and actions
+    """Play whole episodes into files; return their returns and the number of rows."""
+    env: Any = gymnasium.make(recording.env)  # Any: the spaces are arbitrary
     env.action_space.seed(_PLAY_SEED)
     returns: list[float] = []
     rows = 0

@@ -1,6 +1,6 @@
-"""Slow environments in processes of their own: eight that take 20 ms for a step, in one worker process.
+"""Slow environments in separate processes: eight that take 20 ms per step, in one worker process.
 
-The baseline is the same worker with the same environments in turn.
+The baseline is the same worker, which steps the same environments in turn.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ TARGET_RATIO = 6.0
 
 
 class SlowCartPole(CartPoleEnv):
-    """CartPole that takes its time."""
+    """CartPole with slow steps."""
 
     def step(self, action: Any) -> tuple[np.ndarray[Any, Any], float, bool, bool, dict[str, Any]]:
-        """Push, 20 ms later."""
+        """Push the cart, 20 ms later."""
         time.sleep(STEP_S)
         obs, reward, terminated, truncated, info = super().step(action)  # type: ignore[no-untyped-call]
         return obs, float(reward), terminated, truncated, info
 
 
 def remote_lockstep() -> list[Figure]:
-    """`vectorize: remote`: all environments step at once, and each turn waits for the last."""
+    """Measure `vectorize: remote`: all environments step together, and each step waits for the slowest."""
     return _figure("lockstep", {"vectorize": "remote"})
 
 
 def remote_polled() -> list[Figure]:
-    """`remote_worker_envs`: each environment goes on as soon as it is ready."""
+    """Measure `remote_worker_envs`: each environment continues as soon as it is ready."""
     return _figure("polled", {"remote-worker-envs": "true"})
 
 
@@ -54,7 +54,7 @@ def _rate(options: dict[str, str]) -> float:
         "algo": "impala",
         "num-workers": 1,
         "num-envs-per-worker": NUM_ENVS,
-        "rollout-fragment-length": 4,  # stepped in turn it takes 0.64 s, and results come with each
+        "rollout-fragment-length": 4,  # a fragment stepped in turn takes 0.64 s, and each brings a result
         "train-batch-size": 32,
     }
     return learner_rate({**common, **options}, SECONDS)

@@ -1,7 +1,7 @@
-"""A replay alone: rows in, minibatches out, 1 M CartPole transitions or 20 k stacks of Atari's frames.
+"""Replay alone: rows in, minibatches out, with 1 M CartPole transitions or 20 k stacks of Atari frames.
 
-Baselines are the same by hand, in a few lines of NumPy without a check: a column is an array, a sum tree is a heap, and
-each stack of frames is stored whole, twice.
+Baselines do the same in a few lines of NumPy without checks: a column is an array, a sum tree is a heap, and each stack
+of frames is stored whole, twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLUMNS = (
 
 
 def replay_prioritised() -> list[Figure]:
-    """Insert a row and draw 256 by priority, from 1 M CartPole transitions; and take up 256 errors."""
+    """Measure 1 M CartPole transitions: insert a row and draw 256 by priority; and take 256 errors."""
     inserted, updated = run_fresh("benchmarks.replay", "prioritised")
     return [
         Figure("replay/insert + 256 by priority of 1 M", inserted[0], "ms", inserted[1], target_ratio=1.5,
@@ -51,14 +51,14 @@ def replay_prioritised() -> list[Figure]:
 
 
 def replay_uniform() -> list[Figure]:
-    """Insert a row and draw 256 uniformly, from 1 M CartPole transitions."""
+    """Measure 1 M CartPole transitions: insert a row and draw 256 uniformly."""
     ((value, baseline),) = run_fresh("benchmarks.replay", "uniform")
     return [Figure("replay/insert + 256 uniformly of 1 M", value, "ms", baseline, target_ratio=1.5,
                    smaller_is_better=True)]  # fmt: skip
 
 
 def replay_frames() -> list[Figure]:
-    """Insert 4 Atari steps and draw 32, stacks of 4 frames of 84 x 84 kept once; and bytes of 1 M of them."""
+    """Measure Atari stacks of 4 frames, each frame stored once: insert 4 steps and draw 32; and the size of 1 M."""
     ((value, baseline),) = run_fresh("benchmarks.replay", "frames")
     spec = ReplaySpec(_atari_columns(), ROWS, Prioritised(), stack=4)
     whole = ReplaySpec(_atari_columns(), ROWS, Prioritised())
@@ -70,7 +70,7 @@ def replay_frames() -> list[Figure]:
 
 
 def main(what: str) -> None:
-    """Measure in this process, and print pairs of value and baseline as JSON."""
+    """Measure in this process and print pairs of value and baseline as JSON."""
     pin_to_one_core()
     pairs = {"prioritised": _prioritised, "uniform": _uniform, "frames": _frames}[what]()
     figures = [alternate(lambda s=s: _milliseconds(s), lambda b=b: _milliseconds(b), ROUNDS) for s, b in pairs]  # type: ignore[misc]
@@ -176,12 +176,12 @@ def _rows(count: int, rng: np.random.Generator) -> dict[str, Array]:
 
 
 def _steps(rows: dict[str, Array]) -> dict[str, Array]:
-    """Rows [B, ...] as so many steps of one environment."""
+    """Return rows [B, ...] as B steps of one environment."""
     return {name: column[:, None] for name, column in rows.items()}
 
 
 class _Bare:
-    """What one would write by hand: an array for each column, and a heap of sums."""
+    """Hand-written replay: an array for each column, and a sum heap."""
 
     def __init__(self, capacity: int, rng: np.random.Generator, errors: Array | None) -> None:
         self._rng, self._capacity, self._next = rng, capacity, 0

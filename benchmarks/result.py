@@ -1,4 +1,4 @@
-"""Figure: one measured number beside its baseline and its target; tables of them, and where they are printed."""
+"""Measured figures with their baselines and targets, tables of them, and the console that prints them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rich.table import Table
 __all__ = ["Figure", "make_console", "make_table", "readable"]
 
 _WORDS = ("name", "unit", "ok")
-"""Columns that hold words; the others hold numbers."""
+"""Columns of words; the others are columns of numbers."""
 
 _WIDTH = 140
-"""Columns where it is not read on a terminal: no name is cut short."""
+"""Width in columns if the output is no terminal, so that no name is cut short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class Figure:
     """One row of the table that ``python -m benchmarks`` prints.
 
     Attributes:
-        name: what was measured.
+        name: name of the figure.
         value: median of the rounds.
-        unit: of value, baseline and target.
-        baseline: the same measured without aiorl, in the same rounds; None = there is none.
-        target: bound on the value, for a unit that doesn't depend on the machine; None = there is none.
-        target_ratio: bound on value / baseline; None = there is none.
+        unit: unit of value, baseline and target.
+        baseline: the same measured without aiorl in the same rounds; None if there is none.
+        target: bound on the value, for a unit that doesn't depend on the machine; None if there is none.
+        target_ratio: bound on value / baseline; None if there is none.
         smaller_is_better: the bounds are upper ones.
-        problem: why it could not be measured; the value is NaN then, and no bound holds.
+        problem: reason why it could not be measured; the value is then NaN, and no bound holds.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Figure:
 
     @property
     def ok(self) -> bool:
-        """Every bound that there is holds."""
+        """True if every bound holds."""
         pairs = ((self.value, self.target), (self.ratio, self.target_ratio))
         return not self.problem and all(
             got <= bound if self.smaller_is_better else got >= bound
@@ -65,29 +65,29 @@ class Figure:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, with ratio and ok, for JSON."""
+        """Return all fields, with ratio and ok, for JSON."""
         return {**asdict(self), "ratio": self.ratio, "ok": self.ok}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Figure:
-        """The figure that ``to_dict`` described."""
+        """Return the figure that ``to_dict`` described."""
         return cls(**{key: value for key, value in data.items() if key not in ("ratio", "ok")})
 
 
 def readable(value: float) -> str:
-    """Three digits of a small number, thousands of a large one; a dash for NaN."""
+    """Format with three digits for a small number, thousands separators for a large one, a dash for NaN."""
     if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def make_console() -> Console:
-    """Standard output, as wide as its terminal; a file is wide enough for a table."""
+    """Return a console on standard output, as wide as its terminal; a file is wide enough for a table."""
     return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
 def make_table(title: str, columns: Sequence[str]) -> Table:
-    """A table without rows, its numbers flush right."""
+    """Return a table without rows, with its numbers flush right."""
     table = Table(title=title)
     for column in columns:
         table.add_column(column, justify="left" if column in _WORDS else "right", overflow="fold")

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.results [TASK...]`: learning results of presets, one seed after the other, and their page.
+"""`python -m benchmarks.results [TASK...]`: measure the learning results of presets seed by seed, and write their page.
 
-Each seed is one run of the command line with a preset, then 100 episodes of its last checkpoint with the most likely
-actions. What a seed gave is one row of ``docs/results/TASK.csv``, and ``docs/results/curves/TASK-SEED.csv`` is its
-learning curve; seeds that have a row are not run again, so that it can be ended at any time and gone on with later.
-``docs/results.md`` is made of these files alone. Tasks that learn from stored experience have it recorded first, see
-`benchmarks.recordings`; it lies in a cache.
+Each seed is one run of the command line with a preset, followed by 100 episodes of its last checkpoint with the most
+likely actions. Its result is one row of ``docs/results/TASK.csv``, and its learning curve is
+``docs/results/curves/TASK-SEED.csv``. Seeds with a row are not repeated, so the command can be stopped at any time and
+continued later. ``docs/results.md`` is written from these files alone. Tasks that learn from stored experience record
+it into a cache first (`benchmarks.recordings`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SEEDS = (0, 1, 2, 3, 4)
 _EPISODES = 100
 _CURVE_POINTS = 200
 _WORST = 0.2
-"""No seed may be worse than the bar by more than this share of it."""
+"""Largest share of the bar by which any seed may miss it."""
 _TIMEOUT_S = 6 * 3600.0
 _HEAD = """\
 # Results
@@ -77,17 +77,17 @@ policy with the most likely actions, and the env steps that it was trained on.
 
 @dataclass(frozen=True)
 class Task:
-    """A preset on an environment, for so many env steps.
+    """Preset on an environment, with a budget of env steps.
 
     Attributes:
-        name: of its files.
+        name: name of its files.
         preset: name of the preset.
         env: environment.
-        env_steps: that are trained on.
-        bar: mean return that the mean over seeds is to reach; infinitely low for none.
-        published: figure of others and where it is from.
-        seeds: which are run.
-        options: of the command line, beside.
+        env_steps: env steps to train on.
+        bar: lowest mean return over seeds that passes; minus infinity for none.
+        published: published figure and its source.
+        seeds: seeds to run.
+        options: further options of the command line.
     """
 
     name: str
@@ -102,13 +102,13 @@ class Task:
 
 @dataclass(frozen=True)
 class OfflineTask(Task):
-    """A preset that learns from stored experience; its env steps are rows.
+    """Preset that learns from stored experience; its env steps are rows.
 
     Attributes:
-        data: names of recordings; of several, equal shares are taken of each.
+        data: names of recordings; several contribute equal shares.
         explore: the evaluation draws actions.
-        of_data: the mean is to be no less and no more than these shares of the data's mean return; infinite for none.
-        above: another task, and by how much the mean is to be above that of it; none.
+        of_data: lowest and highest mean as shares of the data's mean return; infinite for none.
+        above: another task, and the margin by which the mean must exceed that task's; empty for none.
     """
 
     data: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class OfflineTask(Task):
     above: tuple[str, float] | None = None
 
     def verdict(self, mean: float, folder: Path) -> tuple[str, bool | None]:
-        """The bar in words, and whether a mean holds it; None where there is no bar, or what it is of is missing."""
+        """Return the bar in words, and whether a mean holds it; None without a bar, or if its reference is missing."""
         said, held = [], []
         if np.isfinite(self.bar):
             said.append(f"{self.bar:g}")
@@ -237,23 +237,23 @@ TASKS = (
         of_data=(1.0, np.inf), above=("bc-halfcheetah-medium", 0.0), seeds=(0,),
     ),
 )  # fmt: skip
-"""In the order in which they are run: the quick ones first."""
+"""In the order in which they run: the quick ones first."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one seed gave.
+    """Result of one seed.
 
     Attributes:
-        seed: of the run; the evaluation's is another.
-        env_steps: trained on.
-        return_mean: of the evaluation's episodes; of several policies the least one's, of an agent.
-        return_std: their deviation.
-        episodes: of the evaluation.
-        wall_s: seconds of training, start-up left out.
-        cores: that the run had.
-        version: of aiorl.
-        commit: the code's, with a + where files differed from it; "" of rows older than this field.
+        seed: seed of the run; the evaluation has another.
+        env_steps: env steps trained on.
+        return_mean: mean return of the evaluation's episodes; with several policies, that of the weakest, per agent.
+        return_std: standard deviation of these returns.
+        episodes: number of evaluation episodes.
+        wall_s: seconds of training without start-up.
+        cores: number of cores that the run had.
+        version: version of aiorl.
+        commit: commit of the code, with a + if files differed from it; "" for rows older than this field.
     """
 
     seed: int
@@ -268,14 +268,14 @@ class Row:
 
 
 def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, cache: Path | None = None) -> Row:
-    """Train and evaluate one seed, and write what it gave.
+    """Train and evaluate one seed, and write its result.
 
     Args:
-        task: what to train.
-        seed: the run's.
-        folder: gets the row and the curve, of which there is none where nobody plays.
-        episodes: of the evaluation.
-        cache: where stored experience lies; None: `default_cache`.
+        task: task to train.
+        seed: seed of the run.
+        folder: directory for the row and the curve; runs from stored experience have no curve.
+        episodes: number of evaluation episodes.
+        cache: directory of stored experience; None: `default_cache`.
 
     Raises:
         RuntimeError: the run failed.
@@ -315,12 +315,12 @@ def _commit() -> str:
 
 
 def read_rows(task: Task, folder: Path) -> list[Row]:
-    """The rows there are of a task, by seed."""
+    """Return the existing rows of a task, by seed."""
     return read_csv(folder / f"{task.name}.csv", Row)
 
 
 def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
-    """The page of results, of the rows in a folder."""
+    """Return the page of results from the rows in a folder."""
     tasks = list(tasks)
     lines = [_HEAD]
     for task in (task for task in tasks if not isinstance(task, OfflineTask)):
@@ -368,14 +368,14 @@ def _offline_line(task: OfflineTask, folder: Path) -> str:
 
 
 def _over_seeds(rows: Sequence[Row]) -> list[str]:
-    """Cells: how many seeds; mean, deviation, interquartile mean and worst of them."""
+    """Return cells: number of seeds, their mean, deviation, interquartile mean and worst."""
     means = np.array([row.return_mean for row in rows])
     figures = (means.mean(), means.std(), interquartile_mean(means[:, None])[0], means.min())
     return [str(len(rows)), *(_readable(float(figure)) for figure in figures)]
 
 
 def _said(holds: bool | None, task: Task, rows: Sequence[Row]) -> str:
-    """Whether the bar holds, or does so far; nothing where there is none."""
+    """Return the cell that says if the bar holds, or holds so far; empty without a bar."""
     if holds is None:
         return ""
     if len(rows) < len(task.seeds):
@@ -402,12 +402,12 @@ def _data_line(recording: Recording, row: DataRow | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what has no row yet, and write the page; the exit status is 0."""
+    """Measure the seeds without a row and write the page; the exit status is 0."""
     names = [task.name for task in TASKS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"default: all; known: {', '.join(names)}")
-    parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds of each")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help=f"of stored experience ({default_cache()})")
+    parser.add_argument("--seeds", type=int, metavar="N", help="run only the first N seeds of each")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help=f"directory of stored experience ({default_cache()})")
     parser.add_argument("--page", action="store_true", help="only write the page")
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.tasks) - set(names)):

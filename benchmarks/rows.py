@@ -1,4 +1,4 @@
-"""Rows of results: one frozen dataclass each, in CSV files with a header."""
+"""Rows of results: a frozen dataclass each, in CSV files with a header."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RowT = TypeVar("RowT")
 
 
 def read_csv(path: Path, kind: type[RowT]) -> list[RowT]:
-    """The rows of a file; none where there is no file.
+    """Return the rows of a file; none if there is no file.
 
     Args:
         path: the file.
-        kind: dataclass of a row, whose fields are numbers and strings; those with defaults may be missing.
+        kind: dataclass of a row with fields that are numbers and strings; fields with defaults may be missing.
     """
     if not path.exists():
         return []
@@ -31,7 +31,7 @@ def read_csv(path: Path, kind: type[RowT]) -> list[RowT]:
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows of one form, with a header, in place of what was there."""
+    """Write rows with the same keys and a header; replace the old content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
@@ -40,6 +40,6 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def add_row(path: Path, row: RowT, key: Callable[[RowT], Any]) -> None:
-    """Write a row to a file, in place of one with the same key; rows are in the order of their keys."""
+    """Write a row to a file; replace a row with the same key and keep the rows sorted by key."""
     rows = {key(each): each for each in read_csv(path, type(row))} | {key(row): row}
     write_csv(path, [vars(rows[place]) for place in sorted(rows)])

@@ -1,7 +1,7 @@
-"""The sampler alone: CartPole-v1, 64x64 tanh actor and critic, all PPO columns with GAE, on one core.
+"""Sampler alone: CartPole-v1, 64x64 tanh actor and critic, all PPO columns with GAE, on one core.
 
-The baseline is a minimal loop in NumPy: same environments, same network, the same columns recorded, no GAE. Both count
-transitions: the row in which Gymnasium's vectorised environment resets a copy is none.
+The baseline is a minimal loop in NumPy with the same environments, network and recorded columns, but without GAE. Both
+count transitions: a row in which Gymnasium's vectorised environment resets a copy does not count.
 """
 
 from __future__ import annotations
@@ -59,27 +59,27 @@ Advance = Callable[[], int]
 
 
 def sampler_serial_1() -> list[Figure]:
-    """One Python CartPole."""
+    """Measure one Python CartPole."""
     return _measured("serial", 1)
 
 
 def sampler_serial_8() -> list[Figure]:
-    """Eight Python CartPoles stepped in turn."""
+    """Measure eight Python CartPoles, stepped in turn."""
     return _measured("serial", 8)
 
 
 def sampler_serial_64() -> list[Figure]:
-    """64 Python CartPoles stepped in turn."""
+    """Measure 64 Python CartPoles, stepped in turn."""
     return _measured("serial", 64)
 
 
 def sampler_native_64() -> list[Figure]:
-    """Gymnasium's vectorised CartPole, 64 copies."""
+    """Measure 64 copies in Gymnasium's vectorised CartPole."""
     return _measured("native", 64, target_ratio=0.85)
 
 
 def sampler_native_1024() -> list[Figure]:
-    """Gymnasium's vectorised CartPole, 1024 copies."""
+    """Measure 1024 copies in Gymnasium's vectorised CartPole."""
     return _measured("native", 1024)
 
 
@@ -92,10 +92,10 @@ def _measured(vectorize: str, num_envs: int, target_ratio: float = TARGET_RATIO)
 def make_lockstep_env(
     env: Any, env_config: Mapping[str, Any], num_envs: int, vectorize: str = "auto", **plan: Any
 ) -> LockstepEnv:
-    """Copies of an environment, stepped together; see `EnvPlan`."""
+    """Return copies of an environment that step together; see `EnvPlan`."""
     maker = EnvMaker(EnvPlan(env=env, env_config=env_config, num_envs=num_envs, vectorize=vectorize, **plan))
     found = maker.to_base_env(maker.make_first()).in_lockstep(maker.plan.horizon)
-    assert found is not None, f"{env} cannot be stepped as whole arrays"
+    assert found is not None, f"{env} has no form that steps whole arrays"
     return found
 
 
@@ -108,7 +108,7 @@ def _make_subject(vectorize: str, num_envs: int, steps: int) -> Advance:
 
 
 class _SerialBaseline:
-    """Plain environments in a list, reset where they end."""
+    """Plain environments in a list, each reset when it ends."""
 
     resets_take_a_step = False
 
@@ -128,7 +128,7 @@ class _SerialBaseline:
 
 
 class _NativeBaseline:
-    """Gymnasium's vector environment as it is."""
+    """Gymnasium's vector environment without additions."""
 
     resets_take_a_step = True
 
@@ -179,7 +179,7 @@ def _make_baseline(vectorize: str, num_envs: int, steps: int) -> Advance:
 
 
 def _rate(advance: Advance) -> float:
-    """Steps per second of this process's own time: what else runs on the machine is not measured."""
+    """Return steps per second of this process's own time: other work on the machine is not counted."""
     steps, began = 0, time.process_time()
     while (elapsed := time.process_time() - began) < ROUND_S:
         steps += advance()
@@ -187,7 +187,7 @@ def _rate(advance: Advance) -> float:
 
 
 def main() -> None:
-    """Measure one width; prints ``[value, baseline]`` as JSON."""
+    """Measure one width and print ``[value, baseline]`` as JSON."""
     vectorize, num_envs = sys.argv[1], int(sys.argv[2])
     pin_to_one_core()
     steps = max(32, min(500, 16_384 // num_envs))

@@ -1,10 +1,10 @@
-"""A long run with everything on: two recurrent policies, filters, compression, environments that crash.
+"""Long run with everything on: two recurrent policies, filters, compression, environments that crash.
 
     python -m benchmarks.soak --minutes 30
 
-A learner with a local worker trains two LSTM policies in multi-agent environments that each have a process of their
-own, and that end it without a word now and then. Watched are the memory of learner and worker, the ledger in every
-result, and the log, in which no warning may stand more than once a minute.
+A learner with a local worker trains two LSTM policies in multi-agent environments. Each environment has a separate
+process, which sometimes ends without a word. The soak watches the memory of learner and worker, the ledger in every
+result, and the log, in which no warning may occur more than once a minute.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ __all__ = ["CrashingCartPoles", "SoakReport", "policy_of", "run_soak"]
 NUM_AGENTS = 4
 NUM_ENVS = 4
 MB_PER_10_MINUTES = 1.0
-_ROOT = Path(__file__).parents[1]  # where this module can be imported by name
+_ROOT = Path(__file__).parents[1]  # the directory from which this module can be imported
 _SAMPLE_EVERY_S = 2.0
 _START_S = 30.0
 _END_S = 60.0
 
 
 class CrashingCartPoles(MultiAgentCartPole):
-    """CartPoles for several agents whose process ends at once after some number of steps."""
+    """CartPoles for several agents in a process that suddenly ends after a random number of steps."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Make one copy.
 
         Args:
-            config: ``mean_steps``: env steps after which the process ends, on average.
+            config: ``mean_steps``: mean number of env steps until the process ends.
         """
         super().__init__(NUM_AGENTS)
-        # unseeded: a process that replaces another is to live for another time
+        # Unseeded, so that a replacement process lives for another number of steps.
         self._left = int(np.random.default_rng().exponential(config["mean_steps"])) + 1
 
     def step(self, action_dict: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
@@ -65,22 +65,22 @@ class CrashingCartPoles(MultiAgentCartPole):
 
 
 def policy_of(agent_id: Any) -> str:
-    """Agents take turns: 0 and 2 have one policy, 1 and 3 the other."""
+    """Return an agent's policy: 0 and 2 share one, 1 and 3 the other."""
     return "even" if agent_id % 2 == 0 else "odd"
 
 
 @dataclass(slots=True)
 class SoakReport:
-    """What was seen.
+    """Observations of a soak.
 
     Attributes:
         status: exit status of the learner.
-        results: results written.
-        env_steps: env steps sampled in all.
-        restarts: environments restarted, as the log says.
-        unbalanced: results whose ledger does not balance.
-        repeated: warnings that stand more than once within a minute, digits left out.
-        memory: process -> seconds and private memory in bytes, one row per look.
+        results: number of results.
+        env_steps: total of env steps sampled.
+        restarts: restarts of environments, according to the log.
+        unbalanced: results with an unbalanced ledger.
+        repeated: warnings that occur more than once within a minute, without their digits.
+        memory: process -> seconds and private memory in bytes, one row per sample.
     """
 
     status: int
@@ -92,7 +92,7 @@ class SoakReport:
     memory: dict[str, list[tuple[float, float]]] = field(repr=False)
 
     def slope(self, process: str, warm_up_s: float) -> float:
-        """Growth of a process's memory in MB per 10 minutes after warm-up: median of all slopes (Theil-Sen)."""
+        """Return the growth of a process's memory after warm-up in MB per 10 minutes: median slope (Theil-Sen)."""
         rows = np.array([row for row in self.memory[process] if row[0] >= warm_up_s])
         first, second = np.triu_indices(len(rows), k=1)
         slopes = (rows[second, 1] - rows[first, 1]) / (rows[second, 0] - rows[first, 0])
@@ -100,12 +100,12 @@ class SoakReport:
 
 
 def run_soak(seconds: float, folder: Path, *, mean_steps: float) -> SoakReport:
-    """Train for so long, and watch.
+    """Train for the given time and watch.
 
     Args:
-        seconds: how long the learner trains.
-        folder: gets the run directory, the learner's output, and memory.json: all looks at each process.
-        mean_steps: env steps after which an environment's process ends, on average.
+        seconds: duration of training.
+        folder: directory for the run directory, the learner's output, and memory.json with all samples of each process.
+        mean_steps: mean number of env steps until an environment's process ends.
     """
     config = folder / "soak.yaml"
     config.write_text(yaml.safe_dump(_settings(mean_steps)), encoding="utf-8")
@@ -158,12 +158,12 @@ def _settings(mean_steps: float) -> dict[str, Any]:
 
 
 def _watch(process: subprocess.Popen[bytes], until: float) -> dict[str, list[tuple[float, float]]]:
-    """Private memory of the learner and its worker, until the learner ends."""
+    """Sample the private memory of the learner and its worker until the learner ends."""
     memory: dict[str, list[tuple[float, float]]] = {"learner": [], "worker": []}
     learner = psutil.Process(process.pid)
     began = time.monotonic()
     while process.poll() is None and time.monotonic() < until:
-        with contextlib.suppress(psutil.Error):  # it ended between two looks
+        with contextlib.suppress(psutil.Error):  # it ended between two samples
             workers = [child for child in learner.children() if "aiorl.worker" in child.cmdline()]
             for role, found in [("learner", learner), *(("worker", worker) for worker in workers)]:
                 used = memory_of(found)
@@ -177,11 +177,11 @@ def _watch(process: subprocess.Popen[bytes], until: float) -> dict[str, list[tup
 
 
 def repeated_warnings(log: str, period_s: float = 60.0) -> list[str]:
-    """Warnings of one process that stand again within the period, digits left out, each once.
+    """Return the warnings of one process that recur within the period, without their digits, each once.
 
     Args:
         log: lines that begin with the time of day, then a level or its first letter.
-        period_s: how long a warning must not come again.
+        period_s: shortest time until a warning may recur.
     """
     pattern = re.compile(r"^(?:\d{4}-\d\d-\d\d )?(\d\d):(\d\d):(\d\d)\S* (?:W|E|WARNING|ERROR) (.*)")
     seen: dict[str, float] = {}
@@ -193,7 +193,7 @@ def repeated_warnings(log: str, period_s: float = 60.0) -> list[str]:
         hours, minutes, seconds = map(int, found.groups()[:3])
         at = 3600.0 * hours + 60.0 * minutes + seconds
         text = re.sub(r"\d+", "#", found[4])
-        # the times are whole seconds, and start afresh at midnight
+        # The times are whole seconds and restart at midnight.
         if (at - seen.get(text, -np.inf)) % 86_400.0 < period_s - 1.0:
             repeated[text] = None
         seen[text] = at
@@ -201,11 +201,11 @@ def repeated_warnings(log: str, period_s: float = 60.0) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a soak; the exit status is 1 if anything is not as it should be."""
+    """Run a soak; the exit status is 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long to train")
-    parser.add_argument("--mean-steps", type=float, default=20_000.0, help="env steps between two crashes of one copy")
-    parser.add_argument("--folder", type=Path, help="where the run is kept; default: it is not")
+    parser.add_argument("--minutes", type=float, default=30.0, help="duration of training")
+    parser.add_argument("--mean-steps", type=float, default=20_000.0, help="mean env steps between crashes of one copy")
+    parser.add_argument("--folder", type=Path, help="keep the run in this directory; default: delete it")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         report = run_soak(60.0 * args.minutes, args.folder or Path(folder), mean_steps=args.mean_steps)
@@ -215,8 +215,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.status == 0, f"learner's exit status {report.status}",
         report.env_steps > 0, f"{report.env_steps:,} env steps in {report.results} results",
         report.restarts > 0, f"{report.restarts} environments restarted",
-        report.unbalanced == 0, f"{report.unbalanced} results whose ledger does not balance",
-        not report.repeated, f"warnings within a minute of each other: {report.repeated or 'none'}",
+        report.unbalanced == 0, f"{report.unbalanced} results with an unbalanced ledger",
+        not report.repeated, f"warnings that recur within a minute: {report.repeated or 'none'}",
     ]  # fmt: skip
     for name, slope in slopes.items():
         last = report.memory[name][-1][1] / 1e6

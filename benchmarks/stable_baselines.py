@@ -1,9 +1,9 @@
-"""SAC and TD3 on HalfCheetah-v5 from end to end, beside Stable-Baselines3 on the same cores.
+"""SAC and TD3 on HalfCheetah-v5, end to end, against Stable-Baselines3 on the same cores.
 
-256x256 networks, minibatches of 256, one update for each env step; both with their defaults for threads. Steps are
-counted after training has begun. Stable-Baselines3 has a virtual environment of its own, which is made at first use
-(1 GB, below the user's cache directory); this file is also the program that runs in it, so nothing of ours is imported
-at its top. `benchmarks.comparison` trains whole runs with the same program.
+Networks are 256x256, minibatches have 256 rows, and each env step gets one update; both use their default threads.
+Steps count once training has begun. Stable-Baselines3 has its own virtual environment, which is made at first use (1
+GB, in the user's cache directory). This file is also the program that runs there, so its top imports nothing of aiorl.
+`benchmarks.comparison` trains whole runs with the same program.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = ["BREAKOUT", "breakout", "installed", "stable_baselines_sac", "stable_
 
 PACKAGES = ("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco,box2d]")
 GAMES = "MinAtar==1.0.15"
-"""Without what it requires for pictures only; in a folder of its own, where the Python of aiorl finds it, too."""
+"""Installed without the requirements of its pictures, in a separate folder that aiorl's Python also finds."""
 BREAKOUT = "benchmarks.stable_baselines:breakout"
-TARGET_RATIOS = {"sac": 2.0, "td3": 1.5}  # a bare XLA loop of TD3's cheaper updates reaches no more than twice theirs
+TARGET_RATIOS = {"sac": 2.0, "td3": 1.5}  # a bare XLA loop of TD3's updates is at most twice as fast as theirs
 ROUNDS = 3
 SECONDS = 15.0
-FIRST_STEPS = 1000  # stored before training begins
+FIRST_STEPS = 1000  # steps stored before training begins
 
 
 def stable_baselines_sac() -> list[Figure]:
-    """SAC with automatic temperature."""
+    """Measure SAC with automatic temperature."""
     return _measured("sac")
 
 
 def stable_baselines_td3() -> list[Figure]:
-    """TD3."""
+    """Measure TD3."""
     return _measured("td3")
 
 
@@ -54,14 +54,14 @@ def _measured(algo: str) -> list[Figure]:
         lambda: float(run_command([str(python), str(Path(__file__)), "rate", algo])),
         ROUNDS,
     )
-    name = f"{algo} on HalfCheetah-v5 beside Stable-Baselines3"
+    name = f"{algo} on HalfCheetah-v5 against Stable-Baselines3"
     return [Figure(name, value, "env steps/s", baseline, target_ratio=TARGET_RATIOS[algo])]
 
 
 def installed() -> tuple[Path, Path]:
-    """Return the Python of the virtual environment and the folder of MinAtar; both are made first where missing.
+    """Return the virtual environment's Python and MinAtar's folder; install them first if they are missing.
 
-    What both libraries share, such as MuJoCo, has the versions of ``constraints.txt``.
+    Packages that both libraries use, such as MuJoCo, have the versions of ``constraints.txt``.
     """
     from benchmarks.recordings import default_cache
 
@@ -78,11 +78,11 @@ def installed() -> tuple[Path, Path]:
     return python, games
 
 
-# What follows also runs in the virtual environment of Stable-Baselines3 -----------------------------------------------
+# The rest also runs in the virtual environment of Stable-Baselines3 ---------------------------------------------------
 
 
 def breakout(_: object = None) -> Any:
-    """Return MinAtar's Breakout with flat observations; episodes are cut after 5,000 steps."""
+    """Return MinAtar's Breakout with flat observations; episodes end after 5,000 steps."""
     import gymnasium
     import numpy as np
     from minatar import Environment  # type: ignore[import-not-found]
@@ -112,7 +112,7 @@ def breakout(_: object = None) -> Any:
 
 
 def rate(algo: str) -> float:
-    """Train with Stable-Baselines3 for some seconds, and return env steps per second."""
+    """Train with Stable-Baselines3 for some seconds; return env steps per second."""
     import stable_baselines3  # type: ignore[import-not-found]
 
     kind: Any = getattr(stable_baselines3, algo.upper())
@@ -137,8 +137,8 @@ def learned(wanted: dict[str, Any]) -> dict[str, float]:
     """Train a whole run with the defaults of Stable-Baselines3, and play episodes with the most likely actions.
 
     Args:
-        wanted: what to train, as `benchmarks.comparison` says it.
-    Returns: env steps, mean return of the last 100 episodes of training and of those played after it, and CPU seconds.
+        wanted: the task, as sent by `benchmarks.comparison`.
+    Returns: env steps, mean return of the last 100 training episodes and of those played afterwards, and CPU seconds.
     """
     import numpy as np
     import stable_baselines3
@@ -160,7 +160,7 @@ def learned(wanted: dict[str, Any]) -> dict[str, float]:
 
 
 def main(role: str, wanted: str) -> None:
-    """Print what a role gives, as JSON."""
+    """Print the result of a role as JSON."""
     found = rate(wanted) if role == "rate" else learned(json.loads(wanted))
     sys.stdout.write(json.dumps(found) + "\n")
 

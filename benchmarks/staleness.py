@@ -1,9 +1,9 @@
-"""`python -m benchmarks.staleness`: what is learned from samples that are so many policy versions old.
+"""`python -m benchmarks.staleness`: measure learning from samples of a fixed age in policy versions.
 
-In a run how old samples are follows from how fast learner and workers are. Here it is set: one process samples a train
-batch, learns from it, and hands the weights on to the sampler only after as many further updates as the lag says; so
-each train batch is of a policy exactly that many versions older than the one that learns. All else is the preset's.
-Each row of ``docs/results/staleness.csv`` is one algorithm, lag and seed; those that are there are not run again.
+In a normal run, the age of samples depends on the speed of learner and workers. Here it is fixed. One process samples a
+train batch, learns from it, and passes the weights to the sampler only after ``lag`` further updates. So each train
+batch comes from a policy exactly ``lag`` versions older than the one that learns. All other settings are the preset's.
+Each row of ``docs/results/staleness.csv`` is one algorithm, lag and seed; existing rows are not measured again.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ with the worst seed in parentheses.
 
 @dataclass(frozen=True)
 class StaleRow:
-    """What one seed gave.
+    """Result of one seed.
 
     Attributes:
         algo: name of the algorithm.
-        lag: versions.
-        seed: the run's.
-        env_steps: trained on.
+        lag: lag in versions.
+        seed: seed of the run.
+        env_steps: env steps trained on.
         train_batch_size: env steps of one version.
         return_last: mean return of the last episodes.
         return_over_all: mean return of all episodes, weighted by their lengths.
@@ -120,12 +120,12 @@ def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> Stal
 
 
 def read_stale_rows(folder: Path) -> list[StaleRow]:
-    """The rows there are."""
+    """Return the existing rows."""
     return read_csv(folder / _FILE, StaleRow)
 
 
 def section_of(rows: Iterable[StaleRow]) -> list[str]:
-    """Lines of the results page; none without rows."""
+    """Return the lines of the results page; none without rows."""
     rows = list(rows)
     if not rows:
         return []
@@ -142,7 +142,7 @@ def section_of(rows: Iterable[StaleRow]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what has no row yet; `python -m benchmarks.results --page` then writes the page."""
+    """Measure the missing rows; `python -m benchmarks.results --page` then writes the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.staleness", description=__doc__)
     parser.parse_args(argv)
     folder = Path(__file__).parents[1] / "docs" / "results"

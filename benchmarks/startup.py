@@ -1,7 +1,7 @@
-"""From a process's start to its first work, to a solved CartPole, and a worker's memory.
+"""Time from a process's start to its first work and to a solved CartPole, and a worker's memory.
 
-The baseline of a learner's start is what none can do without: Python imports TensorFlow and compiles one function. That
-of a worker's start is a Python that imports what a worker needs.
+The baseline of a learner's start is the unavoidable part: Python imports TensorFlow and compiles one function. That of
+a worker's start is a Python that imports the packages a worker needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BARE_WORKER = "import gymnasium, numpy, onnxruntime, uvloop, zmq.asyncio; gymna
 
 
 def startup_learner() -> list[Figure]:
-    """Process start to the first update; again, where a run before has compiled it."""
+    """Measure process start to the first update; and again after an earlier run has compiled it."""
     with tempfile.TemporaryDirectory() as folder:
         cache, seeds = f"{folder}/cache", itertools.count()
         _to_first_update(cache, next(seeds))
@@ -62,7 +62,7 @@ def _to_first_update(cache: str, seed: int) -> float:
 
 
 def startup_solve_cartpole() -> list[Figure]:
-    """Process start until the mean return of the last 100 episodes is 475, five seeds."""
+    """Measure process start to a mean return of 475 over the last 100 episodes, with five seeds."""
     seconds = []
     for seed in range(1, 6):
         with _learner("--stop-return=475", f"--seed={seed}", "--stop-time-s=60") as (process, _):
@@ -78,7 +78,7 @@ def startup_solve_cartpole() -> list[Figure]:
 
 
 def startup_worker() -> list[Figure]:
-    """Process start to the first fragment sent, joining a learner that waits for it."""
+    """Measure process start to the first fragment sent to a waiting learner."""
     seconds = []
     with _learner("--num-workers=0", "--bind=tcp://127.0.0.1:20557") as (_, run_dir):
         address = _address(run_dir)
@@ -97,7 +97,7 @@ def startup_worker() -> list[Figure]:
 
 
 def startup_worker_memory() -> list[Figure]:
-    """Proportional set size of a worker that samples CartPole."""
+    """Measure the proportional set size of a worker that samples CartPole."""
     with _learner("--num-workers=1", "--stop-time-s=60") as (process, run_dir):
         results = run_dir / "result.jsonl"
         while not (results.exists() and results.read_text().count("\n") >= 5) and process.poll() is None:

@@ -1,7 +1,7 @@
 """End to end on this host: env steps sampled and trained per second, learner and workers together.
 
-Each figure runs `python -m aiorl.learner` as a user would, and beside it a bare pair of processes that does the same
-work without aiorl (`benchmarks.bare_pair`), in turn.
+Each figure runs `python -m aiorl.learner` as a user would. It alternates with a bare pair of processes that does the
+same work without aiorl (`benchmarks.bare_pair`).
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ _IMPALA = PairSpec("vtrace", 1, 1024, True, 32, 32768, threads=1)
 
 
 def train_ppo_10_epochs() -> list[Figure]:
-    """PPO, 10 epochs, minibatches of 4096, vectorised CartPole."""
+    """Measure PPO with 10 epochs and minibatches of 4096 on vectorised CartPole."""
     pair = PairSpec("ppo", 2, 1024, True, 32, 65536, epochs=10, minibatch=4096)
     return _figure("train/ppo 10 epochs", pair, "ppo")
 
 
 def train_ppo_1_epoch() -> list[Figure]:
-    """PPO, 1 epoch, vectorised CartPole."""
+    """Measure PPO with one epoch on vectorised CartPole."""
     pair = PairSpec("ppo", 2, 1024, True, 32, 65536, epochs=1, minibatch=8192)
     return _figure("train/ppo 1 epoch", pair, "ppo")
 
 
 def train_impala() -> list[Figure]:
-    """IMPALA, vectorised CartPole, one worker."""
+    """Measure IMPALA with one worker on vectorised CartPole."""
     return _figure("train/impala", _IMPALA, "impala")
 
 
 def train_impala_encrypted() -> list[Figure]:
-    """The same over TCP on loopback with keys, beside one without."""
+    """Measure IMPALA over TCP on loopback, with keys against without."""
     value, baseline = alternate(_encrypted, lambda: _aiorl(_IMPALA, "impala", insecure=None), ROUNDS)
     return [Figure("train/impala encrypted", value, "env steps/s", baseline, target_ratio=ENCRYPTED_RATIO)]
 
 
 def train_impala_python_envs() -> list[Figure]:
-    """IMPALA with 64 Python CartPoles in each of two workers."""
+    """Measure IMPALA with 64 Python CartPoles in each of two workers."""
     pair = PairSpec("vtrace", 2, 64, False, 64, 8192, threads=1)
     return _figure("train/impala 64 Python envs", pair, "impala")
 
@@ -74,7 +74,7 @@ def _bare(pair: PairSpec) -> float:
 
 
 def _encrypted() -> float:
-    """Steps per second with a worker that is started by hand: those of the learner's own need no keys."""
+    """Return steps per second with a worker that is started by hand, because the learner's own workers need no keys."""
     port = int((pair := free_pair())[0].getsockname()[1])
     for each in pair:
         each.close()
@@ -89,7 +89,7 @@ def _encrypted() -> float:
 
 
 def _aiorl(pair: PairSpec, algo: str, **others: object) -> float:
-    """Steps per second of a learner started from the command line, in its second half."""
+    """Return steps per second of a learner started from the command line, in its second half."""
     options: dict[str, Any] = {
         "env": "CartPole-v1",
         "algo": algo,

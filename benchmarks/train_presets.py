@@ -1,9 +1,9 @@
-"""Whole runs with presets of environments that cost more than the network: MuJoCo and Atari.
+"""Whole runs with presets for environments that cost more than the network: MuJoCo and Atari.
 
-The baseline of PPO on HalfCheetah-v5 is one process with nothing between its parts: MuJoCo through Gymnasium, the
-acting graph in ONNX Runtime, advantages by NumPy, and the same compiled update. It scales neither observations nor
-rewards, as the preset does. That of PPO on Pong is what its parts reach alone, one after the other: two processes that
-play without aiorl (`benchmarks.atari`), then the same compiled update on all cores.
+The baseline of PPO on HalfCheetah-v5 is one process that runs all parts directly: MuJoCo through Gymnasium, the acting
+graph in ONNX Runtime, advantages in NumPy, and the same compiled update. Unlike the preset, it scales neither
+observations nor rewards. The baseline of PPO on Pong runs its parts one after the other: two processes that play
+without aiorl (`benchmarks.atari`), then the same compiled update on all cores.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SELF = "benchmarks.train_presets"
 
 
 def train_presets_halfcheetah() -> list[Figure]:
-    """PPO on HalfCheetah-v5 with its preset: MuJoCo, two workers."""
+    """Measure PPO on HalfCheetah-v5 with its preset: MuJoCo, two workers."""
     preset, env = _CHEETAH
     value, baseline = alternate(
         lambda: learner_rate({"preset": preset, "env": env}, SECONDS),
@@ -50,7 +50,7 @@ def train_presets_halfcheetah() -> list[Figure]:
 
 
 def train_presets_pong() -> list[Figure]:
-    """PPO on Pong with its preset: two workers with four games each."""
+    """Measure PPO on Pong with its preset: two workers with four games each."""
     preset, env = _PONG
     value, baseline = alternate(lambda: learner_rate({"preset": preset, "env": env}, SECONDS), _bare_pong, ROUNDS)
     return [Figure("train/ppo Pong", value, "agent steps/s", baseline, target_ratio=TARGET_RATIO)]
@@ -107,7 +107,7 @@ def _config(preset: str, env_id: str) -> Any:
 
 
 def _built(preset: str, env_id: str) -> tuple[Any, Any, bytes, ActingSpec]:
-    """Config, what learns, compiled, and its acting graph with its description."""
+    """Return the config, the compiled learner, its acting graph and the spec of the graph."""
     from aiorl.run.build import build_learning
 
     config = _config(preset, env_id)
@@ -177,7 +177,7 @@ def _bare_cheetah() -> float:
 
 
 def main(role: str, *directory: str) -> None:
-    """Measure one part of a baseline in a process of its own, and print it as JSON."""
+    """Measure one part of a baseline in this process and print it as JSON."""
     roles: dict[str, Callable[..., float]] = {
         "cheetah": _bare_cheetah,
         "learn-pong": _learn_pong,

@@ -1,6 +1,6 @@
-"""The compiled update alone: train batch in, new weights out, 64x64 tanh networks, CartPole's shapes.
+"""Compiled update alone: train batch in, new weights out, with 64x64 tanh networks and CartPole's shapes.
 
-The baseline of PPO is the usual way: one compiled call for each minibatch, rows picked by NumPy.
+The baseline of PPO is the usual way: one compiled call per minibatch, with rows picked by NumPy.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ __all__ = ["update_impala", "update_ppo", "update_ppo_large"]
 
 
 def update_ppo() -> list[Figure]:
-    """4,096 steps, 10 epochs, minibatches of 256, one core."""
+    """Measure PPO: 4,096 steps, 10 epochs, minibatches of 256, one core."""
     value, baseline = run_fresh("benchmarks.update", "ppo", "1", "4096", "10", "256")
     return [Figure("update/ppo 4096 x 10 epochs, 1 core", value, "env steps/s", baseline, target_ratio=1.5)]
 
 
 def update_ppo_large() -> list[Figure]:
-    """65,536 steps, one epoch, minibatches as the config picks them, two cores."""
+    """Measure PPO: 65,536 steps, one epoch, the config's minibatches, two cores."""
     value, baseline = run_fresh("benchmarks.update", "ppo", "2", "65536", "1", "4096")
     return [Figure("update/ppo 65536 x 1 epoch, 2 cores", value, "env steps/s", baseline, target_ratio=1.2)]
 
 
 def update_impala() -> list[Figure]:
-    """V-trace over 32,768 steps in sequences of 64, one core."""
+    """Measure V-trace over 32,768 steps in sequences of 64, one core."""
     value, _ = run_fresh("benchmarks.update", "impala", "1", "32768", "1", "4096")
     return [Figure("update/impala 32768, 1 core", value, "env steps/s")]
 
 
 def main(algo: str, cores: str, batch: str, epochs: str, minibatch: str) -> None:
-    """Measure in this process, and print value and baseline as JSON."""
+    """Measure in this process and print value and baseline as JSON."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-int(cores) :])
     import tensorflow as tf
 
@@ -60,7 +60,7 @@ def _rate(run: Callable[[], None], env_steps: int) -> float:
 
 
 def _subject(algo: str, batch: int, epochs: int, minibatch: int) -> Callable[[], None]:
-    """What the update thread does: lay the batch out, learn, copy the weights."""
+    """Return the update thread's work: lay out the batch, learn, copy the weights."""
     from aiorl.learning.algorithms.registry import algorithm_class, config_class
 
     config = config_class(algo).from_mapping(
@@ -82,7 +82,7 @@ def _subject(algo: str, batch: int, epochs: int, minibatch: int) -> Callable[[],
 
 
 def _per_minibatch(batch: int, epochs: int, minibatch: int) -> Callable[[], None]:
-    """One compiled call per minibatch."""
+    """Return an update with one compiled call per minibatch."""
     import keras
     import tensorflow as tf
 

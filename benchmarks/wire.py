@@ -1,7 +1,7 @@
-"""The wire alone, over TCP on loopback: fragments from a worker process to decoded columns in the learner process.
+"""Wire alone, over TCP on loopback: fragments from a worker process to decoded columns in the learner process.
 
-The baseline is a bare pyzmq PUSH/PULL pair between two processes of its own: zmq.asyncio on uvloop, ``copy=False``,
-one frame of the same size. Each sender is a process that sends one burst for each line on its standard input.
+The baseline is a bare pyzmq PUSH/PULL pair between two processes: zmq.asyncio on uvloop, ``copy=False``, one frame of
+the same size. Each sender is a process that sends one burst for each line on its standard input.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ TIMEOUT_S = 60.0
 
 
 def wire_large_fragments() -> list[Figure]:
-    """1 MiB of float32 columns in each fragment: codec and endpoint."""
+    """Measure fragments with 1 MiB of float32 columns: codec and endpoint."""
     value, bare = alternate(lambda: _rate("columns", LARGE_BURST), lambda: _rate("push", LARGE_BURST), ROUNDS)
     to_mb = LARGE_BYTES / 1e6
     return [Figure("wire, 1 MiB fragments", value * to_mb, "MB/s", bare * to_mb, target_ratio=0.6)]
 
 
 def _rate(role: str, burst_size: int) -> float:
-    """Messages per second between two fresh processes: what one side sets for its process must not help the other."""
+    """Return messages per second between two fresh processes, so that settings of one side don't help the other."""
     return float(run_fresh("benchmarks.wire", "measure", role, str(burst_size)))
 
 
 def _measure(role: str, burst_size: int) -> float:
-    """Median over bursts, the first of which only warms up."""
+    """Return the median over bursts; the first one only warms up."""
     kinds = (_ColumnReceiver, _SessionReceiver, _BareReceiver, _SmallBareReceiver)
     kind = next(kind for kind in kinds if kind.role == role)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -74,13 +74,13 @@ def _measure(role: str, burst_size: int) -> float:
 
 
 def wire_small_fragments() -> list[Figure]:
-    """4 KiB of columns in each fragment: codec, endpoint and both sessions, under leases."""
+    """Measure fragments with 4 KiB of columns: codec, endpoint and both sessions, under leases."""
     value, bare = alternate(lambda: _rate("session", SMALL_BURST), lambda: _rate("push_small", SMALL_BURST), ROUNDS)
     return [Figure("wire, 4 KiB fragments", value, "fragments/s", bare, target_ratio=SMALL_RATIO)]
 
 
 def make_samples(num_bytes: int) -> m.Samples:
-    """A fragment of float32 columns [T, N] with ``num_bytes`` in all; random, so that nothing shrinks."""
+    """Return a fragment of float32 columns [T, N] with ``num_bytes`` in total; random, so that nothing compresses."""
     rows = num_bytes // 4 // NUM_COLUMNS
     rng = np.random.default_rng(0)
     arrays = allocate_together([((rows // 8, 8), np.float32)] * NUM_COLUMNS)  # as the sampler does
@@ -108,7 +108,7 @@ def make_samples(num_bytes: int) -> m.Samples:
 
 
 class _Receiver:
-    """Counts what its sender's process sends, and times a burst from its first message to its last."""
+    """Receiver that counts its sender's messages, and times a burst from its first message to its last."""
 
     role = ""
 
@@ -120,7 +120,7 @@ class _Receiver:
         self._sender: subprocess.Popen[bytes] | None = None
 
     async def open(self) -> str:
-        """Begin to listen; returns the address."""
+        """Start to listen; return the address."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -139,7 +139,7 @@ class _Receiver:
         )
 
     async def burst(self) -> float:
-        """One burst; returns messages per second."""
+        """Receive one burst; return messages per second."""
         assert self._sender is not None
         assert self._sender.stdin is not None
         self._count = 0
@@ -151,7 +151,7 @@ class _Receiver:
         return (self._burst_size - 1) / (time.perf_counter() - self._first_at)
 
     def note(self) -> None:
-        """One message has come."""
+        """Count one message."""
         self._count += 1
         if self._count == 1:
             self._first_at = time.perf_counter()
@@ -188,7 +188,7 @@ class _ColumnReceiver(_Receiver):
     role = "columns"
 
     async def open(self) -> str:
-        self._endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True)  # no keys, as the bare pair
+        self._endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True)  # no keys, like the bare pair
         self._endpoint.on_message = self._on_message
         self._endpoint.start()
         return self._endpoint.address
@@ -199,7 +199,7 @@ class _ColumnReceiver(_Receiver):
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
         if isinstance(decode(frames), m.Hello):
-            self._endpoint.send(peer, encode(m.Ack(0)))  # a connection that was not answered may have little unread
+            self._endpoint.send(peer, encode(m.Ack(0)))  # a connection without replies may leave little unread
         else:
             self.note()
 
@@ -209,7 +209,7 @@ class _SessionReceiver(_ColumnReceiver):
 
     async def open(self) -> str:
         self._session = LearnerSession("benchmark", "learner")
-        # the budget begins at several batches: what a worker may owe is the only bound, as no update lets it grow
+        # The budget begins at several batches: only the per-worker limit bounds a worker, because no update raises it.
         self._session.leases.begin_streaming(Pacing(OUTSTANDING, None, per_worker=OUTSTANDING))
         now = time.monotonic()
         self._session.begin({}, {}, now)
@@ -225,7 +225,7 @@ class _SessionReceiver(_ColumnReceiver):
             asyncio.get_running_loop().call_soon(self._settle)
 
     def _settle(self) -> None:
-        """What a service does after each batch of messages: take the fragments, lease new ones, acknowledge."""
+        """Do a service's work after each batch of messages: take the fragments, lease new ones, acknowledge."""
         self._pending = False
         for event in self._session.events():
             if isinstance(event, ev.SamplesAccepted):
@@ -252,7 +252,7 @@ def _environment() -> dict[str, str]:
 
 
 async def _on_each_line(burst: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Run a burst for each line on standard input; its end ends the process, in the middle of a burst too."""
+    """Run a burst for each line on standard input; end the process when it closes, even in the middle of a burst."""
     loop = asyncio.get_running_loop()
     orders: asyncio.Queue[None] = asyncio.Queue()
 

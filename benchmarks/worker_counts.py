@@ -1,10 +1,10 @@
-"""`python -m benchmarks.worker_counts`: whether one worker and four learn the same of the same number of environments.
+"""`python -m benchmarks.worker_counts`: check that one worker and four workers learn equally well.
 
-Each algorithm is trained by the command line with its preset (IQL has none here), but with all environments in one
-worker, or a quarter of them in each of four; of stored experience, each worker reads its share. The seeds are the same;
-who samples what differs, so single runs do too, and what may not differ is how runs are distributed. Ape-X's workers
-have one share of random actions here, for shares of their own depend on how many they are. Each row of
-``docs/results/workers.csv`` is one algorithm, number of workers and seed; those that are there are not run again.
+The command line trains each algorithm with its preset (IQL has none here), with all environments in one worker or a
+quarter of them in each of four. With stored experience, each worker reads its share. The seeds are the same, but the
+workers' samples differ, so single runs differ, too; only the distribution of runs must not. Ape-X's workers have one
+share of random actions here, because shares of their own would depend on the number of workers. Each row of
+``docs/results/workers.csv`` is one algorithm, number of workers and seed; existing rows are not measured again.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ steps are rows read, and the curve is that of evaluations of {_EVALUATED} episod
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
+    """Settings to train with one worker and with four.
 
     Attributes:
         algo: name of the algorithm.
         preset: name of the preset; "" for none.
         env: environment.
-        num_envs: of all workers together; of stored experience 0.
-        env_steps: that are trained on.
-        options: of the command line, beside.
-        data: names of recordings to learn from, see `files_of`; none: the environments are sampled.
+        num_envs: number of environments in all workers together; 0 with stored experience.
+        env_steps: env steps to train on.
+        options: further options of the command line.
+        data: names of recordings to learn from, see `files_of`; if empty, the environments are sampled.
         evaluated_every: env steps between evaluations, with data.
-        seeds: which are run.
+        seeds: seeds to run.
     """
 
     algo: str
@@ -111,14 +111,14 @@ CASES = (
 
 @dataclass(frozen=True)
 class WorkersRow:
-    """What one run gave.
+    """Result of one run.
 
     Attributes:
         algo: name of the algorithm.
-        workers: how many.
-        seed: the run's.
-        env_steps: trained on.
-        return_last: mean return of the last 100 episodes; of stored experience, of the last evaluation.
+        workers: number of workers.
+        seed: seed of the run.
+        env_steps: env steps trained on.
+        return_last: mean return of the last 100 episodes; with stored experience, of the last evaluation.
         return_over_all: mean of the learning curve.
     """
 
@@ -131,7 +131,7 @@ class WorkersRow:
 
 
 def words_of(case: Case, workers: int, files: Sequence[str] = ()) -> list[str]:
-    """What the command line is given; of stored experience, its files."""
+    """Return the options of the command line, including the files of stored experience."""
     own = {"algo": case.algo, "env": case.env, "stop-timesteps": case.env_steps, "num-workers": workers}
     if case.preset:
         own["preset"] = case.preset
@@ -149,11 +149,11 @@ def measured(case: Case, workers: int, seed: int, folder: Path = _FOLDER, cache:
     """Train one run.
 
     Args:
-        case: what to train.
-        workers: how many.
-        seed: the run's.
-        folder: of results, see `files_of`.
-        cache: where stored experience lies; None: `default_cache`.
+        case: settings of the run.
+        workers: number of workers.
+        seed: seed of the run.
+        folder: directory of results, see `files_of`.
+        cache: directory of stored experience; None: `default_cache`.
 
     Raises:
         RuntimeError: the run failed.
@@ -171,10 +171,10 @@ def measured(case: Case, workers: int, seed: int, folder: Path = _FOLDER, cache:
 
 
 def _curve(case: Case, results: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, float]:
-    """Where returns are known, these, and where the curve ends.
+    """Return the steps at which returns are known, these returns, and the last step of the curve.
 
-    Of stored experience these places are in rows that were trained on: a replay is filled first, and for how long is
-    up to the worker that has read its share first.
+    With stored experience, steps are rows trained on. A replay fills first, for a time that depends on the worker that
+    reads its share first.
     """
     if case.data:
         evaluations = [row["evaluation"] for row in results if "evaluation" in row]
@@ -190,7 +190,7 @@ def _curve(case: Case, results: Sequence[Mapping[str, Any]]) -> tuple[Array, Arr
 
 
 def chance_of(first: Sequence[float], second: Sequence[float]) -> float:
-    """Share of all ways to part the values in two that part their means at least as far (exact permutation test)."""
+    """Return the share of splits of the values whose means differ at least as much (exact permutation test)."""
     values = np.array([*first, *second], float)
     parted = np.array(
         [
@@ -203,12 +203,12 @@ def chance_of(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def read_workers_rows(folder: Path) -> list[WorkersRow]:
-    """The rows there are."""
+    """Return the existing rows."""
     return read_csv(folder / _FILE, WorkersRow)
 
 
 def workers_section(rows: Iterable[WorkersRow]) -> list[str]:
-    """Lines of the results page; none without rows."""
+    """Return the lines of the results page; none without rows."""
     rows = list(rows)
     lines = []
     for case in CASES:
@@ -227,7 +227,7 @@ def workers_section(rows: Iterable[WorkersRow]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what has no row yet; `python -m benchmarks.results --page` then writes the page."""
+    """Measure the missing rows; `python -m benchmarks.results --page` then writes the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worker_counts", description=__doc__)
     known = [case.algo for case in CASES]
     parser.add_argument("algos", nargs="*", metavar="ALGO", help=f"default: all; known: {', '.join(known)}")

@@ -1,10 +1,10 @@
-"""An environment of your own: any class with Gymnasium's interface, named by its import path.
+"""A custom environment: any class with Gymnasium's interface, named by its import path.
 
     python -m aiorl.learner --env examples.custom_env:Corridor --env-config "{length: 8}" --stop-return 0.25
 
-The best return is 1 - 0.1 * (length - 1); for 8 fields that is 0.3, so the run ends once every walk is straight.
-Learner and workers import `examples.custom_env` from the directory the command is typed in; a module of yours may
-also be installed, or its folder be on PYTHONPATH. To check an environment before training in it, step by step:
+The best return is 1 - 0.1 * (length - 1). For 8 fields that is 0.3, so the run ends once every walk is straight.
+Learner and workers import `examples.custom_env` from the working directory. Your own module can also be installed, or
+its folder can be on PYTHONPATH. To check an environment step by step before training:
 
     python -m examples.custom_env
 """
@@ -20,28 +20,28 @@ from gymnasium.utils.env_checker import check_env
 
 
 class Corridor(gymnasium.Env):
-    """Walk right to the end of a corridor: 1 at the end, -0.1 for each step on the way."""
+    """Corridor with a reward of 1 at its right end and -0.1 for each step on the way."""
 
     def __init__(self, length: int = 10, longest_walk: int = 100) -> None:
-        """Take what `--env-config` gives, as keyword arguments."""
+        """Take the keyword arguments from `--env-config`."""
         self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.length = length
         self.longest_walk = longest_walk
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """Back to the left end."""
+        """Return to the left end."""
         super().reset(seed=seed)
         self.position = 0
         self.steps = 0
         return self._observation(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Left (0) or right (1)."""
+        """Move left (0) or right (1)."""
         self.position = max(0, self.position + (1 if action == 1 else -1))
         self.steps += 1
         at_end = self.position == self.length
-        # terminated: the goal is reached. truncated: the time is up, but the walk could have gone on.
+        # terminated: the goal is reached. truncated: time is up, but the walk could have continued.
         return self._observation(), 1.0 if at_end else -0.1, at_end, self.steps >= self.longest_walk, {}
 
     def _observation(self) -> np.ndarray:
@@ -58,7 +58,7 @@ def main() -> None:
         _, reward, terminated, truncated, _ = corridor.step(1)
         rewards.append(reward)
         over = terminated or truncated
-    print(f"The interface is in order; always right gives {len(rewards)} steps and a return of {sum(rewards):.1f}.")
+    print(f"The interface is valid. Always moving right takes {len(rewards)} steps and returns {sum(rewards):.1f}.")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ r"""Training on experience that comes over HTTP: clients play, ask for actions a
         --rollout-fragment-length 128 --train-batch-size 1024 --stop-return 150
     python -m examples.external_http       # in a second terminal: plays CartPole until the run is over
 
-A client, in whatever language, POSTs JSON: /start {}, /action {"episode_id", "observation"}, /returns {"episode_id",
-"reward"}, /end {"episode_id", "observation"}, and gets {"result": ...}. Worker 1 listens on port 9901, worker 2 on
-9902; `--env-config "{port: 8000}"` makes that 8001 and 8002. Nothing here asks who the client is.
+A client in any language POSTs JSON: /start {}, /action {"episode_id", "observation"}, /returns {"episode_id",
+"reward"}, /end {"episode_id", "observation"}. It gets {"result": ...}. Worker 1 listens on port 9901, worker 2 on 9902;
+`--env-config "{port: 8000}"` makes that 8001 and 8002. The example does not authenticate clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METHODS = {"/start": "start_episode", "/action": "get_action", "/returns": "log_
 
 
 class HttpEnv(ExternalEnv):
-    """CartPole's spaces, but no CartPole: the clients have those."""
+    """CartPole's spaces without a CartPole: the clients have that."""
 
     def __init__(self, config: EnvContext) -> None:
         super().__init__(spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (4,), np.float32))
@@ -37,19 +37,19 @@ class HttpEnv(ExternalEnv):
         self.server: ThreadingHTTPServer | None = None
 
     def run(self) -> None:
-        """Serve as long as the worker lives, each connection in a thread."""
+        """Serve until the worker ends, with a thread for each connection."""
         with ThreadingHTTPServer(("127.0.0.1", self.port), Handler) as self.server:
             self.server.env = self
             self.server.serve_forever()
 
     def close(self) -> None:
-        """The sampling is over, if it ever began: the learner makes one only to see its spaces."""
+        """Stop serving, if it has begun: the learner makes the environment only to see its spaces."""
         if self.server is not None:
             self.server.shutdown()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Calls the environment's method that the path names, with what the JSON holds."""
+    """Calls the environment's method that the path names, with the JSON as arguments."""
 
     protocol_version = "HTTP/1.1"  # clients keep their connections
     disable_nagle_algorithm = True
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             status, reply = 200, {"result": getattr(self.server.env, METHODS[self.path])(**request)}
-        except Exception as error:  # a wrong request; no action in time; the run is over: the client is told
+        except Exception as error:  # wrong request, no action in time or end of the run: tell the client
             status, reply = 400, {"error": repr(error)}
         body = json.dumps(reply, default=np.ndarray.tolist).encode()
         self.send_response(status)
@@ -68,11 +68,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing of each request."""
+        """Log no requests."""
 
 
 def play(port: int, lengths: list[int]) -> None:
-    """The client: games of CartPole until the server is gone; notes how many steps each lasted."""
+    """Play games of CartPole as a client until the server is gone; append the length of each."""
     env, connection = gymnasium.make("CartPole-v1"), HTTPConnection("127.0.0.1", port, timeout=90)
 
     def post(path: str, **request: Any) -> Any:
@@ -92,8 +92,8 @@ def play(port: int, lengths: list[int]) -> None:
 
 if __name__ == "__main__":
     while socket.socket().connect_ex(("127.0.0.1", 9901)):
-        time.sleep(0.5)  # the worker is not there yet
+        time.sleep(0.5)  # the worker is not ready yet
     lengths: list[int] = []
-    with ThreadPoolExecutor(8) as clients:  # the policy acts for all that wait, in one evaluation
+    with ThreadPoolExecutor(8) as clients:  # the policy evaluates all waiting clients together
         clients.map(play, [9901] * 8, [lengths] * 8)
     print(f"{len(lengths)} games: {np.mean(lengths[:50]):.0f} steps at first, {np.mean(lengths[-50:]):.0f} in the end.")

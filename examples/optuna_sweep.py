@@ -1,14 +1,14 @@
-"""A sweep over settings of PPO by Optuna, which ends trials early that do worse than most before them.
+"""Optuna sweep over settings of PPO that stops trials early if most earlier trials did better.
 
     python -m examples.optuna_sweep
     python -m examples.optuna_sweep --trials 50 --study sweep.db    # the same again adds 50 trials
 
-It needs `pip install '.[sweeps]'`. Trials train one after the other in this process. Each tells Optuna its mean return
-after every iteration, and is pruned once its best is below the median of the trials before it at the same iteration.
-With `--study` trials are stored in an SQLite file, so that a sweep that was ended, by Ctrl-C for instance, can go on.
+It needs `pip install '.[sweeps]'`. Trials train one after the other in this process. Each reports its mean return to
+Optuna after every iteration. It is pruned once its best return is below the median of the earlier trials at the same
+iteration. With `--study` the trials are stored in an SQLite file, so that a stopped sweep can continue.
 
 Each trial leaves a run directory, so `python -m aiorl.plot runs/ppo_*` draws them all. All have the same seed: try the
-best settings with others before you believe them.
+best settings with other seeds before you trust them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIXED = {
 
 
 def sampled(trial: optuna.Trial) -> dict[str, Any]:
-    """The settings that a trial is to try."""
+    """Return the settings for a trial."""
     return {
         "lr": trial.suggest_float("lr", 1e-4, 1e-2, log=True),
         "entropy_coeff": trial.suggest_float("entropy_coeff", 1e-4, 0.1, log=True),
@@ -43,7 +43,7 @@ def sampled(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def objective(trial: optuna.Trial, iterations: int, seed: int) -> float:
-    """Mean return of the last 100 episodes after so many iterations."""
+    """Return the mean return of the last 100 episodes after the given number of iterations."""
     mean = float("nan")
     with PPOConfig(**FIXED, **sampled(trial), seed=seed).build() as trainer:
         trial.set_user_attr("run", trainer.logdir)
@@ -57,10 +57,10 @@ def objective(trial: optuna.Trial, iterations: int, seed: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.optuna_sweep")
-    parser.add_argument("--trials", type=int, default=20, help="how many (%(default)s)")
-    parser.add_argument("--iterations", type=int, default=100, help="of a whole trial (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the trials and of what they try (%(default)s)")
-    parser.add_argument("--study", type=Path, metavar="FILE", help="SQLite file to store trials in, and to go on from")
+    parser.add_argument("--trials", type=int, default=20, help="number of trials (%(default)s)")
+    parser.add_argument("--iterations", type=int, default=100, help="iterations of a full trial (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the trials and of their settings (%(default)s)")
+    parser.add_argument("--study", type=Path, metavar="FILE", help="SQLite file to store trials in and continue from")
     args = parser.parse_args()
     study = optuna.create_study(
         study_name="ppo-cartpole",
@@ -69,7 +69,7 @@ def main() -> None:
         direction="maximize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=args.iterations // 10),
     )
-    # one that goes on does not try again what it began with
+    # A continued sweep must not repeat its first settings.
     study.sampler = optuna.samplers.TPESampler(seed=args.seed + len(study.trials))
     study.optimize(lambda trial: objective(trial, args.iterations, args.seed), n_trials=args.trials)
     pruned = study.get_trials(states=[optuna.trial.TrialState.PRUNED])

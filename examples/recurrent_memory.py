@@ -1,14 +1,14 @@
-"""A recurrent policy, in an environment that cannot be solved without memory.
+"""A recurrent policy in an environment that cannot be solved without memory.
 
     python -m aiorl.learner --env examples.recurrent_memory:Remember --model.use-lstm true --stop-return 0.95
 
-A symbol is shown once and has to be named some steps later. Whoever forgets it can only guess, for a mean return of
-0.5. The LSTM gets beyond 0.95; for comparison, the same without memory ends as a guesser:
+A symbol is shown once and must be named some steps later. A policy without memory can only guess, for a mean return of
+0.5. The LSTM gets beyond 0.95. For comparison, train one without memory:
 
     python -m aiorl.learner --env examples.recurrent_memory:Remember --stop-return 0.95 --stop-timesteps 100000
 
-`--model.use-gru true` takes a GRU instead, `--model.lstm-cell-size` sets the width of either. Training goes through
-`--rollout-fragment-length` steps of an environment at a time, from the state that the worker had at their start.
+`--model.use-gru true` uses a GRU instead, and `--model.lstm-cell-size` sets the width of either. Training
+backpropagates through `--rollout-fragment-length` steps of an environment, starting from the worker's recurrent state.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gymnasium import spaces
 
 
 class Remember(gymnasium.Env):
-    """Shows -1 or 1, then nothing for a while, then asks which it was: the last action earns 1 if it is right."""
+    """Shows -1 or 1, then nothing for a while, then asks for it: a correct last action earns 1."""
 
     def __init__(self, delay: int = 5) -> None:
-        """`delay`: steps between the symbol and the question."""
-        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)  # the symbol; whether it is asked for
+        """Set `delay`, the steps between the symbol and the question."""
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)  # the symbol; 1 when it is asked for
         self.action_space = spaces.Discrete(2)
         self.delay = delay
 
@@ -37,7 +37,7 @@ class Remember(gymnasium.Env):
         return np.array([2 * self.answer - 1, 0], np.float32), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Actions count at the question only."""
+        """Take a step; only the action at the question counts."""
         asked = self.steps == self.delay
         self.steps += 1
         asks_next = self.steps == self.delay
