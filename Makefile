@@ -7,7 +7,7 @@ LEARNER := $(VENV)/.learner
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 RESULTS := .pytest_cache/results.xml
-# Two at once, whole files each: many tests wait for a process to start. More disturb each other where time counts.
+# Two processes, whole files each: many tests wait for a process to start. More of them would disturb timing tests.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -22,31 +22,31 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(LEARNER): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	@echo "installing what training needs into $(VENV): 1.9 GB, a minute or two the first time"
+	@echo "installing the packages for training into $(VENV): 1.9 GB, a minute or two the first time"
 	@$(PIP) -e '.[learner]'
 	@touch $@
 
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	@echo "installing all that development needs into $(VENV): 3.6 GB, some minutes the first time"
+	@echo "installing the packages for development into $(VENV): 3.6 GB, some minutes the first time"
 	@$(PIP) -e '.[dev]'
 	@touch $(LEARNER) $@
 
-setup: $(STAMP)  ## make .venv and install all that development needs (3.6 GB), pinned
+setup: $(STAMP)  ## make .venv and install everything for development (3.6 GB), pinned
 
-train: $(LEARNER)  ## train CartPole-v1 with PPO and two workers until it is solved; installs what that needs (1.9 GB)
+train: $(LEARNER)  ## solve CartPole-v1 with PPO and two workers; installs the packages for training (1.9 GB)
 	@$(BIN)/aiorl train --env CartPole-v1 --algo ppo --num-workers 2 --stop-return 475
 
 test: $(STAMP)  ## run the tests (without the long learning runs)
 	@$(PYTEST) -m 'not slow' --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py --check $(RESULTS)
 
-test-all: $(STAMP)  ## run all tests, long learning and fault runs included
+test-all: $(STAMP)  ## run all tests, including long learning and fault runs
 	@$(BIN)/python -m pytest
 
-nightly: $(STAMP)  ## run what CI leaves out: campaigns, notebooks, learning runs of minutes
+nightly: $(STAMP)  ## run the tests that CI leaves out: campaigns, notebooks, long learning runs
 	@$(BIN)/python -m pytest -m nightly
 
-check: style types layers size  ## style, types, import layers, and how large the code is
+check: style types layers size  ## check style, types, import layers and the size of the code
 
 style: $(STAMP)  ## ruff: lint and formatting
 	@$(BIN)/ruff check .
@@ -55,20 +55,20 @@ style: $(STAMP)  ## ruff: lint and formatting
 types: $(STAMP)  ## mypy, strict
 	@$(BIN)/mypy
 
-layers: $(STAMP)  ## import-linter: imports go one way
+layers: $(STAMP)  ## import-linter: imports go in one direction
 	@$(BIN)/lint-imports --no-cache
 
-size:  ## code lines and files, which may only fall
+size:  ## check that code lines and files do not grow
 	@$(BIN)/python tests/support/size.py
 
-requirements: $(STAMP)  ## run the tests and write docs/requirements.md: which test shows which requirement
+requirements: $(STAMP)  ## run the tests and write docs/requirements.md: requirements and their tests
 	-@$(PYTEST) -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py $(RESULTS)
 
-bench: $(STAMP)  ## measure every figure beside its baseline; make bench NAMES="sampler wire"
+bench: $(STAMP)  ## measure every figure against its baseline; make bench NAMES="sampler wire"
 	@$(BIN)/python -m benchmarks $(NAMES)
 
-bench-against: $(STAMP)  ## measure this tree and another by turns; make bench-against REV=main NAMES="sampler"
+bench-against: $(STAMP)  ## measure this tree and another revision alternately; make bench-against REV=main NAMES="sampler"
 	@$(BIN)/python -m benchmarks.against $(if $(ROUNDS),--rounds $(ROUNDS)) $(or $(REV),HEAD) $(NAMES)
 
 chaos: $(STAMP)  ## random faults in whole runs for 20 minutes; make chaos CHAOS="--seed 7"
@@ -84,20 +84,20 @@ coverage: $(STAMP)  ## tests with branch coverage
 	@$(PIP) coverage
 	@$(BIN)/coverage run -m pytest -m 'not slow' && $(BIN)/coverage combine && $(BIN)/coverage report
 
-fuzz: $(STAMP)  ## fuzz what reads others' bytes for 10 minutes; make fuzz SECONDS=60 TARGETS="decode graph"
+fuzz: $(STAMP)  ## fuzz the parsers of untrusted data for 10 minutes; make fuzz SECONDS=60 TARGETS="decode graph"
 	@$(PIP) atheris
 	@$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) $(if $(TARGETS),--targets $(TARGETS))
 
-docs: $(STAMP)  ## build the site of the documentation into site/
+docs: $(STAMP)  ## build the documentation site in site/
 	@$(BIN)/mkdocs --version >/dev/null 2>&1 || $(PIP) mkdocs-material 'mkdocstrings[python]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html, or run: make docs-serve"
 
-docs-serve: $(STAMP)  ## show the site at http://127.0.0.1:8000, and build it again after each change
+docs-serve: $(STAMP)  ## serve the site at http://127.0.0.1:8000; rebuild it after each change
 	@$(BIN)/mkdocs --version >/dev/null 2>&1 || $(PIP) mkdocs-material 'mkdocstrings[python]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-lock: $(STAMP)  ## rewrite aiorl/constraints.txt from what is installed
+lock: $(STAMP)  ## rewrite aiorl/constraints.txt from the installed packages
 	@$(BIN)/python -m pip freeze --exclude-editable | grep -v '^aiorl' > $(CONSTRAINTS)
 
 build: $(STAMP)  ## build the sdist, and the wheel from it

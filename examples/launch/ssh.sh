@@ -5,16 +5,16 @@
 #   python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys keys
 #
 #   examples/launch/ssh.sh start tcp://LEARNER:5557 host1 host2=16   # 16 workers on host2
-#   examples/launch/ssh.sh start tcp://LEARNER:5557 hosts.txt        # a file: HOST or HOST=N on each line
+#   examples/launch/ssh.sh start tcp://LEARNER:5557 hosts.txt        # a file with HOST or HOST=N on each line
 #   examples/launch/ssh.sh status hosts.txt
 #   examples/launch/ssh.sh stop hosts.txt
 #
-# A host needs aiorl installed (pip install aiorl) and must reach the learner's port and the one after it. Keys
-# and logs go to ~/.aiorl there: keys/ (mode 0700), worker.log, worker.pid. HOST may be anything ssh takes.
+# Each host needs aiorl (pip install aiorl) and must reach the learner's port and the one after it. Keys and logs go
+# to ~/.aiorl on the host: keys/ (mode 0700), worker.log, worker.pid. HOST can be anything that ssh accepts.
 #
 # Settings, from the environment:
-#   KEYS=keys            directory that `python -m aiorl.keys` made here; HOST.key_secret is preferred over
-#                        worker.key_secret, so each host can have a key of its own; KEYS= for none
+#   KEYS=keys            local directory made by `python -m aiorl.keys`; HOST.key_secret is preferred over
+#                        worker.key_secret, so each host can have its own key; KEYS= for none
 #   PYTHON=python3       Python on the other hosts, such as '~/aiorl/.venv/bin/python'
 #   NUM_WORKERS=4        workers on a host without =N
 set -euo pipefail
@@ -28,15 +28,15 @@ usage() {
     exit 2
 }
 
-# Runs the script on standard input on host $1, with the other arguments as $1, $2...; the terminal stays out of it.
+# Runs the script on standard input on host $1 without a terminal, with the other arguments as $1, $2...
 on_host() {
     local host=$1
     shift
-    # shellcheck disable=SC2029  # the arguments are quoted here, for the shell there
+    # shellcheck disable=SC2029  # the arguments are quoted here for the remote shell
     ssh -o BatchMode=yes -o ConnectTimeout=10 "$host" "bash -s -- $(printf '%q ' "$@")"
 }
 
-copy_key() { # host, file here, name there
+copy_key() { # host, local file, remote name
     # shellcheck disable=SC2029
     ssh -o BatchMode=yes -o ConnectTimeout=10 "$1" \
         "umask 077; mkdir -p ~/.aiorl/keys && cat >~/.aiorl/keys/$3.new && mv ~/.aiorl/keys/$3.new ~/.aiorl/keys/$3" <"$2"
@@ -93,7 +93,7 @@ for _ in $(seq 100); do
     kill -0 "$pid" 2>/dev/null || break
     sleep 0.1
 done
-kill -KILL -- "-$pid" 2>/dev/null || true # its whole session, should anything be left
+kill -KILL -- "-$pid" 2>/dev/null || true # the rest of its session
 rm -f worker.pid
 echo "stopped"
 REMOTE

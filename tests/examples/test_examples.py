@@ -127,7 +127,7 @@ def test_the_table_has_every_example_and_what_its_commands_hold() -> None:
 
 def test_custom_env(folder: Folder) -> None:
     learn, check = commands_of("custom_env.py")
-    assert "always right gives 3 steps and a return of 0.8" in folder.run(check)
+    assert "takes 3 steps and returns 0.8" in folder.run(check)
     assert re.search(SOLVED, folder.run(learn, *SMALL), re.MULTILINE)
     mean = folder.results()[-1]["episode_reward_mean_last_100"]
     assert 0.25 - 1e-6 <= mean < 0.301  # a run ends by its return but for the rounding of float32 rewards
