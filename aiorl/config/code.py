@@ -36,7 +36,6 @@ from aiorl.errors import AiorlError, ConfigError, nearest
 _log = logging.getLogger(__name__)
 
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_SCHEMES = ("minari",)
 _LOCAL = "this-program:"
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping)
 
@@ -49,7 +48,7 @@ _importing: ContextVar[str] = ContextVar("_importing", default="")
 
 def is_import_path(text: str) -> bool:
     """Return whether a text names an object: by its form ``package.module:Name``, without a prefix like minari:."""
-    return is_local(text) or (_FORM.fullmatch(text) is not None and text.partition(":")[0] not in _SCHEMES)
+    return is_local(text) or (_FORM.fullmatch(text) is not None and text.partition(":")[0] != "minari")
 
 
 def is_local(text: str) -> bool:

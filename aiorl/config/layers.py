@@ -436,7 +436,12 @@ def load_config(
         for name, own in fixed.items():
             wanted = own if values.get(name) is None else values[name]
             if os.path.normpath(str(wanted)) != os.path.normpath(own):
-                raise _not_resumable(name, values[name], own, saved[0])
+                raise ConfigError(
+                    f"{name} can't be {wanted} here: the run in {resume} goes on with {name} {own}.",
+                    key=name, value=wanted,
+                    hint=f"Leave {_option(name)} out, or begin a new run like it: --config {saved[1]} {_option(name)} "
+                    f"{wanted}",
+                )  # fmt: skip
         if said := foreign_code([*saved, *([] if file is None else [file])], values):
             warn(said)
         config_class = config_class_of(algo_of(layers))
@@ -497,11 +502,3 @@ def _resumed(run_dir: Path) -> Layer:
 
 def _option(key: str) -> str:
     return f"--{key.replace('_', '-')}"
-
-
-def _not_resumable(key: str, value: object, own: str, run_dir: Path) -> ConfigError:
-    flag = _option(key)
-    return ConfigError(
-        f"{key} can't be {value} here: the run in {run_dir} goes on with {key} {own}.", key=key, value=value,
-        hint=f"Leave {flag} out, or begin a new run like it: --config {run_dir / CONFIG_FILE} {flag} {value}",
-    )  # fmt: skip

@@ -300,14 +300,14 @@ def _column(column: object, room: Room) -> Array:
 def _rllib_column(column: object, room: Room) -> Array:
     """Return a column of one of RLlib's lines; null is NaN, lists of mappings are kept as they are."""
     if isinstance(column, str):
-        return read_pickled_array(_unpacked(column, room.left), max_bytes=room.left)
+        return read_pickled_array(_unpacked(column, room.left))
     if isinstance(column, list) and column and isinstance(column[0], str):  # each row on its own
         rows: list[Array] = []
         left = room.left
         for text in column:
             if not isinstance(text, str):
                 raise DataError("compressed rows and others")
-            rows.append(read_pickled_array(_unpacked(text, left), max_bytes=left))
+            rows.append(read_pickled_array(_unpacked(text, left)))
             left -= rows[-1].nbytes
         try:
             return np.stack(rows)

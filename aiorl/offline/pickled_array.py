@@ -41,12 +41,8 @@ BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE REDUCE BUILD STOP
 _OPCODES = frozenset(_ARRAYS.split())
 
 
-def read_pickled_array(data: bytes, *, max_bytes: int) -> NDArray[Any]:
-    """Return the array in a pickle of one; it is read-only where its bytes are those of the pickle.
-
-    Args:
-        data: the pickle.
-        max_bytes: the size that the array may have.
+def read_pickled_array(data: bytes) -> NDArray[Any]:
+    """Return the array in a pickle of one, whose bytes it has; it is read-only where they are those of the pickle.
 
     Raises:
         DataError: it holds anything but an array of numbers; the message names what it asked for.
@@ -58,12 +54,11 @@ def read_pickled_array(data: bytes, *, max_bytes: int) -> NDArray[Any]:
         )
     try:
         _check_opcodes(data)
-        made = _Unpickler(io.BytesIO(data)).load()
+        return _array(_Unpickler(io.BytesIO(data)).load())
     except DataError:
         raise
     except Exception as error:  # the unpickler raises whatever its opcodes lead to
         raise DataError("a pickled array is cut short or damaged") from error
-    return _array(made, max_bytes)
 
 
 def _check_opcodes(data: bytes) -> None:
@@ -117,14 +112,14 @@ def _built(name: str, arguments: tuple[object, ...]) -> object:
                 raise _refused(f"an array of dtype {code!r}")
             return _Dtype(code)
         case "encode", (str() as text, "latin1" | "latin-1"):
-            return text.encode("latin1")
-        case "bytearray" | "bytes", (bytes() as data,):
+            return text  # which becomes bytes at the end: a pickle may say it again and again
+        case "bytearray" | "bytes", (bytes() | str() as data,):
             return data
         case "bytes", ():
             return b""
         case "_frombuffer", (data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order):
             return _Array(data, dtype, shape, order)
-        case "_reconstruct", (_, (0,), bytes()):
+        case "_reconstruct", (_, (0,), bytes() | str()):
             return _Array()
         case "scalar", (_Dtype() as dtype, data):
             return _Array(data, dtype, (), "C")
@@ -149,13 +144,12 @@ class _Unpickler(pickle.Unpickler):
         return lambda *arguments: _built(name, arguments)
 
 
-def _array(made: object, max_bytes: int) -> NDArray[Any]:
+def _array(made: object) -> NDArray[Any]:
     match made:
         case _Array(parts=(data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order)):
             code = np.dtype(dtype.code) if dtype.order in "=|" else np.dtype(dtype.order + dtype.code)
-            if isinstance(data, bytes | bytearray) and len(data) > max_bytes:
-                raise DataError(f"a pickled array of {len(data):,} bytes, more than the {max_bytes:,} that are allowed")
-            return from_bytes(data, code, shape, "F" if order == "F" else "C")
+            raw = data.encode("latin1") if isinstance(data, str) else data
+            return from_bytes(raw, code, shape, "F" if order == "F" else "C")
     raise _refused("something that is no array")
 
 
