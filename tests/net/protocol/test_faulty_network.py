@@ -659,7 +659,7 @@ def test_r139_r142_r143_the_protocol_survives_a_long_run_of_faults(machine: type
             (3, lambda: net.a_delta_that_fits_no_filter_is_sent(index=index())),
             (3, net.checkpoint_is_written),
         ]
-    for _ in range(400 if seed == 0 else 1500):
+    for _ in range(300 if seed == 0 else 1500):
         rng.choices(moves, [weight for weight, _ in moves])[0][1]()
         for check in net.checks():
             check()
