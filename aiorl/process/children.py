@@ -87,11 +87,10 @@ class Restarts:
 
 
 class ChildStarted(NamedTuple):
-    """The child runs; ``restarts``: how often it had to be started again in a row."""
+    """The child runs."""
 
     slot: int
     pid: int
-    restarts: int
 
 
 class ChildRestarting(NamedTuple):
@@ -256,7 +255,7 @@ class Children:
                 start_new_session=True,
             )
         child.is_lacking = False
-        self._on_event(ChildStarted(slot, child.process.pid, child.restarts.in_a_row))
+        self._on_event(ChildStarted(slot, child.process.pid))
 
     def _start_again(self, slot: int, child: _Child) -> None:
         try:

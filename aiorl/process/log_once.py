@@ -91,13 +91,10 @@ def warn_of_long_episode(rows: int, env_id: Any, env_steps: int) -> None:
         env_steps: steps of it that they stand for.
     """
     if log_once("large_batch_warning"):
-        logger.warning(
-            "More than %d rows of environment %r wait for their episode's end (%d environment steps). "
-            "If its episodes never end, set horizon, the number of steps after which they are cut.",
-            rows,
-            env_id,
-            env_steps,
+        waiting = (
+            f"More than {rows} rows of environment {env_id!r} wait for their episode's end ({env_steps} env steps)."
         )
+        logger.warning("%s If its episodes never end, set horizon, the number of steps that ends one.", waiting)
 
 
 def summarize(value: Any, *, depth: int = 4, width: int = 4) -> str:

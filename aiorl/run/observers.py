@@ -72,14 +72,9 @@ class StopAt(Observer):
 
     def on_update(self, training: Training) -> None:
         """End training where its newest figures say so."""
-        reason = self._criteria.reason(
-            StopFigures(
-                training.results.newest_return,
-                training.counters.env_steps_trained,
-                self._evaluations.mean_return,
-                time.monotonic() - self._began,
-            )
-        )
+        env_steps, time_s = training.counters.env_steps_trained, time.monotonic() - self._began
+        now = StopFigures(training.results.newest_return, env_steps, self._evaluations.mean_return, time_s)
+        reason = self._criteria.reason(now)
         if reason:  # the last result is of all updates, those under way included
             training.stop(reason)
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.code import named_failures
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import ConfigError, InternalError
+from aiorl.errors import ConfigError
 from aiorl.learning.tf_runtime import compilation_cache, prepare_environment
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.wire.messages import PolicyArrays
@@ -239,8 +239,7 @@ class Source:
     @property
     def flow(self) -> Flow:
         """Takes fragments and makes train batches of them; from `begin` on."""
-        if self._flow is None:
-            raise InternalError("training has not begun")
+        assert self._flow is not None, "training has not begun"
         return self._flow
 
     @property
@@ -397,24 +396,14 @@ class Training:
 
     @property
     def learning(self) -> Learning:
-        """Policies, algorithms and filters; from `ready` on.
-
-        Raises:
-            InternalError: it was asked for before.
-        """
-        if self._learning is None:
-            raise InternalError("nothing is built yet")
+        """Policies, algorithms and filters; from `ready` on."""
+        assert self._learning is not None, "nothing is built yet"
         return self._learning
 
     @property
     def saver(self) -> Saver:
-        """Writes checkpoints; from `ready` on.
-
-        Raises:
-            InternalError: it was asked for before.
-        """
-        if self._saver is None:
-            raise InternalError("nothing is built yet")
+        """Writes checkpoints; from `ready` on."""
+        assert self._saver is not None, "nothing is built yet"
         return self._saver
 
     @property

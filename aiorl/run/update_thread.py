@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiorl.errors import InternalError
 from aiorl.run.ingest import AssembledBatch
 from aiorl.run.policy_group import UpdateDone, Updater, WarmUpDone
 
@@ -71,12 +70,7 @@ class UpdateThread:
         self._thread.start()
 
     def submit_nowait(self, batch: AssembledBatch) -> None:
-        """Hand a train batch over, for which there must be room. One thread only calls this.
-
-        Raises: InternalError after `stop`.
-        """
-        if self._stopping.is_set():
-            raise InternalError("a train batch for an update thread that was stopped")
+        """Hand a train batch over, for which there must be room. One thread only calls this."""
         self._inbox.put(batch)
 
     def stop(self) -> None:

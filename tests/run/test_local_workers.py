@@ -159,7 +159,7 @@ def test_restarts_are_forgotten_only_of_a_worker_that_has_brought_a_fragment(mon
     watched.look(0.4, 2)
     assert watched.children.has_worked(1)
     assert not watched.children.has_worked(2)
-    watched.workers.on_child(ChildStarted(1, 103, 1))
+    watched.workers.on_child(ChildStarted(1, 103))
     assert not watched.children.has_worked(1)
 
 
