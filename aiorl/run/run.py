@@ -15,7 +15,7 @@ from typing import Any
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import CheckpointError, InternalError
+from aiorl.errors import CheckpointError
 from aiorl.process.tasks import Tasks, end_in_time, tell_of_stray_errors
 from aiorl.run.build import LearningPlan
 from aiorl.run.evaluations import BEST, Evaluations
@@ -304,15 +304,10 @@ class Run:
 
 
 def source_for(config: CommonConfig, here: LoopThread | None) -> Callable[[Training], Source]:
-    """Return what makes the source of a run: the caller's thread if the run has no workers, else workers.
-
-    Raises:
-        InternalError: a run without workers has no thread to sample in.
-    """
+    """Return what makes the source of a run: the caller's thread if the run has no workers, else workers."""
     if not config.is_alone:
         return RemoteSource
-    if here is None:
-        raise InternalError("a run without workers needs a thread that samples")
+    assert here is not None, "a run without workers needs a thread that samples"
     return partial(LocalSource, here=here)
 
 
