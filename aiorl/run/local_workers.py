@@ -118,7 +118,7 @@ class LocalWorkers:
             for wait_s, number in ((grace_s, signal.SIGTERM), (min(1.0, grace_s), signal.SIGKILL), (5.0, None)):
                 for _ in range(round(wait_s / _END_EVERY_S)):
                     self._children.look()
-                    if not self._children.pids:
+                    if self._children.is_over:
                         return
                     await asyncio.sleep(_END_EVERY_S)
                 self._children.stop(number)
