@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
 
+    from aiorl.acting.acting_state import LoadedPolicy as LoadedPolicy
+    from aiorl.acting.acting_state import load_policy as load_policy
     from aiorl.acting.exploration import Exploration as Exploration
-    from aiorl.acting.loaded_policy import LoadedPolicy as LoadedPolicy
-    from aiorl.acting.loaded_policy import load_policy as load_policy
     from aiorl.acting.policy import Policy as Policy
     from aiorl.acting.policy_map import PolicyMap as PolicyMap
     from aiorl.acting.preprocessors import Preprocessor as Preprocessor
@@ -82,7 +82,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow when it
 
 _HOMES = {
     "aiorl.acting.exploration": "Exploration",
-    "aiorl.acting.loaded_policy": "LoadedPolicy load_policy",
+    "aiorl.acting.acting_state": "LoadedPolicy load_policy",
     "aiorl.acting.policy": "Policy",
     "aiorl.acting.policy_map": "PolicyMap",
     "aiorl.acting.preprocessors": "Preprocessor",

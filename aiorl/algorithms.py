@@ -7,7 +7,7 @@ from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.actor_replay import CriticReplayAlgorithm
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations, UpdateResult
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, rows_forward
-from aiorl.learning.algorithms.compiled_update import Phase, TargetNetwork, UpdateSpec, following
+from aiorl.learning.algorithms.compiled_update import Phase, TargetNetwork, UpdateSpec
 from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
 from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig, Surrogate, SurrogateConfig, surrogate_spec
 from aiorl.learning.algorithms.replay_algorithm import ReplayAlgorithm
@@ -49,7 +49,6 @@ __all__ = [
     "actor_critic_loss",
     "changed",
     "columns",
-    "following",
     "key",
     "masked_mean",
     "masked_normalise",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiorl.acting.loaded_policy import LoadedPolicy, load_policy
+from aiorl.acting.acting_state import LoadedPolicy, load_policy
 from aiorl.config.command_line import Parser, at_least, exit_status
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from aiorl.acting.acting_graph import ActingSpec, ArraySpec
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data.spaces import space_to_dict
 
 __all__ = ["NumpyActor", "make_acting_graph", "make_onnx_policy", "mlp_weights"]

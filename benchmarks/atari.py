@@ -21,7 +21,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import ActingSpec
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from aiorl.acting.acting_graph import ActingSpec
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from benchmarks.atari import NUM_ACTIONS, SIDE, STACK, load_policy, make_baseline, rate_of, save_policy

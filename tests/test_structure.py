@@ -48,7 +48,7 @@ def test_no_two_files_import_each_other(imports: dict[str, set[str]]) -> None:
     graphlib.TopologicalSorter(imports).prepare()
 
 
-@pytest.mark.parametrize(("algo", "most"), [("ppo", 18), ("dqn", 23), ("sac", 23)])
+@pytest.mark.parametrize(("algo", "most"), [("ppo", 17), ("dqn", 23), ("sac", 23)])
 def test_few_files_of_learning_stand_behind_an_algorithm(imports: dict[str, set[str]], algo: str, most: int) -> None:
     """Its imports, and theirs, those within functions included; may only fall."""
     behind, todo = set[str](), [f"aiorl.learning.algorithms.{algo}"]

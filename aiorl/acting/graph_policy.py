@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -12,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.acting.acting_graph import ActingSpec, Previous
+from aiorl.acting.acting_graph import ActingGraph, ActingSpec, Previous
 from aiorl.acting.distributions import make_named_distribution
 from aiorl.acting.exploration import make_exploration
 from aiorl.acting.filters import LearningFilter, ObservationFilter, RewardScaler
@@ -22,9 +24,11 @@ from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import BatchError, PolicyError
-from aiorl.process.imports import load_tensorflow, needed_by
+from aiorl.process.imports import install_command, load_tensorflow, needed_by
 
-_LEARNING = "aiorl.learning.algorithms.policy_learning"
+_LEARNING, _TF_POLICY = "aiorl.learning.algorithms.policy_learning", "aiorl.learning.models.tf_policy"
+
+_log = logging.getLogger(__name__)
 
 F32 = NDArray[np.float32]
 
@@ -209,27 +213,21 @@ class GraphPolicy(Policy):
                 which noise that is given may have been drawn ahead.
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
-        of_layers = None
+        num_rows = len(obs)
         if not (self._explores if explore is None else explore):
-            noise = None
-        else:
-            if noise is None:
-                noise = self.draw_noise(self._rng, len(obs))
-                keys = range(len(obs)) if keys is None else keys  # nothing was drawn ahead
-            of_layers, noise = self._parted(noise)
-        outputs, values, state_out = self.graph.run(obs, state, prev, noise=of_layers)
-        dist_inputs = self._dist_inputs(outputs)
-        if noise is None:
+            outputs, values, state_out = self.graph.run(obs, state, prev)
+            dist_inputs = self._dist_inputs(outputs)
             actions = self.distribution.deterministic(dist_inputs)
             logp = self.distribution.logp(dist_inputs, actions)
         else:
-            if self.exploration is None:
-                actions, logp = self.distribution.sample_with_logp(dist_inputs, noise)
-            else:
-                actions = np.empty((len(obs), *self.layout.shape), self.layout.dtype)
-                logp = np.empty(len(obs), np.float32)
-                now = self.global_timestep if timestep is None else timestep
-                self.exploration.choose_into(outputs, noise, actions, logp, timestep=now, keys=keys)
+            if noise is None:
+                noise = self.draw_noise(self._rng, num_rows)
+                keys = range(num_rows) if keys is None else keys  # nothing was drawn ahead
+            actions = np.empty((num_rows, *self.layout.shape), self.layout.dtype)
+            dist_inputs = np.empty((num_rows, self.spec.num_dist_inputs), np.float32)
+            values, logp = np.empty(num_rows, np.float32), np.empty(num_rows, np.float32)
+            rows = ActRows(actions, dist_inputs, values, logp)
+            state_out = self.act_into(obs, state, noise, rows, prev, timestep=timestep, keys=keys)
         columns = {c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
         return ActResult(actions, columns, state_out)
 
@@ -240,6 +238,9 @@ class GraphPolicy(Policy):
         noise: F32,
         rows: ActRows,
         prev: Previous | None = None,
+        *,
+        timestep: int | None = None,
+        keys: Sequence[Hashable] | None = None,
     ) -> list[F32]:
         """Choose actions for N observations and write the results straight into columns.
 
@@ -249,6 +250,8 @@ class GraphPolicy(Policy):
             noise: [N, K] of `draw_noise`.
             rows: where to write.
             prev: actions in column form and rewards of the step before, for a network that looks back.
+            timestep: see `act`.
+            keys: see `act`.
         Returns: recurrent state after the step.
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
@@ -264,7 +267,8 @@ class GraphPolicy(Policy):
         elif self.exploration is None:
             self.distribution.sample_into(dist_inputs, noise, actions, logp)
         else:
-            self.exploration.choose_into(outputs, noise, actions, logp, timestep=self.global_timestep)
+            now = self.global_timestep if timestep is None else timestep
+            self.exploration.choose_into(outputs, noise, actions, logp, timestep=now, keys=keys)
         return state_out
 
     def values(self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None) -> F32:
@@ -528,3 +532,89 @@ def in_front_of(policy: Policy, own: ObservationFilter) -> ObservationFilter:
         return own
     policy.filter_inputs(own)
     return LearningFilter(own)
+
+
+class OnnxPolicy(GraphPolicy):
+    """Acts with an exported network and samples on NumPy; needs no deep-learning framework.
+
+    Not to be called by several threads at once, except that `set_weights` may come from another one.
+    """
+
+    def __init__(
+        self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: float = math.inf, **own: Any
+    ) -> None:
+        """Make a policy from what the learner exported; it can act once it has weights.
+
+        Args:
+            graph: serialised ONNX model.
+            spec: its description.
+            threads: threads an evaluation may use.
+            runs_per_weights: about how many evaluations there are before weights are new.
+            **own: "observation_space", "config" and "seed" of GraphPolicy.
+
+        Raises:
+            PolicyError: graph and spec don't fit each other or the action space.
+            ConfigError: settings that can't be honoured.
+        """
+        super().__init__(ActingGraph(graph, spec, threads=threads, runs_per_weights=runs_per_weights), spec, **own)
+
+
+def learned_policy_class(
+    graph: bytes, description: Mapping[str, Any], *, threads: int = 1, runs_per_weights: float = math.inf
+) -> type[GraphPolicy]:
+    """The class of a learner's policy, made like any Policy; objects act once they have weights.
+
+    Args:
+        graph: the acting graph; empty for a network that has none and is run in TensorFlow.
+        description: `ActingSpec.to_dict`; beside an empty graph with the model's settings under "tf_model".
+        threads: threads an evaluation may use.
+        runs_per_weights: about how many evaluations there are before weights are new.
+
+    Raises:
+        PolicyError: a damaged description; and, when an object is made, a graph that doesn't fit it, or spaces that are
+            not the learner's.
+        ImportError: the network needs TensorFlow, which is not installed here.
+    """
+    spec = ActingSpec.from_dict(description)
+    if not graph:
+        return _tensorflow_class(spec, description.get("tf_model"))
+
+    class LearnedPolicy(OnnxPolicy):
+        """Acts with the learner's graph."""
+
+        acting_spec = spec
+
+        def __init__(
+            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+        ) -> None:
+            spec.check_spaces(observation_space, action_space)
+            super().__init__(
+                graph,
+                spec,
+                observation_space=observation_space,
+                config=config,
+                seed=config.get("seed"),
+                threads=threads,
+                runs_per_weights=runs_per_weights,
+            )
+
+    return LearnedPolicy
+
+
+def _tensorflow_class(spec: ActingSpec, model_config: Any) -> type[GraphPolicy]:
+    if not isinstance(model_config, Mapping):
+        raise PolicyError("the learner sent neither an acting graph nor the settings of a model")
+    _log.warning(
+        "The learner's model has no acting graph, so this process runs it in TensorFlow: it takes more memory and acts "
+        "more slowly. The learner's log says why."
+    )
+    try:
+        # a worker loads no TensorFlow unless it must, so this name is not in its import graph
+        module = importlib.import_module(_TF_POLICY)
+    except ImportError as error:
+        raise ImportError(
+            f"the learner's model can only be run in TensorFlow, which can't be imported here ({error}); install it "
+            f"with: {install_command('learner')}"
+        ) from error
+    kind: type[GraphPolicy] = module.learned_tf_policy_class(spec, model_config)
+    return kind

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.data import columns as c
 from aiorl.data.arrays import discounted_sums
-from aiorl.data.fragment import new_obs
+from aiorl.data.fragment import check_n_steps, new_obs
 from aiorl.errors import BatchError
 
 Array = NDArray[Any]
@@ -280,15 +280,6 @@ def n_step(
         returns[~valid] = 0.0
         discounts[~valid] = 0.0
     return NStep(returns.astype(np.float32), discounts.astype(np.float32), steps)
-
-
-def check_n_steps(steps: Array, shape: tuple[int, ...]) -> None:
-    """Raise BatchError unless each row [T, N] takes 1 to T - t steps, so that it ends within the fragment."""
-    if steps.shape != shape or steps.dtype.kind not in "iu":
-        raise BatchError(c.N_STEPS, f"integers {shape}", f"{steps.dtype} {steps.shape}")
-    most = np.arange(shape[0], 0, -1)[:, None]
-    if ((steps < 1) | (steps > most)).any():
-        raise BatchError(c.N_STEPS, "steps that end within the fragment", f"{steps.min()} to {steps.max()} of {shape}")
 
 
 def n_step_new_obs(arrays: Mapping[str, Array]) -> Array:

@@ -236,7 +236,11 @@ class RunDirectory:
         else:
             path, is_made = _make_new(config)
             run_id, address = secrets.token_hex(8), ""
-        directory = cls(path, _locked(path), run_id, address, seed=config.seed, is_new=is_new, is_made=is_made)
+        try:
+            lock = RunLock.acquire(path)
+        except OSError as error:
+            raise _unwritable(path, error.strerror) from error
+        directory = cls(path, lock, run_id, address, seed=config.seed, is_new=is_new, is_made=is_made)
         try:
             if is_new and (path / _RUN).exists():
                 hint = f"Go on with it by --resume {path}, or give another directory."
@@ -331,13 +335,6 @@ def _make(path: Path, *, exist_ok: bool) -> None:
         raise _unwritable(path, error.strerror) from error
     except ValueError as error:  # a NUL in it
         raise _unwritable(path, str(error)) from error
-
-
-def _locked(path: Path) -> RunLock:
-    try:
-        return RunLock.acquire(path)
-    except OSError as error:
-        raise _unwritable(path, error.strerror) from error
 
 
 def _unwritable(path: Path, reason: str | None) -> ConfigError:

@@ -8,7 +8,7 @@ observation is stored twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.columns import BOOTSTRAP_VALUES, is_of_sequences
+from aiorl.data.arrays import all_finite
+from aiorl.data.columns import BOOTSTRAP_VALUES, ColumnSpec, is_of_sequences
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError
 
@@ -212,3 +213,81 @@ def goes_on(
     same[:, count - 1 :: count] = True
     is_next: NDArray[np.bool_] = np.logical_and.reduce(same, axis=1)
     return is_next
+
+
+def check_fragment(
+    columns: Iterable[ColumnSpec], arrays: Mapping[str, Array], *, is_finite: bool = True
+) -> tuple[int, int]:
+    """Refuse a fragment whose rows can't be used. Safe in any thread.
+
+    Args:
+        columns: of a row, or by their names of a sequence; others of the fragment are not looked at.
+        arrays: of the fragment by name.
+        is_finite: refuse numbers that are not finite or too large.
+    Returns: T and N.
+
+    Raises:
+        BatchError: a column is missing, of another shape or dtype, or holds numbers that are refused.
+    """
+    columns = [column for column in columns if column.name != c.VALID]
+    first = next((arrays[column.name] for column in columns if column.name in arrays), None)
+    if first is None or first.ndim < 2 or not all(first.shape[:2]):
+        found = "none" if first is None else f"shape {first.shape}"
+        raise BatchError(columns[0].name, "a column [T, N, ...] of at least one row", found)
+    shape = first.shape[:2]
+    for column in columns:
+        parts = [column]
+        if column.name == c.NEW_OBS and c.NEW_OBS not in arrays:
+            check_new_obs(arrays)  # it is made once it is needed
+            names = [name for name in (c.OBS, c.LAST_OBS, c.FINAL_OBS) if name in arrays]
+            parts = [ColumnSpec(name, column.shape, column.dtype) for name in names]
+            column = parts[0]
+        if column.name not in arrays:
+            raise BatchError(column.name, "in every fragment", f"only {sorted(arrays)!r:.500}")
+        column.check(arrays[column.name], shape[1:] if c.is_of_sequences(column.name) else shape)
+        if is_finite:
+            for part in parts:
+                check_numbers(part, arrays[part.name])
+    valid = arrays.get(c.VALID)
+    if valid is not None and (valid.shape != shape or valid.dtype != np.bool_):
+        raise BatchError(c.VALID, f"bool {shape}", f"{valid.dtype} {valid.shape}")
+    if c.N_STEPS in arrays:
+        check_n_steps(arrays[c.N_STEPS], shape)
+    return shape[0], shape[1]
+
+
+def refuse_others(arrays: Mapping[str, Array], names: Iterable[str]) -> None:
+    """Refuse a fragment with other columns than these, and those that say which rows count and what follows them.
+
+    Raises:
+        BatchError: there are such.
+    """
+    known = {*names, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
+    if unknown := sorted(arrays.keys() - known):
+        raise BatchError("batches", f"no other columns than {', '.join(sorted(known))}", f"{unknown[0]!r:.100}")
+
+
+def check_numbers(column: ColumnSpec, array: Array) -> None:
+    """Refuse numbers that are not finite, or too large for a column.
+
+    Raises:
+        BatchError: there are such.
+    """
+    if array.dtype.kind == "f":
+        if not all_finite(array):
+            raise BatchError(column.name, "finite numbers", "a NaN or an infinity")
+        if array.dtype.itemsize > 4 and (np.abs(array) > np.finfo(np.float32).max).any():
+            raise BatchError(column.name, "numbers of float32", "larger ones")
+    elif column.dtype == "int32" and array.size and array.dtype != np.int32:
+        bounds = np.iinfo(np.int32)
+        if array.min() < bounds.min or array.max() > bounds.max:
+            raise BatchError(column.name, "numbers of int32", f"{array.min()} to {array.max()}")
+
+
+def check_n_steps(steps: Array, shape: tuple[int, ...]) -> None:
+    """Raise BatchError unless each row [T, N] takes 1 to T - t steps, so that it ends within the fragment."""
+    if steps.shape != shape or steps.dtype.kind not in "iu":
+        raise BatchError(c.N_STEPS, f"integers {shape}", f"{steps.dtype} {steps.shape}")
+    most = np.arange(shape[0], 0, -1)[:, None]
+    if ((steps < 1) | (steps > most)).any():
+        raise BatchError(c.N_STEPS, "steps that end within the fragment", f"{steps.min()} to {steps.max()} of {shape}")

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from aiorl.acting.filters import make_filter
-from aiorl.acting.onnx_policy import learned_policy_class
+from aiorl.acting.graph_policy import learned_policy_class
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import mapping_by_table, policy_seed
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.acting.postprocess import check_n_steps, n_step, n_step_new_obs
+from aiorl.acting.postprocess import n_step, n_step_new_obs
 from aiorl.data import columns as c
+from aiorl.data.fragment import check_n_steps
 from aiorl.errors import BatchError
 
 

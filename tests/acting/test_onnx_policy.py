@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.acting.graph_policy import ActRows
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import ActRows, OnnxPolicy
 from aiorl.data.columns import ACTION_DIST_INPUTS, ACTION_LOGP, ACTIONS, VF_PREDS
 from aiorl.errors import PolicyError
 

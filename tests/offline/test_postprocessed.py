@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from plain_graph import make_graph
 
-from aiorl.acting.onnx_policy import learned_policy_class
+from aiorl.acting.graph_policy import learned_policy_class
 from aiorl.acting.postprocess import n_step_new_obs
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch

@@ -10,8 +10,7 @@ from gymnasium import spaces
 from plain_graph import make_graph
 
 from aiorl.acting.acting_graph import ActingSpec
-from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.acting.onnx_policy import learned_policy_class
+from aiorl.acting.graph_policy import GraphPolicy, learned_policy_class
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, PolicyError

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from plain_policies import VECTOR, PlainPolicy
 from scripted_env import ScriptedEnv
 
-from aiorl.acting.onnx_policy import learned_policy_class
+from aiorl.acting.graph_policy import learned_policy_class
 from aiorl.env.kinds import facts_of
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.sampling import policies

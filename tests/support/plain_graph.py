@@ -10,8 +10,7 @@ from gymnasium import spaces
 from onnx import TensorProto, helper
 
 from aiorl.acting.acting_graph import ActingSpec, ArraySpec
-from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.acting.onnx_policy import learned_policy_class
+from aiorl.acting.graph_policy import GraphPolicy, learned_policy_class
 from aiorl.data.spaces import space_from_dict, space_to_dict
 
 SURE = 1e4

@@ -88,11 +88,6 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def nearest_divisor(number: int, wanted: int) -> int:
-    """Return the divisor of `number` whose ratio to `wanted` is nearest to 1."""
-    return min(divisors(number), key=lambda divisor: abs(math.log(divisor / wanted)))
-
-
 _learning = partial(key, group="Learning")
 
 
@@ -159,7 +154,11 @@ class ActorCriticConfig(SDEConfig):
                 sizes = sizes._replace(batch=max(sizes.batch, minibatch))
             if self.has_whole_sequences and LENGTH not in fixed:
                 common = math.gcd(minibatch, sizes.batch) if BATCH in fixed else minibatch
-                sizes, fixed = sizes._replace(length=nearest_divisor(common, sizes.length)), {*fixed, LENGTH}
+                wanted = sizes.length
+                sizes, fixed = (
+                    sizes._replace(length=min(divisors(common), key=lambda own: abs(math.log(own / wanted)))),
+                    {*fixed, LENGTH},
+                )
         if self.is_truncating:
             workers = max(1, self.num_workers) if self.samples_in_turns else 1
             sizes = sizes.fitted(fixed, workers, minibatch if minibatch is not None and is_fixed else 1)
@@ -189,14 +188,12 @@ class ActorCriticConfig(SDEConfig):
         below = size - size % unit
         fits = f"{below} or {below + unit}" if below else f"{unit}"
         is_one_step = self.num_sgd_iter == 1 and minibatch == size
-        on_learner, hint = self.why_on_learner, "Set gradients: learner."
-        why = f"{self.algo} needs them on the learner: {on_learner}"
-        if not on_learner:
-            hint = f"Set num_sgd_iter: 1 and sgd_minibatch_size: {size}, or gradients: learner."
-            why = (
-                f"with them there is one step for each train batch, and here it is passed over {self.num_sgd_iter} "
-                f"times in minibatches of {minibatch} of its {size} env steps"
-            )
+        on_learner = self.why_on_learner
+        why = (
+            f"{self.algo} needs them on the learner: {on_learner}" if on_learner else
+            "with them there is one step for each train batch, and here it is passed over "
+            f"{self.num_sgd_iter} times in minibatches of {minibatch} of its {size} env steps"
+        )  # fmt: skip
         refuse(
             self,
             (self.is_truncating and size % fragment != 0, BATCH,
@@ -207,7 +204,8 @@ class ActorCriticConfig(SDEConfig):
              f"sgd_minibatch_size {self.sgd_minibatch_size} is no multiple of rollout_fragment_length {length}: a "
              "minibatch holds whole sequences here.", "Leave one of the two out to have it chosen."),
             (self.gradients == "workers" and not (is_one_step and not on_learner), "gradients",
-             f"gradients can't be workers: {why}.", hint),
+             f"gradients can't be workers: {why}.",
+             "Set gradients: learner" + ("." if on_learner else f"; or num_sgd_iter: 1, sgd_minibatch_size: {size}.")),
             (minibatch > size, MINIBATCH, f"sgd_minibatch_size {minibatch} is more than train_batch_size {size}.",
              f"Set it to {size} or less."),
         )  # fmt: skip

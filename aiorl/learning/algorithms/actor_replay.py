@@ -18,7 +18,6 @@ from aiorl.learning.algorithms.compiled_update import (
     Phase,
     TargetNetwork,
     UpdateSpec,
-    following,
 )
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
@@ -103,7 +102,9 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
             ("lr", ACTOR_LR, STEPS_BEFORE, *coefficients),
             is_stacked=True,
             gives_rows=True,
-            **following(*self.targets.values(), tau=own.tau, every=own.target_update_freq),
+            targets=tuple(self.targets.values()),
+            tau=own.tau,
+            target_every=own.target_update_freq,
             phases=phases,
         )
 

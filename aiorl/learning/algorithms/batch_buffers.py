@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, ColumnSpec, num_rows
-from aiorl.data.fragment import new_obs
+from aiorl.data.fragment import check_fragment, new_obs, refuse_others
 from aiorl.errors import BatchError
 from aiorl.learning.algorithms.rows import by_time
-from aiorl.learning.fragments import check_fragment, refuse_others
 from aiorl.learning.lazy import Tensors, tf
 
 _NUM_SETS = 2

@@ -194,8 +194,9 @@ class UpdateSpec:
             one that was begun is reported, too, as "METRIC_last_epoch".
         is_stacked: batches come as minibatches, [K, M, ...], and not as rows that an order puts together.
         gives_rows: `loss` gives a number for each row.
-        followers: variables that `follow` changes, for example the weights of a target network.
-        follow: called with the number of steps made before this one and the coefficients, after each step.
+        targets: target networks that follow, counted on from the coefficient STEPS_BEFORE.
+        tau: how far, see `TargetNetwork.take_over`.
+        target_every: after how many minibatches.
         prepare: changes the columns of each minibatch first; None leaves them as they are.
         phases: further optimiser steps within each step, one after the other.
         begin: (batch, coefficients) -> the batch that minibatches are taken from; called once, before the first step.
@@ -208,8 +209,9 @@ class UpdateSpec:
     last_epoch: tuple[str, int] | None = None
     is_stacked: bool = False
     gives_rows: bool = False
-    followers: tuple[Any, ...] = ()
-    follow: Callable[[tf.Tensor, Tensors], None] | None = None
+    targets: tuple[TargetNetwork, ...] = ()
+    tau: float = 1.0
+    target_every: int = 1
     phases: tuple[Phase, ...] = ()
     prepare: Callable[[Tensors], Tensors] | None = None
     begin: Callable[[Tensors, Tensors], Tensors] | None = None
@@ -336,7 +338,8 @@ class CompiledUpdate:
         batch, coefficients = self.begun(batch, values)
         for phase in self._phases:
             phase.optimizer.learning_rate.assign(coefficients[phase.lr])
-        changed = [*self._trained, *self.optimizer_variables, *self._spec.followers]
+        followers = [variable for target in self._spec.targets for variable in target.variables.values()]
+        changed = [*self._trained, *self.optimizer_variables, *followers]
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in changed]
         names = [name for phase in self._phases for name in phase.names]
         zeros = tf.zeros([len(names)])
@@ -349,8 +352,8 @@ class CompiledUpdate:
             if self._spec.prepare is not None:
                 minibatch = self._spec.prepare(minibatch)
             fine, enough, metrics, own_rows = self._sgd_step(step, minibatch, coefficients)
-            if self._spec.follow is not None:
-                self._spec.follow(step, coefficients)
+            if self._spec.targets:
+                _when_due(self._spec.target_every, step, coefficients, self._follow, lambda: tf.constant(0))
             more = {}
             if ROWS in others:
                 more[ROWS] = tf.tensor_scatter_nd_update(others[ROWS], [[step]], [own_rows])
@@ -378,6 +381,11 @@ class CompiledUpdate:
         last = [others[_LAST_EPOCH]] if _LAST_EPOCH in others else []
         figures = tf.concat([[tf.cast(ok, tf.float32)], [tf.cast(steps, tf.float32)], sums, last], axis=0)
         return figures, others.get(ROWS)
+
+    def _follow(self) -> tf.Tensor:
+        for target in self._spec.targets:
+            target.take_over(self._spec.tau)
+        return tf.constant(0)
 
     def _sgd_step(
         self, step: tf.Tensor, minibatch: Tensors, coefficients: Tensors
@@ -484,24 +492,3 @@ class TargetNetwork:
             online = tf.convert_to_tensor(self.network.variables[name])
             is_whole = share == 1 or not online.dtype.is_floating  # counts of a user's layers have no part in between
             variable.assign(online if is_whole else variable + share * (online - variable))
-
-
-def following(*targets: TargetNetwork, tau: float, every: int) -> dict[str, Any]:
-    """Return what an `UpdateSpec` has to be told so that target networks follow within an update.
-
-    Args:
-        targets: all of the update.
-        tau: how far, see `TargetNetwork.take_over`.
-        every: after how many minibatches, counted on from the coefficient STEPS_BEFORE.
-    """
-
-    def move() -> tf.Tensor:
-        for target in targets:
-            target.take_over(tau)
-        return tf.constant(0)
-
-    def follow(step: tf.Tensor, coefficients: Tensors) -> None:
-        _when_due(every, step, coefficients, move, lambda: tf.constant(0))
-
-    variables = tuple(variable for target in targets for variable in target.variables.values())
-    return {"followers": variables, "follow": follow}

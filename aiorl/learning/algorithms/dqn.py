@@ -18,7 +18,7 @@ from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.algorithm import Observations
-from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, TargetNetwork, UpdateSpec, following
+from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, TargetNetwork, UpdateSpec
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ReplayConfig
 from aiorl.learning.algorithms.rows import by_time, flattened, model_columns, previous_columns, state_columns
@@ -269,7 +269,9 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             ("lr", STEPS_BEFORE),
             is_stacked=True,
             gives_rows=True,
-            **following(self._target, tau=self.config.tau, every=self.config.target_update_freq),
+            targets=(self._target,),
+            tau=self.config.tau,
+            target_every=self.config.target_update_freq,
         )
 
     def drawn_columns(self, num: int) -> dict[str, NDArray[Any]]:

@@ -17,7 +17,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import Piece
-from aiorl.data.fragment import SamplePlan
+from aiorl.data.fragment import SamplePlan, refuse_others
 from aiorl.learning.algorithms.algorithm import (
     Array,
     Batch,
@@ -29,8 +29,8 @@ from aiorl.learning.algorithms.algorithm import (
 from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ReplayConfig
 from aiorl.learning.algorithms.rows import model_columns
-from aiorl.learning.fragments import Pieces, refuse_others
 from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.replay.pieces import Pieces
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay, Sample
 from aiorl.learning.replay.ring import Snapshot
@@ -360,7 +360,7 @@ def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
         made_with += ["prioritized_replay_alpha", "prioritized_replay_eps"]
     return ReplaySpec(
         columns,
-        config.capacity_entries,
+        max(1, config.replay_capacity // config.entry_steps),
         priorities,
         stack=model.layout.num_frames if is_image and sequences is None else 0,
         spill_dir=config.replay_spill_dir,

@@ -117,11 +117,6 @@ class ReplayConfig(CommonConfig):
         return self.minibatch_entries * self.entry_steps
 
     @property
-    def capacity_entries(self) -> int:
-        """Rows or sequences that are stored."""
-        return max(1, self.replay_capacity // self.entry_steps)
-
-    @property
     def fragment_steps(self) -> int:
         """Env steps of a usual fragment."""
         return self.rollout_fragment_length * self.num_envs_per_worker

@@ -54,7 +54,7 @@ def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
 
 
 def describe_policy(model: ActorCritic, model_config: Mapping[str, Any] | None) -> tuple[bytes, dict[str, Any]]:
-    """Return what a worker needs to act with a model (`aiorl.acting.onnx_policy.load_policy`), except the weights.
+    """Return what a worker needs to act with a model (`aiorl.acting.graph_policy`), except the weights.
 
     Args:
         model: the model.

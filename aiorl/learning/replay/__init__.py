@@ -4,6 +4,7 @@
 - `replay`: rows in, minibatches out.
 - `ring`: where rows lie, and the whole of them for a checkpoint, beside training.
 - `frames`: frames of observations, each once.
+- `pieces`: which of stored experience is there already.
 - `sequences`: fragments cut into what recurrent networks are trained through, each a row.
 - `priorities`: which rows are drawn.
 """

@@ -143,10 +143,6 @@ class Priorities:
         found = np.full(count, self.largest) if errors is None else np.minimum(errors, self.largest)
         self.tree.set_run(first, self._priorities(found))
 
-    def clear_run(self, first: int, count: int) -> None:
-        """Never draw these consecutive slots."""
-        self.tree.set_run(first, np.zeros(count))
-
     def update(self, slots: I64, errors: F64) -> None:
         """Set the priorities of slots [B] to those of errors that the learner found.
 

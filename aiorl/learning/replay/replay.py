@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from aiorl.acting.postprocess import last_rows, n_step_new_obs
 from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec, Piece
+from aiorl.data.fragment import check_fragment
 from aiorl.errors import BatchError, CheckpointError
-from aiorl.learning.fragments import check_fragment, newest_steps
 from aiorl.learning.replay.frames import FrameStore, observed
 from aiorl.learning.replay.priorities import Priorities
 from aiorl.learning.replay.ring import Ring, Snapshot
@@ -121,7 +121,7 @@ class Replay:
         shape = arrays[self.spec.columns[0].name].shape[:2]
         most = self._most_steps(arrays, *shape)
         if shape[0] > most:
-            arrays = newest_steps(self.spec.columns, arrays, shape[0] - most)
+            arrays = _newest_steps(self.spec.columns, arrays, shape[0] - most)
             shape = most, shape[1]
         keep = None if c.VALID not in arrays or arrays[c.VALID].all() else np.flatnonzero(arrays[c.VALID])
         count = shape[0] * shape[1] if keep is None else len(keep)
@@ -278,7 +278,7 @@ class Replay:
         if self._frames is None:
             return most
         while most * num_envs > self._frames.most_rows():
-            newest = newest_steps(self.spec.columns, arrays, length - most)
+            newest = _newest_steps(self.spec.columns, arrays, length - most)
             if self._frames.num_needed(observed(newest, self._frames.dtype)) <= self._frames.ring.capacity:
                 break
             most //= 2
@@ -318,7 +318,7 @@ class Replay:
         if end > self._oldest:
             if self._priorities is not None:
                 for slots, _ in self._ring.runs(self._oldest, end):
-                    self._priorities.clear_run(slots.start, slots.stop - slots.start)
+                    self._priorities.tree.set_run(slots.start, np.zeros(slots.stop - slots.start))
             self._oldest = end
 
     def _read(self, slots: I64, columns: Mapping[str, Array]) -> None:
@@ -348,3 +348,20 @@ def _rows(array: Array, keep: NDArray[np.int64] | None) -> Array:
     """Rows [B, ...] of a column [T, N, ...], only those kept."""
     rows = array.reshape(-1, *array.shape[2:])
     return rows if keep is None else rows[keep]
+
+
+def _newest_steps(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array], cut: int) -> dict[str, Array]:
+    """Return what a fragment that is checked has of its rows, without its first steps.
+
+    Args:
+        columns: of a row.
+        arrays: of the fragment by name.
+        cut: steps to leave out.
+    """
+    of_steps = {column.name for column in columns} | {c.VALID, c.N_STEPS, c.PRIORITIES}
+    newest = {name: array[cut:] if name in of_steps else array for name, array in arrays.items()}
+    if c.FINAL_INDEX in arrays:
+        is_left = arrays[c.FINAL_INDEX][:, 0] >= cut
+        newest[c.FINAL_INDEX] = arrays[c.FINAL_INDEX][is_left] - np.array([cut, 0], np.int32)
+        newest[c.FINAL_OBS] = arrays[c.FINAL_OBS][is_left]
+    return newest

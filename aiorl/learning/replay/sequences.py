@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from aiorl.acting.postprocess import n_step
 from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec
-from aiorl.data.fragment import new_obs
+from aiorl.data.fragment import check_fragment, check_numbers, new_obs
 from aiorl.errors import BatchError
-from aiorl.learning.fragments import check_fragment, check_numbers
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]

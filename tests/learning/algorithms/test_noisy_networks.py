@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from algorithm_cases import NUM_OBS, START, Case, equal
 
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.dqn import DQN
 from aiorl.learning.models.export import export_acting_graph

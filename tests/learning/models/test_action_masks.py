@@ -14,7 +14,7 @@ from gymnasium import spaces
 from masked_env import ACTION_SPACES
 
 from aiorl.acting.distributions import MASKED_LOGIT, make_distribution
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.obs_layout import LaidOutBox, MaskLayout, ObsLayout
 from aiorl.errors import PolicyError

@@ -9,7 +9,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.learning.models.branch import NATURE_FILTERS, channels_first

@@ -15,7 +15,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.catalog import CustomActorCritic, build_model
@@ -250,7 +250,7 @@ def test_a_worker_needs_neither_keras_nor_the_users_module(tmp_path):
         import json, sys
         import numpy as np
         from aiorl.acting.acting_graph import ActingSpec
-        from aiorl.acting.onnx_policy import OnnxPolicy
+        from aiorl.acting.graph_policy import OnnxPolicy
         spec = ActingSpec.from_dict(json.load(open(r"{tmp_path}/spec.json")))
         policy = OnnxPolicy(open(r"{tmp_path}/graph.onnx", "rb").read(), spec)
         weights = np.load(r"{tmp_path}/weights.npz")

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from aiorl.acting.acting_graph import ActingSpec
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.errors import ExportError
 from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.export import export_acting_graph, make_acting_spec

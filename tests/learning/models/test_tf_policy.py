@@ -14,7 +14,7 @@ from plain_graph import load_policy
 from safetensors.numpy import load_file
 
 from aiorl.acting.distributions import make_distribution
-from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import CheckpointError, ExportError, PolicyError

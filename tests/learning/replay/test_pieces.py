@@ -7,8 +7,8 @@ import pytest
 
 from aiorl.data import columns as c
 from aiorl.errors import BatchError
-from aiorl.learning import fragments as module
-from aiorl.learning.fragments import Pieces
+from aiorl.learning.replay import pieces as module
+from aiorl.learning.replay.pieces import Pieces
 
 
 def fragment(*numbers: int) -> dict[str, np.ndarray]:
