@@ -11,7 +11,7 @@ RESULTS := .pytest_cache/results.xml
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all nightly check style types layers requirements bench bench-against chaos results examples coverage \
+.PHONY: help setup train test test-all nightly check style types layers prose size requirements bench bench-against chaos results examples coverage \
 	docs docs-serve fuzz lock build clean
 
 help:  ## list the targets
@@ -46,7 +46,7 @@ test-all: $(STAMP)  ## run all tests, including long learning and fault runs
 nightly: $(STAMP)  ## run the tests that CI leaves out: campaigns, notebooks, long learning runs
 	@$(BIN)/python -m pytest -m nightly
 
-check: style types layers size  ## check style, types, import layers and the size of the code
+check: style types layers prose size  ## check style, types, import layers and the size of the code
 
 style: $(STAMP)  ## ruff: lint and formatting
 	@$(BIN)/ruff check .
@@ -57,6 +57,9 @@ types: $(STAMP)  ## mypy, strict
 
 layers: $(STAMP)  ## import-linter: imports go in one direction
 	@$(BIN)/lint-imports --no-cache
+
+prose: $(STAMP)  ## list words and sentences that this project no longer writes
+	@$(BIN)/python tests/support/prose.py --limit 1500
 
 size:  ## check that code lines and files do not grow
 	@$(BIN)/python tests/support/size.py
