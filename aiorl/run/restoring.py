@@ -201,14 +201,19 @@ class Restored:
     run: RunState
 
     @classmethod
-    def find(cls, path: str | Path) -> Restored:
+    def find(cls, path: str | Path, also: Callable[[Checkpoint], object] = lambda found: None) -> Restored:
         """A checkpoint, or the newest one that is whole of a run.
+
+        Args:
+            path: of either.
+            also: raises CheckpointError where more is wanted than what every run goes on from.
 
         Raises:
             CheckpointError: there is none that can be used.
         """
 
         def check(found: Checkpoint) -> None:
+            also(found)
             RunState.from_meta(found)
             found.check_pieces()
 

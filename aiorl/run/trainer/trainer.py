@@ -59,7 +59,7 @@ class Restore:
 
 def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     """A trainer that goes on from a checkpoint; ``changes`` are keys of its config."""
-    restored = Restored.find(path)
+    restored = Restored.find(path, ActingState.from_checkpoint)
     config = dict(ActingState.taken_from(restored.checkpoint).config)
     restore_withheld(config)
     if not kind._name:
