@@ -86,6 +86,7 @@ class ZmqWorkerEndpoint:
         self._queue = SendQueue(self._limits.queue_messages, self._limits.queue_bytes)
         self._writable = asyncio.Event()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._lookup: asyncio.Task[object] | None = None
         self._started = False
         self._closed = False
 
@@ -142,6 +143,8 @@ class ZmqWorkerEndpoint:
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
+        if self._lookup is not None:
+            self._lookup.cancel()
         was_connected = self._connected
         sockets = self._give_up_channels()
         self._writable.set()
@@ -369,7 +372,16 @@ class ZmqWorkerEndpoint:
                     channel, "it took our connection but made no ZeroMQ handshake: is that the learner's port?"
                 )
                 return
-        if now - self._since > _PATIENCE_S and not self._last_reason:
+        if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
+            self._lookup = self._loop.create_task(self._loop.getaddrinfo(self._host, self._port))
+            self._lookup.add_done_callback(self._explain_wait)
+
+    def _explain_wait(self, lookup: asyncio.Task[object]) -> None:
+        """Report why nothing happens; libzmq doesn't say that it can't find a host name."""
+        self._lookup = None
+        if not lookup.cancelled() and (error := lookup.exception()):
+            self._wait_for(f"the host name {self._host!r} can't be found ({error}).")
+        else:
             names = " and ".join(channel.url for channel in self._channels if not channel.ready)
             self._wait_for(f"no answer from {names} yet: is the learner running there, are both ports open to us?")
 
