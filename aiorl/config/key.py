@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, SupportsIndex, cast
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -148,6 +148,36 @@ def render_keys(model: type[BaseModel]) -> str:
         for name, field in keys:
             lines += [f"  {name}: {default_text(field)}", f"      {said[name]} ({kind_text(field)})"]
     return "\n".join(lines[1:]) + "\n"
+
+
+class HelpText(str):
+    """Docstring of a config class to which Python's `help` and notebooks add the keys.
+
+    They clean a docstring before they show it, which begins with `expandtabs`. Reading the keys' meanings takes too
+    long to be done for each class that is imported.
+    """
+
+    config_class: type[BaseModel]
+
+    def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
+        """Return the docstring and each key with its default, meaning and unit."""
+        return f"{inspect.cleandoc(str(self))}\n\nKeys\n----\n{render_keys(self.config_class)}"
+
+
+def show_keys_in_help(config_class: type[BaseModel]) -> None:
+    """Have `help` of a class show its keys, and their defaults without pydantic's annotations."""
+    config_class.__doc__ = text = HelpText(config_class.__doc__ or "")
+    text.config_class = config_class
+    config_class.__signature__ = _signature(config_class)
+
+
+def _signature(config_class: type[BaseModel]) -> inspect.Signature:
+    """Return the keys and their defaults, without pydantic's annotations."""
+    keys = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.get_default(call_default_factory=True))
+        for name, field in config_class.model_fields.items()
+    ]
+    return inspect.Signature([inspect.Parameter("values", inspect.Parameter.VAR_POSITIONAL), *keys])
 
 
 def default_text(field: FieldInfo) -> str:

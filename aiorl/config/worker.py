@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from aiorl.config import deep_update, to_plain
 from aiorl.config.code import named, plain_code
-from aiorl.config.key import check_known, key, plain_error
+from aiorl.config.key import check_known, key, plain_error, show_keys_in_help
 from aiorl.config.layers import DEFAULT_ALGO
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
@@ -112,6 +112,11 @@ class WorkerConfig(BaseModel):
     """Keys that workers read, with their defaults; also the settings of a RolloutWorker and its sampler."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **others: Any) -> None:
+        """Show the keys in Python's `help`."""
+        show_keys_in_help(cls)
 
     algo: Code = _run(DEFAULT_ALGO)
     """Algorithm: the name of a module in aiorl/learning/algorithms, or package.module:Name for a class of your own."""

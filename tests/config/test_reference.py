@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -129,3 +130,11 @@ def test_the_page_on_rllib_tells_the_defaults_as_they_are() -> None:
     assert len(lines) > 5
     for name, _, value in lines:
         assert value.strip().startswith(default_text(fields[name.strip(" `")])), name
+
+
+def test_help_of_a_config_class_shows_each_key_with_its_default_and_meaning() -> None:
+    shown = pydoc.render_doc(aiorl.PPOConfig, renderer=pydoc.plaintext)
+    for name, field in all_keys(aiorl.PPOConfig):
+        assert f"{name}: {default_text(field)}" in shown
+    assert "Discount of future rewards." in shown
+    assert "FieldInfo" not in shown.splitlines()[3]  # the signature
