@@ -233,6 +233,8 @@ _TYPE_FAULTS = ("_type", "_parsing", "_from_float", "literal_error", "missing")
 _MAX_BITS = 4096
 """Python refuses to make text of numbers of more than 4,300 digits."""
 
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
 _ALL_KEYS = "`python -m aiorl.learner --help-config` lists all keys."
 
 
@@ -318,11 +320,23 @@ def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = ""
     if str(first["type"]).endswith(_TYPE_FAULTS):
         wanted = expected(annotation)
         said = f" must be {wanted}"
-        hint = nearest(str(value), re.split(" or | of |, ", wanted)).strip()
+        hint = _as_meant(value, wanted) or nearest(str(value), re.split(" or | of |, ", wanted)).strip()
     else:
         said = re.sub("^(Input|Tuple) should", "must", first["msg"].removeprefix("Value error, "))
         said = f" {said}" if said.startswith("must") else f": {said}"
     return ConfigError(f"{dotted}{said}, not {shown}.", key=dotted, value=value, hint=hint)
+
+
+def _as_meant(value: object, wanted: str) -> str:
+    """Return how to write a list, or a time in seconds, that was written otherwise; "" for anything else."""
+    if not isinstance(value, str):
+        return ""
+    if "list of" in wanted and "," in value:
+        return f"Write it as [{', '.join(part.strip() for part in value.strip('()').split(',') if part.strip())}]."
+    time = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", value)
+    if time is not None and "number" in wanted:
+        return f"In seconds it is {float(time[1]) * _SECONDS[time[2]]:g}."
+    return ""
 
 
 def _unknown(dotted: str, known: Iterable[str], hint: str = "") -> ConfigError:

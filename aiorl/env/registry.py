@@ -271,6 +271,8 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
         known = [*_registered, *gymnasium.registry]
         raise unknown_env(name, wanted=gym_id, known=known, otherwise=otherwise) from error
 
+    _check_version(name, spec)
+
     def create(context: EnvContext) -> Any:
         try:
             return gymnasium.make(spec, disable_env_checker=True, **context)
@@ -285,6 +287,24 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             raise
 
     return EnvCreator(name, create, gym_id=gym_id)
+
+
+def _check_version(name: str, spec: EnvSpec) -> None:
+    """Refuse an old version that Gymnasium lists and does not have any more.
+
+    Raises:
+        UnknownEnvError: naming the newest version.
+    """
+    made_by = getattr(spec.entry_point, "__name__", "")
+    if not made_by.startswith("_raise"):  # what Gymnasium has put there raises for whoever calls it
+        return
+    kind = (spec.namespace, spec.name)
+    same = [other for other in gymnasium.registry.values() if (other.namespace, other.name) == kind]
+    newest = max(same, key=lambda other: other.version or 0)
+    raise UnknownEnvError(
+        f"environment {name!r} is an old version that Gymnasium does not have any more.", key="env", value=name,
+        hint=f"Take {newest.id!r}.",
+    )  # fmt: skip
 
 
 def is_atari_id(gym_id: str) -> bool:

@@ -128,6 +128,8 @@ def test_the_keywords_of_a_rollout_worker_take_the_declared_defaults() -> None:
 @pytest.mark.parametrize(
     ("algo", "values", "key", "hint"),
     [
+        ("ppo", {"model": {"fcnet_hiddens": "64,64"}}, "model.fcnet_hiddens", "Write it as [64, 64]."),
+        ("ppo", {"stop_time_s": "5m"}, "stop_time_s", "In seconds it is 300."),
         ("ppo", {"input_evaluation": ["simulatoin"]}, "input_evaluation", "Did you mean 'simulation'?"),
         ("ppo", {"lr": {"grid_search": [1, 2]}}, "lr", "examples/optuna_sweep.py"),
         ("ppo", {"model": {"lr": {"grid_search": [1]}}}, "model.lr", "examples/optuna_sweep.py"),

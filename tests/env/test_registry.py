@@ -65,6 +65,7 @@ def test_registered_names_come_first_and_can_be_replaced():
         ("aiorl.no_such:Env", "aiorl.no_such"),
         ("aiorl.testing.envs:RecalEnv", "RecallEnv"),
         ("./my_envs.py", "'package.module:Name'"),
+        ("HalfCheetah-v2", "HalfCheetah-v5"),
         ("", "register_env"),
         ("../envs:Maze", "'package.module:Name'"),
     ],
