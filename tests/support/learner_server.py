@@ -29,6 +29,7 @@ can_fork = hasattr(os, "pidfd_open")
 
 _MAX_REQUEST = 1 << 20
 _CLONE_NEWNET = 0x40000000  # <sched.h>
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _SHARED = "LEARNER_SERVER_OF_TESTS"  # none of AIORL_: tests look for what leaks of these
 _server: _Server | None = None
 
@@ -227,6 +228,7 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
     import numpy as np
 
     os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # tests that are killed leave no learner behind
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output, 1)
