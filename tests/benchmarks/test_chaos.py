@@ -141,7 +141,7 @@ def test_books_in_which_every_fragment_is_have_no_gap(mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "method", "every", "says"),
-    [(Flow, "take", 9, "-16 env steps arrived"), (BatchAssembler, "add", 8, "env steps are queued, and at most")],
+    [(Flow, "take", 9, "-16 env steps arrived"), (BatchAssembler, "add", 8, "env steps are queued, but at most")],
 )
 def test_fragments_that_are_lost_on_their_way_are_caught(
     kind: type, method: str, every: int, says: str, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,8 @@ class Masking(GraphPolicy):
         _, masks = layout_of(self.observation_space).split(obs)
         positions = self.distribution.choice_inputs
         logits[:, positions] = np.where(masks > 0, logits[:, positions], MASKED_LOGIT)
+        if out is not None:
+            out[0][...], out[1][...] = logits, 0.0
         return logits, np.zeros(len(obs), np.float32), [state[0] + 1]
 
 

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 import secrets
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,7 +87,7 @@ class ZmqWorkerEndpoint:
         self._queue = SendQueue(self._limits.queue_messages, self._limits.queue_bytes)
         self._writable = asyncio.Event()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._lookup: asyncio.Task[object] | None = None
+        self._lookup: asyncio.Future[object] | None = None
         self._started = False
         self._closed = False
 
@@ -373,10 +374,10 @@ class ZmqWorkerEndpoint:
                 )
                 return
         if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
-            self._lookup = self._loop.create_task(self._loop.getaddrinfo(self._host, self._port))
+            self._lookup = self._loop.run_in_executor(None, socket.getaddrinfo, self._host, self._port)
             self._lookup.add_done_callback(self._explain_wait)
 
-    def _explain_wait(self, lookup: asyncio.Task[object]) -> None:
+    def _explain_wait(self, lookup: asyncio.Future[object]) -> None:
         """Report why nothing happens; libzmq doesn't say that it can't find a host name."""
         self._lookup = None
         if not lookup.cancelled() and (error := lookup.exception()):
