@@ -12,10 +12,10 @@ import contextlib
 import logging
 import random
 import secrets
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from socket import getaddrinfo
 
 import zmq
 
@@ -374,7 +374,7 @@ class ZmqWorkerEndpoint:
                 )
                 return
         if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
-            self._lookup = self._loop.run_in_executor(None, socket.getaddrinfo, self._host, self._port)
+            self._lookup = self._loop.run_in_executor(None, getaddrinfo, self._host, self._port)
             self._lookup.add_done_callback(self._explain_wait)
 
     def _explain_wait(self, lookup: asyncio.Future[object]) -> None:
