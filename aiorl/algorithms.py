@@ -8,6 +8,7 @@ from aiorl.learning.algorithms.actor_replay import CriticReplayAlgorithm
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations, UpdateResult
 from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, rows_forward
 from aiorl.learning.algorithms.compiled_update import Phase, TargetNetwork, UpdateSpec
+from aiorl.learning.algorithms.dqn import DQN, DQNConfig
 from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
 from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig, Surrogate, SurrogateConfig, surrogate_spec
 from aiorl.learning.algorithms.replay_algorithm import ReplayAlgorithm
@@ -20,11 +21,13 @@ from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.replay.replay import Replay
 
 __all__ = [
+    "DQN",
     "ActorCriticConfig",
     "ActorReplayConfig",
     "Algorithm",
     "CompiledAlgorithm",
     "CriticReplayAlgorithm",
+    "DQNConfig",
     "Imitation",
     "ImitationConfig",
     "LeasePlan",

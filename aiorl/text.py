@@ -61,6 +61,11 @@ def indented(text: str) -> str:
     return text.replace("\n", "\n    ")
 
 
+def return_text(mean: float) -> str:
+    """A mean return to one decimal; small ones to three digits, as goals such as 0.95 are given."""
+    return f"{mean:,.1f}" if abs(mean) >= 10 else f"{mean:.3g}"
+
+
 def without_numbers(text: str) -> str:
     """A text by which those that say the same of another worker, step or process are known for the same."""
     return _NUMBER.sub("#", text)

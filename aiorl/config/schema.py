@@ -46,6 +46,7 @@ from aiorl.config.worker import (
     check_evaluation_keys,
 )
 from aiorl.errors import ConfigError
+from aiorl.text import return_text
 
 if TYPE_CHECKING:
     from aiorl.run.trainer import AlgorithmTrainer
@@ -647,11 +648,11 @@ class StopFigures(NamedTuple):
 
 STOP_CRITERIA: dict[str, Callable[[float, StopFigures], str | None]] = {
     "stop_return": lambda goal, now: (  # but for rounding
-        f"Solved: mean return {now.mean_return:.1f} over the last 100 episodes."
+        f"Solved: mean return {return_text(now.mean_return)} over the last 100 episodes."
         if now.mean_return >= goal - 1e-6 * max(1.0, abs(goal)) else None
     ),
     "stop_evaluation_return": lambda goal, now: (
-        f"Done: an evaluation gave a mean return of {now.evaluation_return:,.1f}."
+        f"Done: an evaluation gave a mean return of {return_text(now.evaluation_return)}."
         if now.evaluation_return >= goal else None
     ),
     "stop_timesteps": lambda most, now: (

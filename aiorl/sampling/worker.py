@@ -372,9 +372,10 @@ class Worker:
         self.stop()
 
     def __del__(self) -> None:
-        sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
-        if isinstance(sampler, AsyncSampler):
-            sampler.end_soon()
+        # at the end of the interpreter there are no names of modules any more
+        end_sampling, env = getattr(getattr(self, "sampler", None), "end_soon", None), getattr(self, "async_env", None)
+        if end_sampling is not None:
+            end_sampling()
         if env is not None:
             env.interrupt()  # a thread that waits for clients or processes, and clients that wait for it
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from aiorl.config.command_line import as_typed
 from aiorl.config.schema import CommonConfig
+from aiorl.text import return_text
 
 _NUM_POLICIES = 6
 _BARS = "▁▂▃▄▅▆▇█"
@@ -86,7 +87,7 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
     lag = [number_at(result.get("policy_lag", {}), name) for name in ("min", "mean", "max")]
     most = goals.get("stop_timesteps")
     return {
-        "mean return": f"{mean:.1f}{goal}" if math.isfinite(mean) else "no episode yet",
+        "mean return": f"{return_text(mean)}{goal}" if math.isfinite(mean) else "no episode yet",
         "sampled/s": rate_text(number_at(result, "sampled_steps_per_s")),
         "workers": "this process" if config.is_alone else workers,
         "env steps": f"{steps:,}" if most is None else f"{rate_text(steps)} of {rate_text(most)}",
