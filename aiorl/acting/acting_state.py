@@ -124,11 +124,14 @@ class ActingState:
         """
         graph, own_part = self.graphs[policy_id], self.part.policies[policy_id]
         config = {**own_part.config, "raw_obs": own_part.sample_plan.raw_obs, "seed": seed}
+        model = config.get("model") or {}
+        if not isinstance(model, Mapping):
+            raise PolicyError(f"the model of policy {policy_id!r} is a {type(model).__name__}, expected a mapping")
         action_space = self._space(policy_id, "action")
         preprocessor = make_preprocessor(
             self._space(policy_id, "observation"),
             action_space=action_space,
-            custom_preprocessor=(config.get("model") or {}).get("custom_preprocessor"),
+            custom_preprocessor=model.get("custom_preprocessor"),
         )
         own = make_filter(self.part.observation_filter, preprocessor.shape, preprocessor.layout.num_mask)
         kind: Any = learned_policy_class(graph["graph"], graph["spec"], threads=threads)
