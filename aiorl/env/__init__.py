@@ -1,1 +1,1 @@
-"""Where experience begins: environments by name, stepped in lockstep."""
+"""Environments by name, stepped in lockstep: the source of all experience."""

@@ -1,7 +1,7 @@
-"""Action masks that environments put into their infos, brought into the observations.
+"""Action masks moved from the infos of an environment into its observations.
 
-PettingZoo's environments get this by themselves. A Gymnasium environment does where it is asked for, since its mask
-may mean something else than what is legal: in Taxi, for instance, what would change anything.
+PettingZoo's environments get this automatically. A Gymnasium environment must ask for it, since its mask does not
+always mean "legal": in Taxi, for instance, it marks the actions that change anything.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from aiorl.env.registry import EnvContext, resolve_env
 
 
 class InfoMask:
-    """Puts the mask of an info beside an observation.
+    """Function that adds the mask of an info to an observation.
 
     Attributes:
-        space: of observations with a mask.
+        space: space of observations with a mask.
     """
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """Take the spaces of an environment or an agent.
 
         Raises:
-            UnsupportedSpaceError: a space that no action can be of.
+            UnsupportedSpaceError: the action space is of an unsupported kind.
         """
         self._layout = MaskLayout(action_space)
         mask_space = spaces.Box(0, 1, (self._layout.size,), np.uint8)
         self.space = spaces.Dict({"observation": observation_space, ACTION_MASK: mask_space})
 
     def __call__(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        """The observation with its mask; an info without one allows everything.
+        """Return the observation with its mask; without a mask in the info, all actions are allowed.
 
         Raises:
-            BatchError: a mask that is none of the action space (a ValueError).
+            BatchError: the mask does not fit the action space (a ValueError).
         """
         mask = info.get(ACTION_MASK)
         if mask is None:
@@ -47,13 +47,13 @@ class InfoMask:
 
 
 class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A Gymnasium environment whose ``info["action_mask"]`` says which actions are legal.
+    """Gymnasium environment with the mask ``info["action_mask"]``, which says which actions are legal.
 
     In a config: ``env: aiorl.env.action_mask:MaskFromInfo`` with ``env_config: {env: Taxi-v4}``.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any] | str, **settings: Any) -> None:
-        """Wrap an environment, or the one of a name (see `registry`), made with these settings."""
+        """Wrap an environment, given as an object, or by name (see `registry`) and the settings to make it with."""
         super().__init__(resolve_env(env)(EnvContext(settings)) if isinstance(env, str) else env)
         self._mask = InfoMask(self.env.observation_space, self.env.action_space)
         self.observation_space = self._mask.space

@@ -1,14 +1,14 @@
-"""Atari games the way DeepMind's papers play them, on Gymnasium's own wrappers.
+"""Atari games preprocessed as in DeepMind's papers, with Gymnasium's own wrappers.
 
-From the inside out: up to 30 no-ops at the start, four frames per step with the last two maximised, grey frames of
-84 x 84 (Gymnasium's AtariPreprocessing); whole games are counted; a lost life ends an episode, not the game; FIRE is
-pressed where a game waits for it; four frames are stacked as channels. Rewards are clipped by the sampler.
-Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236.
+From the inside out: a game starts with up to 30 no-ops. A step is four frames; an observation is the maximum of the
+last two, in grey, 84 x 84 pixels (Gymnasium's AtariPreprocessing). Whole games are counted. A lost life ends an
+episode, but not the game. FIRE is pressed when a game waits for it. Four frames are stacked as channels. The sampler
+clips the rewards. Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236.
 
-``AtariCopies`` plays many games at the same time on ale-py's own vector environment, which works in
-C++. Each game is an ``AtariVectorEnv`` of one, since a new life and the FIRE at its start are steps of one game alone.
-ale-py only skips frames, makes them grey, resizes them and plays the no-ops; the wrappers here do the rest, so rows
-equal those of ``wrap_deepmind``, except for random numbers.
+``AtariCopies`` plays many games at the same time with ale-py's vector environment, which is written in C++. Each game
+is an ``AtariVectorEnv`` of size one, because a new life and the FIRE at its start are steps of a single game. ale-py
+only skips frames, converts them to grey, resizes them and plays the no-ops. The wrappers here do the rest, so rows are
+equal to those of ``wrap_deepmind``, except for random numbers.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _FRAME_SKIP = 4
 
 
 def is_atari(env: Any) -> bool:
-    """Whether an environment is an Atari game that shows its screen (not its memory).
+    """Return True if an environment is an Atari game that shows its screen (not its memory).
 
-    Its unwrapped form has an emulator, and an observation has more than two dimensions, or is preprocessed by it.
+    Such an environment has an emulator inside, and its observations have more than two dimensions or are preprocessed.
     """
     shape = getattr(getattr(env, "observation_space", None), "shape", None)
     game = getattr(env, "unwrapped", env)
@@ -52,10 +52,10 @@ def is_atari(env: Any) -> bool:
 def wrap_deepmind(
     env: gymnasium.Env[Any, Any], dim: int = 84, framestack: bool = True, *, noop_max: int = 30
 ) -> gymnasium.Env[Any, Any]:
-    """An Atari game with the DeepMind preprocessing.
+    """Wrap an Atari game in the DeepMind preprocessing.
 
     Args:
-        env: the game; frames are skipped here unless the game already does so itself.
+        env: the game; frames are skipped here unless the game itself skips them.
         dim: side of the square frames, pixels.
         framestack: observations are the last four frames, uint8 [dim, dim, 4]; else one, uint8 [dim, dim, 1].
         noop_max: most no-ops at the start of a game; 0 for none.
@@ -78,7 +78,7 @@ def wrap_deepmind(
 
 
 def wrap_lives(env: gymnasium.Env[Any, Any], framestack: bool = True) -> gymnasium.Env[Any, Any]:
-    """A game that shows grey frames [H, W], with an episode for each life, FIRE pressed and its frames stacked."""
+    """Wrap a game with grey frames [H, W]: one episode per life, FIRE pressed at its start, frames stacked."""
     env = EpisodicLife(RealGames(env))
     meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
     if len(meanings) > 2 and meanings[1] == "FIRE":
@@ -87,20 +87,20 @@ def wrap_lives(env: gymnasium.Env[Any, Any], framestack: bool = True) -> gymnasi
 
 
 def _is_bare_game(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether it is ale-py's own environment, with no wrapper that does anything to a step."""
+    """Return True for ale-py's own environment without a wrapper that changes a step."""
     game: Any = env.env if isinstance(env, OrderEnforcing) else env
-    ale_env = sys.modules.get("ale_py.env")  # it is not imported for this
+    ale_env = sys.modules.get("ale_py.env")  # not imported just for this check
     return ale_env is not None and type(game) is ale_env.AtariEnv and not game.continuous and not game.sound_obs
 
 
 class UndrawnFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Steps ale-py's environment by one frame without taking a picture of it; observations of steps are all zeros.
+    """Wrapper that plays one frame per step without drawing it: observations of steps are all zeros.
 
-    AtariPreprocessing looks at the screen itself, at two frames of four, and at no observation.
+    AtariPreprocessing reads two of every four screens from the emulator itself and ignores the observations.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        """Take a game that shows each frame."""
+        """Wrap a game that draws each frame."""
         super().__init__(env)
         game: Any = env.unwrapped
         actions = importlib.import_module("ale_py").Action
@@ -121,16 +121,16 @@ class UndrawnFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Ends an episode with each life; ``reset`` goes on with the game while there are lives left."""
+    """Wrapper that ends an episode with each life; ``reset`` continues the game while lives are left."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        """Begin with no game."""
+        """Wrap a game; the first ``reset`` begins it."""
         super().__init__(env)
         self._lives = 0
         self._is_over = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin a game, or go on with the next life; a seed always begins a game."""
+        """Begin a game or continue with the next life; a seed always begins a game."""
         if self._is_over or seed is not None:
             obs, info = self.env.reset(seed=seed, options=options)
         else:
@@ -142,7 +142,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, info
 
     def step(self, action: Any) -> AtariStep:
-        """Play on; losing a life is a terminal state."""
+        """Step once; the loss of a life is a terminal state."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._is_over = terminated or truncated
         lives = self._lives_left()
@@ -157,7 +157,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FireAtReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Presses FIRE after each reset, for games that wait for it."""
+    """Wrapper that presses FIRE after each reset, for games that wait for it."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode and press FIRE."""
@@ -169,7 +169,7 @@ class FireAtReset(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Shows the last frames as channels, oldest first; at a reset the first frame fills them all."""
+    """Wrapper that shows the last frames as channels, oldest first; a reset fills all of them with the first frame."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], count: int) -> None:
         """Stack ``count`` frames of shape [H, W]."""
@@ -185,9 +185,9 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
         return self._stack, info
 
     def observation(self, observation: Pixels) -> Pixels:
-        """Add the newest frame."""
+        """Return the last frames, with this newest one."""
         stack = np.empty_like(self._stack)
-        stack.reshape(-1)[:-1] = self._stack.reshape(-1)[1:]  # the next frame of a pixel is its next byte
+        stack.reshape(-1)[:-1] = self._stack.reshape(-1)[1:]  # a pixel's frames are adjacent bytes
         stack[..., -1] = observation
         self._stack = stack
         return stack
@@ -198,10 +198,10 @@ _MAX_SEED = (1 << 31) - 1
 
 
 def why_not_atari_vector(settings: Mapping[str, Any]) -> str | None:
-    """Why a game with these settings needs Gymnasium's wrappers; None if ale-py's preprocessing is the one asked for.
+    """Return the reason why a game with these settings needs Gymnasium's wrappers; None if ale-py can preprocess it.
 
     Args:
-        settings: keyword arguments of ale-py's environment; its frame skip is 1 where the preprocessing skips.
+        settings: keyword arguments of ale-py's environment; frameskip is 1 if the preprocessing skips frames.
     """
     if importlib.util.find_spec("ale_py") is None or importlib.util.find_spec("ale_py.vector_env") is None:
         return "the installed ale-py has no vector environment"
@@ -214,7 +214,7 @@ def why_not_atari_vector(settings: Mapping[str, Any]) -> str | None:
 
 
 class PreprocessedGame(gymnasium.Env[Any, Any]):
-    """One game whose step can be begun by ``send``, before ``step`` waits for its result.
+    """Game with a step that can be begun by ``send`` before ``step`` waits for its result.
 
     Observations are grey frames [dim, dim], the maximum of the last two of four.
     """
@@ -249,11 +249,11 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
         self._is_under_way = False
 
     def lives(self) -> int:
-        """Lives left; the emulator's own name for it."""
+        """Return the number of lives left; the emulator has a method of this name."""
         return self._lives
 
     def get_action_meanings(self) -> list[str]:
-        """Names of the actions; the emulator's own name for it."""
+        """Return the names of the actions; the emulator has a method of this name."""
         return [action.name for action in self._vector.ale.get_action_set()]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -267,14 +267,14 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
         return obs[0, 0], {}
 
     def send(self, action: int) -> None:
-        """Begin a step, if none is under way; the next ``step`` waits for it and ignores its own action."""
+        """Begin a step unless one is under way; the next ``step`` ignores its own action and waits for this one."""
         if self._is_under_way:
             return
         self._vector.send(np.array([action], np.int64))
         self._is_under_way = True
 
     def step(self, action: Any) -> AtariStep:
-        """Play four frames, or take those that were begun by ``send``."""
+        """Play four frames, or wait for those that ``send`` began."""
         self.send(action)
         self._is_under_way = False
         obs, rewards, terminateds, truncateds, info = self._vector.recv()
@@ -282,12 +282,12 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
         return obs[0, 0], float(rewards[0]), bool(terminateds[0]), bool(truncateds[0]), {"lives": self._lives}
 
     def close(self) -> None:
-        """End the game's thread."""
+        """Stop the game's thread."""
         self._vector = None
 
 
 class AtariCopies(Copies):
-    """N games, each emulated in a thread of its own; they are looked at in turn."""
+    """N games, each emulated in its own thread; the games are read in turn."""
 
     can_begin = True
 
@@ -309,7 +309,7 @@ class AtariCopies(Copies):
             settings: see ``why_not_atari_vector``.
             num_envs: number of games N.
             env_id: name for messages.
-            spec: Gymnasium's entry of the game.
+            spec: Gymnasium's registry entry of the game.
             dim: side of the square frames, pixels.
             framestack: observations are the last four frames, uint8 [dim, dim, 4]; else one, uint8 [dim, dim, 1].
             noop_max: most no-ops at the start of a game; 0 for none.

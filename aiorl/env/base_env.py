@@ -1,15 +1,15 @@
-"""The two interfaces that samplers drive: BaseEnv, one environment at a time, and LockstepEnv, all copies at once.
+"""Interfaces that samplers drive: BaseEnv, one environment at a time, and LockstepEnv, all copies together.
 
-A sampler of a BaseEnv repeats: ``poll`` what has happened, decide, ``send_actions``. Everything is keyed by environment
-id and then by agent id; a single-agent environment shows one agent, ``DEFAULT_AGENT_ID``. Flags also have the key
-``ALL_AGENTS``, true when the episode is over for everybody.
+The sampler of a BaseEnv repeats three steps: ``poll`` the environments, decide, ``send_actions``. Every dict is keyed
+by environment id and then by agent id. A single-agent environment has one agent, ``DEFAULT_AGENT_ID``. Flags also have
+the key ``ALL_AGENTS``, which is true when the episode is over for all agents.
 
 The observations, rewards and flags of a LockstepEnv are whole arrays. Implementations reset a copy in one of two ways,
-and a ``VectorStep`` says which happened:
+and a ``VectorStep`` shows which one:
 
-* The same call resets the copy: ``obs`` holds the new episode's first observation, and ``final_index`` and
-  ``final_obs`` list the true final one.
-* The next call resets the copy (Gymnasium's NEXT_STEP): ``obs`` holds the true final observation; the next call ignores
+* The same call resets the copy: ``obs`` holds the new episode's first observation. ``final_index`` and ``final_obs``
+  list the true final observation.
+* The next call resets the copy (Gymnasium's NEXT_STEP): ``obs`` holds the true final observation. The next call ignores
   that copy's action, returns its first observation and marks the row ``valid == False``.
 """
 
@@ -33,33 +33,33 @@ MultiEnvDict = dict[Any, dict[Any, Any]]
 """Environment id -> agent id -> value."""
 
 ALL_AGENTS: Final = "__all__"
-"""Key of the flag that speaks for all agents of an environment."""
+"""Key of the flag for all agents of an environment."""
 
 ASYNC_RESET_RETURN: Final = "async_reset_return"
-"""What ``try_reset`` gives when the first observation will come by a later poll."""
+"""Result of ``try_reset`` if the first observation arrives with a later poll."""
 
 
 class FinishedGame(NamedTuple):
-    """A real game that ended, where lives or other means end episodes earlier."""
+    """Real game that ended; episodes can be shorter, for example one per life."""
 
     reward: float
     length: int
 
 
 class Poll(NamedTuple):
-    """What has happened since the actions were sent, for the environments that are ready.
+    """Results since the actions were sent, for the environments that are ready.
 
-    In the poll that opens an episode rewards are None, flags False and infos empty.
+    In the poll that opens an episode, rewards are None, flags False and infos empty.
 
     Attributes:
         obs: observations of the agents that were observed.
         rewards: rewards of any agents, raw; None in an opening poll.
         terminateds: flags by agent, and for ALL_AGENTS: ended in a terminal state.
-        truncateds: flags by agent, and for ALL_AGENTS: cut from outside.
-        infos: info dicts, of observed agents only; empty ones may be left out.
-        off_policy_actions: actions that were taken instead of the policy's.
-        faults: environments that broke down and were restarted: their episodes are over without a last
-            observation, and a later poll opens new ones.
+        truncateds: flags by agent, and for ALL_AGENTS: cut off from outside.
+        infos: info dicts, only of observed agents; empty ones can be left out.
+        off_policy_actions: actions taken instead of the policy's.
+        faults: environments that failed and were restarted. Their episodes end without a last observation, and a later
+            poll opens new ones.
     """
 
     obs: MultiEnvDict
@@ -72,7 +72,7 @@ class Poll(NamedTuple):
 
     @property
     def dones(self) -> MultiEnvDict:
-        """Flags that are either terminated or truncated."""
+        """Flags that are true if an agent is terminated or truncated."""
         return {
             env_id: {
                 agent_id: bool(self.terminateds[env_id].get(agent_id)) or bool(self.truncateds[env_id].get(agent_id))
@@ -83,14 +83,14 @@ class Poll(NamedTuple):
 
 
 def as_poll(result: Any) -> Poll:
-    """Return what a BaseEnv returned as a Poll.
+    """Convert the result of a BaseEnv's ``poll`` to a Poll.
 
     Args:
-        result: a Poll, or a tuple of five dicts (obs, rewards, dones, infos, off_policy_actions); such dones
-            are taken for terminal states.
+        result: a Poll, or a tuple of five dicts (obs, rewards, dones, infos, off_policy_actions), where each done
+            counts as a terminal state.
 
     Raises:
-        EnvContractError: neither of the two.
+        EnvContractError: the result is neither.
     """
     if isinstance(result, Poll):
         return result
@@ -106,11 +106,11 @@ def as_poll(result: Any) -> Poll:
 
 
 class BaseEnv(ABC):
-    """Some environments, each with some agents, that report when they are ready.
+    """Group of environments, each with one or more agents, that report when they are ready.
 
     Attributes:
-        observation_space: space of one agent, where all have the same; else None.
-        action_space: space of one agent, where all have the same; else None.
+        observation_space: space of one agent, if all have the same; else None.
+        action_space: space of one agent, if all have the same; else None.
     """
 
     observation_space: Any = None
@@ -118,7 +118,7 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def poll(self) -> Poll:
-        """What has happened; waits until at least one environment is ready.
+        """Wait until at least one environment is ready, and return the results of those that are.
 
         Raises:
             EnvError: an environment failed.
@@ -126,9 +126,11 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
-        """Hand over actions: environment id -> agent id -> action.
+        """Send actions to the environments.
 
-        Every environment of the last poll whose episode goes on is in it, if only with an empty dict.
+        Args:
+            action_dict: environment id -> agent id -> action. It contains each environment of the last poll whose
+                episode has not ended, if only with an empty dict.
 
         Raises:
             EnvError: an environment failed.
@@ -138,53 +140,53 @@ class BaseEnv(ABC):
         """Begin a new episode in one environment.
 
         Returns:
-            observations by agent; None if this kind cannot be reset; ASYNC_RESET_RETURN if they come by a
-            later poll.
+            observations by agent; None if environments of this kind cannot be reset; ASYNC_RESET_RETURN if the
+            observations arrive with a later poll.
         """
         return None
 
     @property
     def can_reset(self) -> bool:
-        """Whether its environments can be told to begin a new episode, so that a horizon can be honoured."""
+        """True if the sampler can reset the environments, which a horizon requires."""
         return type(self).try_reset is not BaseEnv.try_reset
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
-        """The same environments, stepped together as whole arrays; None where that cannot be.
+        """Return the same environments in lockstep, as whole arrays; None if they cannot step together.
 
-        Called at most once, and before anything else; whoever drives one of the two leaves the other alone. The first
-        ``reset`` applies the seed that this object was made with.
+        Call it at most once, before any other method, and then use only one of the two objects. The first ``reset``
+        applies the seed that this object was made with.
 
         Args:
             horizon: truncate episodes at this many steps; None or 0 = the environments' own limit.
 
         Raises:
-            ConfigError: a horizon that they cannot have.
+            ConfigError: the environments cannot have this horizon.
         """
         return None
 
     def get_unwrapped(self) -> Sequence[Any]:
-        """The environment objects behind this one, with the wrappers they were made with; may be empty."""
+        """Return the environment objects behind this one, including their wrappers; may be empty."""
         return []
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """Real games that ended since the last call; None when not every environment keeps count of them."""
+        """Return the real games that ended since the last call; None unless every environment counts them."""
         return None
 
     def place_of(self, env_id: Any) -> tuple[str, int]:
-        """Name of an environment, and which copy it is, for messages."""
+        """Return an environment's name and the index of its copy, for messages."""
         if type(env_id) is int:
             return getattr(self, "_env_id", "") or type(self).__name__, env_id
         return str(env_id), 0
 
     def interrupt(self) -> None:
-        """Let a ``poll`` that waits for others raise, and every later one, where polls wait; before ``stop``.
+        """Make a waiting ``poll`` and all later ones raise, if polls of this kind wait; call before ``stop``.
 
-        Any thread may call; it never waits itself.
+        Any thread may call this method. It never waits.
         """
         return
 
     def stop(self) -> None:
-        """Release everything; may be called more than once."""
+        """Release all resources; can be called more than once."""
         for env in self.get_unwrapped():
             close = getattr(env, "close", None)
             if callable(close):
@@ -192,7 +194,7 @@ class BaseEnv(ABC):
 
 
 class SteppedBaseEnv(BaseEnv):
-    """A BaseEnv that steps in ``send_actions``, in the calling thread; the next poll returns what the steps gave."""
+    """BaseEnv that steps in ``send_actions``, in the calling thread; the next poll returns the results."""
 
     _env_id: str
     _stepped: Poll | None = None
@@ -200,22 +202,22 @@ class SteppedBaseEnv(BaseEnv):
 
     @abstractmethod
     def _reset_all(self) -> MultiEnvDict:
-        """First observations of every environment."""
+        """Reset every environment and return the first observations."""
 
     def poll(self) -> Poll:
-        """Results of the environments that were acted on; the first poll resets them all."""
+        """Return the results of the environments that got actions; the first poll resets all of them."""
         if not self._is_started:
             first = opening_poll(self._reset_all())
             self._is_started = True
             return first
         poll, self._stepped = self._stepped, None
         if poll is None:
-            raise EnvContractError(self._env_id, "it was polled twice, with no actions sent in between")
+            raise EnvContractError(self._env_id, "it was polled twice without any actions in between")
         return poll
 
 
 def opening_poll(obs: MultiEnvDict) -> Poll:
-    """The poll that opens episodes with these observations."""
+    """Return the poll that opens episodes with these observations."""
     flags = {env_id: {**dict.fromkeys(agents, False), ALL_AGENTS: False} for env_id, agents in obs.items()}
     return Poll(
         obs,
@@ -230,7 +232,7 @@ def opening_poll(obs: MultiEnvDict) -> Poll:
 def add_step(
     poll: Poll, index: Any, obs: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]
 ) -> None:
-    """Add the step of an environment with one agent."""
+    """Add the step of a single-agent environment to a poll."""
     agent = DEFAULT_AGENT_ID
     poll.obs[index] = {agent: obs}
     poll.rewards[index] = {agent: reward}
@@ -240,7 +242,7 @@ def add_step(
 
 
 _FLAGS = [{DEFAULT_AGENT_ID: flag, ALL_AGENTS: flag} for flag in (False, True)]
-"""Of an environment with one agent; most are False, so they are not made anew."""
+"""Flags of a single-agent environment: the dicts for False and True, shared by all polls."""
 
 
 def stepped_poll(
@@ -250,7 +252,7 @@ def stepped_poll(
     truncateds: Sequence[bool],
     infos: Sequence[Any],
 ) -> Poll:
-    """The poll of environments 0, 1, ... with one agent each that stepped together."""
+    """Return the poll of single-agent environments 0, 1, ... that stepped together."""
     agent = DEFAULT_AGENT_ID
     return Poll(
         {index: {agent: value} for index, value in enumerate(obs)},
@@ -263,16 +265,16 @@ def stepped_poll(
 
 
 SEED_STRIDE = 1_000_000
-"""Copy ``v`` of a worker's environment is seeded with ``worker_seed + SEED_STRIDE * v``."""
+"""Distance between the seeds of two copies: copy ``v`` gets ``worker_seed + SEED_STRIDE * v``."""
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
-    """The seed of each copy, for a worker's seed."""
+    """Return the seed of each copy, given the worker's seed."""
     return [seed + SEED_STRIDE * index for index in range(num_envs)]
 
 
 def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
-    """Length at which episodes are cut: the horizon if given (0 counts as not given), else the limit.
+    """Return the maximum episode length: the horizon if given (0 means not given), else the limit.
 
     Raises:
         ConfigError: the horizon is negative or above the environment's own limit.
@@ -286,32 +288,32 @@ def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
             else f"horizon is {horizon}, expected a number of steps > 0.",
             key="horizon",
             value=horizon,
-            hint="Give a smaller horizon, or none to use the environment's own limit.",
+            hint="Set a smaller horizon, or leave it out to use the environment's own limit.",
         )
     return horizon
 
 
 class TrainingDisabled(Exception):
-    """A step's info has a ``training_enabled`` that is false: its row is to be left out, which lockstep cannot do."""
+    """Signal that a step's info has a false ``training_enabled``: lockstep sampling cannot leave out its row."""
 
     def __init__(self, env_id: str) -> None:
         """Name the environment."""
-        super().__init__(f"a step of environment {env_id!r} is not to be trained on")
+        super().__init__(f"a step of environment {env_id!r} must not be trained on")
 
 
 @dataclass(slots=True)
 class VectorStep:
-    """What one step of all copies brought. The arrays may be reused by the next step: copy what must last.
+    """Results of one step of all copies. The next step may reuse the arrays: copy those that must last.
 
     Attributes:
-        obs: [N, ...] what to act on next.
+        obs: [N, ...] observations to act on next.
         rewards: [N] float, raw.
         terminateds: [N] bool, ended in a terminal state.
         truncateds: [N] bool, cut by a time limit or horizon.
-        final_index: [K] int64 copies that were reset inside this step, ascending; None when there are none.
+        final_index: [K] int64 copies that were reset within this step, ascending; None if there are none.
         final_obs: [K, ...] their true final observations.
-        valid: [N] bool, False where the row was only the reset of a copy; None when all are transitions.
-        infos: what the copies said, all in one dict (see ``native_vector_env``); None or empty where nothing is known.
+        valid: [N] bool, False if the row was only the reset of a copy; None if all rows are transitions.
+        infos: infos of all copies in one dict (see ``native_vector_env``); None or empty if there are none.
     """
 
     obs: NDArray[Any]
@@ -332,10 +334,10 @@ class LockstepEnv(ABC):
         num_envs: number of copies N.
         observation_space: space of one copy.
         action_space: space of one copy.
-        max_episode_steps: length at which an episode is truncated, None = never as far as is known.
-        first_seeds: seeds of a first ``reset`` that is given none; None for none.
-        can_cut: it truncates episodes at whatever length is asked for.
-        can_begin: some copies can step while the actions of others are not known yet, see ``begin``.
+        max_episode_steps: length at which an episode is truncated; None if there is no known limit.
+        first_seeds: seeds for a first ``reset`` without seeds; None for none.
+        can_cut: True if it can truncate episodes at any length.
+        can_begin: True if some copies can step before the actions of the others are known, see ``begin``.
     """
 
     env_id: str
@@ -349,13 +351,13 @@ class LockstepEnv(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
-        """First observations [N, ...] of new episodes in all copies.
+        """Begin new episodes in all copies and return their first observations [N, ...].
 
         Args:
-            seeds: one seed per copy; None lets each go on with its random state.
+            seeds: one seed per copy; None lets each continue with its random state.
 
         Raises:
-            EnvError: the environment raised, or returned what does not fit its space.
+            EnvError: the environment raised, or returned a value that does not fit its space.
         """
 
     @abstractmethod
@@ -366,34 +368,34 @@ class LockstepEnv(ABC):
             actions: [N, ...] one action per copy.
 
         Raises:
-            EnvError: the environment raised, or returned what does not fit (BadObservationError,
+            EnvError: the environment raised, or returned a value that does not fit (BadObservationError,
                 BadRewardError).
         """
 
     def begin(self, copies: slice, actions: NDArray[Any]) -> None:
-        """Begin the step of some copies; the ``step`` that follows is given all actions and waits for it.
+        """Begin the step of some copies; the ``step`` that follows gets all actions and waits for the results.
 
         Args:
-            copies: which ones.
+            copies: the copies to step.
             actions: [K, ...] one action for each of them.
 
         Raises:
-            NotImplementedError: there is no ``can_begin``.
+            NotImplementedError: ``can_begin`` is False.
         """
         raise NotImplementedError(f"{type(self).__name__} steps all copies at once")
 
     def seed(self, seed: int) -> None:
-        """Seed the first ``reset`` that is given no seeds with a worker's seed."""
+        """Derive the seeds of a first ``reset`` without seeds from a worker's seed."""
         self.first_seeds = env_seeds(seed, self.num_envs)
 
     def limit_episodes(self, horizon: int | None) -> None:
-        """Cut episodes at this many steps; before the first reset.
+        """Set the number of steps after which episodes are cut; call before the first reset.
 
         Args:
             horizon: steps; None or 0 = the environment's own limit.
 
         Raises:
-            ConfigError: a horizon above the environment's own limit, or other than that where it cannot cut.
+            ConfigError: the horizon is above the environment's own limit, or differs from it and ``can_cut`` is False.
         """
         length = checked_horizon(horizon, self.max_episode_steps)
         if length != self.max_episode_steps and not self.can_cut:
@@ -407,13 +409,13 @@ class LockstepEnv(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; may be called more than once."""
+        """Release all resources; can be called more than once."""
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """Real games that ended since the last call; None when not every copy keeps count of them."""
+        """Return the real games that ended since the last call; None unless every copy counts them."""
         return None
 
     @property
     def unwrapped(self) -> list[Any]:
-        """The environment objects behind the copies, where they live in this process; else empty."""
+        """Environment objects behind the copies if they live in this process; else empty."""
         return []

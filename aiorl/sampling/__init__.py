@@ -1,1 +1,1 @@
-"""The sampler with its environments, policies, filters, readers, writers and estimators, as one object."""
+"""Sampler as one object, with its environments, policies, filters, readers, writers and estimators."""
