@@ -1,4 +1,4 @@
-"""Checks of what an environment returns: one cheap test of the whole batch, the culprit sought only on failure."""
+"""Checks of the values that an environment returns: one cheap test per batch; on failure, a search for the culprit."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from aiorl.text import shortened
 logger = logging.getLogger(__name__)
 
 SIMPLE_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""Spaces with a single array per observation."""
+"""Spaces whose observations are single arrays."""
 
 StepOf = Callable[[int], int]
-"""Vector index -> step of that copy in its episode, for messages."""
+"""Function that maps a vector index to the step of that copy in its episode, for messages."""
 
 
 class ObservationCheck:
-    """What a batch of observations of one space must look like.
+    """Check of a batch of observations of one space.
 
     Attributes:
         shape: shape of one observation.
-        dtype: dtype in which observations are kept.
+        dtype: dtype in which observations are stored.
     """
 
     def __init__(self, env_id: str, space: spaces.Space[Any]) -> None:
         """Derive the checks from a space.
 
         Raises:
-            UnsupportedSpaceError: a space that has no single array per observation.
+            UnsupportedSpaceError: an observation of the space is not a single array.
         """
         self.env_id = env_id
         self.shape: tuple[int, ...] = tuple(space.shape or ())
@@ -71,18 +71,18 @@ class ObservationCheck:
         self._num_checked = 0
 
     def coerce(self, obs: Any, index: int, step: int) -> NDArray[Any]:
-        """One observation as an array of the right shape and dtype.
+        """Return one observation as an array of the right shape and dtype.
 
         Raises:
-            BadObservationError: its shape differs, or its values do not convert safely.
+            BadObservationError: its shape differs, or its values cannot be converted safely.
         """
         return self._array(obs, self.shape, index, step)
 
     def check_batch_shape(self, obs: Any, num_envs: int) -> NDArray[Any]:
-        """A whole batch [N, ...] from a vectorised environment.
+        """Return a whole batch [N, ...] from a vectorised environment as an array.
 
         Raises:
-            BadObservationError: shape or dtype differ.
+            BadObservationError: its shape or dtype differs.
         """
         return self._array(obs, (num_envs, *self.shape), 0, 0)
 
@@ -90,7 +90,7 @@ class ObservationCheck:
         try:
             array = np.asarray(obs)
         except (ValueError, TypeError) as error:
-            raise self._bad(f"observation of type {type(obs).__name__} is no array", index, step) from error
+            raise self._bad(f"observation of type {type(obs).__name__} is not an array", index, step) from error
         if array.shape != shape:
             raise self._bad(f"observation has shape {array.shape}, expected {shape}", index, step)
         if array.dtype != self.dtype and not _converts(array, self.dtype):
@@ -98,15 +98,15 @@ class ObservationCheck:
         return array
 
     def check_values(self, obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None = None) -> None:
-        """Raise if a value is not finite, or outside of a discrete space.
+        """Raise an error if a value is not finite or lies outside a discrete space.
 
         Args:
             obs: [M, ...] observations.
-            step_of: row -> step of that copy's episode.
-            index_of: row -> vector index; None = rows are the copies in order.
+            step_of: maps a row to the step of that copy in its episode.
+            index_of: maps a row to a vector index; None if rows are the copies in order.
 
         Raises:
-            BadObservationError: naming the first row at fault.
+            BadObservationError: a value is bad; the error names the first such row.
         """
         if self._bounds is not None:
             self._look_at_bounds(*self._bounds, obs, step_of, index_of)
@@ -114,7 +114,7 @@ class ObservationCheck:
             if all_finite(obs):
                 return
             good = np.isfinite(obs)
-            what = "holds NaN or infinity"
+            what = "contains NaN or infinity"
         elif self._low is not None and self._high is not None:
             good = (obs >= self._low) & (obs <= self._high)
             if good.all():
@@ -129,9 +129,9 @@ class ObservationCheck:
     def _look_at_bounds(
         self, low: NDArray[Any], high: NDArray[Any], obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None
     ) -> None:
-        """Warn, once, of an observation outside of its Box.
+        """Warn once about an observation outside its Box.
 
-        One batch in 17 is looked at, as it costs time: where copies are checked one by one, each has its turn.
+        Only one batch in 17 is checked, to save time. If copies are checked one by one, all of them get their turn.
         """
         self._num_checked += 1
         if self._num_checked % 17 != 1:
@@ -142,8 +142,8 @@ class ObservationCheck:
         self._bounds = None
         row = int(np.flatnonzero(outside.reshape(len(obs), -1).any(axis=1))[0])
         logger.warning(
-            "environment %r, copy %d, step %d: an observation is outside of the bounds of its Box, and is taken as it "
-            "is: %s. Later ones are not reported.",
+            "environment %r, copy %d, step %d: an observation is outside the bounds of its Box; it is used unchanged: "
+            "%s. Further ones are not reported.",
             self.env_id, row if index_of is None else index_of(row), step_of(row), _short(obs[row]),
         )  # fmt: skip
 
@@ -152,19 +152,19 @@ class ObservationCheck:
 
 
 class NestedCheck:
-    """Check of an observation of a Dict or Tuple space, or of one inside the other.
+    """Check of an observation of a Dict or Tuple space, which can be nested.
 
     Attributes:
-        leaf: the check of an observation that is a single array; else None.
+        leaf: check of an observation that is a single array; else None.
     """
 
     def __init__(self, env_id: str, space: spaces.Space[Any], *, may_have_more: bool = True) -> None:
-        """Derive the checks from a space; kinds of space that hold no arrays are not checked.
+        """Derive the checks from a space; spaces of a kind without arrays are not checked.
 
         Args:
             env_id: name for messages.
             space: the space.
-            may_have_more: keys that a Dict space does not have are left out; else they are refused.
+            may_have_more: True drops keys that the Dict space does not have; False refuses them.
         """
         self._env_id = env_id
         self.leaf: ObservationCheck | None = None
@@ -180,10 +180,10 @@ class NestedCheck:
         self._parts = {key: NestedCheck(env_id, part, may_have_more=may_have_more) for key, part in parts}
 
     def coerce(self, obs: Any, index: int, step: int) -> Any:
-        """One observation with arrays of the right shapes and dtypes as its leaves.
+        """Return one observation with arrays of the right shapes and dtypes as its leaves.
 
         Raises:
-            BadObservationError: a part is missing or too many, has another shape or dtype, or holds a bad value.
+            BadObservationError: a part is missing, unexpected, of another shape or dtype, or contains a bad value.
         """
         if self.leaf is not None:
             given = self.leaf.coerce(obs, index, step)
@@ -193,7 +193,7 @@ class NestedCheck:
             with np.errstate(over="ignore"):
                 array = given.astype(self.leaf.dtype)
             if array.dtype.kind == "f" and not all_finite(array):
-                raise self._bad(f"observation holds numbers too large for {array.dtype}: {_short(given)}", index, step)
+                raise self._bad(f"observation has numbers too large for {array.dtype}: {_short(given)}", index, step)
             return array
         if self._kind is dict:
             is_whole = isinstance(obs, Mapping) and obs.keys() >= self._parts.keys()
@@ -214,9 +214,9 @@ class NestedCheck:
 
 
 def action_fault(layout: ActionLayout, action: Any) -> str:
-    """Return what is wrong with an action that comes from a client rather than from a policy; "" for a good one.
+    """Return the fault of an action that comes from a client rather than from a policy; "" if it has none.
 
-    Outside the bounds of a Box is good: so are a policy's own actions, as rows hold them.
+    Values outside the bounds of a Box are no fault: rows contain such actions of policies, too.
     """
     why = ""
     try:
@@ -230,21 +230,21 @@ def action_fault(layout: ActionLayout, action: Any) -> str:
 
 
 def _fits(leaf: spaces.Space[Any], action: NDArray[Any]) -> bool:
-    """Whether an action of the right shape and dtype is finite, and in range where the space is discrete."""
+    """Return True if an action of the right shape and dtype is finite and, in a discrete space, in range."""
     if isinstance(leaf, spaces.Box):
         return leaf.dtype.kind != "f" or all_finite(action)
     return leaf.contains(action)
 
 
 def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
-    """A reward as a float.
+    """Return a reward as a float.
 
     Raises:
-        BadRewardError: it is no finite number.
+        BadRewardError: the reward is not a finite number.
     """
     try:
         if isinstance(reward, str | bytes):
-            raise TypeError("text is no number, even if it reads like one")
+            raise TypeError("text is not a number, even if it looks like one")
         number = float(reward)
     except (TypeError, ValueError) as error:
         message = f"reward is {reward!r} ({type(reward).__name__}), expected a number"
@@ -256,10 +256,10 @@ def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
 
 
 def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -> Mapping[Any, float]:
-    """Rewards by agent as floats; None counts as 0.0.
+    """Return the rewards by agent as floats; None counts as 0.0.
 
     Raises:
-        BadRewardError: one is no finite number.
+        BadRewardError: a reward is not a finite number.
     """
     total = 0.0
     for reward in rewards.values():
@@ -276,10 +276,10 @@ def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -
 
 
 def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
-    """Raise if a reward is not a finite number.
+    """Raise an error if a reward is not a finite number.
 
     Raises:
-        BadRewardError: naming the first copy at fault.
+        BadRewardError: a reward is not finite; the error names the first copy at fault.
     """
     if all_finite(rewards):
         return
@@ -289,23 +289,23 @@ def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
 
 
 def check_flags(flags: Iterable[Any], env_id: str, index: int, step: int) -> None:
-    """Refuse flags of an episode's end that are text: all text but the empty one would count as true.
+    """Refuse text as a flag for an episode's end: any text but the empty one would count as true.
 
     Raises:
-        EnvContractError: one is text.
+        EnvContractError: a flag is text.
     """
     for flag in flags:
         if isinstance(flag, str | bytes):
-            message = f"terminated and truncated are True or False, not text: {flag!r:.50}"
+            message = f"terminated and truncated must be True or False, not text: {flag!r:.50}"
             raise EnvContractError(env_id, message, vector_index=index, step=step)
 
 
 def raise_env_fault(env_id: str, doing: str, error: Exception, index: int, step: int) -> NoReturn:
-    """Raise an EnvError for what the environment's own code raised, traceback included; an EnvError as it is.
+    """Raise an EnvError, with traceback, for an exception from the environment's own code.
 
     Raises:
-        EnvError: always, but for a sampler that is to end.
-        SamplerDied: as it was given.
+        EnvError: always, unless the sampler must end; an EnvError is raised unchanged.
+        SamplerDied: the given error is one; it is raised unchanged.
     """
     if isinstance(error, EnvError | SamplerDied):
         raise error
@@ -323,7 +323,7 @@ def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _bounds_of(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Return the bounds of a Box with room for rounding, or None where nothing can be outside of them."""
+    """Return the bounds of a Box with a tolerance for rounding, or None if no value can lie outside of them."""
     if not isinstance(space, spaces.Box) or not space.is_bounded("both"):
         return None
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)

@@ -1,6 +1,6 @@
-"""From the name of an environment to its copies, in the forms that samplers drive.
+"""Construction of a worker's environments from their name, in the forms that samplers drive.
 
-``EnvMaker`` makes a worker's environments; ``to_base_env`` brings environments of any kind into the form of a BaseEnv.
+``EnvMaker`` makes a worker's environments; ``to_base_env`` converts environments of any kind to a BaseEnv.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ logger = logging.getLogger(__name__)
 
 
 class EnvMaker:
-    """Makes and wraps a worker's environments, and brings them into the form that samplers drive.
+    """Maker of a worker's environments, with their wrappers, in the form that samplers drive.
 
     Attributes:
-        plan: which they are.
+        plan: description of the environments.
         env_id: their name, for messages.
-        context: of environment 0.
-        is_deepmind: environment 0 got the DeepMind wrappers; known once it is made.
+        context: context of environment 0.
+        is_deepmind: True if environment 0 got the DeepMind wrappers; known once it is made.
     """
 
     def __init__(self, plan: EnvPlan) -> None:
-        """Find out what makes the environments.
+        """Look up the function that makes the environments.
 
         Raises:
-            UnknownEnvError: nothing of that name, or it cannot be called.
+            UnknownEnvError: the name is unknown, or the object cannot be called.
         """
         self.plan = plan
         self.creator = resolve_env(plan.env)
@@ -55,24 +55,24 @@ class EnvMaker:
         self.is_deepmind = False
 
     def make_first(self) -> Any:
-        """Environment 0, with its wrappers; where one object holds all copies, that object.
+        """Make environment 0 with its wrappers, or the one object that holds all copies.
 
         Raises:
             EnvError: the environment's constructor failed.
-            UnsupportedEnvError: what was made is no environment that can be driven (also a ValueError).
-            ConfigError: a form or a horizon that it cannot have.
+            UnsupportedEnvError: the object made is not an environment that can be driven (also a ValueError).
+            ConfigError: the environment does not have the requested form or cannot have the horizon.
         """
         plan, wrapping = self.plan, self.plan.wrapping
         if self.form == "native":
             self.check_native()
             self.is_deepmind = wrapping.deepmind and is_atari_id(self.creator.gym_id or "")
-            return EnvCreator(self.env_id, self._make_native)(self.context)  # so errors are alike
-        context = self.context.copy_with_overrides()  # creators may change what they are given
+            return EnvCreator(self.env_id, self._make_native)(self.context)  # for the same errors
+        context = self.context.copy_with_overrides()  # creators may change their argument
         env = self.creator(context)
         if isinstance(env, LockstepEnv):
             env.limit_episodes(plan.horizon)
         self.is_deepmind = kind_of(env, self.env_id).is_single and wrapping.wraps_atari(env)
-        if plan.vectorize == "remote":  # only its spaces are of interest; a child has the one that is monitored
+        if plan.vectorize == "remote":  # only its spaces are needed; the copy in a child process is the monitored one
             wrapping = dataclasses.replace(wrapping, monitor_path=None)
         return wrapping.wrap(env, self.context)
 
@@ -80,7 +80,7 @@ class EnvMaker:
     def form(self) -> str:
         """The plan's ``vectorize``; for ``"auto"`` either ``"native"`` or ``"serial"``.
 
-        A single copy is stepped as it is: a vector of one costs more per step and gains nothing.
+        A single copy is always serial: a vector of one costs more per step and gains nothing.
         """
         if self.plan.vectorize != "auto":
             return self.plan.vectorize
@@ -92,10 +92,10 @@ class EnvMaker:
         return "native" if obstacle is None else "serial"
 
     def check_native(self) -> None:
-        """Raise if the environment has no vectorised form that does what is wanted; nothing is made.
+        """Raise an error if the environment has no suitable vectorised form, without making it.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: there is no suitable vectorised form.
         """
         obstacle = self._native_obstacle()
         if obstacle is not None:
@@ -107,10 +107,10 @@ class EnvMaker:
             )
 
     def to_base_env(self, env: Any) -> BaseEnv:
-        """Environment 0 and as many more as are wanted.
+        """Make the other copies and return them with environment 0 as a BaseEnv.
 
         Raises:
-            ConfigError: a number of environments or remote processes that this kind cannot have.
+            ConfigError: environments of this kind cannot have this number of copies or cannot be remote.
             EnvError: a child process could not make its environment.
         """
         plan = self.plan
@@ -125,23 +125,23 @@ class EnvMaker:
         return self.plan.wrapping.wrap(self.creator(context), context)
 
     def _native_obstacle(self) -> str | None:
-        """Why no vectorised form will do; None if there is one that does."""
+        """Return the reason why no vectorised form is suitable; None if there is a suitable one."""
         wrapping, spec = self.plan.wrapping, self.creator.gym_spec
         if spec is None:
             return "it has no vectorised form of its own"
         if wrapping.users:
-            return "wrappers go around each copy"
+            return "wrappers apply to each copy"
         if wrapping.monitor_path is not None:
-            return "the monitor goes around each copy"
+            return "the monitor applies to each copy"
         if not is_atari_id(spec.id):
             return _gymnasium_obstacle(spec, self.plan)
         if not wrapping.deepmind:
-            return "its vectorised form shows other observations than a single game: it has a preprocessing of its own"
+            return "its vectorised form has its own preprocessing, so observations differ from those of a single game"
         return why_not_atari_vector({**spec.kwargs, **self.context})
 
     def _make_native(self, context: EnvContext) -> LockstepEnv | VectorEnv:
         plan, spec = self.plan, self.creator.gym_spec
-        assert spec is not None, "environments without one have no vectorised form"
+        assert spec is not None, "an environment without a spec has no vectorised form"
         if is_atari_id(spec.id):
             checked_horizon(plan.horizon, spec.max_episode_steps)
             return AtariCopies(
@@ -157,7 +157,7 @@ class EnvMaker:
         if length is not None:
             settings["max_episode_steps"] = length
         with warnings.catch_warnings():
-            # Gymnasium warns of missing metadata; here it is an error with a better message
+            # Gymnasium warns about missing metadata; aiorl raises an error with a better message.
             warnings.filterwarnings("ignore", message=".*AutoresetMode.*")
             env = gymnasium.make_vec(spec, plan.num_envs, vectorization_mode="vector_entry_point", **settings)
         return NativeVectorEnv(env, env_id=self.env_id, max_episode_steps=length)
@@ -167,7 +167,7 @@ def _gymnasium_obstacle(spec: EnvSpec, plan: EnvPlan) -> str | None:
     if spec.vector_entry_point is None:
         return "it has no vectorised form of its own"
     if spec.additional_wrappers:
-        return "its wrappers work on single environments only"
+        return "its wrappers only work on single environments"
     try:
         made_by = loaded_entry(spec.vector_entry_point)
     except ImportError as error:
@@ -191,31 +191,31 @@ def to_base_env(
     env_id: str = "environment",
     seed: int | None = None,
 ) -> BaseEnv:
-    """Convert an environment of any kind to a BaseEnv; a BaseEnv is returned as it is.
+    """Convert an environment of any kind to a BaseEnv; a BaseEnv is returned unchanged.
 
     Args:
         env: environment 0, of any of the kinds in ``kinds``.
-        make_env: makes environments 1, 2, ..., given their index; gym-like and multi-agent ones only.
+        make_env: makes environment 1, 2, ..., given the index; only for gym-like and multi-agent environments.
         num_envs: number of environments N.
         env_id: name for messages.
-        seed: the worker's seed; None leaves environments to themselves.
+        seed: the worker's seed; None leaves the environments unseeded.
 
     Raises:
-        UnsupportedEnvError: none of these kinds.
-        Exception: whatever ``make_env`` raised; the copies that it had made are closed, ``env`` is its owner's.
-        ConfigError: a number of environments or a seed that this kind cannot have.
+        UnsupportedEnvError: the environment is of none of these kinds.
+        Exception: ``make_env`` raised it; the copies made so far are closed, but ``env`` is not.
+        ConfigError: environments of this kind cannot have this number of copies or cannot be seeded.
     """
     kind = kind_of(env, env_id)
     if kind.is_external and num_envs != 1:
         raise ConfigError(
-            f"{num_envs} environments are asked for, but an external environment drives itself: expected 1.",
+            f"{num_envs} environments are requested, but an external environment drives itself: expected 1.",
             key="num_envs_per_worker",
             value=num_envs,
         )
     if kind.holds_copies:
         return kind.to_base_env([env], env_id, seed)
     if num_envs > 1 and make_env is None:
-        raise ConfigError(f"{num_envs} environments are asked for, but only one is given.", key="num_envs_per_worker")
+        raise ConfigError(f"{num_envs} environments are requested, but only one is given.", key="num_envs_per_worker")
     copies = [env]
     with contextlib.ExitStack() as on_error:
         if make_env is not None:
@@ -229,20 +229,20 @@ def to_base_env(
 
 
 def _check_distinct(copies: Sequence[Any], env_id: str) -> None:
-    """Refuse copies that are all the same object, within their wrappers."""
+    """Refuse copies that are the same object inside their wrappers."""
     inner = {id(env.unwrapped if isinstance(env, gymnasium.Env) else env) for env in copies}
     if len(inner) < len(copies):
         raise ConfigError(
-            f"{len(copies)} environments are asked for, but the creator of {env_id!r} returned the same object again.",
+            f"{len(copies)} environments are requested, but the creator of {env_id!r} returned the same object again.",
             key="num_envs_per_worker",
             value=len(copies),
-            hint="Have it make a new environment at each call.",
+            hint="Have it make a new environment on each call.",
         )
 
 
 def _close_after_error(env: Any) -> None:
-    """Close a copy, and only log an error of that."""
+    """Close a copy; an error is only logged."""
     try:
         close_env(env)
     except Exception:
-        logger.exception("After another copy had failed, %s could not be closed", type(env).__name__)
+        logger.exception("after another copy had failed, %s could not be closed", type(env).__name__)

@@ -1,8 +1,8 @@
-"""EnvPool's environments by name: ``envpool:TASK``, all copies stepped in C++ by a pool of threads (extra ``envpool``).
+"""EnvPool's environments by name: ``envpool:TASK``; a pool of C++ threads steps all copies (extra ``envpool``).
 
-``env_config`` is what ``envpool.make`` takes, such as ``num_threads``, and two settings of ours: with ``async: true``
-copies need not wait for each other, and each turn takes the ``batch_size`` that are ready first (half of them unless
-said otherwise). Pictures, which EnvPool shows as [channels, height, width], have their channels last.
+``env_config`` takes the arguments of ``envpool.make``, such as ``num_threads``, and two settings of aiorl. With
+``async: true``, copies do not wait for each other: each turn takes the first ``batch_size`` copies that are ready, by
+default half of them. EnvPool's pictures are [channels, height, width]; here their channels come last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_SEED = (1 << 31) - 1
 
 
 def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPoolEnv]:
-    """What makes the environments of ``envpool:TASK``.
+    """Return the function that makes the environments of ``envpool:TASK``.
 
     Raises:
         UnknownEnvError: EnvPool has no such task.
@@ -42,7 +42,7 @@ def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPo
     task = name.removeprefix("envpool:")
     known = module.list_all_envs()
     if task not in known:
-        otherwise = "envpool.list_all_envs() gives their names."
+        otherwise = "envpool.list_all_envs() lists the tasks."
         raise unknown_env(name, f": EnvPool has no task {task!r}", wanted=task, known=known, otherwise=otherwise)
 
     def create(context: EnvContext) -> EnvPoolEnv | AsyncEnvPoolEnv:
@@ -65,7 +65,7 @@ def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPo
 
 
 class _Pool:
-    """EnvPool's object, made at the first reset: its seeds are arguments of its constructor."""
+    """EnvPool's object, which is made at the first reset because its seeds are arguments of its constructor."""
 
     metadata: Mapping[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
@@ -76,7 +76,7 @@ class _Pool:
         self.num_envs = num_envs
         self.config = self._checked_config()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of bounds that float32 holds less exactly
+            warnings.simplefilter("ignore")  # EnvPool's bounds lose precision as float32
             spec = module.make_spec(task, **self.settings)
             space, self.single_action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
         self.action_space = self.single_action_space
@@ -92,13 +92,13 @@ class _Pool:
         self.made: Any = None
 
     def _checked_config(self) -> dict[str, Any]:
-        """All settings that the task has, with the values they get."""
+        """Return all settings of the task with their values."""
         known: dict[str, Any] = self._module.make_spec(self._task).config._asdict()
         for name, value in self.settings.items():
             if name not in known or name in ("seed", "env_seed"):
                 hint = "Give the run a seed." if "seed" in name else nearest(name, known).strip()
                 raise ConfigError(
-                    f"EnvPool's {self._task} has no setting {name!r} that can be set.",
+                    f"EnvPool's {self._task} has no setting {name!r} that you can set.",
                     key=f"env_config.{name}",
                     value=value,
                     hint=hint,
@@ -109,14 +109,14 @@ class _Pool:
         return config
 
     def make(self, seeds: Sequence[int] | None) -> Any:
-        """Make it, with a seed for each copy; fresh ones where none are given."""
+        """Make the pool with a seed for each copy; None draws fresh seeds."""
         if seeds is None:
             seeds = np.random.SeedSequence().generate_state(self.num_envs).tolist()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             settings = {**self.settings, "seed": [seed & _MAX_SEED for seed in seeds]}
             self.made = self._module.make_gymnasium(self._task, **settings)
-            _ = self.made.observation_space, self.made.action_space  # made, with warnings, when they are first read
+            _ = self.made.observation_space, self.made.action_space  # first reads make the spaces and warn
         return self.made
 
     @property
@@ -125,7 +125,7 @@ class _Pool:
         return [] if self.made is None else [self.made]
 
     def seen(self, obs: Any) -> Any:
-        """Observations as the space says."""
+        """Return observations in the layout of the space."""
         return np.moveaxis(obs, 1, -1) if self.is_picture else obs
 
     def step(self, actions: NDArray[Any]) -> tuple[Any, ...]:
@@ -134,19 +134,19 @@ class _Pool:
         return self.seen(obs), *rest
 
     def close(self) -> None:
-        """End its threads."""
+        """Stop the pool's threads."""
         if self.made is not None:
             self.made.close()
             self.made = None
 
 
 class EnvPoolEnv(NativeVectorEnv):
-    """A pool whose copies step together."""
+    """Pool whose copies step together."""
 
     can_cut = True
 
     def __init__(self, pool: _Pool, env_id: str) -> None:
-        """Take over a pool that is not yet made."""
+        """Take over a pool that has not been made yet."""
         self._pool = pool
         super().__init__(pool, env_id=env_id, max_episode_steps=int(pool.config["max_episode_steps"]))
 
@@ -164,15 +164,15 @@ class EnvPoolEnv(NativeVectorEnv):
 
     @property
     def unwrapped(self) -> list[Any]:
-        """The pool, once it is made."""
+        """The pool, once it has been made."""
         return self._pool.objects
 
 
 class AsyncEnvPoolEnv(BaseEnv):
-    """A pool of which each poll returns the copies that are ready first."""
+    """Pool that returns the first copies that are ready at each poll."""
 
     def __init__(self, pool: _Pool, env_id: str) -> None:
-        """Take over a pool that is not yet made."""
+        """Take over a pool that has not been made yet."""
         self._pool = pool
         self._env_id = env_id
         self.num_envs = pool.num_envs
@@ -184,11 +184,11 @@ class AsyncEnvPoolEnv(BaseEnv):
         self._steps = [0] * pool.num_envs
 
     def seed(self, seed: int) -> None:
-        """Seed all copies, before the first poll."""
+        """Seed all copies; call before the first poll."""
         self._seeds = env_seeds(seed, self.num_envs)
 
     def poll(self) -> Poll:
-        """The copies that are ready; waits for ``batch_size`` of them."""
+        """Wait for ``batch_size`` copies and return their results."""
         if self._pool.made is None:
             self._pool.make(self._seeds).async_reset()
             self._fresh.update(range(self.num_envs))
@@ -213,7 +213,7 @@ class AsyncEnvPoolEnv(BaseEnv):
         return poll
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
-        """Let the copies that actions are given for step; doesn't wait."""
+        """Start the step of each copy that has an action, without waiting for it."""
         ids = [index for index, by_agent in action_dict.items() if DEFAULT_AGENT_ID in by_agent]
         if not ids:
             return
@@ -221,8 +221,8 @@ class AsyncEnvPoolEnv(BaseEnv):
         self._pool.made.send(actions, np.array(ids, np.int32))
 
     def try_reset(self, env_id: Any) -> str:
-        """Let one copy begin a new episode; its first observation comes by a later poll."""
-        self._pool.made._reset(np.array([env_id], np.int32))  # its public reset waits for the observation
+        """Begin a new episode in one copy; its first observation arrives with a later poll."""
+        self._pool.made._reset(np.array([env_id], np.int32))  # the public reset would wait for the observation
         self._fresh.add(env_id)
         return ASYNC_RESET_RETURN
 
@@ -231,5 +231,5 @@ class AsyncEnvPoolEnv(BaseEnv):
         return self._pool.objects
 
     def stop(self) -> None:
-        """End the pool's threads."""
+        """Stop the pool's threads."""
         self._pool.close()

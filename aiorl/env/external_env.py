@@ -1,8 +1,8 @@
-"""ExternalEnv: control inverted. User code asks for actions, or reports those it took, instead of being stepped.
+"""ExternalEnv: user code is in control. It asks for actions, or reports those it took, instead of being stepped.
 
-One lock and one condition serve all episodes, so any number of client threads may drive any number of episodes; a
-single episode is driven by one thread at a time. A client's mistake is raised in its own thread, and nothing of it is
-published: whoever polls serves all the other clients, too.
+One lock and one condition serve all episodes, so any number of client threads can drive any number of episodes. Each
+episode is driven by one thread at a time. A client's mistake is raised in its own thread and never published, because
+the thread that polls also serves all other clients.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from aiorl.errors import (
     SamplerDied,
     UnsupportedEnvError,
 )
+from aiorl.text import shortened
 
 ACTION_TIMEOUT_S = 60.0
 """Longest wait of a client for an action."""
 
 
 class _ClientDriven:
-    """What both forms share: the thread that runs ``run`` and the episodes.
+    """Base of both forms: the thread that runs ``run``, and the episodes.
 
     Attributes:
-        action_timeout_s: longest wait for an action; may be set by subclasses.
-        idle_timeout_s: episodes of clients that were silent for so long are closed as truncated; None = never.
-            Until it is closed, the episode of a client that is gone counts towards ``max_concurrent``: set it where
-            clients may be lost.
+        action_timeout_s: longest wait for an action, seconds; subclasses can set it.
+        idle_timeout_s: after this many seconds of silence from its client, an episode is closed as truncated; None for
+            never. Until then the episode of a lost client counts towards ``max_concurrent``: set a timeout if clients
+            can get lost.
     """
 
     action_timeout_s: float = ACTION_TIMEOUT_S
@@ -58,41 +59,41 @@ class _ClientDriven:
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def run(self) -> None:
-        """The user's loop: start an episode, get or log actions, log returns, end it; in a thread of its own.
+        """Run the user's loop in its own thread: start episodes, get or log actions, log returns, end episodes.
 
         Raises:
-            NotImplementedError: a subclass must say what to do.
+            NotImplementedError: the subclass does not override this method.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement run()")
 
     def start(self) -> None:
-        """Start the thread that runs ``run``; once.
+        """Start the thread that runs ``run``; call it once.
 
         Raises:
-            ConfigError: it was started before, such as by another worker.
+            ConfigError: it was already started, for example by another worker.
         """
         if self._thread.ident is not None:
             raise ConfigError(
-                f"this {type(self).__name__} drives itself already, for another worker.",
+                f"this {type(self).__name__} is already in use by another worker.",
                 key="env",
-                hint="Have its creator make a new one at each call.",
+                hint="Have its creator make a new one on each call.",
             )
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether ``run`` is still going on."""
+        """Return True while ``run`` is running."""
         return self._thread.is_alive()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for ``run`` to end; returns at once if it was never started."""
+        """Wait for ``run`` to end; return immediately if it was never started."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Release what the environment holds; may be called more than once.
+        """Release the environment's resources; can be called more than once.
 
-        It is called once the sampler has stopped, and also on an environment that was made only to look at its
-        spaces: ``run`` was then never called, so do not count on anything that ``run`` sets up.
+        It is called when the sampler has stopped, and also for an environment that was made only to read its spaces.
+        In that case ``run`` was never called, so do not rely on anything that ``run`` sets up.
         """
         if _is_initialised(self):
             self._episodes.stop()
@@ -101,16 +102,16 @@ class _ClientDriven:
         """Begin an episode.
 
         Args:
-            episode_id: a name of your own, a string, number or anything else hashable; None makes up a string. Ids
-                of the last 65,536 episodes that ended are refused, older ones are forgotten.
-            training_enabled: False shows the episode in metrics, but makes no rows of it.
-        Returns: the id, which all other methods want as it is.
+            episode_id: an id of your own: a string, a number or any other hashable value; None generates a string. The
+                ids of the last 65,536 completed episodes are refused; older ones are forgotten.
+            training_enabled: False counts the episode in the metrics, but makes no rows of it.
+        Returns: the id, to pass to all other methods.
 
         Raises:
-            ClosedEpisodeError: the id has been used before (a ValueError).
-            TypeError: the id is not hashable.
+            ClosedEpisodeError: the id is already in use or was used before (a ValueError).
+            EnvContractError: the id is not hashable (a ValueError).
             RuntimeError: ``max_concurrent`` episodes are unfinished.
-            SamplerDied: nobody polls any more.
+            SamplerDied: the sampler has stopped.
         """
         return self._episodes.start(episode_id, training_enabled)
 
@@ -121,17 +122,17 @@ class _ClientDriven:
         return self._episodes.ask(episode_id, obs, taken, self.action_timeout_s)
 
     def _check(self, episode_id: Any, obs: Mapping[Any, Any], actions: Mapping[Any, Any] | None = None) -> None:
-        """Check what a client gives in the client's own thread, so that no other episode is disturbed.
+        """Check a client's arguments in the client's own thread, so that no other episode is disturbed.
 
         Args:
             episode_id: the episode.
             obs: observations by agent.
-            actions: actions that were taken at some of them; None for none.
+            actions: actions taken by some of these agents; None for none.
 
         Raises:
-            BadObservationError: one does not fit its agent's space, or is not finite.
-            EnvContractError: what should be by agent is not, or is of an agent that has no space; an action does not
-                fit its agent's space, or was taken by an agent that is not observed.
+            BadObservationError: an observation does not fit its agent's space, or is not finite.
+            EnvContractError: an argument is not a dict by agent, or has an agent without a space; an action does not
+                fit its agent's space, or its agent is not observed.
         """
         step = self._episodes.length_of(episode_id)
         self._check_agents(episode_id, "observations", obs, self.observation_space)
@@ -149,7 +150,7 @@ class _ClientDriven:
         self._check_agents(episode_id, "actions", actions, self.action_space)
         for agent_id, action in actions.items():
             if agent_id not in obs:
-                self._refuse(episode_id, f"there is an action of agent {agent_id!r}, but no observation of it")
+                self._refuse(episode_id, f"there is an action of agent {agent_id!r}, but no observation")
             key, space = _space_of(agent_id, self.action_space)
             if not isinstance(space, spaces.Space):
                 continue
@@ -167,14 +168,14 @@ class _ClientDriven:
         self._episodes.add_rewards(episode_id, rewards, infos, dones)
 
     def _check_agents(self, episode_id: Any, what: str, by_agent: Any, known: Any) -> None:
-        """Refuse anything but a dict by agent, and unknown agents where the agents are listed."""
+        """Refuse an argument that is not a dict by agent, and unknown agents if there are spaces by agent."""
         if not isinstance(by_agent, Mapping):
             self._refuse(episode_id, f"{what} are {by_agent!r:.200}, expected a dict: agent id -> value")
         if ALL_AGENTS in by_agent:
-            self._refuse(episode_id, f"{what} have the key {ALL_AGENTS!r}, which is no agent")
+            self._refuse(episode_id, f"{what} have the key {ALL_AGENTS!r}, which is not an agent")
         if _by_agent(known) and (unknown := [agent_id for agent_id in by_agent if agent_id not in known]):
             agents = ", ".join(map(repr, known))
-            self._refuse(episode_id, f"{what} are of agent {unknown[0]!r}, but spaces are given for: {agents}")
+            self._refuse(episode_id, f"{what} are of agent {unknown[0]!r}, but there are only spaces for: {agents}")
 
     def _refuse(self, episode_id: Any, message: str, agent_id: Any = DEFAULT_AGENT_ID) -> NoReturn:
         step = self._episodes.length_of(episode_id)
@@ -183,106 +184,105 @@ class _ClientDriven:
     def _run(self) -> None:
         try:
             self.run()
-        except BaseException as error:  # told to whoever polls
+        except BaseException as error:  # the next poll reports it
             self.error = error
         finally:
             self._episodes.wake()
 
 
 class ExternalEnv(_ClientDriven):
-    """An environment whose single-agent episodes are driven by user code; subclass it and implement ``run``.
+    """Environment whose single-agent episodes are driven by user code; subclass it and implement ``run``.
 
-    Any number of threads may use it; each episode is driven by one thread at a time.
+    Any number of threads can use it; each episode is driven by one thread at a time.
     """
 
     def get_action(self, episode_id: Any, observation: Any) -> Any:
-        """The policy's action for an observation.
+        """Return the policy's action for an observation.
 
         Raises:
-            BadObservationError: the observation does not fit the space, or is not finite (a ValueError); nothing was
-                published, and the episode goes on.
-            ClosedEpisodeError: unknown or finished episode (a ValueError).
-            EpisodeTimeout: no action in time (a TimeoutError). The episode goes on; an answer that comes later is
-                dropped.
-            SamplerDied: nobody polls any more.
+            BadObservationError: the observation does not fit the space, or is not finite (a ValueError). It was not
+                published, and the episode continues.
+            ClosedEpisodeError: the episode is unknown or finished (a ValueError).
+            EnvContractError: the id is not hashable (a ValueError).
+            EpisodeTimeout: no action arrived in time (a TimeoutError). The episode continues; a late answer is dropped.
+            SamplerDied: the sampler has stopped.
         """
         return self._ask(episode_id, {DEFAULT_AGENT_ID: observation})[DEFAULT_AGENT_ID]
 
     def log_action(self, episode_id: Any, observation: Any, action: Any) -> None:
-        """Report an action that was taken at an observation, whatever the policy would have done.
+        """Report an action that was taken for an observation, regardless of the policy.
 
-        The episode's row holds this action, but beside it what the policy gave for its own one: ``action_logp`` is
-        the log probability of the action that the policy would have taken, not of this one. Losses that weigh by
-        importance ratios learn wrongly from such rows; give those episodes ``training_enabled=False``, or learn from
-        them by an algorithm that needs no ``action_logp``.
+        The episode's row contains this action, but ``action_logp`` is the log probability of the action that the policy
+        would have taken. Losses with importance ratios learn wrongly from such rows. Start those episodes with
+        ``training_enabled=False``, or use an algorithm that needs no ``action_logp``.
 
         Raises:
-            EnvContractError: the action does not fit the space: its shape or dtype differ, it is out of range where
-                the space is discrete, or not finite (a ValueError); nothing was published, and the episode goes on.
-            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: as ``get_action``.
+            EnvContractError: the action does not fit the space: its shape or dtype differs, it is outside a discrete
+                space, or it is not finite (a ValueError). It was not published, and the episode continues.
+            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: see ``get_action``.
         """
         self._ask(episode_id, {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: action})
 
     def log_returns(self, episode_id: Any, reward: float, info: dict[str, Any] | None = None) -> None:
-        """Add to the reward of the last action; an info stays in force until replaced.
+        """Add to the reward of the last action; an info stays in force until it is replaced.
 
         Raises:
-            BadRewardError: the reward is no finite number (a ValueError); nothing was added.
-            ClosedEpisodeError: unknown or finished episode.
-            EnvContractError: the info is no dict (a ValueError); nothing was added.
+            BadRewardError: the reward is not a finite number (a ValueError); it was not added.
+            ClosedEpisodeError: the episode is unknown or finished.
+            EnvContractError: the info is not a dict (a ValueError); the reward was not added.
         """
         self._log(episode_id, {DEFAULT_AGENT_ID: reward}, {DEFAULT_AGENT_ID: info}, {})
 
     def end_episode(self, episode_id: Any, observation: Any) -> None:
-        """Finish an episode with its final observation.
+        """End an episode with its final observation.
 
         Raises:
-            BadObservationError: as ``get_action``; the episode is not ended.
-            ClosedEpisodeError: unknown or finished episode.
+            BadObservationError: see ``get_action``; the episode does not end.
+            ClosedEpisodeError: the episode is unknown or finished.
         """
         self._check(episode_id, {DEFAULT_AGENT_ID: observation})
         self._episodes.end(episode_id, {DEFAULT_AGENT_ID: observation})
 
 
 class ExternalMultiAgentEnv(_ClientDriven):
-    """An environment whose multi-agent episodes are driven by user code; subclass it and implement ``run``."""
+    """Environment whose multi-agent episodes are driven by user code; subclass it and implement ``run``."""
 
     def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int = 100) -> None:
-        """Note the spaces.
+        """Store the spaces.
 
         Args:
-            action_space: of every agent, or a dict by agent id.
+            action_space: space of every agent, or a dict by agent id.
             observation_space: likewise.
-            max_concurrent: most episodes that may be unfinished at a time.
+            max_concurrent: maximum number of unfinished episodes.
 
         Raises:
-            ConfigError: both are dicts, but not of the same agents.
+            ConfigError: both are dicts, but with different agents.
         """
         super().__init__(action_space, observation_space, max_concurrent)
         if _by_agent(action_space) and _by_agent(observation_space):
             unpaired = sorted(map(str, set(action_space) ^ set(observation_space)))
             if unpaired:
-                raise ConfigError(f"action and observation spaces are not given for the same agents: {unpaired}.")
+                raise ConfigError(f"these agents have only one of action and observation space: {unpaired}.")
 
     def get_action(self, episode_id: Any, observation_dict: Mapping[Any, Any]) -> dict[Any, Any]:
-        """The policies' actions by agent; see ``ExternalEnv.get_action``.
+        """Return the policies' actions by agent; see ``ExternalEnv.get_action``.
 
         Raises:
-            EnvContractError: observations are no dict, or of an agent that has no space, or of one that was done
-                before (a ValueError); nothing was published, and the episode goes on.
-            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: as there.
+            EnvContractError: the observations are not a dict, or have an agent without a space or one that was done
+                before (a ValueError). They were not published, and the episode continues.
+            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: see there.
         """
         return dict(self._ask(episode_id, observation_dict))
 
     def log_action(self, episode_id: Any, observation_dict: Mapping[Any, Any], action_dict: Mapping[Any, Any]) -> None:
         """Report actions that were taken; see ``ExternalEnv.log_action``.
 
-        Agents that are observed, but for which no action is reported, act as their policies would have done.
+        Observed agents without a reported action act by their policies.
 
         Raises:
-            EnvContractError: an action does not fit its agent's space, or its agent is not observed; and as
-                ``get_action`` (a ValueError). Nothing was published, and the episode goes on.
-            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: as there.
+            EnvContractError: an action does not fit its agent's space, its agent is not observed, or the observations
+                are wrong as in ``get_action`` (a ValueError). Nothing was published; the episode continues.
+            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: see ``ExternalEnv.get_action``.
         """
         self._ask(episode_id, observation_dict, action_dict)
 
@@ -293,39 +293,38 @@ class ExternalMultiAgentEnv(_ClientDriven):
         info_dict: Mapping[Any, dict[str, Any]] | None = None,
         multiagent_done_dict: Mapping[Any, bool] | None = None,
     ) -> None:
-        """Add to the agents' rewards; an agent's done flag goes with its next observation, its last.
+        """Add to the agents' rewards; an agent's done flag applies to its next observation, which is its last.
 
         Raises:
-            BadRewardError: a reward is no finite number (a ValueError); none was added.
-            ClosedEpisodeError: unknown or finished episode.
-            EnvContractError: one of the three is no dict by agent, or has an agent that has no space; an info is no
-                dict; or ``"__all__"`` is said to be done, which ``end_episode`` says (a ValueError). Nothing was
-                added.
+            BadRewardError: a reward is not a finite number (a ValueError); no reward was added.
+            ClosedEpisodeError: the episode is unknown or finished.
+            EnvContractError: an argument is not a dict by agent, or has an agent without a space; an info is not a
+                dict; or ``"__all__"`` is done, which is for ``end_episode`` (a ValueError). No reward was added.
         """
         dones = multiagent_done_dict or {}
         if isinstance(dones, Mapping) and ALL_AGENTS in dones:
             if dones[ALL_AGENTS]:
-                self._refuse(episode_id, f"{ALL_AGENTS!r} is said to be done; call end_episode, which ends it for all")
+                self._refuse(episode_id, f"{ALL_AGENTS!r} is done; call end_episode, which ends the episode for all")
             dones = {agent_id: done for agent_id, done in dones.items() if agent_id != ALL_AGENTS}
         self._log(episode_id, reward_dict, info_dict or {}, dones)
 
     def end_episode(self, episode_id: Any, observation_dict: Mapping[Any, Any]) -> None:
-        """Finish an episode with the final observations of the agents still alive.
+        """End an episode with the final observations of the agents still alive.
 
         Raises:
-            EnvContractError: an agent that acted and is not done has no final observation; and as ``get_action``
-                (a ValueError). The episode is not ended.
-            BadObservationError, ClosedEpisodeError: as there.
+            EnvContractError: an agent that acted and is not done has no final observation, or the observations are
+                wrong as in ``get_action`` (a ValueError). The episode does not end.
+            BadObservationError, ClosedEpisodeError: see ``ExternalEnv.get_action``.
         """
         self._check(episode_id, observation_dict)
         self._episodes.end(episode_id, observation_dict)
 
     def leave_agents_to_sampler(self, *, observations_rewritten: bool, no_done_at_end: bool) -> None:
-        """Relax the rules for agents as a worker's settings ask; called by the worker before the thread starts.
+        """Relax the rules for agents to suit a worker's settings; the worker calls it before the thread starts.
 
         Args:
-            observations_rewritten: its ``observation_fn`` may drop agents that are done, and add final observations.
-            no_done_at_end: it takes episodes without the final observations of live agents.
+            observations_rewritten: the worker's ``observation_fn`` can drop done agents and add final observations.
+            no_done_at_end: the worker accepts episodes without the final observations of live agents.
         """
         if _is_initialised(self):
             self._episodes.done_agents_return = observations_rewritten
@@ -333,17 +332,17 @@ class ExternalMultiAgentEnv(_ClientDriven):
 
 
 class ExternalBaseEnv(BaseEnv):
-    """An external environment as a BaseEnv; environment ids are episode ids."""
+    """External environment as a BaseEnv; environment ids are episode ids."""
 
     def __init__(self, env: ExternalEnv | ExternalMultiAgentEnv) -> None:
         """Start the environment's thread.
 
         Raises:
-            UnsupportedEnvError: the environment's own constructor left out the base class's.
+            UnsupportedEnvError: the environment's constructor does not call the base class's.
         """
         if not _is_initialised(env):
             raise UnsupportedEnvError(
-                f"the constructor of {type(env).__name__} has to call super().__init__(action_space, observation_space)"
+                f"the constructor of {type(env).__name__} must call super().__init__(action_space, observation_space)"
             )
         self.env = env
         self.observation_space = env.observation_space
@@ -351,10 +350,10 @@ class ExternalBaseEnv(BaseEnv):
         env.start()
 
     def poll(self) -> Poll:
-        """One published item of each episode that has any; waits for the first.
+        """Wait for a publication and return one of each episode that has any.
 
         Raises:
-            SamplerDied: ``run`` has ended, and there is nothing left; an error in it is chained.
+            SamplerDied: ``run`` has ended and no publication is left; an error in it is chained.
         """
         env = self.env
         poll = env._episodes.take(env.is_alive, env.idle_timeout_s)
@@ -366,19 +365,19 @@ class ExternalBaseEnv(BaseEnv):
         return poll
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
-        """Answer the waiting clients; episodes that have ended are passed over."""
+        """Answer the waiting clients; episodes that have ended are ignored."""
         self.env._episodes.answer(action_dict)
 
     def place_of(self, env_id: Any) -> tuple[str, int]:
-        """See BaseEnv; an episode of whatever id is no copy."""
+        """See BaseEnv; an episode is not a copy, so its index is 0."""
         return f"episode {env_id!r} of {type(self.env).__name__}", 0
 
     def interrupt(self) -> None:
-        """Let every client go; what it calls from now on raises SamplerDied."""
+        """Release every client; its further calls raise SamplerDied."""
         self.env._episodes.stop()
 
     def stop(self) -> None:
-        """Let every client go and close the environment."""
+        """Release every client and close the environment."""
         self.interrupt()
         self.env.close()
 
@@ -393,8 +392,16 @@ def _whose(episode_id: Any, agent_id: Any) -> str:
 
 
 def _space_of(agent_id: Any, given: Any) -> tuple[Any, Any]:
-    """An agent's key and space in a dict of spaces; None and the one space of all agents if there is no dict."""
+    """Return an agent's key and space in a dict of spaces; None and the common space if there is no dict."""
     return (agent_id, given[agent_id]) if _by_agent(given) else (None, given)
+
+
+def _check_hashable(episode_id: Any) -> None:
+    try:
+        hash(episode_id)
+    except TypeError as error:
+        message = f"the episode id {shortened(repr(episode_id), 200)} is not hashable; use a string or a number"
+        raise EnvContractError("external", message, step=-1) from error
 
 
 def _by_agent(space: Any) -> bool:
@@ -402,11 +409,11 @@ def _by_agent(space: Any) -> bool:
 
 
 _REMEMBERED = 1 << 16
-"""Ids of ended episodes that are kept, so that none is started twice."""
+"""Number of ids of ended episodes that are remembered, so that none of them is used twice."""
 
 
 class _Published(NamedTuple):
-    """An episode's publication, by agent id; its end comes from the client, or from the client's silence."""
+    """Publication of an episode, by agent id; its end comes from the client or from the client's silence."""
 
     obs: dict[Any, Any]
     off_policy_actions: dict[Any, Any] | None
@@ -416,15 +423,16 @@ class _Published(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Episode:
-    """An episode; what is published has no effect on it before it is polled, so that it can be withdrawn.
+    """Episode; a publication has no effect on it until it is polled, so it can be withdrawn.
 
     Attributes:
-        pending: published, and not polled yet.
-        published: publications so far; the latest has the number before this one.
-        polled, waiting_for, answered: number of what was polled last, what a client waits for, and what was answered
-            last; -1 for none.
-        live: latest observation of every agent that is not done.
-        acted: agents that were observed at least twice: there are rows of them.
+        pending: publication that has not been polled yet.
+        published: number of publications so far; the latest has this number minus 1.
+        polled: number of the publication polled last; -1 for none.
+        waiting_for: number of the publication that a client waits for; -1 for none.
+        answered: number of the publication answered last; -1 for none.
+        live: latest observation of each agent that is not done.
+        acted: agents that were observed at least twice, so there are rows of them.
         gone: agents whose own flag was published.
     """
 
@@ -444,13 +452,13 @@ class _Episode:
     gone: set[Any] = field(default_factory=set)
 
     def publish(self, obs: Mapping[Any, Any], off_policy: Mapping[Any, Any] | None = None, **end: bool) -> int:
-        """Keep copies for the next poll; return the number of the publication."""
+        """Copy the arguments for the next poll; return the number of this publication."""
         self.pending = _Published(copied(obs), None if off_policy is None else copied(off_policy), **end)
         self.published += 1
         return self.published - 1
 
     def add_to(self, poll: Poll, episode_id: Hashable) -> None:
-        """Move what is pending into a poll, with all that was logged before it."""
+        """Move the pending publication into a poll, with everything logged before it."""
         assert self.pending is not None, "nothing is pending"
         obs, off_policy, is_last, is_cut = self.pending
         infos = {agent_id: dict(self.infos.get(agent_id, {})) for agent_id in obs}
@@ -477,18 +485,18 @@ class EpisodeTable:
     """All episodes of one external environment.
 
     Attributes:
-        done_agents_return: agents that are done may be observed again in their episode; whoever polls sees to them.
-        ends_need_obs: the end of an episode needs an observation of every live agent.
+        done_agents_return: True if done agents can be observed again in their episode; the sampler handles them.
+        ends_need_obs: True if the end of an episode requires an observation of every live agent.
 
-    Invariants: ``active`` episodes are unfinished; ``closing`` ones were ended, but not all of their items have
-    been polled; ``ended`` remembers ids. An active id is in no other table, and one in both others timed out.
+    Invariants: ``active`` episodes are unfinished. ``closing`` ones have ended, but some of their publications have not
+    been polled. ``ended`` remembers ids. An active id is in no other table; an id in both others timed out.
     """
 
     def __init__(self, max_concurrent: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin with no episodes.
 
         Raises:
-            ConfigError: fewer than one episode allowed.
+            ConfigError: ``max_concurrent`` is below 1.
         """
         if max_concurrent < 1:
             raise ConfigError(f"max_concurrent is {max_concurrent}, expected at least 1.", key="max_concurrent")
@@ -500,31 +508,32 @@ class EpisodeTable:
         self._active: dict[Hashable, _Episode] = {}
         self._closing: dict[Hashable, _Episode] = {}
         self._ended: dict[Hashable, bool] = {}
-        """id -> whether it timed out; oldest first."""
+        """True for an id that timed out; oldest first."""
         self._stopped = False
 
     def start(self, episode_id: Hashable | None, training_enabled: bool) -> Any:
-        """Open an episode; returns its id.
+        """Open an episode and return its id.
 
         Raises:
-            ClosedEpisodeError: an episode of that id was completed or is going on.
-            TypeError: the id is not hashable.
+            ClosedEpisodeError: an episode of that id is unfinished or completed.
+            EnvContractError: the id is not hashable.
             RuntimeError: ``max_concurrent`` episodes are unfinished.
-            SamplerDied: nobody polls any more.
+            SamplerDied: the sampler has stopped.
         """
         with self._changed:
             self._check_polled()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
+            _check_hashable(episode_id)
             if episode_id in self._ended or episode_id in self._closing:
                 raise ClosedEpisodeError(episode_id, "already completed")
             if episode_id in self._active:
                 raise ClosedEpisodeError(episode_id, "already started")
             if len(self._active) >= self._max_concurrent:
                 raise RuntimeError(
-                    f"{len(self._active)} episodes are unfinished, and at most max_concurrent ="
-                    f" {self._max_concurrent} may be: end some before starting more, and set the environment's"
-                    " idle_timeout_s to have those closed whose clients are gone"
+                    f"{len(self._active)} episodes are unfinished, the maximum (max_concurrent ="
+                    f" {self._max_concurrent}): end some before you start more. If clients got lost, set the"
+                    " environment's idle_timeout_s to have their episodes closed"
                 )
             self._active[episode_id] = _Episode(training_enabled, self._clock())
             return episode_id
@@ -536,11 +545,11 @@ class EpisodeTable:
         infos: Mapping[Any, dict[str, Any]],
         dones: Mapping[Any, bool],
     ) -> None:
-        """Add to what the next observation will carry; a truthy info replaces the agent's earlier one.
+        """Add to the rewards of the next observation; a non-empty info replaces the agent's earlier one.
 
         Raises:
-            ClosedEpisodeError: unknown or ended episode.
-            BadRewardError: a reward that is no finite number.
+            ClosedEpisodeError: the episode is unknown or ended.
+            BadRewardError: a reward is not a finite number.
         """
         with self._changed:
             episode = self._get(episode_id)
@@ -551,12 +560,13 @@ class EpisodeTable:
             episode.dones.update((agent_id, bool(done)) for agent_id, done in dones.items())
 
     def length_of(self, episode_id: Hashable) -> int:
-        """Items published of an episode so far.
+        """Return the number of publications of an episode so far.
 
         Raises:
-            ClosedEpisodeError: unknown or ended episode.
-            EpisodeTimeout: closed since its client was silent.
-            SamplerDied: nobody polls any more.
+            ClosedEpisodeError: the episode is unknown or ended.
+            EnvContractError: the id is not hashable.
+            EpisodeTimeout: the episode was closed because its client was silent.
+            SamplerDied: the sampler has stopped.
         """
         with self._changed:
             return self._get(episode_id).published
@@ -568,14 +578,14 @@ class EpisodeTable:
         off_policy_actions: Mapping[Any, Any] | None,
         timeout_s: float,
     ) -> Mapping[Any, Any]:
-        """Publish observations and wait for the policy's actions for them.
+        """Publish observations and wait for the policy's actions.
 
         Raises:
-            ClosedEpisodeError: unknown or ended episode, or one that another thread waits for.
-            EnvContractError: an agent that is done is observed again; nothing was published.
-            EpisodeTimeout: no action in time; what was published but not polled is withdrawn, and an answer that
-                comes later is dropped.
-            SamplerDied: nobody polls any more.
+            ClosedEpisodeError: the episode is unknown or ended, or another thread waits for its actions.
+            EnvContractError: a done agent is observed again; nothing was published.
+            EpisodeTimeout: no action arrived in time. A publication that has not been polled is withdrawn; a later
+                answer is dropped.
+            SamplerDied: the sampler has stopped.
         """
         with self._changed:
             episode = self._get(episode_id)
@@ -595,11 +605,11 @@ class EpisodeTable:
                 episode.heard_at = self._clock()
 
     def end(self, episode_id: Hashable, obs: Mapping[Any, Any]) -> None:
-        """Publish the final observations and close the episode; doesn't wait.
+        """Publish the final observations and close the episode, without waiting.
 
         Raises:
-            ClosedEpisodeError: unknown or ended episode, or another thread waits for its actions.
-            EnvContractError: a live agent has no final observation, or one that is done has one; the episode goes on.
+            ClosedEpisodeError: the episode is unknown or ended, or another thread waits for its actions.
+            EnvContractError: a live agent has no final observation, or a done agent has one; the episode continues.
         """
         with self._changed:
             episode = self._get(episode_id)
@@ -609,11 +619,11 @@ class EpisodeTable:
             self._changed.notify_all()
 
     def take(self, is_alive: Callable[[], bool], idle_timeout_s: float | None) -> Poll:
-        """Wait for publications; return one of each episode that has any, nothing if no more can come.
+        """Wait for publications and return one of each episode that has any; empty if no more can come.
 
         Args:
-            is_alive: whether more can come; asked about ten times a second.
-            idle_timeout_s: close episodes whose client has been silent for so long; None = never.
+            is_alive: returns True while more can come; called about ten times a second.
+            idle_timeout_s: close episodes after this many seconds of silence from their client; None = never.
         """
         poll = Poll({}, {}, {}, {}, {}, {})
         with self._changed:
@@ -635,7 +645,7 @@ class EpisodeTable:
         return poll
 
     def answer(self, actions: Mapping[Hashable, Mapping[Any, Any]]) -> None:
-        """Give each episode the actions for what was polled of it last; ended ones are passed over."""
+        """Give each episode the actions for its last polled publication; ended ones are ignored."""
         with self._changed:
             for episode_id, by_agent in actions.items():
                 episode = self._active.get(episode_id)
@@ -645,17 +655,18 @@ class EpisodeTable:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Let every waiting thread go: nobody polls any more."""
+        """Release all waiting threads: the sampler has stopped."""
         self._stopped = True
         self.wake()
 
     def wake(self) -> None:
-        """Have a waiting ``take`` look again at what it waits for."""
+        """Make a waiting ``take`` check its conditions again."""
         with self._changed:
             self._changed.notify_all()
 
     def _get(self, episode_id: Hashable) -> _Episode:
         self._check_polled()
+        _check_hashable(episode_id)
         episode = self._active.get(episode_id)
         if episode is None:
             if self._ended.get(episode_id):
@@ -672,9 +683,9 @@ class EpisodeTable:
     def _check_agents(
         self, episode_id: Hashable, episode: _Episode, obs: Mapping[Any, Any], *, last: bool = False
     ) -> None:
-        """Raise for another thread's episode, and for observations that would break a rule where they are polled."""
+        """Raise an error if another thread drives the episode or the observations break a rule of the sampler."""
         if episode.waiting_for >= 0:
-            raise ClosedEpisodeError(episode_id, "driven by two threads at once")
+            raise ClosedEpisodeError(episode_id, "driven by two threads at the same time")
         back = [] if self.done_agents_return else [agent_id for agent_id in obs if agent_id in episode.gone]
         if back:
             message = f"agent {back[0]!r} was done and is observed again in the same episode"
@@ -684,7 +695,7 @@ class EpisodeTable:
             if missing:
                 raise EnvContractError(
                     str(episode_id),
-                    f"the episode cannot end: agent {missing[0]!r} is not done and has no final observation. Give"
+                    f"the episode cannot end: agent {missing[0]!r} is not done and has no final observation. Pass"
                     " end_episode the last observations of all live agents, or set no_done_at_end",
                     step=episode.published,
                 )

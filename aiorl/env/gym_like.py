@@ -1,6 +1,6 @@
-"""Calls of environments in any of Gym's dialects: one- or two-value ``reset``, four- or five-value ``step``.
+"""Adapter for all of Gym's dialects: one- or two-value ``reset``, four- or five-value ``step``.
 
-The result is always in Gymnasium's form: ``(obs, info)`` and ``(obs, reward, terminated, truncated, info)``.
+Results always have Gymnasium's form: ``(obs, info)`` and ``(obs, reward, terminated, truncated, info)``.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ StepResult = tuple[Any, Any, Any, Any, Any]
 
 
 def is_gym_like(env: Any) -> bool:
-    """Whether it has ``reset``, ``step`` and both spaces."""
+    """Return True if an object has ``reset``, ``step`` and both spaces."""
     return all(hasattr(env, name) for name in _INTERFACE)
 
 
 def check_gym_like(env: Any, env_id: str) -> None:
-    """Raise if an environment is not gym-like.
+    """Raise an error if an environment is not gym-like.
 
     Raises:
-        UnsupportedEnvError: it has no reset, step and spaces.
+        UnsupportedEnvError: reset, step or a space is missing.
     """
     if callable(getattr(env, "observation_space", None)) and hasattr(env, "possible_agents"):
         raise UnsupportedEnvError(
             f"environment {env_id!r} made a {type(env).__name__}, which is one of PettingZoo: name its module, such as"
-            " 'pettingzoo:classic.rps_v2', or return aiorl.env.pettingzoo's ParallelEnv(env) or AECEnv(env)"
+            " 'pettingzoo:classic.rps_v2', or return aiorl.env.pettingzoo.ParallelEnv(env) or AECEnv(env)"
         )
     if lacking := [name for name in _INTERFACE if not hasattr(env, name)]:
         raise UnsupportedEnvError(
@@ -45,23 +45,23 @@ def check_gym_like(env: Any, env_id: str) -> None:
 
 
 def check_seedable(env: Any, env_id: str) -> None:
-    """Raise if an environment has neither a ``reset`` that takes a seed nor a ``seed`` method.
+    """Raise an error if an environment has neither a ``reset`` that takes a seed nor a ``seed`` method.
 
     Raises:
-        ConfigError: there is no way to seed it.
+        ConfigError: the environment cannot be seeded.
     """
     inner = env.unwrapped if isinstance(env, gymnasium.Wrapper) else env
     seeded = env if isinstance(inner, gymnasium.Env) else inner  # wrappers around AsGymnasium take any seed
     if not _reset_takes_seed(seeded) and not callable(getattr(seeded, "seed", None)):
         raise ConfigError(
-            f"a seed is given, but environment {env_id!r} ({type(seeded).__name__}) cannot be seeded:"
+            f"a seed is set, but environment {env_id!r} ({type(seeded).__name__}) cannot be seeded:"
             " its reset takes no seed, and it has no method 'seed'.",
             key="seed",
         )
 
 
 def seed_env(env: Any, seed: int) -> dict[str, int]:
-    """Seed an environment; returns the keyword arguments that its next ``reset`` must be given."""
+    """Seed an environment and return the keyword arguments for its next ``reset``."""
     if _reset_takes_seed(env):
         return {"seed": seed}
     env.seed(seed)
@@ -69,10 +69,10 @@ def seed_env(env: Any, seed: int) -> dict[str, int]:
 
 
 def seed_env_now(env: Any, env_id: str, seed: int) -> None:
-    """Seed an environment of a kind whose episodes begin by other methods than ``reset``.
+    """Seed an environment of a kind that does not begin episodes with ``reset``.
 
     Raises:
-        ConfigError: there is no way to seed it.
+        ConfigError: the environment cannot be seeded.
     """
     check_seedable(env, env_id)
     if callable(getattr(env, "seed", None)):
@@ -82,11 +82,11 @@ def seed_env_now(env: Any, env_id: str, seed: int) -> None:
 
 
 def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> tuple[Any, dict[str, Any]]:
-    """Begin an episode: observation and info, whichever form ``reset`` has.
+    """Begin an episode and return its observation and info, for either form of ``reset``.
 
     Args:
         env: any environment.
-        keywords: what ``seed_env`` gave; None for none.
+        keywords: result of ``seed_env``; None for none.
     """
     result = env.reset(**keywords) if keywords else env.reset()
     if isinstance(result, tuple) and len(result) == 2 and (result[1] is None or isinstance(result[1], dict)):
@@ -99,13 +99,13 @@ def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> tuple[Any,
 
 
 def to_five_values(result: Any) -> StepResult:
-    """Gymnasium's five values, from what ``step`` returned.
+    """Return Gymnasium's five values from the result of ``step``.
 
     Four values are the old form: ``done`` is a truncation if the info says so (``TimeLimit.truncated``), else a
     terminal state.
 
     Raises:
-        ValueError: some other number of values.
+        ValueError: the number of values is not four or five.
     """
     if not isinstance(result, tuple | list) or len(result) not in (4, 5):
         raise ValueError(f"step returned {result!r:.200}, expected 5 values (or 4, the old form)")
@@ -114,19 +114,19 @@ def to_five_values(result: Any) -> StepResult:
         return obs, reward, terminated, truncated, info
     obs, reward, done, info = result
     if isinstance(done, str | bytes):
-        raise ValueError(f"step returned the done {done!r:.50}, expected True or False")
+        raise ValueError(f"step returned {done!r:.50} as done, expected True or False")
     cut = bool(done) and bool((info or {}).get("TimeLimit.truncated", False))
     return obs, reward, bool(done) and not cut, cut, info
 
 
 def close_env(env: Any) -> None:
-    """Close an environment, where it can be closed."""
+    """Close an environment if it has a ``close`` method."""
     if callable(close := getattr(env, "close", None)):
         close()
 
 
 def close_all(envs: Sequence[Any]) -> None:
-    """Close environments, also the rest if one raises."""
+    """Close all environments, even if closing one of them raises."""
     with contextlib.ExitStack() as last_first:
         for env in reversed(envs):
             last_first.callback(close_env, env)
@@ -144,9 +144,9 @@ def _reset_takes_seed(env: Any) -> bool:
 
 
 class AsGymnasium(gymnasium.Env[Any, Any]):
-    """A gym-like environment of any dialect in Gymnasium's form, for Gymnasium's wrappers.
+    """Gym-like environment of any dialect in Gymnasium's form, for Gymnasium's wrappers.
 
-    Its ``unwrapped`` is the environment itself.
+    ``unwrapped`` is the environment itself.
     """
 
     def __init__(self, env: Any) -> None:
@@ -158,7 +158,7 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         self.render_mode = getattr(env, "render_mode", None)
         spec = getattr(env, "spec", None)
         if spec is not None and not isinstance(spec, EnvSpec):
-            # wrappers note themselves in the spec, which only Gymnasium's own form can take
+            # Wrappers add themselves to the spec, which only Gymnasium's own class supports.
             limit = getattr(spec, "max_episode_steps", None)
             spec = EnvSpec(type(env).__name__, max_episode_steps=limit)
         self.spec = spec
@@ -169,7 +169,7 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         return self.env
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; options are not for environments of other dialects."""
+        """Begin an episode; options are ignored, since environments of other dialects do not take them."""
         obs, info = reset_env(self.env, None if seed is None else seed_env(self.env, seed))
         return obs, dict(info)
 
@@ -179,11 +179,11 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         return obs, reward, terminated, truncated, dict(info or {})
 
     def render(self) -> Any:
-        """The environment's picture."""
+        """Return the environment's picture."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the environment, where it can be closed."""
+        """Close the environment if it has a ``close`` method."""
         close_env(self.env)
 
 
@@ -191,7 +191,7 @@ _PLAIN = (int, float, bool, str)
 
 
 def copied(value: Any) -> Any:
-    """The same value with arrays, lists, tuples and dicts of its own, however nested; other objects are shared."""
+    """Copy all arrays, lists, tuples and dicts in a value, however nested; other objects are shared."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
@@ -202,23 +202,23 @@ def copied(value: Any) -> Any:
 
 
 class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Counts reward and steps of whole games, however episodes are cut outside of it."""
+    """Wrapper that counts reward and length of whole games, independent of how episodes are cut outside."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        """Begin with no games."""
+        """Wrap an environment; no games are counted yet."""
         super().__init__(env)
         self._finished: list[FinishedGame] = []
         self._reward = 0.0
         self._length = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin a game; one that is going on is forgotten."""
+        """Begin a game and forget an unfinished one."""
         self._reward = 0.0
         self._length = 0
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> StepResult:
-        """Play on."""
+        """Step once and count a game that ends."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._reward += float(reward)
         self._length += 1
@@ -229,19 +229,19 @@ class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, float(reward), terminated, truncated, info
 
     def take_finished(self) -> list[FinishedGame]:
-        """Games that ended since the last call."""
+        """Return the games that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
 
 def game_counters(envs: Sequence[Any]) -> list[RealGames] | None:
-    """The RealGames wrapper of each environment; None unless all have one."""
+    """Return the RealGames wrapper of each environment; None unless all have one."""
     found = [counter for env in envs if (counter := _find_counter(env)) is not None]
     return found if found and len(found) == len(envs) else None
 
 
 def finished_games(counters: Sequence[RealGames] | None) -> list[FinishedGame] | None:
-    """Games of ``game_counters`` that ended since the last call; None where there are no counters."""
+    """Return the games that ended since the last call, from the result of ``game_counters``; None if that is None."""
     return None if counters is None else [game for counter in counters for game in counter.take_finished()]
 
 

@@ -1,6 +1,6 @@
-"""The kinds of environments: how each is recognised, what it is, and how its copies become a BaseEnv.
+"""Kinds of environments: how each kind is recognised, its properties, and the conversion of its copies to a BaseEnv.
 
-A new kind is a line of ``KINDS``, and the file that has its class.
+To add a kind, add its class in a new file and a line to ``KINDS``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from aiorl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class EnvKind:
-    """One kind of environments.
+    """Kind of environment.
 
     Attributes:
-        name: for messages.
+        name: name for messages.
         type: class of its objects.
-        wrap: makes a BaseEnv of (the copies, their name for messages, the worker's seed).
-        holds_copies: one object is all the environments of a worker, so that none has a process of its own.
-        is_single: an environment with one agent, which may get wrappers.
-        has_agents: it has agents that different policies may act for.
-        is_external: its clients drive it: a worker has one, and nothing cuts its episodes.
-        is_seeded_whole: its object is seeded before it begins; else each copy at its first reset.
+        wrap: makes a BaseEnv from (the copies, their name for messages, the worker's seed).
+        holds_copies: True if one object holds all environments of a worker, so none can have its own process.
+        is_single: True for an environment with one agent, which can have wrappers.
+        has_agents: True if different policies can act for its agents.
+        is_external: True if its clients drive it: a worker has one, and its episodes are never cut.
+        is_seeded_whole: True if its object is seeded before it begins; else each copy is at its first reset.
     """
 
     name: str
@@ -47,7 +47,7 @@ class EnvKind:
     is_seeded_whole: bool = False
 
     def to_base_env(self, copies: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
-        """Make a BaseEnv of the copies; of the one object if it holds its copies.
+        """Make a BaseEnv from the copies, or from the one object that holds the copies.
 
         Args:
             copies: the environments.
@@ -55,7 +55,7 @@ class EnvKind:
             seed: the worker's seed.
 
         Raises:
-            ConfigError: a seed for an environment that cannot be seeded.
+            ConfigError: a seed is given, but the environment cannot be seeded.
         """
         if self.is_seeded_whole and seed is not None:
             seed_env_now(copies[0], env_id, seed)
@@ -69,7 +69,7 @@ def _of_copies(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
 _HOLDS = {"holds_copies": True, "is_seeded_whole": True}
 _EXTERNAL = {**_HOLDS, "is_external": True}
 
-# The first kind that an object is an instance of is its kind.
+# An object is of the first kind whose class it is an instance of.
 KINDS = (
     EnvKind("a BaseEnv", BaseEnv, lambda envs, env_id, seed: cast(BaseEnv, envs[0]), has_agents=True, **_HOLDS),
     EnvKind("a LockstepEnv", LockstepEnv, lambda envs, env_id, seed: LockstepBaseEnv(envs[0]), **_HOLDS),
@@ -100,10 +100,10 @@ KINDS = (
 
 
 def kind_of(env: Any, env_id: str) -> EnvKind:
-    """The kind of an environment.
+    """Return the kind of an environment.
 
     Raises:
-        UnsupportedEnvError: it is none that can be driven (also a ValueError).
+        UnsupportedEnvError: the environment is of no kind that can be driven (also a ValueError).
     """
     kind = next(kind for kind in KINDS if isinstance(env, kind.type))
     if kind.is_single:
@@ -112,38 +112,38 @@ def kind_of(env: Any, env_id: str) -> EnvKind:
 
 
 def is_single(env: Any) -> bool:
-    """Tell whether it is a gym-like environment with one agent, which may get wrappers."""
+    """Return True for a gym-like environment with one agent, which can have wrappers."""
     return is_gym_like(env) and kind_of(env, "").is_single
 
 
 def check_can_be_remote(env: Any, env_id: str) -> None:
-    """Raise if copies of an environment cannot live in processes of their own.
+    """Raise an error if copies of an environment cannot run in their own processes.
 
     Raises:
-        ConfigError: it is of a kind that holds its copies.
+        ConfigError: the environment is of a kind that holds its copies.
     """
     if kind_of(env, env_id).holds_copies:
         raise ConfigError(
-            f"environments in processes of their own are asked for, but {env_id!r} made a {type(env).__name__}, which"
-            " holds its environments itself.",
+            f"remote environments are requested, but {env_id!r} made a {type(env).__name__}, which holds its"
+            " environments itself.",
             key="remote_worker_envs",
             value=True,
-            hint="Leave out remote_worker_envs and vectorize: remote; only single and multi-agent environments can "
-            "have them.",
+            hint="Leave out remote_worker_envs and vectorize: remote. Only single-agent and multi-agent environments "
+            "can be remote.",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFacts:
-    """What there is to know of an environment.
+    """Properties of an environment.
 
     Attributes:
         kind: its kind.
-        observation_space: of an agent, wrappers' work included, where all have the same; else None.
+        observation_space: space of one agent, after wrappers, if all have the same; else None.
         action_space: likewise.
-        observation_spaces: by agent id, where they are known; else None.
+        observation_spaces: spaces by agent id if they are known; else None.
         action_spaces: likewise.
-        is_seedable: it takes a seed; False also where nobody has looked.
+        is_seedable: True if it takes a seed; False also if this has not been checked.
     """
 
     kind: EnvKind
@@ -154,20 +154,20 @@ class EnvFacts:
     is_seedable: bool = False
 
     def check_policies(self, policy_ids: Collection[str], key: str) -> None:
-        """Raise if the environment has no agents that different policies could act for.
+        """Raise an error if there are several policies but no agents that they can act for.
 
         Args:
             policy_ids: ids of the policies.
-            key: the setting that names them.
+            key: the config key that names them.
 
         Raises:
-            ConfigError: other policies than the default one, for an environment with one agent (a ValueError).
+            ConfigError: there is a policy other than the default one, but the environment has one agent (a ValueError).
         """
         if self.kind.has_agents or set(policy_ids) == {DEFAULT_POLICY_ID}:
             return
         raise ConfigError(
-            f"the policies are {', '.join(sorted(policy_ids))}, but the environment, {self.kind.name}, has one agent, "
-            f"which only {DEFAULT_POLICY_ID!r} acts for.",
+            f"the policies are {', '.join(sorted(policy_ids))}, but the environment ({self.kind.name}) has only one "
+            f"agent, and only {DEFAULT_POLICY_ID!r} can act for it.",
             key=key,
             value=sorted(policy_ids),
             hint="Use a MultiAgentEnv, an ExternalMultiAgentEnv or a BaseEnv.",
@@ -175,10 +175,10 @@ class EnvFacts:
 
 
 def facts_of(env: Any, env_id: str) -> EnvFacts:
-    """What there is to know of an environment; it is not touched.
+    """Return the properties of an environment without calling it.
 
     Raises:
-        UnsupportedEnvError: it is none that can be driven.
+        UnsupportedEnvError: the environment is of no kind that can be driven.
     """
     kind = kind_of(env, env_id)
     prefix = "single_" if isinstance(env, gymnasium.vector.VectorEnv) else ""

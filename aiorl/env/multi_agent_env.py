@@ -17,16 +17,16 @@ AgentResults = tuple[Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], Ma
 
 
 class MultiAgentEnv(ABC):
-    """An environment with several agents; all that goes in or out is a dict keyed by agent id.
+    """Environment with several agents; its arguments and results are dicts keyed by agent id.
 
-    An agent exists from its first observation in an episode. One that is absent from an observation dict gets
-    no action. One whose own flag is true gets no further action and must not be observed again in the episode.
-    The key ``"__all__"`` ends the episode for everybody; every agent still alive then needs an observation.
+    An agent exists from its first observation in an episode. An agent that is absent from the observations gets no
+    action. An agent whose own flag is true gets no further action and must not be observed again in the episode. The
+    key ``"__all__"`` ends the episode for all agents; every agent still alive then needs an observation.
 
     Attributes:
-        observation_space: space of one agent, where all have the same; None if they differ.
+        observation_space: space of one agent, if all have the same; else None.
         action_space: likewise.
-        observation_spaces: spaces by agent id, where they are known; else None.
+        observation_spaces: spaces by agent id if they are known; else None.
         action_spaces: likewise.
     """
 
@@ -40,25 +40,25 @@ class MultiAgentEnv(ABC):
         """Begin an episode.
 
         Returns:
-            observations and infos, both by agent; the observations alone will do.
+            observations and infos, both by agent; or only the observations.
         """
 
     @abstractmethod
     def step(self, action_dict: AgentDict) -> tuple[AgentDict, ...]:
-        """Act.
+        """Step once.
 
         Args:
             action_dict: one action per agent that was observed last and is not done.
-        Returns: observations, rewards, terminateds, truncateds and infos by agent, the flags with ``"__all__"``;
-            or, the old form, observations, rewards, dones and infos.
+        Returns: observations, rewards, terminateds, truncateds and infos by agent, where both flags also have the key
+            ``"__all__"``; or, in the old form, observations, rewards, dones and infos.
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release everything; may be called more than once."""
+        """Release all resources; can be called more than once."""
 
 
 class MultiAgentCopy:
-    """One copy of a MultiAgentEnv, and the rules its results must keep to."""
+    """Copy of a MultiAgentEnv, with checks of the rules for its results."""
 
     def __init__(self, env: Any, env_id: str, index: int = 0, seed: int | None = None) -> None:
         """Take over a copy.
@@ -66,11 +66,11 @@ class MultiAgentCopy:
         Args:
             env: the copy.
             env_id: name for messages.
-            index: which copy.
+            index: index of the copy.
             seed: seed of its first episode; None for none.
 
         Raises:
-            ConfigError: a seed, for an environment that cannot be seeded.
+            ConfigError: a seed is given, but the environment cannot be seeded.
         """
         if seed is not None:
             check_seedable(env, env_id)
@@ -81,10 +81,10 @@ class MultiAgentCopy:
         self._step = 0
 
     def reset(self) -> AgentDict:
-        """First observations of a new episode.
+        """Begin a new episode and return its first observations.
 
         Raises:
-            EnvError: the environment raised, or broke a rule.
+            EnvError: the environment raised or broke a rule.
         """
         self._step = 0
         try:
@@ -99,10 +99,10 @@ class MultiAgentCopy:
         return dict(obs)
 
     def step(self, actions: Mapping[Any, Any]) -> AgentResults:
-        """Act; see MultiAgentEnv. Samplers check the observations, and whose they are.
+        """Step once, see MultiAgentEnv. Samplers check the observations and their agents.
 
         Raises:
-            EnvError: the environment raised, or broke a rule.
+            EnvError: the environment raised or broke a rule.
         """
         self._step += 1
         try:
@@ -119,10 +119,10 @@ class MultiAgentCopy:
             raise self._broken(f"{name} have no key {ALL_AGENTS!r}; got {_keys(flags)}")
         if ALL_AGENTS in obs or ALL_AGENTS in rewards:
             name = "observations" if ALL_AGENTS in obs else "rewards"
-            raise self._broken(f"{name} have the key {ALL_AGENTS!r}, which only flags have")
+            raise self._broken(f"{name} have the key {ALL_AGENTS!r}, which only flags can have")
         if infos and not infos.keys() <= obs.keys():
             unobserved = [agent_id for agent_id in infos if agent_id not in obs]
-            raise self._broken(f"there are infos for agents that were not observed: {_keys(unobserved)}")
+            raise self._broken(f"there are infos of agents that were not observed: {_keys(unobserved)}")
         checked = as_rewards(rewards, self._env_id, self._index, self._step)
         for flags in (terminateds, truncateds):
             if any(flags.values()):
@@ -130,10 +130,10 @@ class MultiAgentCopy:
         return obs, checked, terminateds, truncateds, infos
 
     def _as_five(self, result: Any) -> tuple[Any, ...]:
-        """What a step returned that is no tuple of five dicts: perhaps of other mappings, or of the old form."""
+        """Convert a step's result that is not a tuple of five dicts: other mappings, or the old form."""
         is_whole = isinstance(result, tuple) and len(result) in (4, 5)
         if not is_whole or not all(isinstance(part, Mapping) for part in result):
-            raise self._broken("step returned no tuple of five dicts (or four, the old form)")
+            raise self._broken("step did not return a tuple of five dicts (or four, the old form)")
         if len(result) == 5:
             return tuple(result)
         obs, rewards, dones, infos = result
@@ -144,13 +144,13 @@ class MultiAgentCopy:
 
 
 class MultiAgentBaseEnv(SteppedBaseEnv):
-    """Copies of a MultiAgentEnv as a BaseEnv; a poll returns those that were acted on."""
+    """Copies of a MultiAgentEnv as a BaseEnv; a poll returns the copies that got actions."""
 
     def __init__(self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None) -> None:
         """Take over the copies; they are closed with this object.
 
         Args:
-            envs: copies.
+            envs: the copies.
             env_id: name for messages.
             seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
         """
@@ -166,7 +166,7 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
         return {index: copy.reset() for index, copy in enumerate(self._copies)}
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
-        """Step the environments that actions are given for; see BaseEnv."""
+        """Step the environments that have actions; see BaseEnv."""
         if self._stepped is None:
             self._stepped = Poll({}, {}, {}, {}, {}, {})
         obs, rewards, terminateds, truncateds, infos, *_ = self._stepped
@@ -176,12 +176,12 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
             )
 
     def try_reset(self, env_id: Any) -> AgentDict:
-        """Reset one environment at once."""
+        """Reset one environment immediately."""
         copy: MultiAgentCopy = self._copies[env_id]
         return copy.reset()
 
     def get_unwrapped(self) -> Sequence[Any]:
-        """The copies."""
+        """Return the copies."""
         return [copy.env for copy in self._copies]
 
     def stop(self) -> None:
@@ -192,7 +192,7 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
 
 
 def _split_dones(dones: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[AgentDict, AgentDict]:
-    """Terminated and truncated flags from the old form's dones, told apart by the infos' ``TimeLimit.truncated``."""
+    """Split the old form's dones into terminated and truncated flags, using ``TimeLimit.truncated`` of the infos."""
     cut = {agent_id for agent_id, info in infos.items() if (info or {}).get("TimeLimit.truncated")}
     ended = [agent_id for agent_id, done in dones.items() if done and agent_id != ALL_AGENTS]
     all_cut = bool(dones.get(ALL_AGENTS)) and bool(cut) and all(agent_id in cut for agent_id in ended or infos)

@@ -1,8 +1,8 @@
 """Gymnasium's own vectorised environments, in each of its autoreset modes: as a LockstepEnv and as a BaseEnv.
 
-Their infos are one dict of arrays for all copies. Beside an entry ``key`` stands a mask ``_key`` of the copies with
-it; nested dicts are made the same way. If a step resets a copy, the infos of that step are under ``final_info`` and the
-infos of the reset are in their places.
+Their infos are one dict of arrays for all copies. Next to an entry ``key``, a mask ``_key`` marks the copies that have
+it. Nested dicts have the same form. If a step resets a copy, the infos of the step are under ``final_info``, and the
+infos of the reset take their usual places.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_THE_STEP = (_FINAL_INFO, "_" + _FINAL_INFO, "final_obs", "_final_obs")
 
 
 class NativeVectorEnv(LockstepEnv):
-    """A ``gymnasium.vector.VectorEnv`` as a LockstepEnv."""
+    """``gymnasium.vector.VectorEnv`` as a LockstepEnv."""
 
     def __init__(self, env: Any, *, env_id: str, max_episode_steps: int | None = None) -> None:
         """Take over the environment; it is closed with this object.
@@ -45,8 +45,8 @@ class NativeVectorEnv(LockstepEnv):
             max_episode_steps: length at which it truncates episodes, if known.
 
         Raises:
-            UnsupportedEnvError: the autoreset mode is not stated.
-            UnsupportedSpaceError: an observation space without a single array per observation.
+            UnsupportedEnvError: the metadata does not name the autoreset mode.
+            UnsupportedSpaceError: observations are not single arrays.
         """
         mode = (env.metadata or {}).get("autoreset_mode")
         try:
@@ -70,7 +70,7 @@ class NativeVectorEnv(LockstepEnv):
         self._any_ended = False
 
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
-        """First observations of new episodes; the first seed seeds the whole vector (see LockstepEnv)."""
+        """Begin new episodes; the first seed seeds the whole vector (see LockstepEnv)."""
         try:
             obs = self._reset_all(self.first_seeds if seeds is None else seeds)
         except Exception as error:
@@ -122,7 +122,7 @@ class NativeVectorEnv(LockstepEnv):
             if finals is None:
                 raise EnvError(
                     self.env_id,
-                    "resets in the same step, but gives no infos['final_obs']",
+                    "resets in the same step, but has no infos['final_obs']",
                     vector_index=int(index[0]),
                     step=self._step_of(int(index[0])),
                 )
@@ -152,7 +152,7 @@ class NativeVectorEnv(LockstepEnv):
             and rewards.shape == terminateds.shape == truncateds.shape == shape
             and terminateds.dtype is truncateds.dtype is _FLAG
         ):
-            return rewards, terminateds, truncateds  # as they nearly always are, and this is looked at in each step
+            return rewards, terminateds, truncateds  # a fast path for the usual case, on every step
         arrays = (np.asarray(rewards), np.asarray(terminateds), np.asarray(truncateds))
         for name, array in zip(("rewards", "terminations", "truncations"), arrays, strict=True):
             if array.shape != shape:
@@ -169,15 +169,15 @@ class NativeVectorEnv(LockstepEnv):
 
     @property
     def unwrapped(self) -> list[Any]:
-        """The vector environment without its wrappers."""
+        """Vector environment without its wrappers."""
         return [self._env.unwrapped]
 
 
 class LockstepBaseEnv(SteppedBaseEnv):
-    """A LockstepEnv as a BaseEnv; every poll returns all copies, but for those that are just being reset.
+    """LockstepEnv as a BaseEnv; every poll returns all copies except those that are being reset.
 
-    A copy can be reset only after its episode has ended, since it does so itself: ``try_reset`` at any other time
-    gives None.
+    A copy resets itself when its episode has ended. At any other time it cannot be reset, and ``try_reset`` returns
+    None.
     """
 
     def __init__(self, env: LockstepEnv, *, seed: int | None = None) -> None:
@@ -195,7 +195,7 @@ class LockstepBaseEnv(SteppedBaseEnv):
         if seed is not None:
             env.seed(seed)
         space = env.action_space
-        # those of copies that only reset stay as they were, and say nothing
+        # A copy that is being reset ignores its action and keeps the previous one.
         self._actions: NDArray[Any] = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
         self._first_obs: dict[int, Any] = {}
         self._resetting: set[int] = set()
@@ -230,7 +230,7 @@ class LockstepBaseEnv(SteppedBaseEnv):
         self._stepped = poll
 
     def try_reset(self, env_id: Any) -> dict[Any, Any] | str | None:
-        """The first observation of the episode that the copy began by itself."""
+        """Return the first observation of the episode that the copy began by itself."""
         if env_id in self._first_obs:
             return {DEFAULT_AGENT_ID: self._first_obs.pop(env_id)}
         return ASYNC_RESET_RETURN if env_id in self._resetting else None
@@ -241,7 +241,7 @@ class LockstepBaseEnv(SteppedBaseEnv):
         return self.lockstep_env
 
     def get_unwrapped(self) -> Sequence[Any]:
-        """The environment objects, where they live in this process."""
+        """Return the environment objects if they live in this process."""
         return self.lockstep_env.unwrapped
 
     def take_finished_games(self) -> list[FinishedGame] | None:
@@ -254,10 +254,10 @@ class LockstepBaseEnv(SteppedBaseEnv):
 
 
 def split_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
-    """Each copy's own info.
+    """Return each copy's own info.
 
-    An entry without a mask is every copy's: one value each if it is an array, list or tuple of that length, else one
-    for all.
+    An entry without a mask is for all copies: an array, list or tuple of length N has a value per copy; any other
+    value is shared.
     """
     rows: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, value in infos.items():
@@ -268,7 +268,7 @@ def split_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]
         if isinstance(value, Mapping):
             values: Any = split_infos(value, num_envs)
         elif isinstance(value, np.ndarray) and value.ndim and len(value) == num_envs:
-            # copies: the environment may write into its arrays again
+            # Copied, because the environment may overwrite its arrays.
             values = value.tolist() if value.ndim == 1 else [np.array(row) for row in value]
         elif isinstance(value, list | tuple) and len(value) == num_envs:
             values = value
@@ -280,7 +280,7 @@ def split_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]
 
 
 def step_infos(step: VectorStep, num_envs: int) -> list[dict[str, Any]]:
-    """What each copy's step said, also where the copy was reset inside that step."""
+    """Return the info of each copy's step, even if the copy was reset within that step."""
     infos = step.infos or {}
     rows = split_infos({key: value for key, value in infos.items() if key not in _OF_THE_STEP}, num_envs)
     finals = infos.get(_FINAL_INFO)
@@ -292,7 +292,7 @@ def step_infos(step: VectorStep, num_envs: int) -> list[dict[str, Any]]:
 
 
 def training_disabled(step: VectorStep, num_envs: int) -> list[int]:
-    """The copies whose step is not to be trained on: its info has a ``training_enabled`` that is false."""
+    """Return the copies whose step must not be trained on: its info has a false ``training_enabled``."""
     infos = step.infos or {}
     if _TRAINING not in infos and _TRAINING not in infos.get(_FINAL_INFO, ()):
         return []

@@ -1,9 +1,9 @@
-"""PettingZoo environments as MultiAgentEnv: parallel ones as they are, turn-based (AEC) ones turn by turn.
+"""PettingZoo environments as MultiAgentEnv: parallel ones, and turn-based (AEC) ones turn by turn.
 
-Action masks in the infos are brought into the observations, as ``{"observation": ..., "action_mask": ...}``.
+Action masks in the infos move into the observations, as ``{"observation": ..., "action_mask": ...}``.
 
 ``pettingzoo:MODULE`` names a module with a ``parallel_env`` or an ``env`` function, inside the pettingzoo package
-(``pettingzoo:classic.tictactoe_v3``) or anywhere else (``pettingzoo:mpe2.simple_spread_v3``).
+(``pettingzoo:classic.tictactoe_v3``) or elsewhere (``pettingzoo:mpe2.simple_spread_v3``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Results = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 
 
 def pettingzoo_creator(name: str) -> Callable[[Mapping[str, Any]], MultiAgentEnv]:
-    """What makes the environment of ``pettingzoo:MODULE``; its parallel form, where there is one.
+    """Return the function that makes the environment of ``pettingzoo:MODULE``, in its parallel form if it has one.
 
     Raises:
         UnknownEnvError: there is no such module, or it has no environment.
-        ConfigError: pettingzoo is not installed, or the module fails to import.
+        ConfigError: pettingzoo is not installed, or the import of the module fails.
     """
     module = _module(name, name.removeprefix("pettingzoo:"))
     if callable(parallel := getattr(module, "parallel_env", None)):
@@ -50,7 +50,7 @@ def _module(name: str, path: str) -> ModuleType:
     for candidate in (f"pettingzoo.{path}", path):
         try:
             with warnings.catch_warnings():
-                # Newer releases would rather have ids of their registry; modules work in all of them.
+                # Newer releases prefer ids of their registry; modules work in all releases.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 return importlib.import_module(candidate)
         except Exception as error:
@@ -61,18 +61,18 @@ def _module(name: str, path: str) -> ModuleType:
         f"environment {name!r}: there is neither a module 'pettingzoo.{path}' nor {path!r}.",
         key="env",
         value=name,
-        hint="For instance pettingzoo:classic.tictactoe_v3.",
+        hint="An example of a valid name is pettingzoo:classic.tictactoe_v3.",
     )
 
 
 class _PettingZooEnv(MultiAgentEnv):
-    """What both forms share: the spaces, and masks that come in infos."""
+    """Base of both forms: the spaces, and the masks that come in infos."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
         self._masks: dict[Any, InfoMask] = {}
         possible = getattr(env, "possible_agents", None)
-        if possible is None:  # agents are made up as the game goes on
+        if possible is None:  # agents are created during the game
             return
         self.observation_spaces = {agent: env.observation_space(agent) for agent in possible}
         self.action_spaces = {agent: env.action_space(agent) for agent in possible}
@@ -91,7 +91,7 @@ class _PettingZooEnv(MultiAgentEnv):
         self.env.close()
 
     def _has_mask_in_info(self) -> bool:
-        """Whether infos bring masks, which shows only once an episode has begun; whoever plays begins a new one."""
+        """Return True if infos contain masks, which shows only in an episode; the caller must reset the environment."""
         if all(isinstance(space, spaces.Box) for space in (self.action_spaces or {}).values()):
             return False
         begun = self.env.reset()
@@ -104,7 +104,7 @@ class _PettingZooEnv(MultiAgentEnv):
 
 
 class ParallelEnv(_PettingZooEnv):
-    """A parallel environment: all agents act at once."""
+    """Parallel environment: all agents act at the same time."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """See MultiAgentEnv."""
@@ -114,26 +114,26 @@ class ParallelEnv(_PettingZooEnv):
     def step(self, action_dict: AgentDict) -> Results:
         """See MultiAgentEnv."""
         obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
-        # Some environments go on listing agents that have been cut off.
+        # Some environments keep listing agents that have been cut off.
         over = all(terminateds.get(agent) or truncateds.get(agent) for agent in self.env.agents)
         shown = {agent: self._shown(agent, own, infos.get(agent)) for agent, own in obs.items()}
         return shown, rewards, *_with_all(terminateds, truncateds, over), {agent: infos.get(agent, {}) for agent in obs}
 
 
 class AECEnv(_PettingZooEnv):
-    """A turn-based environment: each step shows the agent whose turn it is, and those that are out.
+    """Turn-based environment: each step shows the agent whose turn it is, and the agents that are out.
 
-    An agent's reward is what it was given since its last turn.
+    An agent's reward is the sum since its last turn.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin an episode; shows the first agent."""
+        """Begin an episode and show the first agent."""
         self.env.reset(seed=seed, options=options)
         obs, _, _, _, infos = self._next_turn()
         return obs, infos
 
     def step(self, action_dict: AgentDict) -> Results:
-        """Let the agent whose turn it is act."""
+        """Step with the action of the agent whose turn it is."""
         self.env.step(action_dict[self.env.agent_selection])
         return self._next_turn()
 
@@ -149,17 +149,17 @@ class AECEnv(_PettingZooEnv):
             obs[agent] = self._shown(agent, obs[agent], infos[agent])
             if not (terminateds[agent] or truncateds[agent]):
                 break
-            self.env.step(None)  # how an agent that is out takes its leave
+            self.env.step(None)  # removes an agent that is out
         return obs, rewards, *_with_all(terminateds, truncateds, not self.env.agents), infos
 
 
 def _with_all(terminateds: AgentDict, truncateds: AgentDict, over: bool) -> tuple[AgentDict, AgentDict]:
-    """The flags with ALL_AGENTS: an end is a truncation if some agent was cut off rather than terminated."""
+    """Return the flags with ALL_AGENTS: the end is a truncation if an agent was cut off rather than terminated."""
     cut = over and any(truncateds[agent] and not terminateds[agent] for agent in truncateds)
     return {**terminateds, ALL_AGENTS: over and not cut}, {**truncateds, ALL_AGENTS: cut}
 
 
 def _shared(spaces: Mapping[Any, Any]) -> Any:
-    """The one space of all agents, or None if they differ."""
+    """Return the common space of all agents, or None if they differ."""
     different = list(spaces.values())
     return different[0] if different and all(space == different[0] for space in different) else None

@@ -1,16 +1,16 @@
 """Environments by name: registered names, Gymnasium ids, import paths and old ``gym:ID`` environments.
 
-What a name can be, tried in this order:
+A name can be, in this order:
 
 * a name given to ``register_env`` in this process;
 * ``gym:ID``, an environment of the old ``gym`` package, through shimmy (extra ``gym``);
 * ``pettingzoo:MODULE``, a multi-agent environment (extra ``pettingzoo``);
-* ``envpool:TASK``, all copies of an environment stepped together in C++ (extra ``envpool``);
-* ``package.module:Name``, a class or function; a class derived from ``gymnasium.Env`` gets the environment
-  config as keyword arguments (or as one mapping, if its first parameter is called ``config``, ``env_config``,
-  ``context`` or ``env_context``), a function gets the ``EnvContext``;
+* ``envpool:TASK``, an environment whose copies step together in C++ (extra ``envpool``);
+* ``package.module:Name``, a class or function. A subclass of ``gymnasium.Env`` gets the environment config as keyword
+  arguments, or as one mapping if its first parameter is named ``config``, ``env_config``, ``context`` or
+  ``env_context``. A function gets the ``EnvContext``;
 * ``module:name``, a name given to ``register_env``, or a Gymnasium id, that exists once ``module`` is imported;
-* a Gymnasium id; those of Atari games (``ALE/Pong-v5``) need the extra ``atari``.
+* a Gymnasium id; Atari games (``ALE/Pong-v5``) need the extra ``atari``.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _SOURCES = {
     "pettingzoo": "aiorl.env.pettingzoo:pettingzoo_creator",
     "envpool": "aiorl.env.envpool:envpool_creator",
 }
-"""Prefix of a name -> function that gives what makes the environments of a whole name."""
+"""Prefix of a name -> import path of a function that maps a whole name to the function that makes the environments."""
 
 _FOUND = 10
 _registered: dict[str, Callable[[EnvContext], Any]] = {}
 
 
 class EnvContext(dict[str, Any]):
-    """The environment's config, and where the environment is made.
+    """Config of an environment, and the place where it is made.
 
     Attributes:
         worker_index: slot of the worker, 0 = local.
-        vector_index: which copy in that worker, from 0.
-        remote: the copy lives in a process of its own.
-        num_envs: how many copies the worker wants; of interest where one object holds them all.
+        vector_index: index of the copy in that worker, from 0.
+        remote: True if the copy lives in its own process.
+        num_envs: number of copies that the worker needs, for objects that hold all copies.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class EnvContext(dict[str, Any]):
         remote: bool = False,
         num_envs: int = 1,
     ) -> None:
-        """Copy the config, with the dicts and lists in it, and note the place."""
+        """Copy the config, including nested dicts and lists, and store the place."""
         super().__init__(copied(env_config or {}))
         self.worker_index = worker_index
         self.vector_index = vector_index
@@ -84,21 +84,21 @@ class EnvContext(dict[str, Any]):
         self.num_envs = num_envs
 
     def copy_with_overrides(self, env_config: Mapping[str, Any] | None = None, **place: Any) -> EnvContext:
-        """Return a copy with another config or place (``vector_index=1``); what is left out or None is inherited."""
+        """Return a copy with another config or place (``vector_index=1``); omitted or None values are inherited."""
         given = {name: value for name, value in place.items() if value is not None}
         return EnvContext(self if env_config is None else env_config, **{**vars(self), **given})
 
 
 class EnvCreator:
-    """Makes copies of one environment.
+    """Function that makes copies of one environment.
 
     Attributes:
         env_id: its name, for messages.
-        gym_id: the Gymnasium id behind it, or None.
+        gym_id: its Gymnasium id, or None.
     """
 
     def __init__(self, env_id: str, create: Callable[[EnvContext], Any], *, gym_id: str | None = None) -> None:
-        """Name a creating function."""
+        """Store the name and the function that makes the environment."""
         self.env_id = env_id
         self.gym_id = gym_id
         self._create = create
@@ -108,7 +108,7 @@ class EnvCreator:
 
         Raises:
             EnvError: the environment's own code raised.
-            AiorlError: it cannot be made, for the reason given.
+            AiorlError: the environment cannot be made; the message gives the reason.
         """
         try:
             return self._create(context)
@@ -119,25 +119,25 @@ class EnvCreator:
 
     @property
     def gym_spec(self) -> EnvSpec | None:
-        """Gymnasium's registry entry, when the environment has one."""
+        """Gymnasium's registry entry; None if the environment has no Gymnasium id."""
         return None if self.gym_id is None else gymnasium.spec(self.gym_id)
 
 
 def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
     """Make ``name`` an environment of this process; a later registration replaces an earlier one.
 
-    Other processes, such as the workers of a training run, get to know the creator by its import path; or the name as
-    ``module:name``, if the module calls this function when it is imported.
+    Other processes, such as the workers of a training run, find the creator by its import path. They can also use the
+    name as ``module:name`` if the module calls this function when it is imported.
 
     Args:
-        name: what configs will say.
-        creator: called with an EnvContext, returns a new environment.
+        name: name for use in configs.
+        creator: function that takes an EnvContext and returns a new environment.
 
     Raises:
-        ConfigError: the name is empty or the creator cannot be called.
+        ConfigError: the name is not a string or is empty, or the creator cannot be called.
     """
     if not name or not isinstance(name, str) or not callable(creator):
-        message = f"environment {name!r} by {creator!r} is no name that is a string, and a function."
+        message = f"environment {name!r} by {creator!r}: expected a name, which is a string, and a function."
         raise ConfigError(message, key="env", value=name)
     _registered[name] = creator
 
@@ -145,12 +145,12 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
 def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
     """Return the name by which other processes make the same environment.
 
-    A name registered in this process becomes the import path of its creator; or ``module:name``, where the module is
-    the one that the creator comes from. An id that Gymnasium does not know by itself becomes ``module:id``, where the
-    module is the one that the environment comes from if that registers it, or else the script that is run.
+    A name registered in this process becomes the import path of its creator, or ``module:name`` with the creator's
+    module. An id that is not one of Gymnasium's own becomes ``module:id``, with the environment's module if that one
+    registers the id, and else with the script being run.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such name.
     """
     name = str(named(env.env_id if isinstance(env, EnvCreator) else env))
     module = ""
@@ -178,9 +178,9 @@ def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
 
 @functools.cache
 def _who_registers(gym_id: str, module: str) -> str:
-    """Return the module whose import makes Gymnasium know an id in another process: "gymnasium", this one, or "".
+    """Return the module whose import registers an id with Gymnasium in another process: "gymnasium", this one or "".
 
-    Packages of environments may register theirs when Gymnasium is imported, or only when they are imported themselves.
+    Packages of environments register theirs when Gymnasium is imported, or only when they are imported themselves.
     """
     if f'"{gym_id}"' in inspect.getsource(gymnasium.envs):  # one of Gymnasium's own
         return "gymnasium"
@@ -200,14 +200,14 @@ for status, module in enumerate(["gymnasium", {module!r}]):
 
 
 def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreator:
-    """What makes copies of the environment named.
+    """Return the function that makes copies of the named environment.
 
     Args:
-        env: a name (see the module's docstring), a class, or a creating function.
+        env: a name (see the module's docstring), a class, or a function that makes environments.
 
     Raises:
-        UnknownEnvError: nothing of that name; the message offers the nearest names.
-        ConfigError: the name is good, but what it needs is not installed or fails to import.
+        UnknownEnvError: the name is unknown; the message suggests similar names.
+        ConfigError: the name is valid, but a package is missing or an import fails.
     """
     if isinstance(env, EnvCreator):
         return env
@@ -231,24 +231,24 @@ def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreato
 def unknown_env(
     name: str, what: str = "", *, wanted: str, known: Iterable[str], otherwise: str = ""
 ) -> UnknownEnvError:
-    """Error for a name that is nobody's.
+    """Return the error for an unknown name.
 
     Args:
-        name: as it was given.
-        what: what is wrong with it.
-        wanted: the part of it that was looked for.
-        known: what there is; those near to it are offered.
-        otherwise: the hint where none is near.
+        name: the name given.
+        what: the fault, as text to follow the name.
+        wanted: the part of the name that was looked up.
+        known: the valid names; the hint suggests the most similar ones.
+        otherwise: hint if no valid name is similar.
     """
     hint = nearest(wanted, known).strip() or otherwise
     return UnknownEnvError(f"unknown environment {name!r}{what}.", key="env", value=name, hint=hint)
 
 
 def loaded_entry(entry: object) -> Callable[..., Any]:
-    """What an entry point of Gymnasium's registry makes environments with; a name is imported.
+    """Return the function of an entry point in Gymnasium's registry; a name is imported.
 
     Raises:
-        ImportError: it needs packages that are not installed.
+        ImportError: a required package is not installed.
     """
     return entry if callable(entry) else load_env_creator(str(entry))
 
@@ -257,15 +257,15 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
     if is_atari_id(gym_id) and (gym_id not in gymnasium.registry or "ale_py" in sys.modules):
         _import_atari(name)
     elif gym_id not in gymnasium.registry and importlib.util.find_spec("ale_py") is not None:
-        with contextlib.suppress(ConfigError):  # not every game's id looks like one
+        with contextlib.suppress(ConfigError):  # the id of a game need not look like one
             _import_atari(name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Gymnasium warns of newer versions; the id asked for is meant
+            warnings.simplefilter("ignore")  # Gymnasium warns about newer versions, but this one is wanted
             spec = gymnasium.spec(gym_id)
     except gymnasium.error.Error as error:
         otherwise = (
-            "Give a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the module gives to "
+            "Use a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the module passes to "
             "register_env."
         )
         known = [*_registered, *gymnasium.registry]
@@ -280,7 +280,7 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             raise ConfigError(f"environment {name!r} needs more packages: {error}", key="env") from error
         except TypeError as error:
             if re.search("unexpected keyword argument|missing .* required", str(error)):
-                # what gymnasium.make takes itself is no setting of the environment's constructor
+                # Arguments of gymnasium.make itself are not settings of the environment's constructor.
                 own = inspect.signature(gymnasium.make).parameters
                 given = {key: value for key, value in {**spec.kwargs, **context}.items() if key not in own}
                 _check_settings(loaded_entry(spec.entry_point), EnvContext(given))
@@ -308,7 +308,7 @@ def _check_version(name: str, spec: EnvSpec) -> None:
 
 
 def is_atari_id(gym_id: str) -> bool:
-    """Whether a Gymnasium id is that of an Atari game."""
+    """Return True if a Gymnasium id is that of an Atari game."""
     if gym_id.startswith("ALE/") or "NoFrameskip-v" in gym_id:
         return True
     spec = gymnasium.registry.get(gym_id)
@@ -319,17 +319,17 @@ def _import_atari(name: str) -> None:
     with needed_by(f"environment {name!r}", "the Atari emulator", "atari", key="env", value=name):
         ale_py = importlib.import_module("ale_py")
     gymnasium.register_envs(ale_py)
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it greets on stderr for each environment
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it prints a banner for each environment
 
 
 def _by_path(name: str) -> EnvCreator:
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(".py"):
         raise UnknownEnvError(
-            f"environment {name!r}: {module_name!r} is no module's name; expected the form 'package.module:Name'.",
+            f"environment {name!r}: {module_name!r} is not a module name; expected the form 'package.module:Name'.",
             key="env",
             value=name,
-            hint="Leave out folders and '.py', such as 'my_envs:MyEnv'. Folders on PYTHONPATH are searched.",
+            hint="Leave out folders and '.py', as in 'my_envs:MyEnv'. Folders on PYTHONPATH are searched.",
         )
     try:
         module = import_for(f"environment {name!r}:", module_name, key="env", value=name)
@@ -355,7 +355,7 @@ def _by_path(name: str) -> EnvCreator:
     if attribute in gymnasium.registry:
         return _gymnasium_id(name, attribute)
     what = (
-        f": module {module_name!r} has no {attribute!r}, and it is neither a name that was given to register_env nor a"
+        f": module {module_name!r} has no {attribute!r}, which is also neither a name given to register_env nor a"
         " Gymnasium id"
     )
     known = [*_registered, *(key for key in vars(module) if not key.startswith("_"))]
@@ -363,7 +363,7 @@ def _by_path(name: str) -> EnvCreator:
 
 
 def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
-    """How a class or function wants to be called with an EnvContext."""
+    """Return a function that takes an EnvContext and calls a class or function with its proper arguments."""
     try:
         parameters = list(inspect.signature(creator).parameters.values())
     except (TypeError, ValueError):
@@ -380,14 +380,14 @@ def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
 
 
 def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
-    """Refuse settings that a class or function takes no parameters of, and those that it needs and are not given.
+    """Refuse settings for which a class or function has no parameters, and require those without defaults.
 
     Raises:
-        ConfigError: naming the first such, and those there are.
+        ConfigError: a setting is unknown or missing; the message names it and the valid ones.
     """
     try:
         parameters = inspect.signature(made_by).parameters.values()
-    except (TypeError, ValueError):  # not every class written in C tells
+    except (TypeError, ValueError):  # some classes written in C have no signature
         return
     name = getattr(made_by, "__name__", repr(made_by))
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -395,9 +395,9 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
     needed = [one.name for one in named if one.default is one.empty and one.name not in context]
     if needed:
         raise ConfigError(
-            f"{name} needs {', '.join(needed)}, which env_config does not give.",
+            f"env_config lacks {', '.join(needed)}, which {name} needs.",
             key=f"env_config.{needed[0]}",
-            hint=f"Give it: --env-config.{needed[0].replace('_', '-')} VALUE",
+            hint=f"Set it, for example with --env-config.{needed[0].replace('_', '-')} VALUE",
         )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
@@ -413,7 +413,7 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
 
 
 def old_gym_creator(name: str) -> Callable[[EnvContext], Any]:
-    """What makes the environment of ``gym:ID``.
+    """Return the function that makes the environment of ``gym:ID``.
 
     Raises:
         UnknownEnvError: the package has no such environment.
@@ -423,19 +423,19 @@ def old_gym_creator(name: str) -> Callable[[EnvContext], Any]:
     with (
         needed_by(f"environment {name!r}", "the old gym package", "gym", key="env", value=name),
         warnings.catch_warnings(),
-        contextlib.redirect_stderr(io.StringIO()),  # it prints a notice there when imported, and warns about NumPy
+        contextlib.redirect_stderr(io.StringIO()),  # the import prints a notice and warns about NumPy
     ):
         warnings.simplefilter("ignore")
         gym = importlib.import_module("gym")
         compatibility = importlib.import_module("shimmy.openai_gym_compatibility")
     known = list(gym.envs.registry)
     if gym_id not in known:
-        otherwise = "Give the id of an environment of the old gym package."
+        otherwise = "Use the id of an environment of the old gym package."
         raise unknown_env(name, wanted=gym_id, known=known, otherwise=otherwise)
 
     def create(context: EnvContext) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "out of date" notices of the old package
+            warnings.simplefilter("ignore")  # the old package warns that it is out of date
             env = gym.make(gym_id, disable_env_checker=True, **context)
         return compatibility.GymV26CompatibilityV0(env=env)
 

@@ -1,9 +1,9 @@
-"""The child's side of RemoteEnv: one environment in a process of its own, ``python -m aiorl.env.remote_child``.
+"""The child's side of RemoteEnv: one environment in its own process, ``python -m aiorl.env.remote_child``.
 
-Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and errors are JSON, all
-else is packed by ``nested_codec``. A RESET has the seed to begin with, or None; a STEP the actions by agent; a RESULT
-observations, rewards, terminateds, truncateds, packed infos, finished games and the number of dropped infos. The
-process ends when its parent does: the parent holds the other end of a second pipe, which a thread here waits on.
+Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and errors are JSON;
+``nested_codec`` packs the rest. A RESET contains the seed to begin with, or None. A STEP contains the actions by agent.
+A RESULT contains observations, rewards, terminateds, truncateds, packed infos, finished games and the number of dropped
+infos. The process ends with its parent: a thread waits on a second pipe whose other end the parent holds.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def send_frame(connection: socket.socket, kind: bytes, *parts: bytes | memoryvie
 
 
 def receive_frame(connection: socket.socket) -> tuple[bytes, bytearray]:
-    """The next frame's kind and payload.
+    """Return the next frame's kind and payload.
 
     Raises:
-        EOFError: the peer closed.
-        OSError: the connection broke, a timeout included.
+        EOFError: the peer closed the connection.
+        OSError: the connection failed or timed out.
     """
     kind, length = HEAD.unpack(_receive_exactly(connection, HEAD.size))
     return kind, _receive_exactly(connection, length)
@@ -65,9 +65,9 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
 
 
 def main() -> int:
-    """Serve the parent until it closes the connection or dies, and tell it of an error; the exit status."""
+    """Serve the parent until it closes the connection or dies, and report an error to it; return the exit status."""
     find_modules_here()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         try:
@@ -112,9 +112,9 @@ def _serve(connection: socket.socket) -> None:
             if kind == STEP:
                 env.send_actions({0: given})
             elif given is not None:
-                env.vector_env.seeds = [given]  # type: ignore[attr-defined]  # given where there is one agent alone
+                env.vector_env.seeds = [given]  # type: ignore[attr-defined]  # only single-agent ones get a seed
             if kind == RESET and is_started:
-                obs: Any = env.try_reset(0)  # kinds that may be remote reset at once
+                obs: Any = env.try_reset(0)  # kinds that can be remote reset immediately
                 poll = opening_poll({0: obs})
             else:
                 poll = env.poll()

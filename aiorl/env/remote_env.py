@@ -1,8 +1,8 @@
-"""RemoteEnv: environments of any kind in processes of their own, each polled as soon as it is ready.
+"""RemoteEnv: environments of any kind in their own processes, each polled as soon as it is ready.
 
-Worth it when a step takes milliseconds, or when steps take very different times. The children are fresh Python
-processes (nothing is forked or pickled), so environments are named by id or import path. A child ends with its parent,
-however that ends.
+They pay off if a step takes milliseconds, or if steps take very different times. The children are fresh Python
+processes (nothing is forked or pickled), so environments are named by id or import path. A child always ends with its
+parent.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ class RemoteEnv(BaseEnv):
 
     Attributes:
         env_id: name for messages.
-        max_episode_steps: length at which the environments truncate episodes, None = never as far as is known.
-        dropped_infos: entries of info dicts that had no form in which they could be sent.
-        restarts: processes replaced so far.
+        max_episode_steps: length at which the environments truncate episodes; None if there is no known limit.
+        dropped_infos: number of entries of info dicts that could not be sent.
+        restarts: number of processes replaced so far.
     """
 
     def __init__(self, plan: EnvPlan, *, timeout_s: float = 600.0) -> None:
         """Start the processes and wait until each has made its environment.
 
         Args:
-            plan: which environments, and how they are made; the settings must be expressible in JSON.
-            timeout_s: longest wait for one answer of a child.
+            plan: description of the environments; its settings must be expressible in JSON.
+            timeout_s: longest wait for one answer of a child, seconds.
 
         Raises:
-            ConfigError: the children refuse the name or config, or there is no name for them.
+            ConfigError: the children refuse the name or config, or there is no name for the environments.
             EnvError: an environment's constructor raised, or a child died.
         """
         self.num_envs = plan.num_envs
@@ -79,7 +79,7 @@ class RemoteEnv(BaseEnv):
         self._copies: list[ChildProcess] = []
         self._games: list[FinishedGame] = []
         self._started = self._is_interrupted = False
-        # children end too when nobody keeps this object
+        # This ends the children when this object is garbage collected.
         self._end = weakref.finalize(self, _end, self._selector, self._copies)
         self._end.atexit = False
         try:
@@ -103,18 +103,18 @@ class RemoteEnv(BaseEnv):
         return [copy.process.pid for copy in self._copies]
 
     def poll(self) -> Poll:
-        """Results of the environments that are ready, at least one, in their order; the first poll resets them all.
+        """Return the results of the environments that are ready, at least one, in order; the first poll resets all.
 
         Raises:
-            EnvError: an environment failed and may not be restarted.
-            SamplerDied: after ``interrupt``.
+            EnvError: an environment failed and must not be restarted.
+            SamplerDied: ``interrupt`` was called.
         """
         if not self._started:
             self._started = True
             for index in range(self.num_envs):
                 self.try_reset(index)
         if not any(copy.is_busy for copy in self._copies):
-            raise EnvContractError(self.env_id, "it was polled, but no environment was given anything to do")
+            raise EnvContractError(self.env_id, "it was polled, but no environment has anything to do")
         faults: dict[Any, EnvError] = {}
         poll = Poll({}, {}, {}, {}, {}, {}, faults)
         gather_until = math.inf
@@ -130,17 +130,17 @@ class RemoteEnv(BaseEnv):
             self._find_overdue(faults)
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
-        """Let the environments that actions are given for step; doesn't wait."""
+        """Start the step of each environment that has actions, without waiting for it."""
         for index, actions in action_dict.items():
             self._copies[index].send(wire.STEP, pack(dict(actions)))
 
     def try_reset(self, env_id: Any) -> str:
-        """Let one environment begin a new episode; its first observation comes by a later poll."""
+        """Begin a new episode in one environment; its first observation arrives with a later poll."""
         self._copies[env_id].send(wire.RESET, pack(None))
         return ASYNC_RESET_RETURN
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
-        """See BaseEnv; each copy is reset at once when its episode ends."""
+        """See BaseEnv; each copy is reset as soon as its episode ends."""
         return _RemoteCopies(self, self._copies).in_lockstep(horizon) if self._has_one_agent else None
 
     def take_finished_games(self) -> list[FinishedGame] | None:
@@ -157,7 +157,7 @@ class RemoteEnv(BaseEnv):
             copy.interrupt()
 
     def stop(self) -> None:
-        """End the children; one that does not end by itself within 2 s is killed."""
+        """End the children; those that do not end within 2 s are killed."""
         self._end()
 
     def _start_copy(self, index: int, incarnation: int = 0) -> ChildProcess:
@@ -168,7 +168,7 @@ class RemoteEnv(BaseEnv):
             "worker_index": plan.worker_index,
             "vector_index": index,
             "wrapping": asdict(plan.wrapping),
-            # A process that replaces another must not play the same episodes again.
+            # The replacement of a process must not play the same episodes again.
             "seed": None if plan.seed is None else plan.seed + SEED_STRIDE * index + incarnation,
         }
         copy = ChildProcess(self.env_id, index, settings, self._timeout_s)
@@ -176,7 +176,7 @@ class RemoteEnv(BaseEnv):
         return copy
 
     def _take(self, copy: ChildProcess, poll: Poll, faults: dict[Any, EnvError]) -> None:
-        """Take in what a child has sent."""
+        """Take in the next frame of a child."""
         index = copy.index
         try:
             if copy.is_starting:
@@ -196,7 +196,7 @@ class RemoteEnv(BaseEnv):
 
         Raises:
             EnvError: the child reported a fault, died, or did not answer in time.
-            SamplerDied: after ``interrupt``.
+            SamplerDied: ``interrupt`` was called.
         """
         *columns, infos, games, dropped = unpack(copy.receive())
         copy.is_busy = False
@@ -210,10 +210,10 @@ class RemoteEnv(BaseEnv):
         now = time.monotonic()
         for copy in list(self._copies):
             if copy.is_busy and copy.answer_due < now:
-                self._replace(copy, copy.fault(f"gave no answer within {self._timeout_s:g} s"), faults)
+                self._replace(copy, copy.fault(f"did not answer within {self._timeout_s:g} s"), faults)
 
     def _replace(self, copy: ChildProcess, error: EnvError, faults: dict[Any, EnvError]) -> None:
-        """A new process for a copy that failed, if it may have one; else raise the error."""
+        """Start a new process for a copy that failed, or raise the error if restarts are used up."""
         now = time.monotonic()
         while copy.failed_at and copy.failed_at[0] < now - _HOUR_S:
             copy.failed_at.popleft()
@@ -235,7 +235,7 @@ class RemoteEnv(BaseEnv):
 
 
 class _RemoteEnvironment:
-    """An environment in a process of its own, as a gym-like one: a step or reset that was begun is not sent again."""
+    """Environment in its own process, in gym-like form: a step or reset under way is not sent again."""
 
     def __init__(self, remote: RemoteEnv, copy: ChildProcess) -> None:
         self._remote, self._copy = remote, copy
@@ -253,12 +253,12 @@ class _RemoteEnvironment:
             self._copy.send(wire.RESET, pack(seed))
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for a first observation."""
+        """Wait for the first observation of an episode."""
         self.begin_episode(seed)
         return self._remote.result(self._copy)[0][DEFAULT_AGENT_ID], {}
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        """Wait for what a step brings."""
+        """Wait for the results of a step."""
         self.send(action)
         obs, rewards, terminateds, truncateds, infos = self._remote.result(self._copy)
         agent = DEFAULT_AGENT_ID
@@ -266,7 +266,7 @@ class _RemoteEnvironment:
 
 
 class _RemoteCopies(Copies):
-    """Environments in processes of their own, which step and begin their episodes at the same time."""
+    """Environments in their own processes, which step and begin their episodes at the same time."""
 
     can_begin = True
 
@@ -304,18 +304,18 @@ _CLOSE_WAIT_S = 2.0
 
 
 class ChildProcess:
-    """One child process and the connection to it.
+    """Child process and the connection to it.
 
     Attributes:
         env_id: the environment's name.
-        index: which copy it holds.
-        connection: the socket to it; its timeout is that of one answer.
+        index: index of its copy.
+        connection: the socket to it, with the timeout of one answer.
         process: the process.
-        steps: steps asked for in the current episode.
-        is_starting: it has not made its environment yet.
-        is_busy: it owes an answer.
-        answer_due: when that is late, by the monotonic clock.
-        failed_at: when it and those before it were replaced, by the same clock.
+        steps: steps requested in the current episode.
+        is_starting: True until it has made its environment.
+        is_busy: True while it owes an answer.
+        answer_due: deadline of the answer, by the monotonic clock.
+        failed_at: times at which it and its predecessors were replaced, by the same clock.
     """
 
     def __init__(self, env_id: str, index: int, settings: Mapping[str, Any], timeout_s: float) -> None:
@@ -323,21 +323,21 @@ class ChildProcess:
 
         Args:
             env_id: the environment's name, for messages.
-            index: which copy it holds.
-            settings: what the child is told; must be expressible in JSON.
-            timeout_s: longest wait for one answer.
+            index: index of its copy.
+            settings: settings sent to the child; must be expressible in JSON.
+            timeout_s: longest wait for one answer, seconds.
 
         Raises:
-            ConfigError: settings that JSON cannot express.
+            ConfigError: the settings cannot be expressed in JSON.
             OSError: the process did not start.
         """
         try:
             payload = json.dumps(settings).encode()
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"env_config cannot be sent to a process of its own: {error}.",
+                f"env_config cannot be sent to another process: {error}.",
                 key="env_config",
-                hint="Use numbers, strings, lists and mappings only, or keep the environments in this process.",
+                hint="Use only numbers, strings, lists and mappings, or keep the environments in this process.",
             ) from error
         self.env_id = env_id
         self.index = index
@@ -362,7 +362,7 @@ class ChildProcess:
         self.send(wire.SETUP, payload)
 
     def send(self, kind: bytes, payload: bytes) -> None:
-        """Send one frame, which the child owes an answer for; ``receive`` reports a child that is gone."""
+        """Send one frame, which requires an answer; ``receive`` reports a child that is gone."""
         self.is_busy = True
         self.answer_due = time.monotonic() + self._timeout_s
         self.steps = 0 if kind == wire.RESET else self.steps + (kind == wire.STEP)
@@ -374,13 +374,13 @@ class ChildProcess:
 
         Raises:
             EnvError: the child reported a fault, died, or did not answer in time.
-            ConfigError: the child refuses its settings.
-            SamplerDied: after ``interrupt``.
+            ConfigError: the child refused its settings.
+            SamplerDied: ``interrupt`` was called.
         """
         try:
             kind, payload = wire.receive_frame(self.connection)
         except TimeoutError as error:
-            raise self.fault(f"gave no answer within {self._timeout_s:g} s") from error
+            raise self.fault(f"did not answer within {self._timeout_s:g} s") from error
         except (EOFError, OSError) as error:
             if self._is_interrupted:
                 raise SamplerDied("the wait for environments in other processes was interrupted") from error
@@ -392,7 +392,7 @@ class ChildProcess:
         return payload
 
     def _told(self, facts: dict[str, Any]) -> Exception:
-        """The error that the child reported."""
+        """Return the error that the child reported."""
         if facts["config"]:
             kind = UnknownEnvError if facts["kind"] == UnknownEnvError.__name__ else ConfigError
             return kind(facts["message"], key=facts["key"], hint=facts["hint"])
@@ -400,24 +400,24 @@ class ChildProcess:
         return _ENV_ERRORS.get(facts["kind"], EnvError)(self.env_id, facts["message"], **place)
 
     def fault(self, message: str) -> EnvError:
-        """An error of this copy, at its step."""
+        """Return an error of this copy, at its step."""
         return EnvError(self.env_id, message, vector_index=self.index, step=self.steps)
 
     def interrupt(self) -> None:
-        """Let ``receive`` raise at once, also where it waits; any thread may call."""
+        """Make ``receive`` raise immediately, even if it is waiting; any thread can call this."""
         self._is_interrupted = True
         with contextlib.suppress(OSError):  # hung up already
             self.connection.shutdown(socket.SHUT_RD)
 
     def hang_up(self) -> None:
-        """Let the child end."""
+        """Close the connection, which ends the child."""
         self.connection.close()
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
 
     def wait(self) -> None:
-        """Wait for the end; kill if it does not come."""
+        """Wait for the child to end; kill it if it does not."""
         try:
             self.process.wait(_CLOSE_WAIT_S)
         except subprocess.TimeoutExpired:

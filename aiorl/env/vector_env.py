@@ -1,7 +1,7 @@
-"""VectorEnv: several environments stepped by one call but reset one by one, and its form as a BaseEnv.
+"""VectorEnv: several environments that step in one call but reset one by one, and its form as a BaseEnv.
 
-``Copies`` is a VectorEnv of gym-like environments, stepped in turn in the calling thread; observations may be nested.
-``SerialEnv`` is its LockstepEnv, for observations that are single arrays.
+``Copies`` is a VectorEnv of gym-like environments, which step in turn in the calling thread; observations can be
+nested. ``SerialEnv`` is its LockstepEnv, for observations that are single arrays.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from aiorl.env.gym_like import (
 from aiorl.errors import EnvContractError, UnsupportedEnvError
 from aiorl.process.log_once import report
 
-_UNKNOWN_STEP = -1  # a VectorEnv's environments are at different ones
+_UNKNOWN_STEP = -1  # the environments of a VectorEnv are at different steps
 _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 _OLD_NAMES = ("observations", "rewards", "dones", "infos")
 _NEVER = sys.maxsize
@@ -57,7 +57,7 @@ _NUMBERS = (float, int, np.floating, np.integer)
 
 
 class VectorEnv(ABC):
-    """Environments that step together; subclass it to vectorise an environment yourself.
+    """Group of environments that step together; subclass it to vectorise an environment yourself.
 
     Attributes:
         num_envs: number of environments N.
@@ -71,11 +71,11 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def vector_reset(self) -> Sequence[Any]:
-        """First observations of new episodes in all N environments."""
+        """Begin new episodes in all N environments and return their first observations."""
 
     @abstractmethod
     def reset_at(self, index: int) -> Any:
-        """First observation of a new episode in one environment."""
+        """Begin a new episode in one environment and return its first observation."""
 
     @abstractmethod
     def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
@@ -83,30 +83,30 @@ class VectorEnv(ABC):
 
         Args:
             actions: N actions.
-        Returns: observations, rewards, terminateds, truncateds and infos, N of each; or, the old form,
+        Returns: observations, rewards, terminateds, truncateds and infos, N of each; or, in the old form,
             observations, rewards, dones and infos.
         """
 
     def get_unwrapped(self) -> Sequence[Any]:
-        """The environment objects behind this one; may be empty."""
+        """Return the environment objects behind this one; may be empty."""
         return []
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
-        """The same environments as whole arrays; see BaseEnv."""
+        """Return the same environments in lockstep, as whole arrays; see BaseEnv."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release everything; may be called more than once."""
+        """Release all resources; can be called more than once."""
 
 
 class VectorBaseEnv(SteppedBaseEnv):
-    """A VectorEnv as a BaseEnv: every poll returns all of its environments."""
+    """VectorEnv as a BaseEnv: every poll returns all of its environments."""
 
     def __init__(self, vector_env: VectorEnv, *, env_id: str = "vector environment") -> None:
         """Take over the environments; they are closed with this object.
 
         Raises:
-            UnsupportedEnvError: it does not say how many environments it has.
+            UnsupportedEnvError: its ``num_envs`` is not a whole number of at least 1.
         """
         self.vector_env = vector_env
         num_envs = getattr(vector_env, "num_envs", None)
@@ -132,14 +132,14 @@ class VectorBaseEnv(SteppedBaseEnv):
         """Step all environments; see BaseEnv.
 
         Raises:
-            EnvContractError: an environment has no action, or the step returned what is no result.
+            EnvContractError: an environment has no action, or the step returned a value of the wrong form.
         """
         agent = DEFAULT_AGENT_ID
         try:
             actions = [action_dict[index][agent] for index in range(self.num_envs)]
         except KeyError as error:
             raise EnvContractError(
-                self._env_id, f"all {self.num_envs} environments step together, but there are no actions for all"
+                self._env_id, f"all {self.num_envs} environments step together, but some of them have no actions"
             ) from error
         result = self._guarded("vector_step", self.vector_env.vector_step, actions)
         if not isinstance(result, tuple | list) or len(result) not in (4, 5):
@@ -155,7 +155,7 @@ class VectorBaseEnv(SteppedBaseEnv):
         self._stepped = stepped_poll(*result)
 
     def try_reset(self, env_id: Any) -> dict[Any, Any]:
-        """Reset one environment at once."""
+        """Reset one environment immediately."""
         return {DEFAULT_AGENT_ID: self._guarded("reset_at", self.vector_env.reset_at, env_id)}
 
     def get_unwrapped(self) -> Sequence[Any]:
@@ -197,7 +197,7 @@ class VectorBaseEnv(SteppedBaseEnv):
 
 
 def episode_limit(env: Any) -> int | None:
-    """Steps after which the environment truncates an episode, from its spec or wrappers; None when unknown."""
+    """Return the number of steps after which the environment truncates an episode; None if unknown."""
     limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
     while limit is None and isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.TimeLimit):
@@ -207,19 +207,19 @@ def episode_limit(env: Any) -> int | None:
 
 
 class Copies(VectorEnv):
-    """N gym-like environments, and what their last step gave.
+    """N gym-like environments and the results of their last step.
 
     Attributes:
         env_id: name for messages.
-        envs: the environments, with the wrappers they were made with.
+        envs: the environments, including their wrappers.
         rewards: [N] float64 of the last step.
         terminateds, truncateds: [N] bool of the last step.
-        infos: of the last step, empty dicts where there is nothing in them.
-        can_begin: some copies can step while the actions of others are not known yet, see ``begin``.
-        senders: where ``can_begin``, objects with a method ``send``, which begins a copy's step unless it is under way.
-        check: what an observation must look like where it is a single array; else None.
-        step_count: steps taken.
-        started_at: [N] what ``step_count`` was when the copy's episode began.
+        infos: infos of the last step; a copy without one has an empty dict.
+        can_begin: True if some copies can step before the actions of the others are known, see ``begin``.
+        senders: if ``can_begin``, objects with a method ``send`` that begins a copy's step unless it is under way.
+        check: check of an observation that is a single array; else None.
+        step_count: number of steps taken.
+        started_at: [N] value of ``step_count`` when the copy's episode began.
     """
 
     can_begin: bool = False
@@ -234,8 +234,8 @@ class Copies(VectorEnv):
             seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
 
         Raises:
-            UnsupportedEnvError: an object that is not gym-like.
-            ConfigError: a seed for environments that cannot be seeded.
+            UnsupportedEnvError: an object is not gym-like.
+            ConfigError: a seed is given, but an environment cannot be seeded.
         """
         for env in envs:
             check_gym_like(env, env_id)
@@ -263,17 +263,17 @@ class Copies(VectorEnv):
         self._is_dirty = False
 
     def seed(self, seed: int) -> None:
-        """Seed the copies as the constructor does, before their next episodes."""
+        """Seed the copies as in the constructor; call it before their next episodes."""
         self.seeds = list(env_seeds(seed, self.num_envs))
 
     def new_rows(self) -> Any:
-        """Room for an observation of each copy: an array, or a list where an observation is none."""
+        """Return storage for an observation of each copy: an array, or a list if observations are not single arrays."""
         if self.check is None:
             return [None] * len(self.envs)
         return np.empty((len(self.envs), *self.check.shape), self.check.dtype)
 
     def first_obs(self, index: int) -> Any:
-        """Begin a new episode in one copy; return its first observation, which the copy may use again.
+        """Begin a new episode in one copy; return its first observation, in memory that the copy may reuse.
 
         Raises:
             EnvError: the environment raised, or its observation does not fit its space.
@@ -289,22 +289,22 @@ class Copies(VectorEnv):
         return obs
 
     def begin_episodes(self, rows: NDArray[Any], indices: Sequence[int]) -> None:
-        """Begin a new episode in some copies; write their first observations to ``rows``. Raises as ``first_obs``."""
+        """Begin a new episode in some copies and write their first observations to ``rows``. See ``first_obs``."""
         for index in indices:
             rows[index] = self.first_obs(index)
 
     def begin(self, copies: slice, actions: Iterable[Any]) -> None:
-        """Begin the step of some copies, where ``can_begin``; ``step_into`` is given all actions and waits for it."""
+        """Begin the step of some copies, if ``can_begin``; ``step_into`` gets all actions and waits for the results."""
         for sender, action in zip(self.senders[copies], actions, strict=True):
             sender.send(action)
 
     def step_into(self, rows: MutableSequence[Any] | NDArray[Any], actions: Iterable[Any]) -> bool:
-        """Step every copy; observations are written to ``rows``, everything else to the attributes.
+        """Step every copy; write the observations to ``rows`` and the rest to the attributes.
 
-        Returns: whether an episode ended.
+        Returns: True if an episode ended.
 
         Raises:
-            EnvError: an environment raised, or returned what does not fit.
+            EnvError: an environment raised, or returned a value that does not fit.
         """
         if self._is_dirty:
             self.terminateds.fill(False)
@@ -329,7 +329,7 @@ class Copies(VectorEnv):
                     kind = check if check is not None else self.nested
                     obs = kind.coerce(obs, index, self.step_of(index))
                 rows[index] = obs
-                # an array would take "1" for 1, and None for NaN
+                # An array would convert "1" to 1 and None to NaN.
                 if type(reward) is not float and not isinstance(reward, _NUMBERS):
                     reward = as_reward(reward, self.env_id, index, self.step_of(index))
                 rewards[index] = reward
@@ -345,10 +345,10 @@ class Copies(VectorEnv):
                         self.training_disabled = True
         except Exception as error:
             raise_env_fault(self.env_id, "step", error, index, self.step_of(index))
-        if not math.isfinite(sum(rewards.tolist())):  # or large ones have overflown
+        if not math.isfinite(sum(rewards.tolist())):  # large values can also overflow
             check_rewards(self.env_id, rewards, self.step_of)
         if check is not None:
-            assert isinstance(rows, np.ndarray), "rows are an array where observations are"
+            assert isinstance(rows, np.ndarray), "observations that are arrays need rows in an array"
             check.check_values(rows, self.step_of)
         return ended
 
@@ -357,12 +357,12 @@ class Copies(VectorEnv):
         return [self.reset_at(index) for index in range(self.num_envs)]
 
     def reset_at(self, index: int) -> Any:
-        """See VectorEnv; raises as ``first_obs``."""
+        """See VectorEnv and ``first_obs``."""
         return copied(self.first_obs(index))
 
     def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """See VectorEnv; raises as ``step_into``."""
-        rows = self.new_rows()  # those of the step before may be in use
+        """See VectorEnv and ``step_into``."""
+        rows = self.new_rows()  # those of the previous step may still be in use
         self.step_into(rows, actions)
         return list(rows), self.rewards.tolist(), self.terminateds.tolist(), self.truncateds.tolist(), self.infos
 
@@ -375,7 +375,7 @@ class Copies(VectorEnv):
         return finished_games(self._games)
 
     def get_unwrapped(self) -> Sequence[Any]:
-        """The copies, with the wrappers they were made with."""
+        """Return the copies, including their wrappers."""
         return list(self.envs)
 
     def cut(self, cut: NDArray[np.bool_]) -> None:
@@ -384,18 +384,18 @@ class Copies(VectorEnv):
         self._is_dirty = True
 
     def step_of(self, index: int) -> int:
-        """Steps of a copy's episode so far."""
+        """Return the number of steps of a copy's episode so far."""
         return int(self.step_count - self.started_at[index])
 
     def close(self) -> None:
-        """Close every copy, also if another one raises."""
+        """Close every copy, even if closing one of them raises."""
         close_all(self.envs)
 
 
 class SerialEnv(LockstepEnv):
-    """Copies as whole arrays, each reset at once when its episode ends.
+    """Copies as whole arrays, each reset as soon as its episode ends.
 
-    Infos go no further, but for one: ``step`` raises TrainingDisabled at a ``training_enabled`` that is false.
+    Infos are dropped, except for a false ``training_enabled``: it makes ``step`` raise TrainingDisabled.
     """
 
     can_cut = True
@@ -408,12 +408,12 @@ class SerialEnv(LockstepEnv):
         Args:
             envs: copies with equal spaces; an observation is a single array.
             env_id: name for messages.
-            horizon: truncate episodes at this many steps; None or 0 = the environment's own limit, whether the
-                environment keeps to it or not.
+            horizon: truncate episodes at this many steps; None or 0 = the environment's own limit, which is enforced
+                here, too.
 
         Raises:
-            ConfigError: a horizon above the environment's own limit.
-            UnsupportedEnvError: an object that is not gym-like.
+            ConfigError: the horizon is above the environment's own limit.
+            UnsupportedEnvError: an object is not gym-like.
         """
         copies = envs if isinstance(envs, Copies) else Copies(envs, env_id=env_id)
         self._copies = copies
@@ -425,13 +425,13 @@ class SerialEnv(LockstepEnv):
         self.can_begin = copies.can_begin
         self.max_episode_steps = episode_limit(copies.envs[0])
         self.limit_episodes(horizon)
-        self._first_cut = _NEVER  # no episode gets as long as max_episode_steps before this step
+        self._first_cut = _NEVER  # before this step, no episode reaches max_episode_steps
         self._actions_as_list = isinstance(self.action_space, spaces.Discrete)
         self._obs: NDArray[Any] = copies.new_rows()
         self._result = VectorStep(self._obs, copies.rewards, copies.terminateds, copies.truncateds)
 
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
-        """First observations of new episodes; see LockstepEnv."""
+        """Begin new episodes and return their first observations; see LockstepEnv."""
         copies = self._copies
         if self.max_episode_steps:
             self._first_cut = copies.step_count + self.max_episode_steps
@@ -462,7 +462,7 @@ class SerialEnv(LockstepEnv):
         return result
 
     def _cut_at_limit(self, limit: int) -> bool:
-        """Cut the episodes that have come to the limit, and find out when the next one does at the earliest."""
+        """Cut the episodes that have reached the limit, and compute the earliest step at which another one can."""
         copies = self._copies
         ended = copies.terminateds | copies.truncateds
         cut = (copies.step_count - copies.started_at >= limit) & ~ended
@@ -480,5 +480,5 @@ class SerialEnv(LockstepEnv):
 
     @property
     def unwrapped(self) -> list[Any]:
-        """The copies without their wrappers."""
+        """Copies without their wrappers."""
         return [env.unwrapped if isinstance(env, gymnasium.Env) else env for env in self._copies.envs]

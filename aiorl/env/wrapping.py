@@ -1,7 +1,7 @@
-"""EnvPlan: which environments a worker has, and the wrappers around them: a user's, Atari preprocessing, the monitor.
+"""EnvPlan: description of a worker's environments and their wrappers: the user's, Atari preprocessing, the monitor.
 
-The monitor writes a line of statistics per episode, and videos of some episodes, with Gymnasium's recorders. A folder
-may be used again: statistics are appended, and each start makes a new folder of videos.
+The monitor uses Gymnasium's recorders to write a line of statistics per episode, and videos of some episodes. A folder
+can be used again: statistics are appended, and each start makes a new folder for videos.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aiorl.errors import ConfigError
 from aiorl.process.imports import install_command
 
 if TYPE_CHECKING:
-    from aiorl.config.worker import WorkerConfig  # an environment's own process has no use for what checks settings
+    from aiorl.config.worker import WorkerConfig  # processes of environments do not need its imports
 
 
 logger = logging.getLogger(__name__)
@@ -36,13 +36,13 @@ EnvSource = str | type[Any] | Callable[[EnvContext], Any]
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """Which wrappers single gym-like environments get; every other kind is never wrapped.
+    """Wrappers of single gym-like environments; environments of other kinds are never wrapped.
 
     Attributes:
-        users: a user's own, the innermost first: import paths, or mappings of ``class`` and ``kwargs``.
-        deepmind: Atari games get the DeepMind preprocessing.
+        users: the user's own, innermost first: import paths, or mappings of ``class`` and ``kwargs``.
+        deepmind: True if Atari games get the DeepMind preprocessing.
         dim: side of their square frames, pixels.
-        framestack: their observations are the last four frames.
+        framestack: True if their observations are the last four frames.
         monitor_path: directory for episode statistics and videos; None for no monitor.
     """
 
@@ -54,7 +54,7 @@ class Wrapping:
 
     @classmethod
     def of(cls, settings: WorkerConfig, monitor_path: str | None = None) -> Self:
-        """The wrappers that settings ask for; an observation preprocessor of the user's own replaces DeepMind's."""
+        """Return the wrappers of a config; the user's own observation preprocessor replaces DeepMind's."""
         model = settings.model
         return cls(
             users=tuple(settings.wrappers),
@@ -65,19 +65,19 @@ class Wrapping:
         )
 
     def wraps_atari(self, env: Any) -> bool:
-        """Whether ``wrap`` will put the DeepMind preprocessing around this environment."""
+        """Return True if ``wrap`` adds the DeepMind preprocessing to this environment."""
         return self.deepmind and isinstance(env, gymnasium.Env) and is_atari(env)
 
     def wrap(self, env: Any, context: EnvContext) -> Any:
-        """The environment with its wrappers.
+        """Add the wrappers to an environment.
 
         Args:
-            env: any environment; those that are not single gym-like ones are returned as they are. The monitor takes
-                gym-like ones of any dialect.
-            context: where it was made; names the monitor's folder.
+            env: any environment; one that is not gym-like with a single agent is returned unchanged. The monitor works
+                with gym-like ones of any dialect.
+            context: place where it was made, which names the monitor's folder.
 
         Raises:
-            ConfigError: what the wrappers need is not installed; or a user's own can't be put around the environment.
+            ConfigError: a package is not installed, or a user's wrapper cannot be applied to the environment.
         """
         for position, wrapper in enumerate(self.users):
             env = _wrapped(env, wrapper, f"wrappers[{position}]")
@@ -94,11 +94,11 @@ class Wrapping:
         return env
 
     def env_config(self, creator: EnvCreator, env_config: Mapping[str, Any]) -> dict[str, Any]:
-        """The environment's settings, with what the wrappers need and the user has not set.
+        """Return the environment's settings, with defaults that the wrappers need.
 
-        That is a render mode that the monitor can film in, where there is one; and an Atari game that shows every
-        frame, since DeepMind's preprocessing skips them itself: it shows the maximum of the last two. A game that
-        does not show its screen in colours gets no such preprocessing, and keeps its own frame skip.
+        The monitor needs a render mode for videos, if there is one. The DeepMind preprocessing skips frames itself and
+        shows the maximum of the last two, so the Atari game must show every frame. A game that does not show its screen
+        in colours is not preprocessed and keeps its own frame skip.
         """
         config = dict(env_config)
         if self.deepmind and is_atari_id(creator.gym_id or "") and creator.gym_spec is not None:
@@ -109,7 +109,7 @@ class Wrapping:
             return config
         try:
             made_by = loaded_entry(creator.gym_spec.entry_point)
-        except ImportError:  # told better when the environment is made
+        except ImportError:  # a better error follows when the environment is made
             return config
         modes = getattr(made_by, "metadata", {}).get("render_modes", ())
         return {**config, "render_mode": "rgb_array"} if "rgb_array" in modes else config
@@ -117,22 +117,21 @@ class Wrapping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvPlan:
-    """Which environments a worker is to have.
+    """Description of a worker's environments.
 
     Attributes:
-        env: name, class or creating function (see ``registry``).
+        env: name, class or function that makes an environment (see ``registry``).
         env_config: the environment's own settings.
         num_envs: number of copies, at least 1.
         vectorize: ``"native"`` the environment's own vectorised form; ``"serial"`` copies stepped in turn; ``"remote"``
-            one process per copy; ``"auto"`` native if there is such a form and more than one copy is wanted, else
-            serial.
+            one process per copy; ``"auto"`` native if there is such a form and more than one copy, else serial.
         worker_index: slot of the worker, for the environments' EnvContext.
         horizon: truncate episodes at this many steps; None or 0 = the environment's own limit.
-        wrapping: wrappers put around each single copy.
-        remote_wait_ms: how long a poll of remote copies waits for more, once one is ready.
-        max_restarts_per_hour: how often the process of one environment may be replaced when it fails; 0 makes every
-            failure an error.
-        seed: the worker's seed; None leaves environments to themselves.
+        wrapping: wrappers of each single copy.
+        remote_wait_ms: time that a poll of remote copies waits for more once one is ready, milliseconds.
+        max_restarts_per_hour: number of times per hour that the process of one environment can be replaced when it
+            fails; 0 makes every failure an error.
+        seed: the worker's seed; None leaves the environments unseeded.
     """
 
     env: EnvSource
@@ -148,15 +147,16 @@ class EnvPlan:
 
 
 def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> gymnasium.Env[Any, Any]:
-    """Put one wrapper of a user's around an environment.
+    """Wrap an environment in one wrapper of the user's.
 
     Raises:
-        ConfigError: the environment is no single one, or the wrapper can't be imported, fails, or gives something else.
+        ConfigError: the environment has several agents or copies; or the wrapper cannot be imported, fails, or returns
+            another kind of object.
     """
     if not is_single(env):
         raise ConfigError(
-            f"{key} is for a gymnasium.Env, and the environment, a {type(env).__name__}, is {kind_of(env, '').name}.",
-            key=key, value=wrapper, hint="Have what makes the environment put the wrappers into it.",
+            f"{key} is for a gymnasium.Env, but the environment, a {type(env).__name__}, is {kind_of(env, '').name}.",
+            key=key, value=wrapper, hint="Add the wrappers in the function that makes the environment.",
         )  # fmt: skip
     settings = {"class": wrapper} if isinstance(wrapper, str) else dict(wrapper)
     path, kwargs = settings.pop("class", None), settings.pop("kwargs", None) or {}
@@ -170,7 +170,7 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> gymnasium.
     made = named_failures(make, f"{key} {path!r} around {type(single.unwrapped).__name__}", key)(single, **kwargs)
     if not isinstance(made, gymnasium.Env):
         raise ConfigError(
-            f"{key} {path!r} gave a {type(made).__name__}, expected a gymnasium.Env.", key=key, value=wrapper
+            f"{key} {path!r} returned a {type(made).__name__}, expected a gymnasium.Env.", key=key, value=wrapper
         )
     return made
 
@@ -179,20 +179,20 @@ STATS_FILE = "episodes.jsonl"
 
 
 def monitor_env(env: gymnasium.Env[Any, Any], folder: Path) -> gymnasium.Env[Any, Any]:
-    """An environment whose episodes are recorded in a folder.
+    """Record an environment's episodes in a folder.
 
-    Videos are made where the environment renders images (``render_mode: rgb_array``) and moviepy is installed
-    (extra ``video``): of episodes 0, 1, 8, 27 and so on, then of every thousandth.
+    Videos require an environment that renders images (``render_mode: rgb_array``) and moviepy (extra ``video``). They
+    show episodes 0, 1, 8, 27 and so on, then every thousandth.
 
     Args:
         env: the environment, with the wrappers that the policy sees.
-        folder: made if it is not there; nobody else writes to it meanwhile.
+        folder: created if missing; no other process may write to it at the same time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if env.render_mode not in ("rgb_array", "rgb_array_list"):
         logger.info("%s: no videos, since its render_mode is %s, not rgb_array", env, env.render_mode)
     else:
-        # A folder for each start: Gymnasium warns of folders that exist, for it numbers from 0 again.
+        # Each start gets its own folder: Gymnasium numbers from 0 again and warns about existing folders.
         taken = [int(found.name.split("-")[1]) for found in folder.glob("videos-*")]
         try:
             env = RecordVideo(env, str(folder / f"videos-{max(taken, default=0) + 1}"), name_prefix="video")
@@ -202,15 +202,15 @@ def monitor_env(env: gymnasium.Env[Any, Any], folder: Path) -> gymnasium.Env[Any
 
 
 class StatsFile(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Appends one JSON object per finished episode: reward, length, seconds, and the time it ended."""
+    """Wrapper that appends one JSON object per finished episode to a file: reward, length, seconds and end time."""
 
     def __init__(self, env: RecordEpisodeStatistics[Any, Any], path: Path) -> None:
-        """Write to a file that may exist already."""
+        """Open the file for appending."""
         super().__init__(env)
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, and note an episode's end."""
+        """Step once and record an episode's end."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
             episode = info["episode"]

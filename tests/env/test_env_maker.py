@@ -209,7 +209,7 @@ def test_a_fault_of_the_constructor_is_not_told_as_one_of_a_reset(vectorize):
     ids=["base", "vector", "gymnasium_vector", "external"],
 )
 def test_r161_kinds_that_hold_their_environments_themselves_cannot_be_remote(make):
-    with pytest.raises(ConfigError, match="processes of their own are asked for, but 'mine' made a") as caught:
+    with pytest.raises(ConfigError, match="remote environments are requested, but 'mine' made a") as caught:
         check_can_be_remote(make(), "mine")
     assert caught.value.key == "remote_worker_envs"
 

@@ -142,7 +142,7 @@ def test_wrapped_environments_are_stepped_one_by_one():
     env = EnvMaker(plan).make_first()
     assert isinstance(env, Scaled)
     env.close()
-    with pytest.raises(ConfigError, match="wrappers go around each copy") as caught:
+    with pytest.raises(ConfigError, match="wrappers apply to each copy") as caught:
         EnvMaker(dataclasses.replace(plan, vectorize="native")).make_first()
     assert caught.value.key == "vectorize"
 

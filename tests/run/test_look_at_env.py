@@ -131,5 +131,5 @@ def test_a_constructor_that_fails_is_told_with_its_own_words() -> None:
     [lambda context: Simple(), lambda context: Client(TWO, BOX), lambda context: gymnasium.make_vec("CartPole-v1", 2)],
 )
 def test_kinds_that_cannot_be_remote_are_refused_before_a_worker_starts(creator: Any) -> None:
-    with pytest.raises(ConfigError, match="processes of their own are asked for"):
+    with pytest.raises(ConfigError, match="holds its environments itself"):
         looked(creator, num_envs_per_worker=1, remote_worker_envs=True)
