@@ -1,4 +1,4 @@
-"""AsyncSampler: a thread around a SyncSampler, always a few batches ahead."""
+"""AsyncSampler: a SyncSampler in its own thread, always a few batches ahead."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from aiorl.sampling.settings import SamplerSetup
 logger = logging.getLogger(__name__)
 
 MAX_BATCHES_AHEAD = 5
-"""Finished batches that wait at most; then sampling waits."""
+"""Maximum number of finished batches that wait; then sampling pauses."""
 DATA_TIMEOUT_S = 600.0
 
 
 class AsyncSampler:
-    """Samples in a daemon thread, from ``start`` to ``stop``; what it gives may lag behind the weights.
+    """Sampler that runs in a daemon thread, from ``start`` to ``stop``; its batches can lag behind the weights.
 
-    ``get_data``, ``get_metrics`` and ``get_extra_batches`` may be called from any thread.
+    Any thread can call ``get_data``, ``get_metrics`` and ``get_extra_batches``.
     """
 
     def __init__(
@@ -35,23 +35,23 @@ class AsyncSampler:
         timeout_s: float = DATA_TIMEOUT_S,
         on_turn: Callable[[], None] | None = None,
     ) -> None:
-        """Get ready; ``start`` begins to sample.
+        """Prepare to sample; ``start`` begins.
 
         Args:
-            setup: what to sample, and how.
-            blackhole_outputs: drop batches and keep metrics.
-            timeout_s: ``get_data`` waits so long, seconds.
-            on_turn: called in the sampling thread between two turns, where it may set weights and filter states.
+            setup: environments, policies and settings.
+            blackhole_outputs: True drops the batches and keeps only metrics.
+            timeout_s: time that ``get_data`` waits, seconds.
+            on_turn: called in the sampling thread between two turns; it can set weights and filter states.
 
         Raises:
-            AssertionError: a filter that several threads may not use at once.
-            UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
+            AssertionError: a filter must not be shared by threads.
+            UnknownPolicyError: a policy has no preprocessor or filter (also a ValueError).
         """
         for policy_id, observation_filter in setup.filters.items():
             if not observation_filter.is_concurrent:
                 raise AssertionError(
-                    f"the observation filter of {policy_id!r} is a {type(observation_filter).__name__}, which threads "
-                    "may not share; sample_async needs ConcurrentMeanStdFilter or NoFilter"
+                    f"the observation filter of {policy_id!r} is a {type(observation_filter).__name__}, which must not "
+                    "be shared by threads; sample_async needs ConcurrentMeanStdFilter or NoFilter"
                 )
         self._setup = setup
         self._sampler = SyncSampler(setup, on_turn=on_turn)
@@ -66,34 +66,33 @@ class AsyncSampler:
 
     @property
     def perf(self) -> PerfStats:
-        """Where time went."""
+        """Seconds spent so far, by activity."""
         return self._sampler.perf
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread is running."""
+        """True while the thread is running."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start the thread."""
         self._thread.start()
 
     def get_data(self, timeout_s: float | None = None) -> Batch:
-        """Return the next batch, in the order they were finished.
+        """Return the next batch, in the order in which they were finished.
 
         Args:
-            timeout_s: wait at most so long, seconds; None = as was given at construction.
+            timeout_s: longest wait, seconds; None = the constructor's value.
 
         Raises:
-            ConfigError: batches are dropped here, so that none would ever come.
-            SampleTimeout: none came in time (also a TimeoutError).
-            SamplerDied: the sampler has ended or is to end, and all that it left has been given out; its error is
-                chained.
-            Exception: what ended the sampler, in its turn after the batches that were finished before.
+            ConfigError: batches are dropped, so none would ever arrive.
+            SampleTimeout: no batch arrived in time (also a TimeoutError).
+            SamplerDied: the sampler has ended or must end, and all its batches were returned; its error is chained.
+            Exception: the error that ended the sampler, raised after the batches that were finished before it.
         """
         if self._blackhole:
             raise ConfigError(
-                "input_evaluation 'simulation' drops what the sampler yields, so there are no batches to read.",
+                "input_evaluation 'simulation' drops the sampler's batches, so there are none to read.",
                 key="input_evaluation",
                 value="simulation",
                 hint="Read stored input only, or leave 'simulation' out.",
@@ -112,19 +111,19 @@ class AsyncSampler:
         return item
 
     def get_metrics(self) -> list[RolloutMetrics]:
-        """Return episodes that ended since the last call, stamped with the current perf stats.
+        """Return the episodes that ended since the last call, with the current perf stats.
 
         Raises:
-            SamplerDied: an error ended a sampler whose batches are dropped, which nobody would notice otherwise, and
-                the metrics that it left have been given out; its error is chained.
+            SamplerDied: an error ended a sampler whose batches are dropped, and all its metrics were returned. The
+                error, which would otherwise go unnoticed, is chained.
         """
         metrics = self._sampler.get_metrics()
         if self._blackhole and self._cause is not None and not metrics and not self.shutdown:
-            raise SamplerDied("the sampling thread has ended, and no more metrics will come") from self._cause
+            raise SamplerDied("the sampling thread has ended, so there are no more metrics") from self._cause
         return metrics
 
     def get_extra_batches(self) -> list[Batch]:
-        """Return batches that episodes added on their own since the last call."""
+        """Return the batches that episodes added themselves since the last call."""
         extra = self._sampler.get_extra_batches()
         return [] if self._blackhole else extra
 
@@ -133,11 +132,11 @@ class AsyncSampler:
         return self._sampler.paused()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """End the thread, also one that waits for room; an environment that blocks is not interrupted.
+        """End the thread, even if it waits to hand out a batch; a blocking environment is not interrupted.
 
         Args:
-            timeout_s: wait at most so long for the thread, seconds.
-        Returns: the thread has ended.
+            timeout_s: longest wait for the thread, seconds.
+        Returns: True if the thread has ended.
         """
         self.end_soon()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
@@ -145,9 +144,9 @@ class AsyncSampler:
         return not self._thread.is_alive()
 
     def end_soon(self) -> None:
-        """Stop without waiting; also from a finalizer, in whichever thread that runs."""
+        """Stop without waiting; safe in a finalizer, in any thread."""
         self.shutdown = True
-        if self._changed.acquire(timeout=1.0):  # when the interpreter ends, a thread that holds it never goes on
+        if self._changed.acquire(timeout=1.0):  # at interpreter exit, a thread that holds it may never run again
             self._changed.notify_all()
             self._changed.release()
 
@@ -158,15 +157,15 @@ class AsyncSampler:
             while not self.shutdown:
                 self._sampler.advance()
                 self._hand_out(self._sampler.take_batches())
-        except BaseException as error:  # SystemExit too would end this thread unseen
+        except BaseException as error:  # SystemExit would also end this thread unnoticed
             self.shutdown = self.shutdown or self._setup.is_abandoned
             self._cause = error
             told: Any = error
-            if not isinstance(error, Exception):  # it would end the whole process of whoever waits for data
+            if not isinstance(error, Exception):  # it would end the whole process of the thread that waits for data
                 told = SamplerDied(f"the sampling thread was ended by {type(error).__name__}: {error}")
                 told.__cause__ = error
             self._hand_out([told])
-            if not self.shutdown:  # what stopping an environment brings about is no fault
+            if not self.shutdown:  # errors from stopping an environment are expected
                 raise
         finally:
             with self._changed:
@@ -174,7 +173,7 @@ class AsyncSampler:
                 self._changed.notify_all()
 
     def _hand_out(self, batches: Sequence[Batch | Exception]) -> None:
-        """Take over what a turn gave; wait for room for each batch until the sampler is told to stop."""
+        """Hand out a turn's batches; wait for room for each batch until the sampler must stop."""
         if self._blackhole:
             self._sampler.get_extra_batches()
             return

@@ -1,4 +1,4 @@
-"""The parts of a Worker, each made from its settings; the worker has the order."""
+"""Construction of a Worker's parts from its settings; the worker calls these functions in order."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def env_maker(settings: WorkerSettings, polled: str) -> EnvMaker:
     """Return the maker of a worker's environments.
 
     Args:
-        settings: of the worker.
-        polled: from `why_polled`.
+        settings: the worker's settings.
+        polled: result of `why_polled`.
 
     Raises:
-        UnknownEnvError: the creator is a name that nothing has, or cannot be called.
+        UnknownEnvError: the creator is an unknown name or cannot be called.
     """
     config = settings.config
     vectorize = "remote" if config.remote_worker_envs else config.vectorize
@@ -55,10 +55,10 @@ def env_maker(settings: WorkerSettings, polled: str) -> EnvMaker:
         num_envs=config.num_envs_per_worker,
         vectorize=vectorize,
         worker_index=settings.worker_index,
-        # at a soft horizon an environment is not to cut its episodes
+        # At a soft horizon, an environment must not cut its episodes.
         horizon=None if config.soft_horizon else config.horizon,
         wrapping=settings.wrapping,
-        # those that are not polled on their own step together
+        # Environments that are not polled separately step together.
         remote_wait_ms=config.remote_env_batch_wait_ms if config.remote_worker_envs else math.inf,
         max_restarts_per_hour=config.max_env_restarts_per_hour,
         seed=config.seed,
@@ -67,7 +67,7 @@ def env_maker(settings: WorkerSettings, polled: str) -> EnvMaker:
 
 
 def make_return_filters(policies: Mapping[str, Policy]) -> dict[str, ObservationFilter]:
-    """Let policies scale their rewards where asked for; return the statistics for it by their names as filters."""
+    """Make policies scale their rewards if they need it; return the statistics as filters by name."""
     filters: dict[str, ObservationFilter] = {}
     for policy_id, policy in policies.items():
         if isinstance(policy, GraphPolicy) and policy.return_discount is not None:
@@ -77,13 +77,13 @@ def make_return_filters(policies: Mapping[str, Policy]) -> dict[str, Observation
 
 
 def why_polled(settings: WorkerSettings) -> str:
-    """Why environments have to be polled turn by turn; "" where they may be stepped in lockstep, if they can.
+    """Return the reason why environments must be polled turn by turn; "" if lockstep is allowed.
 
-    In lockstep there are neither episodes nor agents that anybody could be told of, and one network acts for all.
+    In lockstep there are no episodes or agents to pass to user code, and one network acts for all.
     """
     config, plan, policies = settings.config, settings.sample_plan, settings.policy
     if plan is None:
-        return "whole rows are wanted"
+        return "complete rows are needed"
     for name in ("soft_horizon", "no_done_at_end", "sample_async", "remote_worker_envs", "fake_sampler"):
         if getattr(config, name):
             return f"{name} is set"
@@ -101,32 +101,32 @@ def why_polled(settings: WorkerSettings) -> str:
     kind, *own_spaces, own_config = policies[DEFAULT_POLICY_ID]
     spec = getattr(kind, "acting_spec", None)
     if spec is None or exploration_has_memory(own_config.get("exploration")):
-        return "the policy acts in a way of its own"
+        return "the policy acts in its own way"
     if any(space is not ENV_SPACE for space in own_spaces):
-        return "the policy has spaces of its own"
+        return "the policy has its own spaces"
     if spec.prev_action is not None:
         return "the policy looks back at actions and rewards"
     odd = [name for name in plan.of_rows if name not in FRAGMENT_COLUMNS]
-    return f"the column {odd[0]!r} is wanted" if odd else ""
+    return f"the plan has the column {odd[0]!r}" if odd else ""
 
 
 def make_sampler(
     worker: Worker, settings: WorkerSettings, polled: str, on_turn: Callable[[], None]
 ) -> SyncSampler | AsyncSampler:
-    """Make the sampler, not yet started.
+    """Make the sampler without starting it.
 
     Args:
         worker: the worker.
-        settings: what it is made from.
-        polled: from `why_polled`.
+        settings: the worker's settings.
+        polled: result of `why_polled`.
         on_turn: called between two turns.
 
     Raises:
-        AssertionError: sampling in the background with a filter that threads may not share.
-        ConfigError: a horizon that the environments cannot have.
+        AssertionError: asynchronous sampling with a filter that must not be shared by threads.
+        ConfigError: the environments cannot have the horizon.
     """
     setup = SamplerSetup(
-        worker=weakref.ref(worker),  # else an asynchronous sampler's thread would keep it alive for ever
+        worker=weakref.ref(worker),  # otherwise the thread of an asynchronous sampler keeps it alive forever
         base_env=worker.async_env,
         policy_map=worker.policy_map,
         preprocessors=worker.preprocessors,
@@ -138,7 +138,7 @@ def make_sampler(
     lockstep = _lockstep(worker, settings, polled)
     if settings.wants_simulation:
         logger.warning(
-            "Input evaluation %r: the environment is sampled in the background, for metrics only", SIMULATION
+            "input evaluation %r: the environment is sampled in the background, for metrics only", SIMULATION
         )
     if settings.config.sample_async or settings.wants_simulation:
         return AsyncSampler(setup, blackhole_outputs=settings.wants_simulation, on_turn=on_turn)
@@ -146,15 +146,15 @@ def make_sampler(
 
 
 def _lockstep(worker: Worker, settings: WorkerSettings, polled: str) -> Lockstep | None:
-    """Return the worker's environments in lockstep; None where they have to be polled."""
+    """Return the worker's environments in lockstep; None if they must be polled."""
     config, plan = settings.config, settings.sample_plan
     env = None if polled else worker.async_env.in_lockstep(config.horizon)
     if env is None or plan is None or env.num_envs != config.num_envs_per_worker or _is_nested(env):
         if plan is not None and log_once("polled"):
-            logger.info("Environments are polled turn by turn: %s", polled or "they cannot be stepped as whole arrays")
+            logger.info("environments are polled turn by turn: %s", polled or "they cannot be stepped as whole arrays")
         return None
     policy = worker.policy_map[DEFAULT_POLICY_ID]
-    assert isinstance(policy, GraphPolicy), "why_polled has seen its class"
+    assert isinstance(policy, GraphPolicy), "why_polled allowed another class"
     return Lockstep(
         env,
         policy,
@@ -173,14 +173,14 @@ def make_stream(settings: WorkerSettings, name: str, kind: Any, context: IOConte
     """Make the reader or the writer of batches.
 
     Args:
-        settings: of the worker.
-        name: of the setting that makes it.
+        settings: the worker's settings.
+        name: name of the setting that makes it.
         kind: its base class.
-        context: what it is made with.
+        context: the argument to make it with.
 
     Raises:
-        AssertionError: something else was made.
-        ConfigError: the sampler's batches are asked for, and dropped for the sake of input evaluation.
+        AssertionError: the object made is of another class.
+        ConfigError: the input is the sampler's batches, which input evaluation drops.
     """
     made = getattr(settings, name)(context)
     if not isinstance(made, kind):

@@ -1,4 +1,4 @@
-"""BatchBuilder: rows of one environment until they are cut, postprocessed by trajectory."""
+"""BatchBuilder: rows of one environment, postprocessed by trajectory, until they are cut into a batch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from aiorl.errors import PolicyError
 from aiorl.sampling.seats import Lane, Rows, Seat, Segment
 
 OnPostprocessed = Callable[[Any, Seat, SampleBatch, Mapping[Any, tuple[Policy, SampleBatch]]], None]
-"""Called with the episode, the agent, its batch and the original batches of all agents by agent id."""
+"""Hook with these arguments: the episode, the agent, its batch, the original batches of all agents by agent id."""
 
 Part = SampleBatch | Segment
-"""Rows that are postprocessed, or are to be, where they lie in their policy's table."""
+"""Rows that are postprocessed, or that still lie in their policy's table and will be."""
 
 
 class BatchBuilder:
-    """Rows of one environment, collected episode after episode until they make a batch.
+    """Rows of one environment, collected episode after episode for a batch.
 
     Attributes:
         count: environment steps since the last batch.
-        held: rows held, of all agents.
+        held: number of rows held, of all agents.
     """
 
     def __init__(self, on_postprocessed: OnPostprocessed | None) -> None:
         """Make an empty builder.
 
         Args:
-            on_postprocessed: hook; None where nobody listens.
+            on_postprocessed: hook; None for none.
         """
         self.count = self.held = 0
         self._on_postprocessed = on_postprocessed
@@ -41,7 +41,7 @@ class BatchBuilder:
         self._vacated: dict[Lane, list[int]] = {}
 
     def seat_for(self, lane: Lane) -> int:
-        """Return a seat for an agent of its environment, if possible one that an earlier episode has left."""
+        """Return a seat for an agent of its environment, preferably one that an earlier episode has left."""
         left = self._vacated.get(lane)
         if not left:
             return lane.table.take_seat()
@@ -50,7 +50,7 @@ class BatchBuilder:
         return number
 
     def expect_rows(self, seat: Seat) -> None:
-        """Note that an agent without rows is about to get one, that of its latest observation."""
+        """Register an agent without rows, whose latest observation is about to become one."""
         table, number = seat.lane.table, seat.number
         seat.waits_from = row = table.row_of(number)
         table.keep_from(number, row)
@@ -58,7 +58,7 @@ class BatchBuilder:
         self._pending.append(seat)
 
     def has_pending_agent_data(self) -> bool:
-        """Tell whether there are rows not yet postprocessed."""
+        """Return True while there are rows that are not postprocessed."""
         return bool(self._pending)
 
     def total(self) -> int:
@@ -66,20 +66,20 @@ class BatchBuilder:
         return self.held
 
     def vacate(self, seat: Seat) -> None:
-        """Take an agent's seat, which is given back with the rows that wait in it."""
+        """Release an agent's seat, which is given back together with the rows that wait in it."""
         if seat.left_at < 0:
             seat.leave()
             self._vacated.setdefault(seat.lane, []).append(seat.number)
 
     def postprocess(self, episode: Any) -> None:
-        """Postprocess what each agent did since the last time.
+        """Postprocess each agent's rows since the last call.
 
-        It is one piece of one episode, or several where rows in between were not recorded: what follows a row's end
-        is then not the next row, so each piece is a trajectory of its own. Where nobody looks at trajectories, they
-        are noted only, and postprocessed with others when the batch is built.
+        They are one piece of one episode, or several pieces if rows in between were not recorded. Each piece is a
+        trajectory, because the last row of a piece is not followed by the next row. If no hook sees trajectories, they
+        are only noted, and postprocessed together when the batch is built.
 
         Raises:
-            PolicyError: the policy gave back no batch (also a ValueError).
+            PolicyError: the policy did not return a batch (also a ValueError).
         """
         pending, self._pending = self._pending, []
         if all(seat.lane.in_bulk for seat in pending):
@@ -90,7 +90,7 @@ class BatchBuilder:
         rows = [seat.lane.rows([segment]) for seat, segment in cuts]
         originals: dict[Any, tuple[Policy, SampleBatch]] = {}
         if len(cuts) > 1 or self._on_postprocessed is not None:
-            # copies: nothing that is done to one agent's batch is seen in another's
+            # Copies, so that changes to one agent's batch do not show in another's.
             originals = {
                 seat.agent_id: (seat.lane.policy, SampleBatch({name: col.copy() for name, col in own.columns.items()}))
                 for (seat, _), own in zip(cuts, rows, strict=True)
@@ -114,7 +114,7 @@ class BatchBuilder:
             if not isinstance(batch, SampleBatch):
                 raise PolicyError(
                     f"postprocess_trajectory of policy {seat.policy_id!r} ({type(policy).__name__}) "
-                    f"returned {type(batch).__name__}, expected a SampleBatch; return the batch it was given"
+                    f"returned {type(batch).__name__}, expected a SampleBatch; return the batch that it is given"
                 )
             if self._on_postprocessed is not None:
                 self._on_postprocessed(episode, seat, batch, originals)
@@ -124,15 +124,15 @@ class BatchBuilder:
         seat.lane.table.taken(np.array([seat.number]))
 
     def cut(self, episode: Any) -> Cut:
-        """Hand over all rows held, for one batch; the builder is empty afterwards."""
+        """Return all rows held, for one batch; the builder is then empty."""
         self.postprocess(episode)
         for seat in episode.seats.values():
-            if seat.done:  # however long its episode goes on
+            if seat.done:  # even if its episode continues
                 self.vacate(seat)
         return self._emptied(self._parts)
 
     def discard(self) -> None:
-        """Forget everything held; the seats of these rows are vacated."""
+        """Drop all rows held; their seats are released."""
         self._pending = []
         self._emptied({}).give_back()
 
@@ -148,7 +148,7 @@ class Cut(NamedTuple):
 
     Attributes:
         parts: policy id -> its rows, in order.
-        env_steps: environment steps.
+        env_steps: number of environment steps.
         vacated: seats that are free once the rows are taken out.
     """
 
@@ -157,7 +157,7 @@ class Cut(NamedTuple):
     vacated: Mapping[Lane, Sequence[int]]
 
     def give_back(self) -> None:
-        """Free the seats: the rows are taken out."""
+        """Free the seats after the rows have been taken out."""
         for lane, numbers in self.vacated.items():
             for number in numbers:
                 lane.table.free_seat(number)
@@ -166,9 +166,9 @@ class Cut(NamedTuple):
 def build_batches(
     cuts: Sequence[Cut], lanes: Mapping[str, Lane], *, is_multi_agent: bool
 ) -> list[SampleBatch | MultiAgentBatch]:
-    """Build a batch of each cut, plain ones if there is only the default policy.
+    """Build a batch of each cut; a plain one if there is only the default policy.
 
-    Rows that are still in a table are gathered and postprocessed all together.
+    Rows that are still in a table are gathered and postprocessed together.
     """
     for policy_id, lane in lanes.items():
         if lane.in_bulk:
@@ -185,7 +185,7 @@ def build_batches(
 
 
 def _take_out(lane: Lane, parts: Sequence[list[Part]]) -> None:
-    """Replace the segments of each list by one batch."""
+    """Replace the segments of each list with one batch."""
     segments = [part for one in parts for part in one if isinstance(part, Segment)]
     if not segments:
         return

@@ -1,8 +1,7 @@
-"""DefaultCallbacks: the hooks into sampling and training, and when each of them is called.
+"""DefaultCallbacks: hooks into sampling and training, and when each is called.
 
-A subclass overrides what it needs; each worker makes one object of it, and so does the learner, for
-`on_train_result`. All other hooks run in the thread that samples, between two steps: what they take, sampling waits
-for.
+Override the hooks you need in a subclass. Each worker makes one object of it, and so does the learner, for
+`on_train_result`. All other hooks run in the sampling thread, between two steps, so they slow down sampling.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from aiorl.errors import ConfigError
 
 
 class DefaultCallbacks:
-    """Hooks that do nothing. All arguments are keywords; accept ``**kwargs`` to be safe against new ones."""
+    """Hooks that do nothing. All arguments are keywords; accept ``**kwargs`` for arguments of later versions."""
 
     def on_episode_start(self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any) -> None:
-        """A new episode has its first observation in hand; exploration's own hooks have run.
+        """Handle the start of an episode, after its first observation and after exploration's own hooks.
 
         Args:
             worker: the RolloutWorker that samples.
-            base_env: its environment.
+            base_env: its environments.
             policies: policy id -> policy.
             episode: the MultiAgentEpisode; ``user_data`` is free for use.
-            **kwargs: what later versions may add.
+            **kwargs: arguments of later versions.
         """
 
     def on_episode_step(self, *, worker: Any, base_env: Any, episode: Any, **kwargs: Any) -> None:
-        """An environment has been polled and its rows are recorded; once per environment and poll.
+        """Handle a poll of an environment, after its rows are recorded; called once per environment and poll.
 
-        Also for a first observation that came by a poll, but not for one that came from a reset in line.
+        It is also called for a first observation from a poll, but not for one from an immediate reset.
         """
 
     def on_episode_end(self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any) -> None:
-        """An episode is over; custom metrics and history added here still enter its report."""
+        """Handle the end of an episode; custom metrics and history added here are still reported."""
 
     def on_postprocess_trajectory(
         self,
@@ -49,46 +48,46 @@ class DefaultCallbacks:
         original_batches: Any,
         **kwargs: Any,
     ) -> None:
-        """A policy has postprocessed one agent's trajectory; the batch may be changed in place.
+        """Handle one agent's postprocessed trajectory; the batch can be changed in place.
 
-        Where rows in between were not recorded, the rows before and behind them are a trajectory each.
+        If rows in between were not recorded, the rows before and after them are a trajectory each.
 
         Args:
             worker: the RolloutWorker that samples.
-            episode: the episode it comes from.
+            episode: the trajectory's episode.
             agent_id: the agent.
             policy_id: its policy.
             policies: policy id -> policy.
-            postprocessed_batch: what goes on to learning.
+            postprocessed_batch: the batch to learn from.
             original_batches: agent id -> (policy, batch before postprocessing), of all agents.
-            **kwargs: what later versions may add.
+            **kwargs: arguments of later versions.
         """
 
     def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
-        """``RolloutWorker.sample`` has a batch; it may be changed in place before it is written or returned."""
+        """Handle a batch of ``RolloutWorker.sample``, which can be changed in place before it is used."""
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        """A training iteration is over; what is changed in the result is logged and returned changed.
+        """Handle the result of a training iteration; changes to it are logged and returned.
 
-        Called in the learner, on an object of its own; everything else there waits for it.
+        It is called in the learner, on a separate object; the learner waits for it.
 
         Args:
-            trainer: what trains.
-            result: the iteration's result; may be changed in place, by numbers, strings, lists and dicts.
-            **kwargs: what later versions may add.
+            trainer: the trainer.
+            result: the iteration's result; add or change numbers, strings, lists and dicts in place.
+            **kwargs: arguments of later versions.
         """
 
 
 def callbacks_class(path: str | None) -> type[DefaultCallbacks] | None:
-    """Return the subclass of DefaultCallbacks that the setting `callbacks` names; None without one.
+    """Return the subclass of DefaultCallbacks named by the setting `callbacks`; None if there is none.
 
     Raises:
-        ConfigError: a path that is not found or names something else, or a hook that does not take its arguments.
+        ConfigError: the path is not found or names another object, or a hook does not take its arguments.
     """
     if not path:
         return None
     kind = import_object(path, key="callbacks")
-    if isinstance(kind, DefaultCallbacks):  # one object for all who ask, as whoever made it wants
+    if isinstance(kind, DefaultCallbacks):  # its creator wants one object to be shared
         hooks = {name: staticmethod(getattr(kind, name)) for name in overridden_hooks(type(kind))}
         kind = type(type(kind).__name__, (DefaultCallbacks,), hooks)
     if not (isinstance(kind, type) and issubclass(kind, DefaultCallbacks)):
@@ -106,7 +105,7 @@ def callbacks_class(path: str | None) -> type[DefaultCallbacks] | None:
 
 
 def with_named_failures(kind: type[DefaultCallbacks], setting: Any) -> type[DefaultCallbacks]:
-    """Return a class whose hooks raise a ConfigError that names the setting and the hook."""
+    """Return a class whose hooks raise a ConfigError with the names of the setting and the hook."""
 
     def guarded(name: str) -> Any:
         hook = named_failures(getattr(kind, name), f"callbacks {setting!r:.200}: {name}", "callbacks")
@@ -117,7 +116,7 @@ def with_named_failures(kind: type[DefaultCallbacks], setting: Any) -> type[Defa
 
 
 def overridden_hooks(callbacks: DefaultCallbacks | type[DefaultCallbacks]) -> frozenset[str]:
-    """Names of the hooks of an object or a class that do something: those that are not DefaultCallbacks' own."""
+    """Return the names of the hooks that an object or a class overrides."""
     own = {name: getattr(callbacks, name) for name in vars(DefaultCallbacks) if name.startswith("on_")}
     return frozenset(
         name for name, hook in own.items() if getattr(hook, "__func__", hook) is not getattr(DefaultCallbacks, name)
@@ -125,5 +124,5 @@ def overridden_hooks(callbacks: DefaultCallbacks | type[DefaultCallbacks]) -> fr
 
 
 def worker_hooks(kind: type[DefaultCallbacks]) -> frozenset[str]:
-    """Names of the hooks that a class overrides and workers call; the learner has its own."""
+    """Return the names of the hooks that a class overrides and workers call, without the learner's."""
     return overridden_hooks(kind) - {"on_train_result"}

@@ -1,4 +1,4 @@
-"""MultiAgentEpisode: what is remembered of an episode between two turns, and what callbacks may ask of it."""
+"""MultiAgentEpisode: state of an episode between two turns, and its face for callbacks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Fault = TypeVar("Fault", bound=EnvError)
 
 
 class MultiAgentEpisode:
-    """One episode of one environment, with any number of agents.
+    """Episode of one environment, with any number of agents.
 
-    Methods that ask about an agent mean the only one of a single-agent environment, unless told which.
+    The default ``agent_id`` of methods is the only agent of a single-agent environment.
 
     Attributes:
-        episode_id: the same in all its rows, different from every other episode's.
+        episode_id: number that is the same in all its rows and unique to the episode.
         env_id: the environment.
         place: its name and number, for messages.
         length: environment steps so far.
@@ -33,9 +33,9 @@ class MultiAgentEpisode:
         custom_metrics: name -> number; reported with the episode.
         hist_data: name -> list of numbers; reported with the episode.
         user_data: free for use by callbacks.
-        batch_builder: where its rows go.
-        seats: agent id -> what is remembered of the agent, in order of appearance; the sampler's own.
-        add_extra_batch: call it with a batch that shall go out beside the sampled ones.
+        batch_builder: builder that collects its rows.
+        seats: agent id -> state of the agent, in order of appearance; for the sampler only.
+        add_extra_batch: function that adds a batch to the sampled ones.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MultiAgentEpisode:
         self.add_extra_batch = add_extra_batch
         self._lanes = lanes
         self._binding = binding
-        self._rewards_before: dict[Any, float] = {}  # of agents not observed yet
+        self._rewards_before: dict[Any, float] = {}  # of agents that have not been observed yet
 
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
@@ -72,50 +72,50 @@ class MultiAgentEpisode:
         return rewards
 
     def policy_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> str:
-        """Return the agent's policy id; the mapping function is asked at its first appearance only.
+        """Return the agent's policy id; the mapping function is called only when the agent first appears.
 
         Raises:
-            UnknownPolicyError: the mapping function named no policy (also a ValueError).
+            UnknownPolicyError: the mapping function returned an unknown policy (also a ValueError).
         """
         return self._binding.policy_for(agent_id, self)
 
     def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
-        """Return the agent's latest filtered observation; None before any."""
+        """Return the agent's latest filtered observation; None before the first."""
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.latest_obs()
 
     def last_raw_obs_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Any:
-        """Return the agent's latest observation as the environment gave it; None before any."""
+        """Return the agent's latest observation as the environment returned it; None before the first."""
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.raw_obs
 
     def last_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any] | None:
-        """Return the agent's latest info; None before any observation."""
+        """Return the agent's latest info; None before the first observation."""
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.info
 
     def last_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
-        """Return the agent's latest action, unclipped, as rows hold it; zeros before any."""
+        """Return the agent's latest action, unclipped, as rows store it; zeros before the first."""
         return self._entry(agent_id, c.ACTIONS)
 
     def prev_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
-        """Return the action before the latest one; zeros before any."""
+        """Return the action before the latest one; zeros if there is none."""
         return self._entry(agent_id, c.PREV_ACTIONS)
 
     def prev_reward_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> float:
-        """Return the reward before the latest one; 0.0 before any."""
+        """Return the reward before the latest one; 0.0 if there is none."""
         seat = self.seats.get(agent_id)
         return 0.0 if seat is None else seat.prev_reward()
 
     def rnn_state_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> list[Array]:
-        """Return the agent's recurrent state; the initial one before any action."""
+        """Return the agent's recurrent state; the initial one before the first action."""
         seat = self.seats.get(agent_id)
         if seat is not None:
             return seat.rnn_state()
         return [component.copy() for component in self._lane_for(agent_id).actor.initial_state]
 
     def last_pi_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any]:
-        """Return the policy's extra outputs for the agent's latest action; empty before any."""
+        """Return the policy's extra outputs for the agent's latest action; empty before the first."""
         seat = self.seats.get(agent_id)
         return {} if seat is None else seat.pi_info()
 
@@ -126,12 +126,12 @@ class MultiAgentEpisode:
     # --- the sampler's side ---
 
     def fault(self, kind: type[Fault], message: str) -> Fault:
-        """Return an error that names the environment and its step."""
+        """Return an error with the environment's name and step."""
         name, number = self.place
         return kind(name, message, vector_index=number, step=self.length)
 
     def seat_for(self, agent_id: Any) -> Seat:
-        """Return the agent's seat, made and bound to a policy at its first observation."""
+        """Return the agent's seat; it is made and bound to a policy at the first observation."""
         seat = self.seats.get(agent_id)
         if seat is None:
             lane = self._lane_for(agent_id)
@@ -142,10 +142,10 @@ class MultiAgentEpisode:
         return seat
 
     def add_rewards(self, rewards: Mapping[Any, Any]) -> None:
-        """Count the rewards of one step, also those of agents that are not observed now.
+        """Add the rewards of one step, including those of agents that are not observed in it.
 
         Raises:
-            BadRewardError: a reward that is no finite number (also a ValueError).
+            BadRewardError: a reward is not a finite number (also a ValueError).
         """
         seats, total = self.seats, self.total_reward
         try:
@@ -168,10 +168,10 @@ class MultiAgentEpisode:
             raise self.fault(BadRewardError, f"rewards are {rewards!r:.200}, expected finite numbers")
         self.total_reward = total
         for agent_id in self._rewards_before:
-            self.policy_for(agent_id)  # each agent is asked about when it first appears
+            self.policy_for(agent_id)  # the mapping function is called when an agent first appears
 
     def soft_reset(self, episode_id: int) -> None:
-        """Go on as a new episode: length, totals, metrics and id restart; recurrent states and bindings stay."""
+        """Continue as a new episode: length, totals, metrics and id restart; recurrent states and bindings stay."""
         self.episode_id = episode_id
         self.length = 0
         self.total_reward = 0.0
@@ -182,7 +182,7 @@ class MultiAgentEpisode:
             seat.restart()
 
     def close(self) -> None:
-        """Give up all seats: the episode is over for good."""
+        """Release all seats: the episode has ended."""
         for seat in self.seats.values():
             self.batch_builder.vacate(seat)
 

@@ -1,4 +1,4 @@
-"""Episodes of level seats: their figures, and whole episodes out of rows that are cut anywhere."""
+"""Episodes of environments in lockstep: their statistics, and whole episodes from rows that are cut anywhere."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FRAGMENT_COLUMNS = frozenset(
         c.DISCOUNTS, c.N_STEPS, c.PRIORITIES,
     }
 )  # fmt: skip
-"""Names of the columns that can be had in lockstep."""
+"""Names of the columns available in lockstep."""
 
 
 class EpisodeTracker:
     """Lengths and returns of the episodes of N environments, from table to table.
 
-    Nothing is done per step: the rows of each environment are cut into segments at the ends of episodes, and everything
-    is computed per segment.
+    Nothing is computed per step: the rows of each environment are cut into segments at the ends of episodes, and all
+    computation is per segment.
 
-    A row with ``valid == False`` (the reset call of a NEXT_STEP environment) counts to no length.
+    A row with ``valid == False`` (the reset call of a NEXT_STEP environment) does not count as a step.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -43,12 +43,12 @@ class EpisodeTracker:
         self._finished: list[EpisodeColumns] = []
 
     def advance(self, rewards: NDArray[Any], dones: NDArray[np.bool_], valid: NDArray[np.bool_] | None = None) -> None:
-        """Take in the next T steps.
+        """Add the next T steps.
 
         Args:
             rewards: [T, N] raw rewards.
-            dones: [T, N] the row ended its episode.
-            valid: [T, N] the row is a transition; None = all are.
+            dones: [T, N] True if the row ended its episode.
+            valid: [T, N] True if the row is a transition; None = all are.
         """
         steps, num_envs = rewards.shape
         after = np.flatnonzero(dones.T) + 1  # positions n * T + t
@@ -62,7 +62,7 @@ class EpisodeTracker:
         totals += np.where(is_first, self._returns[env], 0.0)
         lengths = length + np.where(is_first, self._lengths[env], 0)
         if valid is not None:
-            lengths -= ~valid.T.reshape(-1)[start]  # a row that is no transition opens an episode
+            lengths -= ~valid.T.reshape(-1)[start]  # a row that is not a transition opens an episode
         closed = dones.T.reshape(-1)[last]
         if closed.any():
             order = np.lexsort((last[closed] // steps, last[closed] % steps))
@@ -73,7 +73,7 @@ class EpisodeTracker:
         self._lengths = lengths[is_last] * goes_on
 
     def take_finished(self) -> EpisodeColumns:
-        """Return episodes that ended since the last call, in the order they ended."""
+        """Return the episodes that ended since the last call, in the order in which they ended."""
         finished, self._finished = self._finished, []
         if not finished:
             return EpisodeColumns.empty()
@@ -84,10 +84,10 @@ class EpisodeTracker:
 
 
 class EpisodeCollector:
-    """Keeps rows of level seats until their episodes are complete.
+    """Rows of environments in lockstep, kept until their episodes are complete.
 
     Attributes:
-        ready_rows: transitions of complete episodes not yet taken.
+        ready_rows: number of transitions of complete episodes that wait.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -98,12 +98,12 @@ class EpisodeCollector:
         self._unfinished = np.zeros(num_envs, np.int64)
 
     def add(self, columns: dict[str, Array], finals: Array | None) -> None:
-        """Keep the next T steps. Many rows of one environment without an end are worth a warning, once.
+        """Add the next T steps; warn once if many rows of one environment have no end.
 
         Args:
             columns: name -> [T, N, ...].
-            finals: [K, ...] true final observations of all rows that end an episode, in the order of steps; None where
-                those are not wanted.
+            finals: [K, ...] true final observations of all rows that end an episode, in the order of steps; None if
+                they are not needed.
         """
         if finals is not None:
             self._finals.append(finals)
@@ -111,7 +111,7 @@ class EpisodeCollector:
         valid = columns.setdefault(c.VALID, np.ones(dones.shape, np.bool_))
         self._kept.append(columns)
         complete = _complete(dones)
-        ends, before = complete[0], self._unfinished  # an episode ends in here
+        ends, before = complete[0], self._unfinished  # True if an episode ends within these steps
         self.ready_rows += int(before[ends].sum()) + int(np.count_nonzero(valid & complete))
         self._unfinished = np.where(ends, 0, before) + np.count_nonzero(valid & ~complete, axis=0)
         index = int(self._unfinished.argmax())
@@ -119,7 +119,7 @@ class EpisodeCollector:
             warn_of_long_episode(_MANY_ROWS, index, int(self._unfinished[index]))
 
     def take(self) -> tuple[dict[str, Array], Array | None]:
-        """Return the rows [B, 1, ...] of all complete episodes, environment after environment, and their finals."""
+        """Return the rows [B, 1, ...] of all complete episodes, environment by environment, and their finals."""
         kept = {name: np.concatenate([part[name] for part in self._kept]) for name in self._kept[0]}
         complete = _complete(kept[c.DONES])
         taken = (kept[c.VALID] & complete).T
@@ -128,7 +128,7 @@ class EpisodeCollector:
         if self._finals:
             finals = np.concatenate(self._finals)[np.lexsort((ends[:, 0], ends[:, 1]))]
             self._finals = []
-        kept[c.VALID] &= ~complete  # rows that are taken are no transitions any more
+        kept[c.VALID] &= ~complete  # rows already taken no longer count as transitions
         kept[c.DONES] &= ~complete
         needed: Flags = np.logical_or.reduce(kept[c.VALID], axis=1)
         first = int(needed.argmax()) if needed.any() else len(needed)
@@ -138,6 +138,6 @@ class EpisodeCollector:
 
 
 def _complete(dones: Flags) -> Flags:
-    """Mark rows [L, N] at or before the last end of an episode in their environment."""
+    """Mark rows [L, N] up to the last end of an episode in their environment."""
     complete: Flags = np.logical_or.accumulate(dones[::-1], axis=0)[::-1]
     return complete

@@ -1,9 +1,9 @@
-"""Iteration: one turn of the general sampler, between a poll and the actions it leads to.
+"""Iteration: one turn of the general sampler, from a poll to the actions that follow it.
 
-``observe`` takes what a poll brought and gives the outputs that are ready, in order; ``act`` then evaluates
-the policies and gives the actions to send. It neither loops nor waits: whoever drives it polls, hands
-outputs out, and sends. Resets are the one thing it asks of the environment itself, since an environment that
-can be reset in line takes part in the same turn.
+``observe`` takes the result of a poll and returns the outputs that are ready, in order. ``act`` then evaluates the
+policies and returns the actions to send. An Iteration neither loops nor waits: its caller polls, hands out the outputs
+and sends the actions. It only asks the environment for resets, because an environment that resets immediately takes
+part in the same turn.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ Outputs = MutableSequence[Output]
 
 _LARGE_BATCH_ROWS = 5000
 _EPISODE_HOOKS = {"on_episode_start", "on_episode_step", "on_episode_end", "on_postprocess_trajectory"}
-"""Those that are given an episode."""
+"""Hooks that have an episode among their arguments."""
 _TO_COME = SampleBatch()
-"""Keeps a batch's place among the outputs of a turn until all batches of the turn are built."""
+"""Placeholder for a batch among the outputs of a turn, until all batches of the turn are built."""
 
 
 _Ready = tuple[MultiAgentEpisode, list[Seat], bool, bool]
-"""An environment of this turn, between the intake of its observations and their settlement: its episode; the agents
-that wait for an action; whether it has ended; whether it has come to the horizon. Many are made, so a plain tuple."""
+"""Environment of this turn, between the intake of its observations and their settlement: its episode; the agents that
+wait for an action; True if it has ended; True if it has reached the horizon. A plain tuple, since many are made."""
 
 
 class Iteration:
-    """Keeps the live episodes; see the module.
+    """Turns of the general sampler, with the live episodes; see the module.
 
     Attributes:
         base_env: the environments.
-        extra_batches: batches that episodes added on their own, not yet taken.
+        extra_batches: batches that episodes added themselves and that have not been taken.
         inferred_s: seconds that the policies took in the last ``act``.
     """
 
     def __init__(self, setup: SamplerSetup) -> None:
-        """Get ready; the environment is not touched.
+        """Prepare for the first turn without calling the environment.
 
         Raises:
-            UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
+            UnknownPolicyError: a policy has no preprocessor or filter (also a ValueError).
         """
         self._setup = setup
         self.base_env: BaseEnv = setup.base_env
@@ -85,7 +85,7 @@ class Iteration:
             )
             for policy_id, policy in self._policies.items()
         ]
-        # whether anybody can get hold of an episode: a user's functions, explorations and policies of their own
+        # True if an episode is accessible from outside: to user functions, or to explorations or policies of users.
         is_shown = (
             bool(hooks.keys() & _EPISODE_HOOKS)
             or setup.observation_fn is not None
@@ -113,16 +113,16 @@ class Iteration:
         self._many_rows = max(1000, 10 * length) if self._is_packing else _LARGE_BATCH_ROWS
 
     def observe(self, poll: Poll, outputs: Outputs | None = None) -> Outputs:
-        """Take in what a poll brought.
+        """Take in the result of a poll.
 
         Args:
-            poll: what it brought.
-            outputs: where to append; None = a new list.
-        Returns: metrics of finished episodes and batches that are full, in the order they came about; what came
-            about before an error is appended, too.
+            poll: the result.
+            outputs: list to append to; None = a new list.
+        Returns: metrics of finished episodes and full batches, in the order in which they arose; those from before an
+            error are appended, too.
 
         Raises:
-            ValueError: an environment broke its contract, or a horizon cannot be honoured.
+            ValueError: an environment broke its contract, or the horizon cannot be enforced.
             EnvError: an environment failed at a reset.
         """
         if self._horizon is None:
@@ -145,14 +145,14 @@ class Iteration:
                 lane.take_in()
             self._settle(ready, outputs)
             for lane in self._lanes.values():
-                lane.take_in()  # first observations of environments that were reset in line
+                lane.take_in()  # first observations of environments that were reset immediately
         finally:
-            self._worker = None  # from one turn to the next it is not kept alive from here
+            self._worker = None  # not kept alive between turns
             self._build_batches(outputs)
         return outputs
 
     def act(self) -> dict[Any, dict[Any, Any]]:
-        """Evaluate every policy once; actions by environment id and agent id.
+        """Evaluate every policy once; return actions by environment id and agent id.
 
         Raises:
             ValueError: a policy's results do not fit.
@@ -165,7 +165,7 @@ class Iteration:
     # --- observations ---
 
     def _take_in(self, poll: Poll) -> list[_Ready]:
-        """Count the steps, and give the observations, with what followed the actions before, to their policies."""
+        """Count the steps, and pass the observations and the results of previous actions to their policies."""
         assert self._horizon is not None, "the horizon is known once a turn has begun"
         horizon, turn, ready = self._horizon, self._turn, []
         no_done_at_end, soft_horizon = self._no_done_at_end, self._soft_horizon
@@ -229,7 +229,7 @@ class Iteration:
                     else:
                         lane.skipped.append(len(lane.arriving))
                 else:
-                    seat.is_observed, seat.reward = True, 0.0  # what came before has no row
+                    seat.is_observed, seat.reward = True, 0.0  # earlier rewards belong to no row
                 lane.arriving.append((seat, obs, seat.reward, t))
                 seat.reward, seat.seen_at = 0.0, turn
                 seat.raw_obs, seat.info = obs, info
@@ -237,17 +237,17 @@ class Iteration:
         return ready
 
     def _bad_flags(self, env_id: Any, poll: Poll) -> EnvContractError:
-        """Return the error for flags that do not say whether the episode is over."""
+        """Return the error for flags that do not say if the episode has ended."""
         name, copy = self.base_env.place_of(env_id)
         episode = self._episodes.get(env_id)
         message = (
-            f"poll gave an observation of environment {env_id!r} with the flags {poll.terminateds.get(env_id)!r} and "
-            f"{poll.truncateds.get(env_id)!r}, expected a dict each, by agent, with {ALL_AGENTS!r} in the first"
+            f"poll returned an observation of environment {env_id!r} with the flags {poll.terminateds.get(env_id)!r} "
+            f"and {poll.truncateds.get(env_id)!r}, expected two dicts by agent, with {ALL_AGENTS!r} in the first"
         )
         return EnvContractError(name, message, vector_index=copy, step=0 if episode is None else episode.length + 1)
 
     def _rewritten(self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        assert self._setup.observation_fn is not None, "called without one"
+        assert self._setup.observation_fn is not None, "there is no observation_fn"
         rewritten = self._setup.observation_fn(
             agent_obs=agent_obs,
             worker=self._worker,
@@ -264,7 +264,7 @@ class Iteration:
     # --- settlement ---
 
     def _settle(self, ready: Sequence[_Ready], outputs: Outputs) -> None:
-        """Queue agents for actions, call back, cut, and reset, once all that a poll brought is in the tables."""
+        """Queue agents for actions, call hooks, cut and reset, after all results of a poll are in the tables."""
         on_step, worker, base_env, actions = self._on_step, self._worker, self.base_env, self._actions
         many_rows, cut_length = self._many_rows, self._cut_length
         for episode, waiting, has_ended, hit_horizon in ready:
@@ -293,7 +293,7 @@ class Iteration:
                 self._end_episode(episode, keep_env=hit_horizon and self._soft_horizon)
 
     def _build_batches(self, outputs: Outputs) -> None:
-        """Put the batches where places were kept."""
+        """Put the batches into their reserved places."""
         if not self._cuts:
             return
         places, cuts = zip(*self._cuts, strict=True)
@@ -307,7 +307,7 @@ class Iteration:
             if seat.has_rows and not seat.done and seat.seen_at != self._turn:
                 raise episode.fault(
                     EnvContractError,
-                    f"the episode is over for all agents, but agent {seat.agent_id!r} (policy {seat.policy_id!r}) "
+                    f"the episode has ended for all agents, but agent {seat.agent_id!r} (policy {seat.policy_id!r}) "
                     "has no final observation. Return the last observations of all live agents together with "
                     "'__all__', or set no_done_at_end",
                 )
@@ -351,7 +351,7 @@ class Iteration:
             self._reset(episode.env_id)
 
     def _soft_reset(self, episode: MultiAgentEpisode) -> None:
-        """Go on with the current observations as if they were a new episode's first."""
+        """Continue with the current observations as the first ones of a new episode."""
         episode.soft_reset(self._ids.getrandbits(62))
         self._actions[episode.env_id] = {}
         for seat in episode.seats.values():
@@ -359,7 +359,7 @@ class Iteration:
                 seat.lane.queue.append(seat)
 
     def _reset(self, env_id: Any) -> None:
-        """Ask for a new episode; one that starts at once takes part in this turn's evaluation."""
+        """Request a new episode; one that starts immediately takes part in this turn's evaluation."""
         obs = self.base_env.try_reset(env_id)
         if obs is None:
             if self._horizon is not None and math.isfinite(self._horizon):
@@ -380,11 +380,11 @@ class Iteration:
             seat.lane.arriving.append((seat, raw_obs, 0.0, -1))
             seat.lane.queue.append(seat)
         for lane in self._lanes.values():
-            if lane.actor.is_filtered:  # each reset enters the filter by itself, whatever else is reset in this turn
+            if lane.actor.is_filtered:  # each reset enters the filter separately, regardless of other resets
                 lane.take_in()
 
     def _abandon(self, env_id: Any) -> None:
-        """End the episode of an environment that broke down, unreported and without a last observation."""
+        """End the episode of an environment that failed, unreported and without a last observation."""
         episode = self._episodes.pop(env_id, None)
         if episode is None:
             return
@@ -428,7 +428,7 @@ class Iteration:
 
 
 def _own(seat: Seat, info: Any) -> Any:
-    """Return a copy of an info, which the environment may go on using."""
+    """Return a copy of an info, since the environment may reuse the original."""
     if isinstance(info, Mapping):
         return copied(info)
     fault: EnvContractError = seat.episode.fault(
@@ -438,7 +438,7 @@ def _own(seat: Seat, info: Any) -> Any:
 
 
 def _effective_horizon(base_env: BaseEnv, horizon: int | float | None) -> float:
-    """Return after how many steps episodes end: the horizon given, else the environment's limit, else infinity.
+    """Return the maximum episode length: the horizon if given, else the environment's limit, else infinity.
 
     Raises:
         ConfigError: the horizon is above the environment's limit (also a ValueError).

@@ -1,7 +1,7 @@
-"""Lockstep: sampling while all seats are level, whole columns at each step.
+"""Lockstep: sampling in which all environments step together, with whole columns per step.
 
-The loop writes straight into a `LevelTable`; what can be derived afterwards is computed once per fragment. The same
-seeds give the same rows; where fragments are cut does not change them.
+The loop writes directly into a `LevelTable`. Derived columns are computed once per fragment. The same seeds give the
+same rows, regardless of where fragments are cut.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ F32 = NDArray[np.float32]
 
 
 class Lockstep:
-    """Samples fragments of fixed length from environments that all step at once, with one policy.
+    """Sampler of fragments of fixed length from environments that all step together, with one policy.
 
     Attributes:
         env: the environments.
-        policy: acts; new weights take effect at the next step.
-        filter: observation filter; a state adopted between two steps takes effect with the next observation.
-        perf: where time went so far.
-        is_stopped: ``sample`` raises SamplerDied at the next step; set by any thread.
+        policy: the policy; new weights take effect at the next step.
+        filter: observation filter; a state set between two steps takes effect with the next observation.
+        perf: seconds spent so far, by activity.
+        is_stopped: True makes ``sample`` raise SamplerDied at the next step; any thread can set it.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class Lockstep:
         preprocessor: Preprocessor | None = None,
         filter: ObservationFilter | None = None,
     ) -> None:
-        """Get ready; nothing is stepped before the first ``sample``.
+        """Prepare to sample; the first ``sample`` takes the first step.
 
         Args:
-            env: environments; they are reset here, the caller closes them.
-            policy: acts for all of them. If it scales rewards, advantages come of scaled ones, which are sent as
-                SCALED_REWARDS where REWARDS are.
+            env: the environments; they are reset here, and the caller closes them.
+            policy: policy for all of them. If it scales rewards, advantages are computed from scaled rewards, which are
+                sent as SCALED_REWARDS along with REWARDS.
             plan: columns and postprocessing of a fragment; columns that lockstep does not have are left out.
-            settings: a fragment has ``rollout_fragment_length`` steps of each environment, or at least as many
-                transitions in whole episodes, one after the other, as if they were of one environment. Rewards of
-                rows are clipped, those in ``take_episodes`` never; of actions, those that the environment gets. The
-                seed is that of the environments and of the choice of actions; None seeds neither.
-            preprocessor: observation to model input; None = the one for the observation space.
+            settings: config keys for samplers. A fragment has ``rollout_fragment_length`` steps of each environment, or
+                at least as many transitions in whole episodes, which follow each other as if from one environment.
+                Rewards are clipped in rows but not in ``take_episodes``; actions are only clipped for the environment.
+                The seed is for the environments and the choice of actions; None seeds neither.
+            preprocessor: maps an observation to model input; None = the default for the observation space.
             filter: observation filter; None = none.
         """
         self.env = env
@@ -104,9 +104,9 @@ class Lockstep:
     def _layout_with(self, sent: Collection[str], *, keeps_dist_inputs: bool) -> Layout:
         """Return shape and dtype of each array of a table by column name, in the order in which they lie in memory.
 
-        Columns that are sent come first: integers before floats, because integers leave compressed and would part the
-        floats otherwise, and observations last, because the one that follows the last step may leave too. Of what
-        need not be kept there is one row.
+        Columns to send come first. Integers precede floats: integers are sent compressed and would otherwise separate
+        the floats. Observations come last, because the one after the last step may be sent, too. A column that need not
+        be kept has a single row.
         """
         steps, num_envs, acts = self._steps, self.env.num_envs, self.policy.distribution
         each_step, float32, flag = (steps, num_envs), np.dtype(np.float32), np.dtype(np.bool_)
@@ -129,14 +129,15 @@ class Lockstep:
         """Return the next fragment; block until it is full.
 
         Args:
-            on_step: called between two steps, None for nothing. It may set weights and filter state. If it raises,
-                this raises the same, and the next call goes on where this one stopped.
+            on_step: called between two steps; None for none. It can set weights and filter state. If it raises, this
+                method raises the same error, and the next call continues from there.
 
         Raises:
             EnvError: the environment failed (see LockstepEnv).
-            TrainingDisabled: a step is not to be trained on (``training_enabled`` in its info); nothing can follow.
+            TrainingDisabled: a step must not be trained on (``training_enabled`` in its info); this sampler cannot
+                continue.
             SamplerDied: ``is_stopped`` was set.
-            Exception: whatever ``on_step`` raised.
+            Exception: ``on_step`` raised it.
         """
         if self._collector is None:
             return self._cut_anywhere(self._fill_table(on_step))
@@ -148,12 +149,12 @@ class Lockstep:
         return self._whole_episodes(*self._collector.take())
 
     def take_episodes(self) -> EpisodeColumns:
-        """Return episodes that ended since the last call; where wrappers cut a game into several, whole games."""
+        """Return the episodes that ended since the last call; whole games if wrappers cut games into episodes."""
         episodes, games = self._tracker.take_finished(), self.env.take_finished_games()
         return episodes if games is None else EpisodeColumns.of([RolloutMetrics(g.length, g.reward) for g in games])
 
     def _fill_table(self, on_step: Callable[[], None] | None) -> LevelTable:
-        """Return a full table; its last observation is already the first of the next one."""
+        """Return a full table; its last observation is also the first of the next one."""
         table = self._table
         if table is None:
             table = self._table = self._new_table(self._first_obs())
@@ -177,7 +178,7 @@ class Lockstep:
         return obs
 
     def _run_steps(self, table: LevelTable, on_step: Callable[[], None] | None) -> None:
-        """Fill the rest of the table. After an exception from ``on_step`` it can be called again."""
+        """Fill the rest of the table; can be called again after an exception from ``on_step``."""
         clock = time.perf_counter
         act_into = self._act_by_halves if self._begins else self.policy.act_into
         env_step = self.env.step
@@ -242,7 +243,7 @@ class Lockstep:
             self.perf.processing_time += processing_s
 
     def _act_by_halves(self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: ActRows) -> list[F32]:
-        """As ``act_into`` of the policy; half of the environments step while the others are still acted for."""
+        """Act like the policy's ``act_into``; half of the environments step while the policy acts for the others."""
         half = self.env.num_envs // 2
         after: list[list[F32]] = []
         actions, dist_inputs, values, logp = rows
@@ -252,15 +253,15 @@ class Lockstep:
                 after.append(self.policy.act_into(obs[part], [each[part] for each in state], noise[part], of_part))
                 self.env.begin(part, of_part.actions)
         except BaseException:
-            self.is_stopped = True  # some step, by actions that nobody would know of the next time
+            self.is_stopped = True  # some environments step with actions that a later call would not know
             raise
         return [np.concatenate(parts) for parts in zip(*after, strict=True)]
 
     def _take_finals(self, table: LevelTable, t: int, step: VectorStep, state: list[F32]) -> None:
         """Record the next observations to act on and the true final ones; each enters the filter once.
 
-        Observations that a step led to enter it together, then the first ones of new episodes one by one, as in
-        sampling turn by turn.
+        The observations that a step led to enter it together, then the first ones of new episodes one by one, as in
+        turn-by-turn sampling.
         """
         assert step.final_index is not None, "a step without finals"
         assert step.final_obs is not None, "finals without observations"
@@ -292,7 +293,7 @@ class Lockstep:
     # --- fragments ---
 
     def _cut_anywhere(self, table: LevelTable) -> Fragment:
-        """Return the fragment of one table, cut wherever the table ends."""
+        """Return the fragment of one table, cut at the table's end."""
         columns, bootstrap = self._columns(table)
         columns |= postprocessed(self._postprocess, columns, self._params, bootstrap)
         for name, place in table.derived.items():
@@ -311,7 +312,7 @@ class Lockstep:
         return Fragment(self._selected(columns, table.layout), extras)
 
     def _whole_episodes(self, columns: dict[str, Array], finals: Array | None) -> Fragment:
-        """Return the fragment of whole episodes, as one environment's."""
+        """Return a fragment of whole episodes, as if from one environment."""
         columns |= postprocessed(self._postprocess, columns, self._params)
         extras: dict[str, Array] = {}
         if finals is not None:
@@ -324,7 +325,7 @@ class Lockstep:
         return Fragment(self._selected(columns), extras)
 
     def _columns(self, table: LevelTable) -> tuple[dict[str, Array], F32]:
-        """Return all columns but the postprocessed ones, and the value of the observation after the last step."""
+        """Return all columns except the postprocessed ones, and the values of the observations after the last step."""
         dones = table.terminateds | table.truncateds
         self._tracker.advance(table.rewards, dones, table.valid)
         if self._reward_limit:
@@ -355,8 +356,8 @@ class Lockstep:
     def _final_values(self, table: LevelTable) -> tuple[F32, F32]:
         """Return values after the last step [N], and of true final observations at truncated rows [T, N], else 0.
 
-        All are evaluated in one call. An environment that is reset by its next call shows its final
-        observation as the next row's, whose value the policy has given already.
+        One call evaluates all of them. If the next call resets an environment, its final observation is also that of
+        the next row, so its value is already known.
         """
         num_envs = table.rewards.shape[1]
         truncated = table.truncateds & ~table.terminateds
@@ -388,7 +389,7 @@ class Lockstep:
         return bootstrap, at_truncation
 
     def _selected(self, columns: Mapping[str, Array], first: Collection[str] = ()) -> dict[str, Array]:
-        """Return the columns asked for; those that ``first`` names come in its order, before the others."""
+        """Return the columns to send: those named by ``first`` in its order, then the others."""
         order = (*(name for name in first if name in self._wanted), *self._wanted)
         selected = {name: columns[name] for name in order if name in columns}
         if c.VALID in columns:

@@ -1,7 +1,7 @@
-"""Which policies a worker has, and how they are made.
+"""Policies of a worker: their recipes and their construction.
 
-Nothing here imports TensorFlow unless a policy needs it: a class counts as TensorFlow's if it derives from
-``aiorl.learning.models.tf_policy.TFPolicy``, or says ``framework = "tf"``.
+This module does not import TensorFlow unless a policy needs it. A class needs TensorFlow if it derives from
+``aiorl.learning.models.tf_policy.TFPolicy``, or has ``framework = "tf"``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aiorl.sampling.settings import WorkerSettings
 logger = logging.getLogger(__name__)
 
 ENV_SPACE: Any = object()
-"""In a policy's 4-tuple: the environment's own space."""
+"""Placeholder in a policy's 4-tuple for the environment's own space."""
 
 _FORM = "a tuple (class, observation_space, action_space, config)"
 _FOR_LEARNING = {"algo", "rollout_fragment_length", "num_envs_per_worker", "batch_mode", "num_cpus_per_worker"}
@@ -49,7 +49,7 @@ class PolicySpec(NamedTuple):
 
     Attributes:
         policy_class: its class.
-        observation_space: space of its agents' observations as environments give them.
+        observation_space: space of its agents' observations, before preprocessing.
         action_space: space of their actions.
         config: its differences from the base config.
     """
@@ -61,27 +61,27 @@ class PolicySpec(NamedTuple):
 
 
 def policy_classes(policy: Any) -> list[type[Policy]]:
-    """Return the classes in the setting ``policy``, as far as it has any; never raise."""
+    """Return the classes in the setting ``policy`` without raising; empty if it is malformed."""
     values = policy.values() if isinstance(policy, Mapping) else [(policy,)]
     firsts = [value[0] for value in values if isinstance(value, tuple | list) and value]
     return [found for found in firsts if _is_policy_class(found)]
 
 
 def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict[str, PolicySpec]:
-    """Return the setting ``policy`` in its full form, checked, in the order of the ids.
+    """Check the setting ``policy`` and return it in its full form, sorted by id.
 
     Args:
         policy: a Policy class, which becomes the default policy, or policy id -> 4-tuple.
-        observation_space: the environment's, for a policy given as a class, or with ENV_SPACE as its space.
+        observation_space: the environment's space, for a policy given as a class or with ENV_SPACE as its space.
         action_space: likewise.
 
     Raises:
-        ConfigError: anything else (also a ValueError).
+        ConfigError: the setting has another form (also a ValueError).
     """
     if _is_policy_class(policy):
         policy = {DEFAULT_POLICY_ID: (policy, ENV_SPACE, ENV_SPACE, {})}
     if not isinstance(policy, Mapping) or not policy:
-        raise _refused("policy", policy, "a subclass of aiorl.Policy, or a dict of at least one: policy id -> " + _FORM)
+        raise _refused("policy", policy, "a subclass of aiorl.Policy, or a non-empty dict: policy id -> " + _FORM)
     if odd := [policy_id for policy_id in policy if not isinstance(policy_id, str)]:
         raise _refused("policy", odd[0], "ids that are strings")
     specs = {}
@@ -94,8 +94,8 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
         for position, (is_right, expected) in enumerate(
             (
                 (_is_policy_class(spec.policy_class), "a subclass of aiorl.Policy"),
-                (isinstance(spec.observation_space, spaces.Space), "a gymnasium space, here or of the environment"),
-                (isinstance(spec.action_space, spaces.Space), "a gymnasium space, here or of the environment"),
+                (isinstance(spec.observation_space, spaces.Space), "a gymnasium space, or one of the environment"),
+                (isinstance(spec.action_space, spaces.Space), "a gymnasium space, or one of the environment"),
                 (isinstance(spec.config, dict), "a dict of settings"),
             )
         ):
@@ -120,12 +120,12 @@ def learned_policies(
 
     Args:
         part: the workers' part of the learner's configuration.
-        graphs: policy id -> acting graph, of policies that are not of a class of the user's own.
-        explore: False has networks take their most likely actions.
+        graphs: policy id -> acting graph, of policies without a user's own class.
+        explore: False makes networks take their most likely actions.
 
     Raises:
-        PolicyError: a policy without graph, or a damaged one.
-        ConfigError: a class of the user's own that can't be imported.
+        PolicyError: a policy has no graph or a damaged one.
+        ConfigError: the import of a user's policy class failed.
     """
     entries = {}
     for policy_id, policy in part.policies.items():
@@ -149,10 +149,10 @@ def learned_policies(
 
 
 def named_function(path: str | Mapping[str, str] | None, key: str) -> Any:
-    """Return the function that a setting names, with failures that name the setting; for a table its mapping.
+    """Return the function that a setting names, with errors that name the setting; for a table, its mapping function.
 
     Raises:
-        ConfigError: it can't be imported.
+        ConfigError: the import failed.
     """
     if isinstance(path, Mapping):
         return mapping_by_table(path)
@@ -169,15 +169,15 @@ def make_policies(
     """Make policies and preprocessors by policy id, in the order of the ids.
 
     Args:
-        specs: from `policy_specs`.
-        settings: settings of the worker.
-        preprocess: False where the environment's wrappers prepare observations.
+        specs: result of `policy_specs`.
+        settings: the worker's settings.
+        preprocess: False if the environment's wrappers preprocess observations.
 
     Raises:
-        UnsupportedSpaceError: observations that no preprocessor can take (also a ValueError).
-        ConfigError: a policy without an eager variant, in eager mode; or one without spaces (also a ValueError).
+        UnsupportedSpaceError: there is no preprocessor for the observations (also a ValueError).
+        ConfigError: a policy has no eager variant in eager mode, or has no spaces (also a ValueError).
         ImportError: a policy needs TensorFlow, which is not installed.
-        RuntimeError: GPUs are granted that TensorFlow does not see.
+        RuntimeError: GPUs are granted, but TensorFlow does not see them.
     """
     policies: dict[str, Policy] = {}
     preprocessors: dict[str, Preprocessor] = {}
@@ -189,12 +189,12 @@ def make_policies(
         if worker_config.seed is not None:
             seed = policy_seed(worker_config.seed, position)
             config.setdefault("seed", seed)
-            spec.action_space.seed(seed)  # for policies that draw their actions from it
+            spec.action_space.seed(seed)  # for policies that sample actions from it
         custom = (config.get("model") or {}).get("custom_preprocessor") or worker_config.model.custom_preprocessor
         if custom and not preprocess:
             logger.warning(
-                "policy %r: its custom_preprocessor is not used, since DeepMind's wrappers prepare observations; give "
-                "it in model_config, or preprocessor_pref='rllib', to do without these wrappers",
+                "policy %r: its custom_preprocessor is not used, because DeepMind's wrappers preprocess observations; "
+                "set it in model_config, or preprocessor_pref='rllib', to disable these wrappers",
                 policy_id,
             )
             custom = None
@@ -215,13 +215,13 @@ def make_policies(
 
 
 def _check_initialised(policy_id: str, policy: Policy) -> None:
-    """Raise if a policy lacks attributes that samplers and learners read."""
+    """Raise an error if a policy lacks attributes that samplers and learners read."""
     missing = [name for name in _ATTRIBUTES if not hasattr(policy, name)]
     if missing:
         raise ConfigError(
             f"policy {policy_id!r}, a {type(policy).__name__}, has no {', '.join(missing)}.",
             key="policy",
-            hint="Its __init__ has to call super().__init__(observation_space, action_space, config).",
+            hint="Its __init__ must call super().__init__(observation_space, action_space, config).",
         )
 
 
@@ -229,7 +229,7 @@ def _check_initialised(policy_id: str, policy: Policy) -> None:
 
 
 def is_tf_policy(policy_class: type[Policy]) -> bool:
-    """Tell whether TensorFlow runs policies of this class."""
+    """Return True if policies of this class need TensorFlow."""
     return getattr(policy_class, "framework", None) == "tf" or _is_own_tf_policy(policy_class)
 
 
@@ -238,15 +238,15 @@ def _is_own_tf_policy(policy_class: type[Policy]) -> bool:
 
 
 def granted_gpus(policy_config: Mapping[str, Any], worker_index: int) -> float:
-    """Return how many GPUs this process may use, by the policies' base config."""
+    """Return the number of GPUs for this process, from the policies' base config."""
     return float(policy_config.get("num_gpus_per_worker" if worker_index else "num_gpus", 0) or 0)
 
 
 def check_tensorflow(policy_class: type[Policy], gpus: float) -> None:
-    """Check that a policy of this class can be run.
+    """Check that a policy of this class can run.
 
     Raises:
-        ImportError: TensorFlow runs it, and is not installed.
+        ImportError: it needs TensorFlow, which is not installed.
         RuntimeError: GPUs are granted, but TensorFlow sees none.
     """
     if not is_tf_policy(policy_class):
@@ -263,14 +263,14 @@ def check_tensorflow(policy_class: type[Policy], gpus: float) -> None:
 
 
 def wants_eager(policy_config: Mapping[str, Any]) -> bool:
-    """Tell whether policies are to be run eagerly on workers."""
+    """Return True if policies must run eagerly on workers."""
     return bool(policy_config.get("eager")) and not policy_config.get("no_eager_on_workers")
 
 
 def enable_eager(policy_config: Mapping[str, Any], policy_classes: Collection[type[Policy]]) -> None:
-    """Make TensorFlow run functions eagerly in this process, where that is asked for and policies need it.
+    """Make TensorFlow run functions eagerly in this process, if the config says so and a policy needs it.
 
-    With ``eager_tracing`` functions stay traced, which in TensorFlow 2 is what tracing an eager policy means.
+    With ``eager_tracing``, functions stay traced, since that is how TensorFlow 2 traces an eager policy.
     """
     if not wants_eager(policy_config) or policy_config.get("eager_tracing"):
         return
@@ -283,11 +283,11 @@ def enable_eager(policy_config: Mapping[str, Any], policy_classes: Collection[ty
 def policy_class_for(policy_class: type[Policy], policy_config: Mapping[str, Any]) -> type[Policy]:
     """Return the class itself, or in eager mode its eager variant.
 
-    A class of any kind offers it by a class method ``as_eager``, and a traced form of that by ``with_tracing``. A
+    A class provides the variant with a class method ``as_eager``, and a traced form of it with ``with_tracing``. A
     TFPolicy of aiorl is its own eager variant.
 
     Raises:
-        ConfigError: a class of TensorFlow's has no eager variant (also a ValueError).
+        ConfigError: a class that needs TensorFlow has no eager variant (also a ValueError).
     """
     if not wants_eager(policy_config):
         return policy_class
@@ -296,7 +296,7 @@ def policy_class_for(policy_class: type[Policy], policy_config: Mapping[str, Any
         if not is_tf_policy(policy_class) or _is_own_tf_policy(policy_class):
             return policy_class
         raise ConfigError(
-            f"policy {policy_class.__name__} cannot be run eagerly: it has no method as_eager.",
+            f"policy {policy_class.__name__} cannot run eagerly: it has no method as_eager.",
             key="eager",
             hint="Set eager: false, or no_eager_on_workers: true.",
         )
@@ -311,8 +311,8 @@ def policy_class_for(policy_class: type[Policy], policy_config: Mapping[str, Any
 def seed_generators(seed: int, policy_classes: Collection[type[Policy]]) -> None:
     """Seed the random generators of this process: Python's, NumPy's, and those of frameworks in use.
 
-    Nothing imports torch for this: it is seeded if it is there by now, as where a policy's module imports it. A policy
-    that imports it as late as in its constructor has to seed it itself.
+    torch is not imported for this. It is seeded if it was already imported, for example by a policy's module. A policy
+    that imports it later, for example in its constructor, must seed it itself.
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -323,5 +323,5 @@ def seed_generators(seed: int, policy_classes: Collection[type[Policy]]) -> None
 
 
 def _tensorflow() -> Any:
-    # by name: workers load no TensorFlow unless a policy needs it, so it is not in their import graph
+    # Imported by name to keep TensorFlow, which few policies need, out of the import graph of workers.
     return importlib.import_module("tensorflow")

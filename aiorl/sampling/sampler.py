@@ -1,7 +1,7 @@
-"""SyncSampler: environments, policies and filters in, batches and metrics out, in the caller's thread.
+"""SyncSampler: samples batches and metrics from environments, policies and filters, in the caller's thread.
 
-While all seats are level, that is in lockstep, whole columns are written at each step (`lockstep.py`). Otherwise an
-`Iteration` takes turns with whichever environments are ready: poll, decide, send.
+In lockstep, all environments step together and whole columns are written per step (`lockstep.py`). Otherwise, an
+`Iteration` takes turns with the environments that are ready: poll, decide, send.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 
 class TurnGate:
-    """Lets another thread change weights or filters where neither of them is in use.
+    """Lock that lets another thread change weights or filters while no turn uses them.
 
-    The sampling thread holds it while it works on a turn; others ask for a pause. Each passes the queue before it gets
-    the turn, and who waits for the turn holds the queue: so the sampling thread cannot overtake a pause that was asked
-    for. It is never held up by a pause that it asks for itself, as a callback does in the middle of a turn.
+    The sampling thread holds it while it works on a turn; other threads request a pause. Each thread must pass the
+    queue before it gets the turn, and a thread that waits for the turn holds the queue. So the sampling thread cannot
+    overtake a requested pause. A pause requested by the sampling thread itself, as in a callback, never blocks.
     """
 
     def __init__(self) -> None:
-        """Open."""
+        """Make an open gate."""
         self._queue = threading.RLock()
         self._turn = threading.RLock()
         self._inside: int | None = None  # identifier of the thread inside
@@ -54,7 +54,7 @@ class TurnGate:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Keep turns from being worked on inside this block, except by the thread that asks for it."""
+        """Keep other threads from working on turns inside this block."""
         if self._inside == threading.get_ident():
             yield
         else:
@@ -63,31 +63,31 @@ class TurnGate:
 
 
 class SyncSampler:
-    """Samples only while ``get_data`` or ``get_fragment`` is running.
+    """Sampler that samples only while ``get_data`` or ``get_fragment`` runs.
 
-    Of several threads that ask at once, one after the other gets a batch. Outputs of a turn are handed out before the
-    policies are evaluated: weights that are set in between govern the actions at the observations that led to these
-    outputs.
+    If several threads call at the same time, they get batches one after the other. The outputs of a turn are handed out
+    before the policies are evaluated. Weights set in between determine the actions for the observations that led to
+    these outputs.
 
     Attributes:
-        on_turn: called between two turns, where it may set weights and filter states; if it raises, ``get_data``
-            raises the same, and the next call goes on from there.
-        perf: where time went; handing out belongs to none of it.
-        lockstep: samples while all seats are level; None where an Iteration takes turns.
+        on_turn: called between two turns; it can set weights and filter states. If it raises, ``get_data`` raises the
+            same error, and the next call continues from there.
+        perf: seconds spent so far, by activity, without the handing out.
+        lockstep: sampler of all environments in lockstep; None if an Iteration takes turns.
     """
 
     def __init__(
         self, setup: SamplerSetup, *, lockstep: Lockstep | None = None, on_turn: Callable[[], None] | None = None
     ) -> None:
-        """Get ready; the environment is not touched before the first ``get_data``.
+        """Prepare to sample; the first ``get_data`` is the first to call the environment.
 
         Args:
-            setup: what to sample, and how.
+            setup: environments, policies and settings.
             lockstep: the same environments in lockstep, until a step must be left out of the rows; None = turn by turn.
             on_turn: see the class.
 
         Raises:
-            UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
+            UnknownPolicyError: a policy has no preprocessor or filter (also a ValueError).
         """
         self.on_turn = on_turn
         self.perf = PerfStats() if lockstep is None else lockstep.perf
@@ -104,12 +104,12 @@ class SyncSampler:
         self._untold: Exception | None = None
 
     def get_fragment(self) -> tuple[Fragment, EpisodeColumns] | None:
-        """Return the next fragment and the episodes that ended since the last; None where seats are not level.
+        """Return the next fragment and the episodes that ended since the last one; None unless in lockstep.
 
-        A step that is not to be trained on ends lockstep for good: the environments begin anew, turn by turn.
+        A step that must not be trained on ends lockstep for good: the environments restart and are polled turn by turn.
 
         Raises:
-            Exception: as ``get_data``.
+            Exception: see ``get_data``.
         """
         with self._sampling:
             lockstep = self.lockstep
@@ -118,7 +118,7 @@ class SyncSampler:
             try:
                 return lockstep.sample(self.on_turn), lockstep.take_episodes()
             except TrainingDisabled as error:
-                logger.info("%s, so the environments begin anew and are polled from now on", error)
+                logger.info("%s, so the environments restart and are polled from now on", error)
                 self.lockstep, self._iteration = None, Iteration(self._setup)
                 return None
 
@@ -126,11 +126,10 @@ class SyncSampler:
         """Return the next batch; block until it is full.
 
         Raises:
-            ValueError: the environment or a policy broke its contract, or the horizon is above the
-                environment's limit.
+            ValueError: the environment or a policy broke its contract, or the horizon is above the environment's limit.
             SamplerDied: an earlier call raised in the middle of a turn, or the sampler was stopped.
-            Exception: whatever the environment, a policy or a callback raised, once the batches that were finished
-                before have been given. After an error of ``poll``, the next call polls again.
+            Exception: the environment, a policy or a callback raised it; batches finished before are returned first.
+                After an error of ``poll``, the next call polls again.
         """
         with self._sampling:
             if (found := self.get_fragment()) is not None:
@@ -147,12 +146,12 @@ class SyncSampler:
                 self._metrics.append(output)
 
     def get_metrics(self) -> list[RolloutMetrics]:
-        """Return episodes that ended since the last call, stamped with the current perf stats."""
+        """Return the episodes that ended since the last call, with the current perf stats."""
         stats = self.perf.get()
         return [item._replace(perf_stats=dict(stats)) for item in _taken(self._metrics)]
 
     def get_extra_batches(self) -> list[Batch]:
-        """Return batches that episodes added on their own since the last call."""
+        """Return the batches that episodes added themselves since the last call."""
         return [] if self._iteration is None else _taken(self._iteration.extra_batches)
 
     def paused(self) -> contextlib.AbstractContextManager[Any]:
@@ -160,11 +159,11 @@ class SyncSampler:
         return self._gate.pause() if self.lockstep is None else self._sampling
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Let ``get_data`` raise from the next turn on; an environment that blocks is not interrupted.
+        """Make ``get_data`` raise from the next turn on; a blocking environment is not interrupted.
 
         Args:
-            timeout_s: wait at most so long for another thread's ``get_data`` to end, seconds.
-        Returns: whether sampling has ended.
+            timeout_s: longest wait for another thread's ``get_data`` to end, seconds.
+        Returns: True if sampling has ended.
         """
         self._is_stopped = True
         lockstep = self.lockstep
@@ -178,11 +177,11 @@ class SyncSampler:
     # --- turns ---
 
     def advance(self) -> None:
-        """Act on the latest observations, if that is still to be done, and take in the next ones.
+        """Act on the latest observations if this is still due, and take in the next ones.
 
         Raises:
             SamplerDied: an earlier call raised in the middle of a turn, or the sampler was stopped.
-            Exception: whatever the environment, a policy or a callback raised.
+            Exception: the environment, a policy or a callback raised it.
         """
         if self._is_stopped or self._died is not None:
             self._raise_why_it_ended()
@@ -194,7 +193,7 @@ class SyncSampler:
         self._observe(self._iteration)
 
     def take_batches(self) -> list[Batch]:
-        """Return all batches of the last turn that are not yet handed out; `get_metrics` has the metrics."""
+        """Return the batches of the last turn that have not been handed out; `get_metrics` has the metrics."""
         batches: list[Batch] = []
         for output in _taken(self._outputs):
             if isinstance(output, RolloutMetrics):
@@ -208,7 +207,7 @@ class SyncSampler:
         if untold is not None:
             raise untold
         if self._died is not None:
-            raise SamplerDied("the sampler failed in the middle of a turn and cannot go on") from self._died
+            raise SamplerDied("the sampler failed in the middle of a turn and cannot continue") from self._died
         raise SamplerDied("the sampler was stopped")
 
     def _observe(self, iteration: Iteration) -> None:
@@ -222,7 +221,7 @@ class SyncSampler:
                 entered = clock()
                 iteration.observe(poll, self._outputs)
                 perf.processing_time += clock() - entered
-        except BaseException as error:  # Ctrl-C too leaves a turn half done
+        except BaseException as error:  # Ctrl-C also leaves a turn unfinished
             self._died = error
             if self._outputs and isinstance(error, Exception):
                 self._untold = error  # raised as soon as the turn's finished outputs are handed out
@@ -248,5 +247,5 @@ class SyncSampler:
 
 
 def _taken(items: deque[T]) -> list[T]:
-    """Take all that is there; another thread may go on adding."""
+    """Remove and return all items present; another thread may keep adding some."""
     return [items.popleft() for _ in range(len(items))]

@@ -1,4 +1,4 @@
-"""Lane and Seat: one policy's way through a turn, and the bookkeeping of one agent beside its policy's table."""
+"""Lane and Seat: one policy's path through a turn, and one agent's state next to its policy's table."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from aiorl.sampling.table import Table
 Array = NDArray[Any]
 OffPolicyActions = Mapping[Any, Mapping[Any, Any]]
 
-_IS_SKIPPED, _END = "is skipped", "its end"  # names that no policy's column has
-_TERMINATED, _TRUNCATED = 1, 2  # in the column of ends
+_IS_SKIPPED, _END = "is skipped", "its end"  # no column of a policy has these names
+_TERMINATED, _TRUNCATED = 1, 2  # bits in the column of ends
 _ROW_COLUMNS = (c.T, c.OBS, c.ACTIONS, c.REWARDS, c.PREV_ACTIONS, c.PREV_REWARDS, c.NEW_OBS)
 _NEAR = {c.PREV_ACTIONS: (c.ACTIONS, -1), c.PREV_REWARDS: (c.REWARDS, -1), c.NEW_OBS: (c.OBS, 1)}
-"""Columns of rows that are in the row before or in the next one of a table."""
+"""Columns of rows whose values lie in the previous or the next row of a table."""
 _OURS = (Policy.postprocess_trajectory, GraphPolicy.postprocess_trajectory)
 
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One agent in one episode.
+    """Agent in one episode.
 
     Attributes:
         agent_id: the agent.
         index: its number in the episode, by order of appearance.
-        lane: its policy's.
-        number: its seat in the policy's table, which may be another agent's once it has left.
+        lane: its policy's lane.
+        number: its seat in the policy's table, which another agent can take once this one has left.
         episode: the episode; None once the agent has left it.
         key: its id and its policy's.
         env_id: its environment.
         left_at: latest row when it left its seat, -1 before.
         opening: row of its first observation in the episode.
-        is_observed: the table's latest row is an observation of this episode.
-        acted: row that was acted upon last, -1 before any.
-        waits_from: first row not yet postprocessed, -1 for none.
-        reward: rewards since the latest observation.
-        total: rewards of the episode.
-        is_rewarded: there were any.
-        raw_obs: latest observation as the environment gave it.
+        is_observed: True if the table's latest row is an observation of this episode.
+        acted: latest row with an action, -1 before the first.
+        waits_from: first row that is not postprocessed, -1 for none.
+        reward: sum of rewards since the latest observation.
+        total: sum of rewards of the episode.
+        is_rewarded: True if it got a reward.
+        raw_obs: latest observation as the environment returned it.
         info: latest info.
-        done: its own flag said that it is done.
-        seen_at: number of the latest turn it was observed in.
-        has_rows: a row was recorded in this episode.
+        done: True if its own flag was true.
+        seen_at: number of the latest turn in which it was observed.
+        has_rows: True if a row was recorded in this episode.
     """
 
     agent_id: Any
@@ -88,13 +88,13 @@ class Seat:
         return self.lane.policy_id
 
     def cut(self) -> Segment:
-        """Hand over the rows that wait."""
+        """Return the rows that wait, as a segment."""
         first, self.waits_from = self.waits_from, -1
         table = self.lane.table
         return Segment(self.lane, self.number, first, table.row_of(self.number), self.episode.episode_id, self.index)
 
     def restart(self) -> None:
-        """Go on as a new episode, with its latest observation as the first if it is of this turn."""
+        """Continue as a new episode; the latest observation is its first one if it is of this turn."""
         self.reward = self.total = 0.0
         self.is_rewarded = self.has_rows = False
         self.is_observed = self.is_observed and self.seen_at == self.lane.turn
@@ -103,14 +103,14 @@ class Seat:
             self.opening = row
             return
         if not self.is_observed and self.opening > row:
-            return  # nothing came since it began anew: with a row each time what it did last would get too far away
+            return  # no row has come since the last restart; one per restart would move its last action out of reach
         self.lane.table.start_anew(self.number, again=c.OBS if self.is_observed else None)
         self.opening = self._row() + (0 if self.is_observed else 1)
 
     def leave(self) -> None:
-        """Give up the seat: the agent's episode is over. What may still be asked is copied out of the table."""
+        """Release the seat at the episode's end, with copies of the entries that callbacks can still read."""
         self.left_at = self._row()
-        self.episode = None  # an episode and its seats would keep each other alive until they are looked for
+        self.episode = None  # breaks a reference cycle, which would live until garbage collection
         if self.lane.is_shown:
             names = [c.ACTIONS, c.PREV_ACTIONS, *self.lane.extra_columns]
             own = {name: self.entry(name) for name in names} if self.acted >= 0 else {}
@@ -122,7 +122,7 @@ class Seat:
     # --- what callbacks may ask ---
 
     def entry(self, name: str) -> Any:
-        """Return a copy of the latest evaluation's entry in a column; zeros for an action before any."""
+        """Return a copy of the latest evaluation's entry in a column; zeros before the first action."""
         if self.acted < 0:
             return self.lane.actor.layout.zeros()
         if self._frozen is not None:
@@ -140,7 +140,7 @@ class Seat:
         return self.lane.table.entry(c.OBS, self._row(), self.number)
 
     def prev_reward(self) -> float:
-        """Return the reward before the latest one."""
+        """Return the reward before the latest one; 0.0 if there is none."""
         row = self._row()
         if row <= self.opening:
             return 0.0
@@ -149,11 +149,11 @@ class Seat:
         return float(self.lane.table.entry(c.REWARDS, row - 2, self.number))
 
     def pi_info(self) -> dict[str, Any]:
-        """Return extra columns of the latest evaluation, empty before any."""
+        """Return the extra columns of the latest evaluation, empty before the first."""
         return {name: self.entry(name) for name in self.lane.extra_columns} if self.acted >= 0 else {}
 
     def rnn_state(self) -> list[Array]:
-        """Return the recurrent state that goes into the next evaluation."""
+        """Return the recurrent state for the next evaluation."""
         if self._frozen is not None:
             return [component.copy() for component in self._frozen[""]]
         if self.acted < 0:
@@ -177,9 +177,9 @@ class Rows(NamedTuple):
 
     Attributes:
         columns: name -> [B, ...].
-        segment_ends: behind the last row of each segment.
-        trajectory_ends: behind the last row of each trajectory. A segment is one, unless rows in between were not
-            recorded: what follows a row is then not the next row.
+        segment_ends: for each segment, the index after its last row.
+        trajectory_ends: for each trajectory, the index after its last row. A segment has several trajectories if rows
+            in between were not recorded: the last row before a gap is not followed by the next row.
     """
 
     columns: dict[str, Array]
@@ -188,8 +188,8 @@ class Rows(NamedTuple):
 
 
 Arrival = tuple[Seat, Any, float, int]
-"""An agent observed in a turn: its seat; the observation as the environment gave it; the reward and the step of the row
-that ends here, 0 and -1 at the start of an episode. Many are made, so a plain tuple."""
+"""Agent observed in a turn: its seat; the observation as the environment returned it; the reward and the step of the
+row that ends here, 0 and -1 at the start of an episode. A plain tuple, since many are made."""
 
 
 class Lane:
@@ -197,32 +197,31 @@ class Lane:
 
     Attributes:
         policy_id: the policy's id.
-        actor: the policy with what stands before and behind it.
-        table: what its agents observed and did.
+        actor: the policy with its preprocessing and its handling of actions.
+        table: observations and actions of its agents.
         state_columns: columns of the recurrent state after a step, one per component.
-        own_columns: columns that the policy adds to rows beside recurrent states; known after its first evaluation.
+        own_columns: columns that the policy adds to rows, without recurrent states; known after its first evaluation.
         extra_columns: these, and the states before and after each row.
         arriving: agents observed in this turn that are not in the table yet.
-        ends: of these, which one's row ends its episode: place in the list, terminated and truncated.
-        infos: which one came with an info that says something, and that info.
-        skipped: whose row is not to be trained on.
-        queue: agents that wait for an action at their latest observation.
+        ends: those whose row ends their episode: index in ``arriving``, terminated, truncated.
+        infos: those with a non-empty info: index in ``arriving``, info.
+        skipped: those whose row must not be trained on: index in ``arriving``.
+        queue: agents that wait for an action for their latest observation.
         turn: number of the turn.
-        is_shown: somebody may ask what agents observed and did last.
-        in_bulk: its rows are postprocessed together, since nobody asks for trajectories.
+        is_shown: True if callbacks can read the agents' latest observations and actions.
+        in_bulk: True if its rows are postprocessed together, because no hook sees trajectories.
     """
 
     def __init__(
         self, actor: Actor, *, clip_rewards: float = 0.0, is_shown: bool = True, shows_trajectories: bool = True
     ) -> None:
-        """Get ready for a policy's agents.
+        """Prepare the table for a policy's agents.
 
         Args:
-            actor: acts for the agents.
-            clip_rewards: rewards of rows, and previous rewards, are limited to ``[-clip_rewards, clip_rewards]``; 0 =
-                not at all.
-            is_shown: somebody may ask what agents observed and did last.
-            shows_trajectories: somebody looks at trajectories one by one, whatever the policy.
+            actor: actor of the agents.
+            clip_rewards: limit of rewards and previous rewards in rows: ``[-clip_rewards, clip_rewards]``; 0 = none.
+            is_shown: True if callbacks can read the agents' latest observations and actions.
+            shows_trajectories: True if a hook sees every trajectory, regardless of the policy.
         """
         self.policy_id = actor.policy_id
         self.actor = actor
@@ -259,7 +258,7 @@ class Lane:
         return [*map(c.state_in, range(len(self.state_columns))), *self.state_columns, *self.own_columns]
 
     def begin_turn(self, turn: int) -> None:
-        """Forget what an unfinished turn may have left."""
+        """Drop leftovers of an unfinished turn."""
         self.turn = turn
         self.queue.clear()
         if self.arriving:
@@ -272,10 +271,10 @@ class Lane:
     # --- observations ---
 
     def take_in(self) -> None:
-        """Preprocess and filter what arrived, in one batch; write it, and what followed the actions before.
+        """Preprocess and filter the arrived observations in one batch; write them and the results of previous actions.
 
         Raises:
-            BadObservationError: an observation that does not fit its space or is not finite.
+            BadObservationError: an observation does not fit its space or is not finite.
         """
         arriving = self.arriving
         if not arriving:
@@ -287,7 +286,7 @@ class Lane:
             raise self._culprit(error) from error
         table = self.table
         closed, opened = table.add(np.array([seat.number for seat in seats], np.int64))
-        if max(steps) >= 0:  # else there are first observations only
+        if max(steps) >= 0:  # otherwise all are first observations
             table.put(c.REWARDS, closed, rewards)
             table.put(c.T, closed, steps)
             table.put(_END, closed, 0)
@@ -306,7 +305,7 @@ class Lane:
         self._forget_arrivals()
 
     def _culprit(self, error: Exception) -> BadObservationError:
-        """Return the error to raise, naming the first observation at fault."""
+        """Return the error to raise, which names the first observation at fault."""
         for seat, obs, *_ in self.arriving:
             message = self.actor.fault_of(obs)
             if message:
@@ -322,14 +321,14 @@ class Lane:
         """Evaluate the policy once for all agents that wait.
 
         Args:
-            off_policy_actions: environment id -> agent id -> action that was taken instead.
-            actions_out: environment id -> agent id -> action; where to put the actions.
+            off_policy_actions: environment id -> agent id -> action taken instead of the policy's.
+            actions_out: environment id -> agent id -> action; the actions are added to it.
         Returns: seconds that the policy took.
 
         Raises:
             BadObservationError: an action mask forbids every action (also a ValueError).
             BatchError: see `Actor.act`.
-            PolicyError: likewise.
+            PolicyError: see `Actor.act`.
         """
         seats = self.queue
         if not seats:
@@ -374,7 +373,7 @@ class Lane:
         )
 
     def clipped(self, rewards: Array) -> NDArray[np.float32]:
-        """Return rewards as rows have them."""
+        """Return rewards as stored in rows."""
         column = rewards.astype(np.float32)
         if self.clip_rewards:
             np.clip(column, -self.clip_rewards, self.clip_rewards, out=column)
@@ -387,13 +386,13 @@ class Lane:
                 try:
                     self.table.put(c.ACTIONS, place, self.actor.layout.to_row(action))
                 except BatchError as error:
-                    message = f"the action that was taken for agent {seat.agent_id!r} does not fit: {error}"
+                    message = f"the action taken for agent {seat.agent_id!r} does not fit: {error}"
                     raise seat.episode.fault(EnvContractError, message) from error
 
     # --- rows ---
 
     def rows(self, segments: Sequence[Segment]) -> Rows:
-        """Gather rows of segments, one segment after the other, in memory of their own."""
+        """Copy the rows of segments, one segment after the other."""
         numbers, first, ends, ids, indices = np.array([segment[1:] for segment in segments], np.int64).reshape(-1, 5).T
         lengths = ends - first
         table = self.table
@@ -427,7 +426,7 @@ class Lane:
 
 
 def _source(name: str) -> tuple[str, int]:
-    """Return the table's column for a column of rows, and in which row it is: 0 the same one, -1 the one before."""
+    """Return the table's column for a column of rows, and the offset of its row: 0 the same, -1 the previous one."""
     if name in _NEAR:
         return _NEAR[name]
     if name.startswith("state_in_"):

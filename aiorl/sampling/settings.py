@@ -1,4 +1,4 @@
-"""WorkerSettings and SamplerSetup: all that a sampling worker, and a sampler alone, is built from."""
+"""WorkerSettings and SamplerSetup: the arguments of a sampling worker, and of a sampler alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_i
 from aiorl.sampling.callbacks import DefaultCallbacks
 
 SIMULATION = "simulation"
-"""Input evaluation by playing on in the environment."""
+"""Input evaluation by sampling the environment."""
 
 ObservationFn = Callable[..., Any]
 """``observation_fn(agent_obs, worker, base_env, policies, episode)`` -> agent id -> raw observation."""
@@ -28,29 +28,29 @@ ObservationFn = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """Config keys that a worker obeys, and the parts that only a program can give.
+    """Config keys for a worker, and parts that only code can provide.
 
-    Nothing is checked here: configs and the arguments of a RolloutWorker are checked where they come in.
+    Nothing is checked here: configs and the arguments of a RolloutWorker are checked where they enter.
 
     Attributes:
         config: the worker's keys; see docs/config.md.
-        env_creator: makes an environment, given an EnvContext; also a name, see ``aiorl.env.registry``.
-        policy: a Policy class; or policy id -> (class, observation space, action space, config).
-        policy_mapping_fn: agent id -> policy id, asked once per agent and episode; None = the default policy.
+        env_creator: function that makes an environment from an EnvContext, or a name, see ``aiorl.env.registry``.
+        policy: a Policy class, or policy id -> (class, observation space, action space, config).
+        policy_mapping_fn: agent id -> policy id, called once per agent and episode; None = the default policy.
         policies_to_train: ids of the policies that learn; None or empty = all.
-        observation_fn: rewrites each environment's observations.
-        policy_config: base config of every policy, over which its own config wins.
-        worker_index: 0 = local.
+        observation_fn: function that rewrites each environment's observations.
+        policy_config: base config of every policy; the policy's own config overrides it.
+        worker_index: index of the worker, 0 = local.
         num_workers: number of remote workers.
         monitor_path: directory for episode statistics and videos.
         log_dir: the run's directory, for output.
-        log_level: level of the ``aiorl`` logger; None leaves it.
+        log_level: level of the ``aiorl`` logger; None leaves it unchanged.
         callbacks: class of the hooks.
-        input_creator: makes the InputReader, given an IOContext; by default the sampler is read.
-        input_evaluation: any of ``"is"``, ``"wis"`` and ``"simulation"``: how stored input is judged.
-        output_creator: makes the OutputWriter, given an IOContext; by default nothing is written.
-        sample_plan: all that is wanted of the default policy's rows, where nobody is to see more of them; the
-            environments are then stepped in lockstep if that can be. None = whole rows are wanted.
+        input_creator: makes the InputReader from an IOContext; the default reads from the sampler.
+        input_evaluation: any of ``"is"``, ``"wis"`` and ``"simulation"``: ways to evaluate stored input.
+        output_creator: makes the OutputWriter from an IOContext; the default writes nothing.
+        sample_plan: the columns needed of the default policy's rows, if nothing else uses the rows; the
+            environments then step in lockstep if they can. None = complete rows are needed.
     """
 
     config: WorkerConfig
@@ -73,12 +73,12 @@ class WorkerSettings:
 
     @property
     def wants_simulation(self) -> bool:
-        """Whether the environment is played for metrics only."""
+        """True if the environment is sampled for metrics only."""
         return SIMULATION in self.input_evaluation
 
     @property
     def wrapping(self) -> Wrapping:
-        """The wrappers of single gym-like environments."""
+        """Wrappers of single gym-like environments."""
         return Wrapping.of(self.config, None if self.monitor_path is None else os.fspath(self.monitor_path))
 
 
@@ -87,15 +87,15 @@ class SamplerSetup:
     """Environments, policies and settings of a SyncSampler or AsyncSampler.
 
     Attributes:
-        worker: handed to callbacks and to ``observation_fn``, and not used otherwise. It may be a ``weakref.ref``, so
-            that a sampler in a thread of its own does not keep it alive.
+        worker: argument for callbacks and ``observation_fn``. It can be a ``weakref.ref``, so that a sampler in its
+            own thread does not keep the worker alive.
         base_env: the environments; ``to_base_env`` converts other kinds. Its owner closes it.
-        policy_map: the policies by id, with the rule that binds agents to them.
+        policy_map: the policies by id, and the rule that binds agents to them.
         preprocessors: policy id -> preprocessor.
         filters: policy id -> observation filter.
-        settings: those of the config that samplers obey. Rewards of rows are clipped before they are postprocessed,
-            metrics never are; batches of complete episodes hold one each.
-        callbacks: hooks.
+        settings: config keys for samplers. Rewards of rows are clipped before postprocessing, those of metrics never.
+            A batch of complete episodes contains one episode.
+        callbacks: the hooks.
         observation_fn: rewrites each environment's observations before they are preprocessed.
     """
 
@@ -112,14 +112,14 @@ class SamplerSetup:
         """Convert the environment.
 
         Raises:
-            UnsupportedEnvError: an object that is no environment (also a ValueError).
-            ConfigError: a horizon, and an environment that can't be reset.
+            UnsupportedEnvError: the object is not an environment (also a ValueError).
+            ConfigError: there is a horizon, but the environment cannot be reset.
         """
         object.__setattr__(self, "base_env", to_base_env(self.base_env))
         horizon = self.settings.horizon
         if horizon and not self.base_env.can_reset:  # 0 counts as none
             raise ConfigError(
-                f"horizon is {horizon}, but {type(self.base_env).__name__} cannot be reset where it cuts.",
+                f"horizon is {horizon}, but {type(self.base_env).__name__} cannot be reset at the horizon.",
                 key="horizon",
                 value=horizon,
                 hint="Leave horizon out.",
@@ -129,16 +129,16 @@ class SamplerSetup:
         """Return the worker for callbacks.
 
         Raises:
-            SamplerDied: nobody keeps the worker any more.
+            SamplerDied: the worker no longer exists.
         """
         if not isinstance(self.worker, weakref.ref):
             return self.worker
         worker = self.worker()
         if worker is None:
-            raise SamplerDied("nobody keeps its worker any more")
+            raise SamplerDied("the worker of this sampler no longer exists")
         return worker
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nobody keeps the worker any more."""
+        """True if the worker no longer exists."""
         return isinstance(self.worker, weakref.ref) and self.worker() is None

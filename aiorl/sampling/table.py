@@ -1,11 +1,11 @@
-"""Tables: observations and actions of the agents of one policy as columns ``[T, S, ...]``, T rows for each of S seats.
+"""Tables: observations and actions of one policy's agents as columns ``[T, S, ...]``, with T rows for each of S seats.
 
-In a LevelTable all seats step together, and rows are written as whole columns. In a Table each seat has rows of its
-own. There a seat is a place where one agent acts; its rows go round and round in its T places. T and S are powers of
-two: row r of seat s lies at ``(r * S + s) & (T * S - 1)``, and the next one S places on. A row holds an observation,
-what the policy made of it and, once it is known, what followed the action. So what followed a row, and what came before
-it, is in the next row and in the row before: nothing is stored twice. The row before an episode's first one holds what
-an episode starts with: no action, no reward, the initial state.
+In a LevelTable all seats step together, and rows are written as whole columns. In a Table each seat has its own rows.
+There, a seat is a place where one agent acts, and its rows cycle through its T places. T and S are powers of two: row r
+of seat s lies at ``(r * S + s) & (T * S - 1)``, and the next row S places further. A row holds an observation, the
+policy's outputs for it and, once they are known, the results of the action. So the successor of a row and its
+predecessor lie in adjacent rows, and nothing is stored twice. The row before an episode's first one holds the initial
+values of an episode: no action, no reward, the initial state.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 _NOTHING_WAITS = np.iinfo(np.int64).max
 _LEAST_LENGTH = 16
 _LOOK_BACK = 4
-"""Rows before the latest one that may still be asked for: previous actions and states, also around a soft reset."""
+"""Number of rows before the latest one that can still be read: previous actions and states, also at a soft reset."""
 _NUMBERS = "biufc"
 DERIVED = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
-"""Columns of a LevelTable that are computed once it is full."""
+"""Columns of a LevelTable that are computed when it is full."""
 
 
 class Table:
-    """Columns that are as long as rows wait to be taken out, and as wide as there are agents.
+    """Columns whose length depends on the number of waiting rows, and whose width depends on the number of agents.
 
     Attributes:
-        num_seats: seats given out.
+        num_seats: number of seats in use.
         length: T.
     """
 
     def __init__(self) -> None:
-        """Make a table without seats and columns."""
+        """Make a table without seats or columns."""
         self.num_seats = 0
         self.length = _LEAST_LENGTH
         self._width = 1
@@ -56,7 +56,7 @@ class Table:
         self._start: dict[str, Array] = {}
         self._cursor = np.zeros(1, np.int64)  # place of each seat's latest row, not wrapped
         self._waiting = np.full(1, _NOTHING_WAITS, np.int64)  # first row of each seat that waits to be taken out
-        self._room = 0  # so many rows of any seat can be added before room must be looked for
+        self._room = 0  # number of rows that every seat can add before `_make_room` is needed
 
     # --- columns ---
 
@@ -64,10 +64,10 @@ class Table:
         """Add a column.
 
         Args:
-            name: its name; defining one again does nothing.
+            name: its name; if it exists, nothing happens.
             shape: shape of one entry.
             dtype: dtype.
-            start: the entry before an episode's first row; None = whatever.
+            start: entry before an episode's first row; None = any.
         """
         if name in self._columns:
             return
@@ -79,10 +79,10 @@ class Table:
         return name in self._columns
 
     def write(self, name: str, index: I64, values: Array) -> None:
-        """Write entries; the column is made at its first use, and widened where they would lose their value in it.
+        """Write entries; the column is made on first use, and gets a wider dtype if values would not fit.
 
         Raises:
-            BatchError: entries of another shape than before, or of a kind that the column cannot hold.
+            BatchError: the entries have another shape than before, or a kind that the column cannot hold.
         """
         column = self._columns.get(name)
         if column is None:
@@ -95,7 +95,7 @@ class Table:
         column[index] = values
 
     def put(self, name: str, index: I64, values: Any) -> None:
-        """Write values that are known to fit a column that is known to be there."""
+        """Write values that fit an existing column."""
         self._columns[name][index] = values
 
     def read(self, name: str, index: I64) -> Array:
@@ -109,7 +109,7 @@ class Table:
     # --- seats ---
 
     def take_seat(self) -> int:
-        """Take a seat for an agent that is about to make its first observation; its next row opens an episode."""
+        """Take a seat for an agent before its first observation; its next row opens an episode."""
         if not self._free:
             self._free = list(range(2 * self._width - 1, self._width - 1, -1))
             self._relocate(self.length, 2 * self._width)
@@ -119,27 +119,27 @@ class Table:
         return seat
 
     def free_seat(self, seat: int) -> None:
-        """Give a seat back of which no rows wait."""
+        """Give back a seat without waiting rows."""
         self._waiting[seat] = _NOTHING_WAITS
         self._free.append(seat)
         self.num_seats -= 1
 
     def row_of(self, seat: int) -> int:
-        """Number of a seat's latest row."""
+        """Return the number of a seat's latest row."""
         return int(self._cursor[seat]) >> self._shift
 
     def rows_of(self, seats: I64) -> list[int]:
-        """Numbers of the latest rows of several seats."""
+        """Return the numbers of the latest rows of several seats."""
         rows: list[int] = (self._cursor[seats] >> self._shift).tolist()
         return rows
 
     def start_anew(self, seat: int, *, again: str | None) -> None:
-        """Begin an episode in a seat whose agent goes on: its state stays.
+        """Begin an episode in a seat whose agent continues: its state stays.
 
         Args:
             seat: the seat.
-            again: the column whose latest entry, not acted upon yet, is also the new episode's first; None where the
-                latest row has been acted upon, and the first one is still to come.
+            again: column whose latest entry, which has no action yet, is also the new episode's first; None if the
+                latest row has an action and the first entry is still to come.
         """
         latest, following = self.add(np.array([seat]))
         acted, neutral = latest, following
@@ -151,7 +151,7 @@ class Table:
             column[neutral] = column[acted] if name.startswith("state_out_") else start
 
     def restart(self, seat: int) -> None:
-        """Let the next row of a seat open the episode of another agent."""
+        """Prepare a seat so that its next row opens the episode of another agent."""
         place = self._cursor[seat] & self._mask
         for name, start in self._start.items():
             self._columns[name][place] = start
@@ -159,19 +159,19 @@ class Table:
     # --- rows ---
 
     def at(self, seats: I64) -> I64:
-        """Index of each seat's latest row."""
+        """Return the index of each seat's latest row."""
         index: I64 = self._cursor[seats] & self._mask
         return index
 
     def before(self, index: I64) -> I64:
-        """Index of the rows before."""
+        """Return the index of the previous rows."""
         found: I64 = (index - self._width) & self._mask
         return found
 
     def add(self, seats: I64) -> tuple[I64, I64]:
-        """Add a row to each of some seats, all different.
+        """Add a row to each of some seats, which must be distinct.
 
-        Returns: index of the rows that were the latest, and of the new ones.
+        Returns: index of the previously latest rows, and of the new ones.
         """
         if self._room <= 0:
             self._make_room()
@@ -184,29 +184,29 @@ class Table:
         return latest, places
 
     def keep_from(self, seat: int, row: int) -> None:
-        """Keep rows of a seat until they are taken out, from this one on, unless earlier ones wait already."""
+        """Keep a seat's rows, from this one or an earlier waiting one, until they are taken out."""
         if row < self._waiting[seat]:
             self._waiting[seat] = row
 
     def taken(self, seats: I64) -> None:
-        """Forget the rows of these seats that waited."""
+        """Release the waiting rows of these seats."""
         self._waiting[seats] = _NOTHING_WAITS
 
     def places(self, seats: I64, first: I64, lengths: I64) -> I64:
-        """Places of runs of rows, one run after the other: ``lengths[i]`` rows of ``seats[i]`` from ``first[i]`` on."""
+        """Return places of runs of rows, run after run: ``lengths[i]`` rows of ``seats[i]`` from ``first[i]`` on."""
         return _runs(first * self._width + seats, lengths, self._width)
 
     def gaps(self, places: I64) -> I64:
-        """Return where in a list of places one is not the next row of the one before."""
+        """Return the indices in a list of places at which a place is not the next row of its predecessor."""
         found: I64 = np.flatnonzero(places[1:] - places[:-1] != self._width) + 1
         return found
 
     def gather(self, wanted: Mapping[str, tuple[str, int]], places: I64) -> dict[str, Array]:
-        """Entries of several columns at places, or in rows before or behind them.
+        """Return entries of several columns at places, or in rows before or after them.
 
         Args:
-            wanted: name of the result -> column, and offset in rows: 1 for what followed, -1 for what came before.
-            places: from `places`.
+            wanted: name of the result -> column, and offset in rows: 1 for the next row, -1 for the previous one.
+            places: result of `places`.
         """
         index = {offset: (places + offset * self._width) & self._mask for offset in {o for _, o in wanted.values()}}
         return {name: self._columns[column].take(index[offset], 0) for name, (column, offset) in wanted.items()}
@@ -214,7 +214,7 @@ class Table:
     # --- room ---
 
     def _rows_needed(self) -> tuple[I64, I64]:
-        """First row of each seat that is needed, and how many are; the others may be lost from now on."""
+        """Return each seat's first row that is needed and the number of rows needed; older ones can be overwritten."""
         latest = self._cursor >> self._shift
         first = np.maximum(np.minimum(self._waiting, latest) - _LOOK_BACK, 0)
         return first, latest - first + 1
@@ -229,7 +229,7 @@ class Table:
         self._room = length - longest
 
     def _relocate(self, length: int, width: int) -> None:
-        """Make every column so long and so wide, with the rows that are needed in their new places."""
+        """Resize every column, and move the rows that are needed to their new places."""
         first, counts = self._rows_needed()
         seats = np.arange(self._width)
         source = _runs(first * self._width + seats, counts, self._width) & self._mask
@@ -248,12 +248,12 @@ class Table:
 
 
 def _kept(entry: Array) -> Array:
-    """Return a copy of an entry, unless it is a number."""
+    """Return a copy of an entry unless it is a number."""
     return entry.copy() if isinstance(entry, np.ndarray) else entry
 
 
 def _runs(first: I64, lengths: I64, stride: int) -> I64:
-    """``first[i], first[i] + stride, ...``, ``lengths[i]`` of them, one run after the other."""
+    """Return ``first[i], first[i] + stride, ...``, ``lengths[i]`` values each, run after run."""
     ends = np.cumsum(lengths)
     count = int(ends[-1]) if len(ends) else 0
     found: I64 = np.arange(count) * stride
@@ -262,9 +262,9 @@ def _runs(first: I64, lengths: I64, stride: int) -> I64:
 
 
 def _widened(name: str, kept: np.dtype[Any], given: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of a column that held entries of one dtype and is to hold those of another as well.
+    """Return the dtype for a column with entries of one dtype that must also hold those of another.
 
-    Real numbers are rounded to the floats that a column has, from float32 on; nothing else changes a value.
+    Real numbers are rounded to the column's dtype if that is float32 or a wider float; no other value changes.
     """
     is_number = given.kind in _NUMBERS and kept.kind in _NUMBERS
     if kept.kind == "O" or (kept.kind == "f" and kept.itemsize >= 4 and is_number and given.kind != "c"):
@@ -278,13 +278,13 @@ def _widened(name: str, kept: np.dtype[Any], given: np.dtype[Any]) -> np.dtype[A
 
 
 class FinalRows(NamedTuple):
-    """True final observations of environments that were reset inside step t.
+    """True final observations of environments that were reset within step t.
 
     Attributes:
         t: row of the table.
         envs: int64 [K].
         obs: [K, ...] filtered.
-        state: recurrent state [K, ...] to evaluate them with, per component.
+        state: recurrent state [K, ...] for their evaluation, per component.
     """
 
     t: int
@@ -294,36 +294,36 @@ class FinalRows(NamedTuple):
 
 
 class LevelTable:
-    """T steps that all N seats take together: rows lie side by side, and leave as whole columns with the table.
+    """T steps that all N seats take together: rows lie side by side, and leave with the table as whole columns.
 
-    Seats that are reset at once have their true final observations beside, so that they stay level.
+    The true final observations of seats that are reset immediately are stored separately, so that all seats stay level.
 
     Attributes:
         layout: shape and dtype of each array by column name.
         noise: [T, N, K] randomness of the actions.
-        obs: [T + 1, N, ...], the last one follows the last step.
+        obs: [T + 1, N, ...]; the last one follows the last step.
         actions: [T, N, ...] unclipped.
         logp: [T, N] float32.
-        dist_inputs: [T, N, P] float32, or [1, N, P] when not kept.
-        values: [T, N] float32, or [1, N] when not kept.
+        dist_inputs: [T, N, P] float32, or [1, N, P] if not kept.
+        values: [T, N] float32, or [1, N] if not kept.
         rewards: [T, N] float32.
         terminateds: [T, N] bool.
         truncateds: [T, N] bool.
-        valid: [T, N] bool, None as long as every row is a transition.
-        derived: [T, N] float32 columns that are sent and computed later.
+        valid: [T, N] bool; None if every row is a transition.
+        derived: [T, N] float32 columns to send that are computed later.
         finals: true final observations, in the order of steps.
-        states: recurrent states at the first step, and at every ``state_every`` steps behind it.
-        filled: steps recorded so far.
+        states: recurrent states at the first step and at every ``state_every`` steps after it.
+        filled: number of steps recorded so far.
     """
 
     def __init__(self, layout: Layout, noise: F32, state_in: Sequence[F32], state_every: int = 0) -> None:
-        """Take memory for T steps.
+        """Allocate memory for T steps.
 
         Args:
             layout: shape and dtype of each array by column name, in the order in which they lie in memory.
             noise: see the class.
             state_in: recurrent state at the first step.
-            state_every: record states at every so many steps; 0 = at the first alone.
+            state_every: number of steps between recorded states; 0 = only the first state.
         """
         arrays = dict(zip(layout, allocate_together(list(layout.values())), strict=True))
         self.layout = layout
@@ -345,22 +345,22 @@ class LevelTable:
         self.note_state(0, state_in)
 
     def note_state(self, t: int, state: Sequence[F32]) -> None:
-        """Record the recurrent state that goes into step t, if it is wanted and not there yet."""
+        """Record the recurrent state before step t if it is due."""
         if t == len(self.states) * self._state_every:
             self.states.append([component.copy() for component in state])
 
     def state_columns(self) -> dict[str, F32]:
-        """Return recurrent states by column name: of each environment the first one [N, ...], or all [N, C, ...]."""
+        """Return each environment's recurrent states by column name: the first one [N, ...], or all [N, C, ...]."""
         if not self._state_every:
             return {c.state_in(number): component for number, component in enumerate(self.states[0])}
         by_component = zip(*self.states, strict=True)
         return {c.state_in(number): np.stack(parts, axis=1) for number, parts in enumerate(by_component)}
 
     def policy_rows(self, *, with_logp: bool) -> Iterator[ActRows]:
-        """Return where the policy writes at each step from the first one that is not recorded.
+        """Return the policy's outputs as arrays to write into, for each step that is not recorded yet.
 
         Args:
-            with_logp: False leaves log-probabilities to be filled in later.
+            with_logp: False leaves out log-probabilities, which are filled in later.
         """
         left, steps = slice(self.filled, None), len(self.rewards)
         return map(
@@ -372,15 +372,15 @@ class LevelTable:
         )
 
     def mark_valid(self, t: int, valid: NDArray[np.bool_]) -> None:
-        """Note which environments' row t is a transition."""
+        """Record which environments' row t is a transition."""
         if self.valid is None:
             self.valid = np.ones(self.rewards.shape, np.bool_)
         self.valid[t] = valid
 
     def followers(self) -> tuple[I64, Array]:
-        """Return final observations of all rows that end an episode: int64 [K, 2] (t, n), and [K, ...].
+        """Return the final observations of all rows that end an episode: int64 [K, 2] (t, n), and [K, ...].
 
-        Ordered by t, then n, whichever way the environments are reset.
+        They are ordered by t, then n, regardless of how the environments are reset.
         """
         index = np.argwhere(self.terminateds | self.truncateds)
         obs = self.obs[index[:, 0] + 1, index[:, 1]]

@@ -1,6 +1,6 @@
-"""Worker: environments, policies, filters and a sampler as one object, in one process and without any socket.
+"""Worker: environments, policies, filters and a sampler as one object, in one process and without sockets.
 
-A worker process runs one, and so does an evaluation; `aiorl.RolloutWorker` has more methods and keyword arguments.
+A worker process and an evaluation have one each; `aiorl.RolloutWorker` has more methods and keyword arguments.
 """
 
 from __future__ import annotations
@@ -46,60 +46,62 @@ _current: weakref.ref[Worker] | None = None
 
 
 def get_global_worker() -> Worker | None:
-    """Return the worker made last in this process, while somebody keeps it."""
+    """Return the worker made last in this process, if it still exists."""
     return None if _current is None else _current()
 
 
 class Worker:
-    """Samples experience with its policies.
+    """Sampler of experience with its policies.
 
-    One thread at a time may call its methods; but one may sample while another sets weights, say, or also samples.
+    Only one thread at a time may call its methods, with an exception: while one thread samples, another can set weights
+    or sample, too.
 
     Attributes:
-        settings: what it was built from.
+        settings: the settings it was made from.
         env: environment 0, with its wrappers.
         async_env: all environments, as a BaseEnv.
-        num_envs: number of environments asked for.
-        rollout_fragment_length: T, environment steps a batch aims at: the setting times ``num_envs``.
+        num_envs: number of environments requested.
+        rollout_fragment_length: T, the minimum of environment steps in a batch: the setting times ``num_envs``.
         policy_map: policy id -> policy.
         policies_to_train: ids of the policies that learn, in order.
-        multiagent: the policy ids differ from exactly the default one.
-        preprocessors, filters: by policy id; where rewards are scaled, the statistic of a policy's returns is among the
-            filters, as ``policy id/returns``.
-        sampling_filters: policy id -> filter before the policy where rows are made, see `in_front_of`.
-        preprocessing_enabled: False where the environment's wrappers prepare observations.
+        multiagent: True unless the default policy is the only one.
+        preprocessors, filters: by policy id. If rewards are scaled, the filters include the statistics of a policy's
+            returns, as ``policy id/returns``.
+        sampling_filters: policy id -> filter for observations when rows are made, see `in_front_of`.
+        preprocessing_enabled: False if the environment's wrappers preprocess observations.
         reward_limit: rewards of rows lie in ``[-limit, limit]``; 0 = no limit.
         callbacks: the hooks.
         policy_config: base config of the policies.
-        worker_index, num_workers: place among the workers.
-        io_context: what reader and writer were made with.
+        worker_index, num_workers: its index and the number of workers.
+        io_context: argument that reader and writer were made with.
         reward_estimators: off-policy estimators.
         sampler: SyncSampler or AsyncSampler.
-        input_reader: where batches come from.
-        output_writer: where copies of them go.
-        last_batch: what ``fake_sampler`` gives again and again, None before the first batch.
+        input_reader: source of the batches.
+        output_writer: writer of copies of them.
+        last_batch: batch that ``fake_sampler`` returns repeatedly, None before the first batch.
         global_vars: the last global variables set, or None.
-        on_turn: called between two turns of the sampler, in the thread that samples, where weights may be set; what
-            it raises comes out of ``sample()``. A synchronous sampler goes on from there, an asynchronous one ends.
+        on_turn: called between two turns of the sampler, in the sampling thread; it can set weights. ``sample()``
+            raises its errors; afterwards a synchronous sampler continues, but an asynchronous one ends.
     """
 
     on_turn: Callable[[], None] | None = None
 
     def __init__(self, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None) -> None:
-        """Build everything, in the documented order; an asynchronous sampler begins to sample.
+        """Make all parts, in the documented order; an asynchronous sampler starts immediately.
 
-        If it fails, what was built is stopped.
+        If this fails, all parts made so far are stopped.
 
         Args:
-            settings: what it is built from.
-            on_turn: as the attribute, but given the worker; an asynchronous sampler calls it before this returns.
+            settings: the settings.
+            on_turn: like the attribute, but with the worker as argument; an asynchronous sampler can call it before
+                this returns.
 
         Raises:
-            ValueError: a setting that cannot be honoured.
-            AssertionError: a reader or writer of another type; a filter that sample_async cannot use.
+            ValueError: a setting cannot be used.
+            AssertionError: the reader or writer is of a wrong type, or a filter does not work with sample_async.
             EnvError: an environment's constructor failed.
             ImportError: a policy needs TensorFlow, which is not installed.
-            RuntimeError: GPUs are granted that TensorFlow does not see.
+            RuntimeError: GPUs are granted, but TensorFlow does not see them.
         """
         global _current
         before, _current = _current, weakref.ref(self)
@@ -185,13 +187,13 @@ class Worker:
 
         Raises:
             SamplerDied: the worker was stopped.
-            ConfigError: the reader gave what is no batch.
-            Exception: whatever the environment, a policy, a callback or the reader raised. Batches read before are
-                kept for the next call.
+            ConfigError: the reader returned an object that is not a batch.
+            Exception: the environment, a policy, a callback or the reader raised it. Batches read before are kept for
+                the next call.
         """
         with self._sampling:
             if self._is_stopped:
-                raise SamplerDied("the worker was stopped; make another one to go on sampling")
+                raise SamplerDied("the worker was stopped; make another one to continue sampling")
             if self._config.fake_sampler and self.last_batch is not None:
                 return self.last_batch
             batch = self._sample()
@@ -200,15 +202,15 @@ class Worker:
             return batch
 
     def sample_in_lockstep(self) -> tuple[Fragment, EpisodeColumns] | None:
-        """Return a fragment and the episodes that ended since the last; None where environments are not in lockstep.
+        """Return a fragment and the episodes that ended since the last one; None unless environments step in lockstep.
 
         Raises:
-            Exception: as ``sample``.
+            Exception: see ``sample``.
         """
         sampler = self.sampler
         if not (isinstance(sampler, SyncSampler) and sampler.lockstep):
             return None
-        sampler.on_turn = self.on_turn  # called at every step, so with nothing in between
+        sampler.on_turn = self.on_turn  # set directly, because it is called on every step
         report("sample_start", self.rollout_fragment_length)
         found = sampler.get_fragment()
         if found is not None:
@@ -221,7 +223,7 @@ class Worker:
         report("sample_end", columns_of(batch))
         self.output_writer.write(batch)
         if self.reward_estimators:
-            # estimators evaluate policies, and those are not evaluated by two threads at once
+            # Two threads must not evaluate a policy at the same time, and estimators evaluate policies.
             with self._paused():
                 for part in episode_parts(batch):
                     for estimator in self.reward_estimators:
@@ -229,21 +231,21 @@ class Worker:
         return batch
 
     def _read_enough(self) -> Batch:
-        """Read a batch and hand it to the callback; keep all for the next call if that raises."""
+        """Read a batch and pass it to the callback; keep the parts for the next call if that raises."""
         limit = self.num_envs if self._config.is_truncating else math.inf
         while not self._read or (
             len(self._read) < limit and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
         ):
             try:
                 read: object = self.input_reader.next()
-            except EndOfData:  # what was read before is the last batch of stored experience
+            except EndOfData:  # the batches read so far are the end of the stored experience
                 if not self._read:
                     raise
                 break
             if not isinstance(read, SampleBatch | MultiAgentBatch):
                 raise ConfigError(
-                    f"the input reader {type(self.input_reader).__name__} gave a {type(read).__name__}, expected a "
-                    "SampleBatch or a MultiAgentBatch.",
+                    f"the input reader {type(self.input_reader).__name__} returned a {type(read).__name__}, expected "
+                    "a SampleBatch or a MultiAgentBatch.",
                     key="input",
                     value=read,
                 )
@@ -258,7 +260,7 @@ class Worker:
         return batch
 
     def get_metrics(self) -> list[RolloutMetrics | OffPolicyEstimate]:
-        """Return episodes that ended since the last call, then estimates made since."""
+        """Return the episodes that ended since the last call, then the new estimates."""
         metrics: list[RolloutMetrics | OffPolicyEstimate] = [*self.sampler.get_metrics()]
         for estimator in self.reward_estimators:
             metrics += estimator.get_metrics()
@@ -267,7 +269,7 @@ class Worker:
     # --- policies ---
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
-        """Return weights of the policies named, None = all; unknown names are skipped. A string is one name."""
+        """Return weights by id for these policies, or for all (None). Unknown ids are skipped. A string is one id."""
         names = [policies] if isinstance(policies, str) else policies
         with self._paused():
             return {
@@ -277,11 +279,11 @@ class Worker:
             }
 
     def set_weights(self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None) -> None:
-        """Take up weights of the policies given, then global variables if there are any; between two turns.
+        """Set weights of policies, then global variables if there are any; between two turns.
 
         Raises:
-            UnknownPolicyError: no policy has that id; nothing is changed then (a KeyError).
-            PolicyError: weights that do not fit their policy; all policies keep theirs then (a ValueError).
+            UnknownPolicyError: no policy has one of the ids; nothing is changed (a KeyError).
+            PolicyError: the weights do not fit their policy; all policies keep theirs (a ValueError).
         """
         policies = {policy_id: self.policy_map[policy_id] for policy_id in weights}
         with self._paused():
@@ -292,25 +294,25 @@ class Worker:
                 self.set_global_vars(global_vars)
 
     def set_global_vars(self, global_vars: Mapping[str, Any]) -> None:
-        """Tell every policy of new global variables, and keep them."""
+        """Pass new global variables to every policy, and store them."""
         with self._paused():
             for policy in self.policy_map.values():
                 policy.on_global_var_update(global_vars)
             self.global_vars = dict(global_vars)
 
     def get_global_vars(self) -> dict[str, Any] | None:
-        """Return the global variables set last, None before."""
+        """Return the global variables set last; None before the first."""
         return self.global_vars
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy | None:
-        """Return the policy of that id, or None."""
+        """Return the policy with this id, or None."""
         return self.policy_map.get(policy_id)
 
     def for_policy(self, function: Callable[[Policy], R], policy_id: str = DEFAULT_POLICY_ID) -> R:
-        """Call a function with a policy; return its result.
+        """Call a function with a policy and return its result.
 
         Raises:
-            UnknownPolicyError: no policy has that id (a KeyError).
+            UnknownPolicyError: no policy has this id (a KeyError).
         """
         return function(self.policy_map[policy_id])
 
@@ -321,14 +323,14 @@ class Worker:
     # --- the worker itself ---
 
     def foreach_env(self, function: Callable[[Any], R]) -> list[R]:
-        """Call a function with each environment, or the BaseEnv where it shows none; return the results."""
+        """Call a function with each environment, or with the BaseEnv if it shows none; return the results."""
         envs = list(self.async_env.get_unwrapped())
         return [function(env) for env in envs or [self.async_env]]
 
     def interrupt(self) -> None:
-        """Let a ``sample`` that waits for environments or clients raise, and every later one; never waits itself.
+        """Make a waiting ``sample``, and each later one, raise; this method never waits.
 
-        Any thread may call. An environment that blocks is not interrupted.
+        Any thread can call it. A blocking environment is not interrupted.
         """
         sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
         if sampler is not None:
@@ -337,12 +339,12 @@ class Worker:
             env.interrupt()
 
     def stop(self) -> None:
-        """End the sampler, close environments, reader and writer; may be called more than once.
+        """Stop the sampler; close environments, reader and writer; can be called more than once.
 
-        A ``sample`` that another thread is in ends at its next turn, and every later one raises.
+        A ``sample`` in another thread ends at its next turn, and later ones raise.
 
         Raises:
-            Exception: whatever one of them raised; the others are closed all the same.
+            Exception: closing one of them raised it; the others are closed nevertheless.
         """
         self._is_stopped = True
         sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
@@ -356,14 +358,14 @@ class Worker:
                 last_first.callback(close)
             if sampler is not None:
                 last_first.callback(sampler.stop)
-            last_first.callback(self.interrupt)  # a sampler that waits has to be woken
+            last_first.callback(self.interrupt)  # wakes a sampler that waits
 
     def _stop_what_there_is(self) -> None:
-        """Stop after an error, which is the one to be seen."""
+        """Stop after an error without raising another one."""
         try:
             self.stop()
         except Exception:
-            logger.exception("After its construction had failed, not all of the worker could be closed")
+            logger.exception("after its construction had failed, the worker could not be closed completely")
 
     def __enter__(self) -> Self:
         return self
@@ -377,7 +379,7 @@ class Worker:
         if end_sampling is not None:
             end_sampling()
         if env is not None:
-            env.interrupt()  # a thread that waits for clients or processes, and clients that wait for it
+            env.interrupt()  # ends waits of the sampling thread and of clients
 
     def _paused(self) -> contextlib.AbstractContextManager[Any]:
         """Keep other threads from processing observations and evaluating policies."""
@@ -385,7 +387,7 @@ class Worker:
 
 
 def _between_turns(worker: Worker) -> Callable[[], None]:
-    """Return what calls the worker's ``on_turn`` without keeping the worker alive."""
+    """Return a function that calls the worker's ``on_turn`` without keeping the worker alive."""
     found = weakref.ref(worker)
 
     def call() -> None:
@@ -402,22 +404,22 @@ def change_all(
     read: Callable[[Policy], Any],
     change: Callable[[Policy, Any], None],
 ) -> None:
-    """Give each policy its value; if one refuses it, the others get back what they had.
+    """Set a value for each policy; if one policy refuses its value, restore the values of the others.
 
     Args:
-        policies: by id.
-        values: for each of them.
+        policies: policies by id.
+        values: a value for each of them.
         read: returns a policy's value.
         change: sets it.
 
     Raises:
-        Exception: what the policy raised that refused.
+        Exception: the policy that refused raised it.
     """
     before: list[tuple[str, Any]] = []
     policy_id = ""
     try:
         for policy_id, policy in policies.items():
-            with contextlib.suppress(PolicyError, NotImplementedError):  # it may have nothing yet
+            with contextlib.suppress(PolicyError, NotImplementedError):  # it may not have a value yet
                 before.append((policy_id, read(policy)))
             change(policy, values[policy_id])
     except BaseException:
@@ -425,6 +427,6 @@ def change_all(
             try:
                 change(policies[changed_id], value)
             except Exception:
-                if changed_id != policy_id:  # which refused, and so may go on refusing
-                    logger.exception("policy %r does not take back what it had", changed_id)
+                if changed_id != policy_id:  # the refusing policy may refuse again
+                    logger.exception("policy %r did not accept its previous value", changed_id)
         raise

@@ -81,7 +81,7 @@ def test_a_step_that_is_not_to_be_trained_on_ends_lockstep(off):
     env = serial(Told(True, True), Told(1, off, index=1))
     env.reset()
     env.step(NO_ACTION)
-    with pytest.raises(TrainingDisabled, match="'counting' is not to be trained on"):
+    with pytest.raises(TrainingDisabled, match="'counting' must not be trained on"):
         env.step(NO_ACTION)
 
 

@@ -247,7 +247,7 @@ def test_a_step_that_is_not_to_be_trained_on_ends_lockstep_of_vector_environment
             return (*super().step(action)[:4], {"training_enabled": self._step != 3})
 
     env = NativeVectorEnv(SyncVectorEnv([Untrained] * 2, autoreset_mode=mode), env_id="untrained")
-    with pytest.raises(TrainingDisabled, match="'untrained' is not to be trained on"):
+    with pytest.raises(TrainingDisabled, match="'untrained' must not be trained on"):
         make_sampler(env).sample()
 
 

@@ -249,7 +249,7 @@ def test_a_reader_that_gives_no_batch_is_named_and_may_be_read_again(make_worker
             return junk if next(self.numbers) == 0 else super().next()
 
     worker = make_worker(input_creator=lambda context: Junk(4), rollout_fragment_length=4)
-    with pytest.raises(ConfigError, match=f"reader Junk gave a {type(junk).__name__}, expected a SampleBatch"):
+    with pytest.raises(ConfigError, match=f"reader Junk returned a {type(junk).__name__}, expected a SampleBatch"):
         worker.sample()
     assert worker.sample().count == 4
 

@@ -397,8 +397,8 @@ def test_where_wrappers_cut_games_into_episodes_whole_games_are_reported(
         ({"sample_async": True}, "sample_async is set"),
         ({"fake_sampler": True}, "fake_sampler is set"),
         ({"multiagent": {"observation_fn": "general_parts:doubled"}}, "multiagent.observation_fn is set"),
-        ({"policies": only(policy_class="plain_policies:PlainPolicy")}, "the policy acts in a way of its own"),
-        ({"policies": only(SamplePlan(columns=("wishes",)))}, "the column 'wishes' is wanted"),
+        ({"policies": only(policy_class="plain_policies:PlainPolicy")}, "the policy acts in its own way"),
+        ({"policies": only(SamplePlan(columns=("wishes",)))}, "the plan has the column 'wishes'"),
         ({"env": MULTI, "vectorize": "auto"}, "whole arrays"),
         ({"env": MULTI, "vectorize": "remote"}, "whole arrays"),
     ],
@@ -449,7 +449,7 @@ def test_r102_a_step_that_is_not_to_be_trained_on_ends_lockstep_and_leaves_no_ro
     )  # fmt: skip
     with caplog.at_level(logging.INFO, "aiorl"):
         first, second = unit.sample(), unit.sample()
-    assert "is not to be trained on, so the environments begin anew" in caplog.text
+    assert "must not be trained on, so the environments restart" in caplog.text
     for produced in (first, second):
         assert produced.env_steps == 20
         assert set(rows(produced)[c.OBS][..., 1].ravel()) == {0, 1, 2, 4}, "without the fourth step of each episode"
