@@ -69,7 +69,7 @@ def _of_copies(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
 _HOLDS = {"holds_copies": True, "is_seeded_whole": True}
 _EXTERNAL = {**_HOLDS, "is_external": True}
 
-# An object is of the first kind whose class it is an instance of.
+# The kind of an object is the first one with a matching type.
 KINDS = (
     EnvKind("a BaseEnv", BaseEnv, lambda envs, env_id, seed: cast(BaseEnv, envs[0]), has_agents=True, **_HOLDS),
     EnvKind("a LockstepEnv", LockstepEnv, lambda envs, env_id, seed: LockstepBaseEnv(envs[0]), **_HOLDS),

@@ -72,7 +72,7 @@ class SyncSampler:
     Attributes:
         on_turn: called between two turns; it can set weights and filter states. If it raises, ``get_data`` raises the
             same error, and the next call continues from there.
-        perf: seconds spent so far, by activity, without the handing out.
+        perf: seconds spent so far, by activity; handing out the outputs is excluded.
         lockstep: sampler of all environments in lockstep; None if an Iteration takes turns.
     """
 

@@ -119,7 +119,7 @@ class Seat:
     def _row(self) -> int:
         return self.left_at if self.left_at >= 0 else self.lane.table.row_of(self.number)
 
-    # --- what callbacks may ask ---
+    # --- for callbacks ---
 
     def entry(self, name: str) -> Any:
         """Return a copy of the latest evaluation's entry in a column; zeros before the first action."""
