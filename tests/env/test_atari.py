@@ -1,4 +1,4 @@
-"""DeepMind's Atari preprocessing, on a game of our own with an emulator in it, and on the real one."""
+"""DeepMind's Atari preprocessing, on a fake game with an emulator and on a real one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from benchmarks.sampler import make_lockstep_env
 
 
 class LivesEnv(gymnasium.Env):
-    """Has an emulator; a life is lost every ``per_life`` steps; each step earns 1. Frames show the step."""
+    """Game with an emulator: a life is lost every ``per_life`` steps; each step earns 1. Frames show the step."""
 
     def __init__(self, lives=3, per_life=2, shape=(4, 4), meanings=("NOOP", "FIRE", "UP")):
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
@@ -99,7 +99,7 @@ def test_r124_games_are_counted_whole_however_many_lives_they_have():
             env.reset()
     assert games.take_finished() == [FinishedGame(4.0, 4)]
     assert games.take_finished() == []
-    # The no-op that begins a life belongs to the game; a game that is given up is not counted.
+    # The no-op that begins a life counts as a step of the game; an abandoned game is not counted.
     env.reset(seed=1)
     assert games.take_finished() == []
 
@@ -153,7 +153,7 @@ def test_a_real_game_is_made_by_its_id_and_recognised(name):
 
 
 def test_frames_that_are_not_drawn_change_nothing_but_the_time_they_take():
-    """Oracle: Gymnasium's preprocessing around ale-py's environment as it is, same seeds, same actions."""
+    """Oracle: Gymnasium's preprocessing around ale-py's plain environment, with the same seeds and actions."""
     config = {"frameskip": 1}
     fast = wrap_deepmind(real_game("ALE/Breakout-v5", **config))
     assert isinstance(fast.env.env.env.env.env, UndrawnFrames)
@@ -178,7 +178,7 @@ def test_frames_that_are_not_drawn_change_nothing_but_the_time_they_take():
 
 
 DEEPMIND = Wrapping(deepmind=True)
-FIXED = {"repeat_action_probability": 0.0, "frameskip": 1}  # nothing is left to random numbers
+FIXED = {"repeat_action_probability": 0.0, "frameskip": 1}  # no randomness
 
 
 def plain(name, num_envs, noop_max=0, **settings) -> SerialEnv:
@@ -200,7 +200,7 @@ def is_vector(env) -> bool:
     ("name", "steps", "settings"),
     [
         ("ALE/Breakout-v5", 120, {}),  # lives, and FIRE at the start of each
-        # no FIRE; games are cut
+        # No FIRE; games are cut.
         pytest.param("ALE/MsPacman-v5", 60, {"max_num_frames_per_episode": 100}, marks=pytest.mark.slow),
         pytest.param("ALE/Freeway-v5", 20, {"full_action_space": True}, marks=pytest.mark.slow),
     ],

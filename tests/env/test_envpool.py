@@ -1,4 +1,4 @@
-"""EnvPool's environments beside Gymnasium's of the same name."""
+"""EnvPool's environments, compared with Gymnasium's of the same name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, rea
 
 
 class ConstantPolicy(Policy):
-    """Pushes to the left."""
+    """Policy that pushes to the left."""
 
     def __init__(self, observation_space, action_space, config):
         super().__init__(observation_space, action_space, config)
@@ -40,7 +40,7 @@ def asynchronous(num_envs=4, seed=3, **config):
 
 
 def test_r161_rows_are_those_of_the_plain_environment_from_the_same_states():
-    """Initial states are EnvPool's own; from there its CartPole and Gymnasium's go the same way."""
+    """EnvPool chooses the initial states; from there its CartPole and Gymnasium's behave the same."""
     pool = make_lockstep_env("envpool:CartPole-v1", {"num_threads": 1}, 3)
     assert isinstance(pool, EnvPoolEnv)
     plain = [gymnasium.make("CartPole-v1") for _ in range(3)]
@@ -123,7 +123,7 @@ def test_r82_a_horizon_cuts_the_episodes_of_either_mode(config):
 
 
 def test_r164_in_asynchronous_mode_a_poll_takes_those_that_are_ready():
-    """R163, R164: each episode opens once, its rows follow each other, and its end is told."""
+    """R163, R164: each episode opens once, its rows follow each other, and its end is reported."""
     base = asynchronous(4, batch_size=2)
     lengths, finished, polls = {}, [], 0
     while len(finished) < 12:
@@ -148,7 +148,7 @@ def test_r164_in_asynchronous_mode_a_poll_takes_those_that_are_ready():
             else:
                 actions[index] = {AGENT: 0}
         base.send_actions(actions)
-    assert all(8 <= length <= 11 for length in finished)  # a pole that is always pushed to one side
+    assert all(8 <= length <= 11 for length in finished)  # the pole is always pushed to one side
     base.stop()
 
 

@@ -32,7 +32,7 @@ SPACES = (spaces.Discrete(100), spaces.Discrete(100))
 
 
 class Driven(ExternalEnv):
-    """Runs a function; waits at its end until told to finish."""
+    """Environment that runs a function and then waits until the test lets it finish."""
 
     action_timeout_s = 20.0
 
@@ -56,7 +56,7 @@ class MultiDriven(ExternalMultiAgentEnv):
 
 
 def drain(base: ExternalBaseEnv, act=lambda env_id, obs: {agent: 0 for agent in obs}) -> list:
-    """Polls until run() has ended; answers each with ``act``. Returns the polls."""
+    """Poll until run() has ended, and answer each poll with ``act``. Return the polls."""
     polls = []
     while True:
         try:
@@ -70,12 +70,12 @@ def drain(base: ExternalBaseEnv, act=lambda env_id, obs: {agent: 0 for agent in 
 
 
 def left(env):
-    """What is published and not polled yet."""
+    """Return publications that have not been polled."""
     return env._episodes.take(lambda: False, None)
 
 
 def test_r148_r150_r151_r159_actions_come_from_the_policy_and_rewards_add_up_until_the_next_observation():
-    """A number serves as an id."""
+    """A number can be an id."""
     got = []
 
     def drive(env):
@@ -433,7 +433,7 @@ class Clock:
 
 
 def asked(table: EpisodeTable, episode_id: str, obs, timeout_s: float = 10.0):
-    """Ask in a thread; returns a function that waits for the actions or the error."""
+    """Ask in a thread; return a function that waits for the actions or the error."""
     results = []
 
     def ask() -> None:
@@ -512,7 +512,7 @@ def test_an_episode_driven_by_two_threads_at_once_is_an_error():
 
 
 def played(table: EpisodeTable, episode_id: str, *turns) -> None:
-    """Publish, poll and answer one set of observations after the other; a set may be given with done flags."""
+    """Publish, poll and answer sets of observations one after the other; a set can have done flags."""
     for obs in turns:
         obs, *dones = obs if isinstance(obs, tuple) else (obs,)
         table.add_rewards(episode_id, {}, {}, dones[0] if dones else {})

@@ -11,7 +11,7 @@ from aiorl.testing.envs import CountingEnv
 
 
 class OldEnv:
-    """The dialect before Gymnasium: one-value reset, four-value step, a seed method."""
+    """Environment in the form before Gymnasium: one-value reset, four-value step, a seed method."""
 
     observation_space = spaces.Tuple([spaces.Discrete(3), spaces.Dict({"x": spaces.Discrete(2)})])
     action_space = spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""One table of kinds: what knows of an environment, and that a new one needs no more than a line."""
+"""The table of kinds: the properties of environments; a new kind needs only one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
 
 class Simulator:
-    """A new kind of environment: nothing of ours, and not gym-like."""
+    """New kind of environment: not one of aiorl's classes, and not gym-like."""
 
     observation_space, action_space = spaces.Discrete(3), spaces.Discrete(2)
 

@@ -58,7 +58,7 @@ def test_r126_agents_leave_when_they_are_done_and_the_last_one_ends_the_episode(
 
 
 class Broken(CountingMultiAgentEnv):
-    """Breaks a rule in its second step."""
+    """Environment that breaks a rule in its second step."""
 
     def __init__(self, spoil):
         super().__init__((1, 9))
@@ -101,7 +101,7 @@ def test_a_reward_of_none_counts_as_nothing():
 
 
 class CutEnv(MultiAgentEnv):
-    """Agents a and b; an old-form step whose infos say which of them were cut by a time limit."""
+    """Agents a and b, with steps in the old form; infos say which of them a time limit cut."""
 
     def __init__(self, cut, over=True):
         self.cut, self.over = cut, over

@@ -117,7 +117,7 @@ def polled(mode, lengths=(2, 3), end="terminate") -> LockstepBaseEnv:
 
 
 def trajectories(base, steps) -> dict:
-    """What a sampler would see: for each copy its episodes, as lists of (obs, reward, terminated, truncated)."""
+    """Return the episodes of each copy, as a sampler sees them: lists of (obs, reward, terminated, truncated)."""
     episodes = {0: [], 1: []}
     poll = base.poll()
     for _ in range(steps):
@@ -147,7 +147,7 @@ def test_r161_every_autoreset_mode_shows_the_episodes_that_plain_copies_show(mod
     expected = trajectories(plain, 30)
     got = trajectories(polled(mode, end=end), 30)
     for index in (0, 1):
-        # A mode that resets in a step of its own gets through fewer episodes.
+        # A mode that needs a step for a reset completes fewer episodes.
         whole = len(got[index]) - 1
         assert whole >= 5
         assert got[index][:whole] == expected[index][:whole]
@@ -164,7 +164,7 @@ class Counting(CountingEnv):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_infos_of_every_copy_come_with_its_observations_final_ones_included(mode):
-    """4.6: what the step said, and nothing where an episode opens."""
+    """4.6: the infos of the step; no infos at the start of an episode."""
     copies = [functools.partial(Counting, 2, index=0), functools.partial(Counting, 3, index=1)]
     base = to_base_env(SyncVectorEnv(copies, autoreset_mode=mode))
     poll = base.poll()
@@ -182,7 +182,7 @@ def test_infos_of_every_copy_come_with_its_observations_final_ones_included(mode
     assert seen > 15
 
 
-# Gymnasium takes a key's values for one kind: that of the first copy that has it
+# Gymnasium expects all values of a key to have one type: that of the first copy that has it.
 KINDS = {
     "i": st.integers(-5, 5),
     "f": st.floats(-1, 1),
@@ -195,7 +195,7 @@ own_infos = st.fixed_dictionaries({}, optional=KINDS)
 
 
 class VectorInfos(gymnasium.vector.VectorEnv):
-    """Gymnasium's own way of putting infos together."""
+    """Combine infos as Gymnasium does."""
 
     def __init__(self, rows):
         self.num_envs = len(rows)
@@ -222,7 +222,7 @@ def test_entries_without_a_mask_are_one_for_each_copy_or_one_for_all():
 
 
 class Telling(CountingEnv):
-    """Says much with each step, and something else with each reset."""
+    """Environment with many infos in each step, and different ones in each reset."""
 
     def __init__(self, length, index, off=()):
         super().__init__(length, index=index)

@@ -72,7 +72,7 @@ def test_parallel_environments_end_when_no_agent_is_left():
 
 
 class FakeTurns:
-    """Players x and o take turns; each move earns the mover 1 and costs the other 1; over after three moves."""
+    """Players x and o alternate; each move earns the mover 1 and costs the other 1; the game lasts three moves."""
 
     possible_agents = ("x", "o")
 
@@ -122,7 +122,7 @@ def test_turn_based_environments_show_whose_turn_it_is_and_at_the_end_everybody(
 
 
 class MaskedTurns(FakeTurns):
-    """A mask in the info of whose turn it is; the one that leaves has none."""
+    """Environment whose infos have the mask of the agent whose turn it is; an agent that leaves has none."""
 
     def __init__(self):
         self.resets = 0
@@ -162,7 +162,7 @@ def test_a_mask_in_the_infos_of_a_turn_based_environment_comes_into_its_observat
 
 
 def play(base, act, steps=400) -> dict:
-    """Plays on; agent steps, ended episodes and agents seen."""
+    """Play on; return agent steps, ended episodes and agents seen."""
     rewards, episodes, agents = 0, 0, set()
     poll = base.poll()
     for _ in range(steps):

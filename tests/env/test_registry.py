@@ -133,7 +133,7 @@ def test_old_gym_time_limit_truncates():
 
 
 class Corridor(gymnasium.Env):
-    """Takes two settings."""
+    """Environment with two settings."""
 
     def __init__(self, length=5, slippery=False):
         self.length = length

@@ -70,7 +70,7 @@ def make_remote():
 
 
 def poll_all(base: RemoteEnv) -> dict:
-    """Polls until every environment has reported; their observations."""
+    """Poll until every environment has reported; return their observations."""
     obs = {}
     while len(obs) < base.num_envs:
         obs.update(base.poll().obs)
@@ -232,7 +232,7 @@ def test_children_end_when_nobody_keeps_the_environment():
 
 
 def _ended(pid: int) -> bool:
-    """Wait up to 10 s for the end of a process that need not be our child."""
+    """Wait up to 10 s for the end of a process that need not be a child of this one."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -38,14 +38,14 @@ def test_a_horizon_is_a_truncation_but_a_real_end_on_it_is_a_real_end(end):
 
 
 class Limited(CountingEnv):
-    """Has a limit that it does not keep to."""
+    """Environment that ignores its own limit."""
 
     spec = EnvSpec("Limited-v0", max_episode_steps=5)
 
 
 @pytest.mark.parametrize("horizon", [None, 0, 5, 4])
 def test_a_limit_that_the_environment_does_not_keep_to_itself_is_kept(horizon):
-    """R81; a limit equal to the horizon is one (R80). Copies get to it each in its own time."""
+    """R81; a limit equal to the horizon is valid (R80). The copies reach it at different times."""
     env = serial(Limited(100), Limited(3, index=1), Limited(7, index=2), horizon=horizon)
     env.reset()
     length = horizon or 5
@@ -65,7 +65,7 @@ def test_a_limit_that_the_environment_does_not_keep_to_itself_is_kept(horizon):
 
 
 class Told(CountingEnv):
-    """Says in its infos whether a step is to be trained on."""
+    """Environment whose infos say if a step can be trained on."""
 
     def __init__(self, *enabled, index=0):
         super().__init__(100, index=index)
@@ -77,7 +77,7 @@ class Told(CountingEnv):
 
 @pytest.mark.parametrize("off", [False, 0, np.False_])
 def test_a_step_that_is_not_to_be_trained_on_ends_lockstep(off):
-    """R102: it cannot leave out a row, and must not train on it either."""
+    """R102: lockstep can neither leave out the row nor train on it."""
     env = serial(Told(True, True), Told(1, off, index=1))
     env.reset()
     env.step(NO_ACTION)
@@ -145,7 +145,7 @@ def test_text_is_no_flag_of_an_end(at):
 
 
 class ShowsEnv(gymnasium.Env):
-    """Shows what it is given, whatever its space says."""
+    """Environment that returns the given observation, regardless of its space."""
 
     def __init__(self, space, *shown):
         self.observation_space = space

@@ -72,7 +72,7 @@ def test_polling_twice_or_leaving_out_an_action_is_an_error():
 
 
 class Unready(CountingEnv):
-    """Its first resets fail."""
+    """Environment whose first resets fail."""
 
     def __init__(self, failures, **more):
         super().__init__(**more)
@@ -99,7 +99,7 @@ def test_r29_after_a_failed_first_reset_the_next_poll_resets_again_with_the_same
 
 
 class OldGymnasiumEnv(CountingEnv):
-    """Derived from gymnasium.Env, but in the form of old Gym."""
+    """Subclass of gymnasium.Env in the form of old Gym."""
 
     def __init__(self, with_none=False):
         super().__init__(3, "truncate")
@@ -128,7 +128,7 @@ def test_r165_both_samplers_take_the_old_form_also_of_gymnasiums_own_class(with_
 
 
 class UserVectorEnv(VectorEnv):
-    """Two counters, in the old form or the new."""
+    """Two counters, in the old form or the new one."""
 
     num_envs = 2
     observation_space = spaces.Discrete(100)

@@ -31,7 +31,7 @@ def test_r26_the_monitor_has_a_folder_for_each_environment_and_is_the_outermost_
 
 
 class OldDialect:
-    """Gym-like and no gymnasium.Env."""
+    """Environment that is gym-like but not a gymnasium.Env."""
 
     observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
 
@@ -220,7 +220,7 @@ def test_videos_are_made_where_images_are_rendered_in_a_folder_for_each_start(tm
 
 
 def test_a_gymnasium_environments_mask_comes_out_of_its_info():
-    """Taxi-v4 is the one that Gymnasium brings along."""
+    """Taxi-v4 comes with Gymnasium."""
     env = MaskFromInfo(gymnasium.make("Taxi-v4"))
     plain = gymnasium.make("Taxi-v4")
     assert is_masked(env.observation_space)

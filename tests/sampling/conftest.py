@@ -13,7 +13,7 @@ __all__ = ["fresh_logging", "make_pair", "make_worker"]
 
 @pytest.fixture
 def make_sampler():
-    """A SyncSampler with the one default policy, unless told otherwise; complete episodes, not packed."""
+    """Make a SyncSampler, by default with only the default policy and complete episodes that are not packed."""
 
     def make(env, policies=None, *, on_turn=None, **more):
         return SyncSampler(sampler_setup(env, policies or RecordingPolicy(), **more), on_turn=on_turn)
@@ -23,7 +23,7 @@ def make_sampler():
 
 @pytest.fixture
 def make_async():
-    """An AsyncSampler likewise, not yet started; stopped after the test."""
+    """Make an AsyncSampler in the same way without starting it; it is stopped after the test."""
     made = []
 
     def make(env, policies=None, *, blackhole_outputs=False, timeout_s=DATA_TIMEOUT_S, **more):

@@ -1,4 +1,4 @@
-"""Sampling from environments that take nothing that their mask forbids."""
+"""Sampling from environments with action masks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_forbidden_action_raises():
 
 
 class Masking(GraphPolicy):
-    """Has a network that says anything, and a state; masked as the learner's networks are."""
+    """Policy with a random network and a state; masked like the learner's networks."""
 
     def __init__(self, observation_space, action_space, config):
         distribution = make_distribution(action_space)
@@ -85,7 +85,7 @@ def test_a_mask_that_forbids_everything_is_an_error_that_names_environment_and_a
 
 
 class Duel(MultiAgentEnv):
-    """Two agents with a mask each; from step 2 on that of "right" is a wrong one."""
+    """Two agents with a mask each; from step 2 on, the mask of "right" is wrong."""
 
     observation_space = ForbiddingEnv().observation_space
     action_space = ACTION_SPACES["discrete"]

@@ -1,12 +1,11 @@
-"""Rows, episodes, metrics and hooks are those of the plain sampler in `reference_sampler`, whatever the environment.
+"""Rows, episodes, metrics and hooks equal those of the plain sampler in `reference_sampler`, for all environments.
 
-Worlds are drawn by Hypothesis and played twice: by a RolloutWorker, or a worker process's sampler, and by the
-reference.
+Hypothesis draws worlds. Each is played twice: by a RolloutWorker or a worker process's sampler, and by the reference.
 
-What is compared, for every ``sample()``: type, environment steps and every column of the batch, metrics with custom
-metrics and history; in the end, event by event for each environment, everything that environments, policies,
-exploration and callbacks were told, the environments of each evaluation, and the filters' statistics. In which order
-environments come within one turn is left open, but for what is handed out.
+Each ``sample()`` is compared: type, environment steps and every column of the batch, and metrics with custom metrics
+and history. In the end, the events of each environment are compared one by one: the arguments of environments,
+policies, exploration and callbacks, the environments of each evaluation, and the filters' statistics. Within one turn,
+environments can come in any order, but outputs cannot.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ def make_reference(case: Case, tape: Tape, config: dict[str, Any], side: str = "
 
 
 def run(case: Case) -> None:
-    """Play a case with a worker and compare; nobody sees the events of environments in processes of their own."""
+    """Play a case with a worker and compare; events of environments in other processes are not seen."""
     got, config = tape_of(case, "product")
     expected, reference_config = tape_of(case, "reference")
     if "remote_worker_envs" in case.more:
@@ -127,7 +126,7 @@ def run(case: Case) -> None:
 
 
 class LoneSampler:
-    """A SyncSampler, with what the comparison asks of a worker."""
+    """SyncSampler with the attributes of a worker that the comparison needs."""
 
     def __init__(self, setup: SamplerSetup) -> None:
         self.sampler, self.policies, self.filters = SyncSampler(setup), setup.policy_map, setup.filters
@@ -145,7 +144,7 @@ class LoneSampler:
 
 
 def run_sampler(drawn: tuple[Case, int, bool]) -> None:
-    """Play a case with a sampler of its own and compare."""
+    """Play a case with a separate sampler and compare."""
     case, length, pack = drawn
     got, config = tape_of(case, "product")
     expected, reference_config = tape_of(case, "reference")
@@ -176,7 +175,7 @@ def run_sampler(drawn: tuple[Case, int, bool]) -> None:
 
 
 def run_ahead(case: Case) -> None:
-    """Play a case with a sampler in a thread of its own, under one set of weights, and compare what it has given."""
+    """Play a case with a sampler in its own thread, with fixed weights, and compare its outputs."""
     case.more = {"sample_async": True}
     case.filter = "ConcurrentMeanStdFilter" if case.filter == "MeanStdFilter" else case.filter
     got, config = tape_of(case, "product")
@@ -229,13 +228,13 @@ def compare(
         for policy_id, policy in reference.policies.items():
             policy.set_weights(weights[policy_id])
             policy.on_global_var_update({"timestep": 10 * number})
-    compare_tapes(same, *tapes, goes_on=case.kind.startswith("external"))  # clients play in threads of their own
+    compare_tapes(same, *tapes, goes_on=case.kind.startswith("external"))  # clients play in their own threads
     for policy_id, found in product.filters.items():
         same.check(dict(found.state()), reference.filters[policy_id].state(), f"filter of {policy_id}")
 
 
 def compare_tapes(same: Comparison, got: Tape, expected: Tape, *, goes_on: bool) -> None:
-    """Compare what was told; ``goes_on``: one side may be ahead of what was sampled."""
+    """Compare events; ``goes_on``: one side can be ahead of the sampled steps."""
     for env_id in {**expected.events, **got.events}:
         mine, theirs = by_turn(got.events[env_id]), by_turn(expected.events[env_id])
         if goes_on:
@@ -249,7 +248,7 @@ def compare_tapes(same: Comparison, got: Tape, expected: Tape, *, goes_on: bool)
 
 
 def by_turn(events: list[Any]) -> list[Any]:
-    """Evaluations of several policies in one turn are in no order."""
+    """Return events without the order of evaluations of several policies in one turn."""
     result: list[Any] = []
     for is_act, turn in itertools.groupby(events, key=lambda event: event[0] == "act"):
         group = list(turn)

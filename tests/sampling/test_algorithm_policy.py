@@ -1,4 +1,4 @@
-"""RolloutWorkers whose policy learns as an algorithm does."""
+"""RolloutWorkers whose policy learns like an algorithm."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
     ids=lambda config: f"{config.algo}{'-gru' * config.model.use_gru}",
 )  # fmt: skip
 def test_computing_and_applying_gradients_is_learning_on_the_batch(make: Make, config: CommonConfig) -> None:
-    """By the code that trains in a run."""
+    """The gradients come from the code that trains in a run."""
     worker, twin = make(config), make(config)
     rows = worker.sample()
     before = worker.get_weights()["default_policy"]

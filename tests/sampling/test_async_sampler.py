@@ -1,4 +1,4 @@
-"""The same sampling in a thread of its own: order, bounds, ends and errors."""
+"""Sampling in a separate thread: order, limits, end and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batches_made(policy):
 
 
 class Breaks(DefaultCallbacks):
-    """Raises at the start of the given episode, counted from 1."""
+    """Hooks that raise at the start of the given episode, counted from 1."""
 
     def __init__(self, at):
         self.left = at
@@ -97,7 +97,7 @@ def test_waiting_for_data_ends_with_a_timeout_or_a_stop(make_async):
     blocked.wait(5)
     timer = threading.Timer(0.1, sampler.stop, [0.0])
     timer.start()
-    with pytest.raises(SamplerDied):  # also a wait that is stopped, although the environment still blocks
+    with pytest.raises(SamplerDied):  # a stop also ends the wait while the environment blocks
         sampler.get_data(timeout_s=5.0)
     assert sampler.is_alive
     timer.join()
@@ -138,7 +138,7 @@ def test_a_blackholed_sampler_gives_metrics_but_neither_batches_nor_extra_batche
 
 @re_raised
 def test_what_ended_a_blackholed_sampler_comes_out_with_its_metrics(make_async):
-    """R75: its batches, with which errors come otherwise, are asked for by nobody."""
+    """R75: errors usually come with batches, which no one reads here."""
     sampler = make_async(single(), blackhole_outputs=True, callbacks=Breaks(at=4))
     sampler.start()
     wait_until(lambda: not sampler.is_alive)
@@ -151,7 +151,7 @@ def test_what_ended_a_blackholed_sampler_comes_out_with_its_metrics(make_async):
 
 @re_raised
 def test_an_exit_in_the_sampling_thread_is_told_to_whoever_waits(make_async):
-    """R71: any exception; this one would end a thread in silence, and the whole process where data is asked for."""
+    """R71: any exception; this one would silently end a thread, or the whole process that waits for data."""
 
     class Exits(RecordingPolicy):
         def compute_actions(self, *args, **kwargs):
@@ -168,7 +168,7 @@ def test_an_exit_in_the_sampling_thread_is_told_to_whoever_waits(make_async):
 @re_raised
 @pytest.mark.parametrize("is_async", [False, True])
 def test_what_a_turn_finished_before_its_error_is_given_out_first(make_async, make_sampler, is_async):
-    """R71, R77: an episode's own reset fails; its batch, its metrics and its extra batches are there all the same."""
+    """R71, R77: an episode's own reset fails; its batch, metrics and extra batches are still returned."""
     extra = SampleBatch()
 
     class Add(DefaultCallbacks):
@@ -191,7 +191,7 @@ def test_what_a_turn_finished_before_its_error_is_given_out_first(make_async, ma
 
 
 def test_a_pause_begins_between_two_turns_and_holds_them_up(make_async):
-    """R79: weights are set where neither observations are processed nor a policy evaluated."""
+    """R79: weights are set while no observations are processed and no policy is evaluated."""
     inside = threading.Event()
 
     class Careful(RecordingPolicy):

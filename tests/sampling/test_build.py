@@ -1,4 +1,4 @@
-"""Construction: in which order, of what, and what is refused on the way."""
+"""Construction of a worker: its order, its parts, and the errors on the way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACTIONS = spaces.Discrete(2)
 
 
 def test_parts_are_built_in_order(make_worker, monkeypatch):
-    """R19, R30 and SPEC 2.2: by tape."""
+    """R19, R30 and SPEC 2.2: according to the recorded events."""
     tape = []
     monkeypatch.setenv("AIORL_TEST_NUMBER", "before")
 
@@ -79,7 +79,7 @@ def test_parts_are_built_in_order(make_worker, monkeypatch):
 
 
 def test_the_global_worker_is_the_last_one_made_and_is_not_kept_alive():
-    """R37, too: readers and writers of another type fail the assertion."""
+    """R37: readers and writers of another type also fail the assertion."""
     RolloutWorker(lambda context: CountingEnv(), PlainPolicy).stop()
     worker = RolloutWorker(lambda context: CountingEnv(), PlainPolicy)
     assert get_global_worker() is worker
@@ -117,7 +117,7 @@ def test_a_policys_own_config_wins_in_a_deep_merge(make_worker):
 
 
 def test_creators_may_change_the_settings_they_are_given(make_worker):
-    """R20, R55: neither the next copy nor creation_args() sees it."""
+    """R20, R55: neither the next copy nor creation_args() sees the change."""
     config = {"length": 3, "nested": {"sizes": [1]}}
     worker = make_worker(pop_settings, env_config=config, num_envs=2, rollout_fragment_length=3)
     assert worker.sample()["dones"].tolist() == [False, False, True] * 2
@@ -132,7 +132,7 @@ def pop_settings(context):
 
 
 class Frames(gymnasium.Env):
-    """Shows images but is no Atari game."""
+    """Environment that shows images but is not an Atari game."""
 
     observation_space = spaces.Box(0, 255, (4, 4, 3), np.uint8)
     action_space = ACTIONS
@@ -170,7 +170,7 @@ def test_without_deepmind_wrapping_none_clips_no_rewards(make_worker, changes):
 
 
 def test_under_deepmind_wrapping_no_policy_brings_a_preprocessor_of_its_own(make_worker, caplog):
-    """R24: but it is told so."""
+    """R24: the log says so."""
     pytest.importorskip("ale_py")
     path = "aiorl.acting.preprocessors:BoxPreprocessor"
     worker = make_worker(PONG, policy_config={"model": {"custom_preprocessor": path}})
@@ -181,7 +181,7 @@ def test_under_deepmind_wrapping_no_policy_brings_a_preprocessor_of_its_own(make
 
 
 def reward_limit(worker):
-    """What the sampler limits rewards to."""
+    """Return the sampler's limit of rewards."""
     return worker.sampler._setup.settings.reward_limit
 
 
@@ -189,7 +189,7 @@ def reward_limit(worker):
 
 
 def test_equal_seeds_give_equal_batches(make_worker):
-    """R27: also where policies draw from their action spaces."""
+    """R27: also for policies that sample from their action spaces."""
 
     class Drawing(PlainPolicy):
         def compute_actions(self, obs, state_batches=(), *args, **kwargs):
@@ -291,7 +291,7 @@ def test_every_policy_has_a_filter_of_its_observations_shape(make_worker):
 
 @pytest.mark.parametrize(("name", "dtype"), [("NoFilter", np.uint8), ("MeanStdFilter", np.float32)])
 def test_policies_are_told_what_the_filter_puts_out(make_worker, name, dtype):
-    """R39: bytes behind a filter that changes them are none."""
+    """R39: bytes are floats after a filter that changes them."""
 
     worker = make_worker(lambda context: Bytes(), observation_filter=name)
     space = worker.get_policy().observation_space
@@ -327,7 +327,7 @@ def test_simulation_of_what_is_sampled_is_refused(make_worker):
 
 
 class Idle(ExternalEnv):
-    """Nobody drives it."""
+    """External environment without a client."""
 
     def run(self):
         pass

@@ -1,4 +1,4 @@
-"""From recorded steps of level seats to whole episodes and their figures; fragments are tested with lockstep."""
+"""Whole episodes and their statistics from recorded steps in lockstep; fragments are tested with lockstep."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_row_comes_out_once_with_its_episode_and_in_order(seed, num_envs, 
 
 
 def block(steps, *ends, num_envs=2, valid=None):
-    """Steps in which nothing happens but for the ends of episodes at (t, n)."""
+    """Return steps in which nothing happens except ends of episodes at (t, n)."""
     dones = np.zeros((steps, num_envs), np.bool_)
     for t, n in ends:
         dones[t, n] = True
@@ -66,10 +66,10 @@ def block(steps, *ends, num_envs=2, valid=None):
 
 
 def test_a_warning_comes_once_when_very_many_rows_of_an_environment_wait(caplog):
-    """R94: rows of one environment's unfinished episode, as many as in general sampling."""
+    """R94: rows of one environment's unfinished episode, with the same threshold as in general sampling."""
     collector = EpisodeCollector(2)
     with caplog.at_level(logging.WARNING):
-        for number in range(10):  # 1000 rows of environment 0 wait, ever again
+        for number in range(10):  # 1000 more rows of environment 0 wait each time
             collector.add(block(1000, (999, 0), (number * 50, 1)), None)
         collector.take()
         resets = np.ones((3000, 2), np.bool_)
@@ -84,7 +84,7 @@ def test_a_warning_comes_once_when_very_many_rows_of_an_environment_wait(caplog)
 
 
 def slow_tracker(rewards, dones, valid):
-    """One row at a time, with dicts."""
+    """Count row by row, with dicts."""
     steps, num_envs = rewards.shape
     length, total = [0] * num_envs, [0.0] * num_envs
     finished = []
@@ -107,7 +107,7 @@ def runs(draw):
     rng = np.random.default_rng(seed)
     dones = rng.random((steps, num_envs)) < draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
     valid = np.ones((steps, num_envs), bool)
-    if draw(st.booleans()):  # as NEXT_STEP environments: the row after an end is no transition
+    if draw(st.booleans()):  # like NEXT_STEP environments: the row after an end is not a transition
         for n in range(num_envs):
             for t in range(1, steps):
                 if dones[t - 1, n]:

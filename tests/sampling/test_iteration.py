@@ -1,4 +1,4 @@
-"""The order of events within a turn, on one tape; hooks, episodes and what callbacks may ask."""
+"""The order of events within a turn; hooks, episodes and the methods for callbacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make(env, policies, callbacks, **more):
 
 
 def test_an_episode_answers_before_it_has_begun_and_long_after_it_has_ended():
-    """R96, R100, R114: zeros, initial states and None before there is anything."""
+    """R96, R100, R114: zeros, initial states and None before the first step."""
     episodes, told = [], []
 
     class Ask(DefaultCallbacks):
@@ -140,7 +140,7 @@ def test_agents_that_come_and_go_in_an_endless_episode_leave_their_seats():
 
 
 class OneScene(BaseEnv):
-    """A user's own BaseEnv; what it polls can be replaced."""
+    """BaseEnv of a user whose poll can be replaced."""
 
     def __init__(self, **parts):
         obs, flags = {3: {"agent0": np.zeros(3, np.float32)}}, {3: {ALL_AGENTS: False}}

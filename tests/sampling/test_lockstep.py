@@ -44,14 +44,14 @@ def make_sampler(
 
 
 def slow_gae(rewards, values, after, gamma, lam):
-    """Sum over the rest of one piece of an episode, straight from the definition; `after` follows its last row."""
+    """Sum over the rest of one piece of an episode, by the definition; `after` follows its last row."""
     following = [*values[1:], after]
     deltas = [r + gamma * v1 - v for r, v, v1 in zip(rewards, values, following, strict=True)]
     return [sum((gamma * lam) ** (j - i) * deltas[j] for j in range(i, len(deltas))) for i in range(len(deltas))]
 
 
 def by_episode(batch: SampleBatch) -> list[SampleBatch]:
-    """Runs of rows of one episode and copy, which their observations show."""
+    """Return runs of rows of one episode and copy, identified by their observations."""
     cuts = [row for row in range(1, batch.count) if (batch["obs"][row] != batch["obs"][row - 1])[[0, 2]].any()]
     return [batch.slice(start, end) for start, end in itertools.pairwise([0, *cuts, batch.count])]
 
@@ -64,7 +64,7 @@ def value(episode, step, index) -> float:
 @pytest.mark.parametrize("end", ["terminate", "truncate"])
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
 def test_rows_values_and_final_observations_are_right_however_the_environment_resets(mode, end, lam):
-    """R98, golden: true final observations, GAE at terminations, truncations and the cut, against sums by hand."""
+    """R98, golden: true final observations; GAE at terminations, truncations and the cut equals sums by hand."""
     env = make_env(mode, end=end)
     sampler = make_sampler(env, length=8, lam=lam)
     seen: list[tuple[int, int, int]] = []
@@ -102,7 +102,7 @@ def test_rows_values_and_final_observations_are_right_however_the_environment_re
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("length", [1, 2, 3, 10])
 def test_recurrent_state_restarts_with_each_episode_and_goes_on_across_fragments(mode, length):
-    """R114, R116: the fake state counts steps, so values reveal it."""
+    """R114, R116: the fake state counts steps, so values show it."""
     env = make_env(mode, end="truncate")
     sampler = make_sampler(env, length=length, recurrent=True)
     for _ in range(30 // length):
@@ -119,7 +119,7 @@ def test_recurrent_state_restarts_with_each_episode_and_goes_on_across_fragments
 
 @pytest.mark.parametrize("mode", MODES)
 def test_recurrent_states_are_sent_of_every_so_many_steps_also_after_a_step_that_was_broken_off(mode):
-    """The fake state counts the steps of its episode; where a row only resets, that of the row is anything."""
+    """The fake state counts the steps of its episode; in a row that is only a reset, it can be anything."""
     fails_at = [18]
 
     def on_step():
@@ -179,7 +179,7 @@ def test_complete_episodes_gives_whole_episodes_only_and_loses_none(mode):
 
 
 def test_what_followed_whole_episodes_goes_with_them_where_that_alone_is_wanted():
-    """As an algorithm with V-trace asks: no column of next observations, but the one behind the last row."""
+    """As for an algorithm with V-trace: no column of next observations, except the one after the last row."""
     wanted = [c.OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.LAST_OBS]
     env = make_env("serial", lengths=(3, 11), end="truncate")
     sampler = make_sampler(env, length=4, batch_mode="complete_episodes", columns=wanted, postprocess="none")
@@ -240,7 +240,7 @@ def test_only_the_columns_asked_for_are_carried():
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_a_step_that_is_not_to_be_trained_on_ends_lockstep_of_vector_environments_too(mode):
-    """R102: never sent and trained on silently."""
+    """R102: the step is never silently sent and trained on."""
 
     class Untrained(CountingEnv):
         def step(self, action):
@@ -252,7 +252,7 @@ def test_a_step_that_is_not_to_be_trained_on_ends_lockstep_of_vector_environment
 
 
 class Beginning(SerialEnv):
-    """Steps as ever, but says that some copies could begin before the others, and keeps what it was told."""
+    """Environment that steps as usual, but says that some copies can begin first, and records the calls."""
 
     def __init__(self, envs) -> None:
         super().__init__(envs, env_id="counting")
@@ -288,7 +288,7 @@ def test_where_copies_can_begin_half_of_them_step_while_the_others_are_acted_for
 
 @pytest.mark.parametrize("extras", [(), (c.LAST_OBS,)])
 def test_the_floats_of_a_long_fragment_are_sent_from_where_they_were_recorded(extras):
-    """One frame holds all of them, none is copied; later fragments have memory of their own."""
+    """One frame holds all of them, without a copy; later fragments have their own memory."""
     floats = {c.OBS, c.REWARDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS}
     names = [*floats, c.ACTIONS, c.TERMINATEDS, c.TRUNCATEDS, *extras]
     sampler = make_sampler(make_env("serial", num_envs=4), length=2500, columns=names)

@@ -1,4 +1,4 @@
-"""Which policies a worker has, and how they are made: specs, learners' graphs, TensorFlow's part with a stand-in."""
+"""Policies of a worker: specs, learners' graphs, and the TensorFlow part with a stand-in."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TracedForm(TfLike):
 
 @pytest.fixture
 def tensorflow(monkeypatch):
-    """What tests may look at: gpus, seeds, and whether functions run eagerly."""
+    """Return a record for tests: gpus, seeds, and whether functions run eagerly."""
     state = SimpleNamespace(gpus=[], seeds=[], eager=False)
     module = ModuleType("tensorflow")
     module.__spec__ = ModuleSpec("tensorflow", None)

@@ -1,4 +1,4 @@
-"""What a policy may give back, and what is refused."""
+"""Valid and invalid results of a policy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_columns_of_another_shape_than_before_are_refused(make_sampler):
 
 
 def test_a_policy_whose_exploration_has_a_memory_is_told_whose_row_is_which(make_sampler):
-    """Also when an agent is absent; other policies are called as ever."""
+    """It works for an absent agent, too; other policies are called as usual."""
     told = []
 
     class Noted(RecordingPolicy):
@@ -78,7 +78,7 @@ def test_a_policy_whose_exploration_has_a_memory_is_told_whose_row_is_which(make
 
 
 class Giving(RecordingPolicy):
-    """Gives what a function of the number of the call (from 0) and of the rows says, beside zero actions."""
+    """Policy that returns zero actions, and columns from a function of the call's number (from 0) and the rows."""
 
     def __init__(self, columns=lambda call, rows: {}, states=None, **more):
         super().__init__(**more)
@@ -102,7 +102,7 @@ class Giving(RecordingPolicy):
     ids=["one for all", "scalar", "too many", "state"],
 )
 def test_r96_r114_what_is_not_one_entry_per_row_is_refused(make_sampler, policy, column):
-    """R96, R114: nothing is spread over rows that it was not given for."""
+    """R96, R114: entries are never broadcast to other rows."""
     with pytest.raises(BatchError, match="2 rows of policy 'default_policy'") as raised:
         make_sampler(ScriptedEnv({0: [scenes(3, agents=("a", "b"))]}), policy).get_data()
     assert raised.value.column == column
@@ -110,7 +110,7 @@ def test_r96_r114_what_is_not_one_entry_per_row_is_refused(make_sampler, policy,
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["goes", "comes"])
 def test_r96_a_column_given_only_sometimes_is_refused(make_sampler, is_first):
-    """R96: rows without it would hold what other rows left there."""
+    """R96: otherwise rows without the column would contain old entries of other rows."""
     policy = Giving(lambda call, rows: {"score": np.ones(rows)} if (call < 2) == is_first else {})
     with pytest.raises(BatchError, match=r"'score'.* the same at every evaluation"):
         make_sampler(ScriptedEnv({0: [scenes(5)]}), policy).get_data()

@@ -1,4 +1,4 @@
-"""The general path over every kind of environment there is, with policies that are as real."""
+"""The general sampler with every kind of environment, and with realistic policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 class SumPolicy(Policy):
-    """Its action is the sum of the observation: clients can check that they were given their own."""
+    """Policy whose action is the sum of the observation, so clients can check that they get their own action."""
 
     def __init__(self):
         super().__init__(SPACE, spaces.Discrete(100_000), {})
@@ -29,7 +29,7 @@ class SumPolicy(Policy):
 
 
 class Clients(ExternalEnv):
-    """Twenty threads, each driving several episodes by turns; checks every action it is given."""
+    """Twenty threads, each of which drives several episodes alternately and checks every action."""
 
     def __init__(self, threads, episodes):
         super().__init__(spaces.Discrete(100_000), SPACE)
@@ -66,7 +66,7 @@ class Clients(ExternalEnv):
 
 
 def test_interleaved_external_episodes_give_separate_trajectories(make_sampler):
-    """R119, R150, R151, R153, R156, R159: 100 episodes, against what each client did."""
+    """R119, R150, R151, R153, R156, R159: 100 episodes, compared with the records of the clients."""
     threads = 20
     env = Clients(threads, 5)
     base_env = to_base_env(env)
@@ -102,7 +102,7 @@ def test_interleaved_external_episodes_give_separate_trajectories(make_sampler):
 
 
 class Reusing(gymnasium.Env):
-    """Changes the same info, and the same array in it, at every step."""
+    """Environment that changes the same info, and the same array in it, at every step."""
 
     observation_space, action_space = SPACE, spaces.Discrete(50)
 

@@ -1,4 +1,4 @@
-"""A RolloutWorker with policies that TensorFlow runs, and TensorFlow itself."""
+"""A RolloutWorker with TensorFlow policies, and TensorFlow itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL = {"fcnet_hiddens": [8]}
 
 
 class Cloning(TFPolicy):
-    """Imitates the actions in the batch, and counts its inference calls."""
+    """Policy that imitates the actions in the batch, and counts its inference calls."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

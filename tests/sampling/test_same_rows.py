@@ -1,4 +1,4 @@
-"""In lockstep and polled turn by turn, environments give the same rows for the same seeds and policy."""
+"""Lockstep and turn-by-turn sampling give the same rows for the same seeds and policy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAN = SamplePlan("gae", {"gamma": GAMMA, "lam": LAM}, tuple(FRAGMENT_COLUMNS))
 
 
 class RandomEnv(gymnasium.Env):
-    """Random observations and rewards, episodes of random length that end in either way; actions count, too."""
+    """Random observations and rewards, episodes of random length with either end; actions have an effect, too."""
 
     def __init__(self, kind: str, mean_length: int):
         self.observation_space = {
@@ -66,7 +66,7 @@ class RandomEnv(gymnasium.Env):
 
 
 class AsPolicy(Policy):
-    """The policy that acts in lockstep, behind the general interface: same noise, same numbers."""
+    """The lockstep policy behind the general interface: same noise, same numbers."""
 
     def __init__(self, env, seed, recurrent):
         super().__init__(env.observation_space, env.action_space, {})
@@ -115,7 +115,7 @@ def both(
     kind, mean_length, num_envs, steps, fragments, seed, recurrent=False, clip=False, filtered=False, complete=False,
     vector=False,
 ):  # fmt: skip
-    """Rows of the two samplers, one batch per environment, and their metrics and filters."""
+    """Return rows of the two samplers, one batch per environment, and their metrics and filters."""
 
     def envs():
         return [RandomEnv(kind, mean_length) for _ in range(num_envs)]
@@ -182,7 +182,7 @@ def test_packed_fragments_are_equal_row_by_row(kind, mean_length, num_envs, step
 
 @pytest.mark.parametrize("num_envs", [1, 5])
 def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_envs):
-    """R58, R118: ONNX Runtime and all."""
+    """R58, R118: with ONNX Runtime."""
 
     def policy():
         made = make_onnx_policy(4, spaces.Discrete(2), 2, mlp_weights(4, 2))
@@ -210,7 +210,7 @@ def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_e
     vector=st.booleans(),
 )
 def test_filtered_rows_are_equal_and_rewards_are_clipped_alike(seed, mean_length, steps, num_envs, vector):
-    """R101, R103, R136: whatever ends in a turn, each observation meets the same statistics in both."""
+    """R101, R103, R136: whatever ends in a turn, each observation sees the same statistics in both."""
     ones, others, _, filters = both(
         "box", mean_length, num_envs, steps, 4, seed, clip=True, filtered=True, vector=vector
     )

@@ -24,7 +24,7 @@ ACTIONS = spaces.Discrete(2)
 
 
 class Stored(InputReader):
-    """Batches of the given sizes."""
+    """Reader of batches of the given sizes."""
 
     def __init__(self, *sizes, episodes=None, tape=None):
         self.sizes, self.tape = itertools.cycle(sizes), tape if tape is not None else []
@@ -43,11 +43,11 @@ class Stored(InputReader):
         )
 
 
-# --- how much ---
+# --- size of batches ---
 
 
 def test_truncated_batches_take_at_most_one_sampler_batch_per_environment(make_worker):
-    """R59: also if rows are fewer than aimed at; and no more than are needed."""
+    """R59: even if there are fewer rows than the target; and it reads no more than needed."""
     for sizes, rows, reads in (((2,), 6, 3), ((25, 5), 30, 2)):
         reader = Stored(*sizes)
         worker = make_worker(num_envs=3, rollout_fragment_length=10, input_creator=lambda context, own=reader: own)
@@ -55,7 +55,7 @@ def test_truncated_batches_take_at_most_one_sampler_batch_per_environment(make_w
         assert len(reader.tape) == reads
 
 
-# --- in which order ---
+# --- order of calls ---
 
 
 class TapedCallbacks(DefaultCallbacks):
@@ -148,7 +148,7 @@ def test_extra_batches_are_concatenated_and_counted(make_worker):
 
 
 def test_metrics_are_those_of_episodes_then_those_of_estimators(make_worker, caplog):
-    """R36, R77, R192: with simulation the environment is played for metrics only."""
+    """R36, R77, R192: with simulation, the environment is sampled for metrics only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TapedPolicy, "tape", [], raising=False)
         worker = make_worker(
@@ -163,7 +163,7 @@ def test_metrics_are_those_of_episodes_then_those_of_estimators(make_worker, cap
         assert worker.sample()["rewards"].tolist() == [1.0] * 4, "stored rows"
         estimates, episodes = [], []
         deadline = time.monotonic() + 20
-        # more episodes than a queue of batches could hold that nobody takes
+        # More episodes than fit into a queue of batches that no one reads.
         while len(episodes) < 20 and time.monotonic() < deadline:
             for metrics in worker.get_metrics():
                 (estimates if isinstance(metrics, OffPolicyEstimate) else episodes).append(metrics)
@@ -174,7 +174,7 @@ def test_metrics_are_those_of_episodes_then_those_of_estimators(make_worker, cap
 
 
 class Exclusive(PlainPolicy):
-    """Notes when two threads evaluate it at once."""
+    """Policy that detects when two threads evaluate it at the same time."""
 
     is_inside, clashes = False, 0
 
@@ -255,7 +255,7 @@ def test_a_reader_that_gives_no_batch_is_named_and_may_be_read_again(make_worker
 
 
 def test_a_reader_around_the_samplers_batches_is_told_at_once_that_simulation_drops_them(make_worker):
-    """R36, R75: nothing would ever come."""
+    """R36, R75: no batch would ever come."""
 
     class Around(InputReader):
         def __init__(self, context):
@@ -291,7 +291,7 @@ def test_batches_come_as_an_asynchronous_iterator_too(make_worker):
 
 
 def test_environments_in_processes_of_their_own_are_sampled(make_worker, tmp_path):
-    """R161, R164, R20, R26, R29: they are monitored and seeded there; the one that only gave its spaces is not."""
+    """R161, R164, R20, R26, R29: they are monitored and seeded there; the one made for its spaces is not."""
     worker = make_worker(
         CountingEnv,
         env_config={"length": 3},

@@ -1,4 +1,4 @@
-"""SyncSampler between two turns: resuming, dying, the clock, pauses, and its setup."""
+"""SyncSampler between two turns: continuation, end, times, pauses, and its setup."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_five_dicts_of_an_older_base_env_will_do(make_sampler):
 @pytest.mark.parametrize("error", [EnvError("env", "on purpose"), KeyboardInterrupt("on purpose")])
 @pytest.mark.parametrize("where", ["send_actions", "policy", "callback"])
 def test_an_error_in_the_middle_of_a_turn_is_final(make_sampler, where, error):
-    """R72: Ctrl-C, too, leaves a turn half done; going on would poll what was sent nothing, and maybe wait for ever."""
+    """R72: Ctrl-C also leaves a turn unfinished; the next poll would get no actions and could wait forever."""
     env, policy, callbacks = ScriptedEnv({0: [scenes(5)]}), RecordingPolicy(), DefaultCallbacks()
 
     def fail(*args, **kwargs):
@@ -128,7 +128,7 @@ def test_time_is_booked_where_it_was_spent(make_sampler, monkeypatch):
     turns._iteration.observe = slow(turns._iteration.observe, 1000.0)
     to_env = turns._iteration._lanes["default_policy"].actor.layout.to_env
     monkeypatch.setattr(ActionLayout, "to_env", lambda layout, column: slow(to_env, 10_000.0)(column))
-    turns._gate.__class__ = SlowGate  # waits for others, which is nobody's time
+    turns._gate.__class__ = SlowGate  # waits for other threads, which counts as no activity
     SlowGate.wait = lambda: now.__setitem__(0, now[0] + 1e5)
     for _ in range(3):
         turns.advance()
@@ -180,7 +180,7 @@ def test_a_pause_waits_for_the_turn_and_the_next_turn_for_the_pause():
 
 
 def test_a_pause_asked_for_in_the_middle_of_a_turn_waits_for_nothing():
-    """A callback sets weights: its own turn is not to be waited for, and others are where they were."""
+    """A callback sets weights: it must not wait for its own turn, and other turns have not begun."""
     gate, begun = TurnGate(), threading.Event()
 
     def pause():
@@ -223,7 +223,7 @@ def setup_of(**more):
 
 
 def test_an_environment_of_any_kind_is_converted_and_a_base_env_is_not_touched():
-    """SPEC 4.1: samplers convert the environment themselves; that is idempotent."""
+    """SPEC 4.1: samplers convert the environment themselves; conversion is idempotent."""
     base_env = ScriptedEnv({})
     assert setup_of(base_env=base_env).base_env is base_env
     assert isinstance(setup_of(base_env=CountingEnv()).base_env, BaseEnv)
@@ -232,7 +232,7 @@ def test_an_environment_of_any_kind_is_converted_and_a_base_env_is_not_touched()
 
 
 def test_a_worker_may_be_given_weakly():
-    """R56: else the thread of an asynchronous sampler keeps its worker alive."""
+    """R56: otherwise the thread of an asynchronous sampler keeps its worker alive."""
 
     class Worker:
         pass

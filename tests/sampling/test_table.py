@@ -11,13 +11,13 @@ from aiorl.sampling.table import Table
 
 
 class Rows(RuleBasedStateMachine):
-    """Against dicts of lists: whatever comes and goes, what waits stays, with what came before and after it."""
+    """Model with dicts of lists: in any sequence of calls, waiting rows stay, and so do their neighbours."""
 
     def __init__(self):
         super().__init__()
         self.table = Table()
         self.table.define("x", (2,), np.float32, [7, 8])
-        self.rows = {}  # seat -> all rows of its agent's episode, the one before it first
+        self.rows = {}  # seat -> all rows of its agent's episode, preceded by the row before it
         self.numbers = {}  # seat -> number of the first of these in the table
         self.waits = {}  # seat -> first row that waits
         self.next = 0.0
@@ -102,7 +102,7 @@ def test_it_is_as_long_as_rows_wait_and_no_longer():
 
 
 def written(*parts):
-    """All that is in a column that was written in so many parts, in their order."""
+    """Return a whole column that was written in this number of parts, in their order."""
     table = Table()
     rows = []
     for part in parts:
@@ -134,7 +134,7 @@ def test_entries_of_another_shape_are_refused():
     ids=str,
 )
 def test_r96_a_column_is_widened_where_entries_would_lose_their_value(first, then, dtype):
-    """R96, R114: whatever came first."""
+    """R96, R114: in either order."""
     entries = written(first, then)
     assert entries.dtype == dtype
     assert entries.tolist() == [*np.asarray(first).tolist(), *np.asarray(then).tolist()]

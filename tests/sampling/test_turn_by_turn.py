@@ -1,4 +1,4 @@
-"""The whole of the general path in one thread: rows, cuts, horizons, resets, metrics."""
+"""The whole general sampler in one thread: rows, cuts, horizons, resets, metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
 
 
 def single(*lengths, ends=True, **more) -> ScriptedEnv:
-    """One environment with episodes of these lengths."""
+    """Return one environment with episodes of these lengths."""
     return ScriptedEnv({0: [scenes(length, episode=n, ends=ends) for n, length in enumerate(lengths)]}, **more)
 
 
@@ -36,7 +36,7 @@ class Spec:
 
 
 def test_r102_rows_around_suppressed_ones_are_trajectories_of_their_own(make_sampler):
-    """R102, R106: the value behind a piece is that of its own last new_obs, not that of the next recorded row."""
+    """R102, R106: the value after a piece is that of its own last new_obs, not that of the next recorded row."""
     policy = make_onnx_policy(3, spaces.Discrete(2), 2, mlp_weights(3, 2))
     policy.config.update(postprocess="gae", postprocess_params={"gamma": 0.5, "lam": 0.0})
     script = scenes(8)
@@ -153,7 +153,7 @@ def test_a_horizon_above_the_limit_or_below_0_is_refused(make_sampler, horizon):
 
 
 def test_what_an_agent_did_last_is_remembered_through_any_number_of_soft_resets(make_sampler):
-    """R84, also where its episode goes on without it and room for more rows is made meanwhile."""
+    """R84: even if its episode continues without it and the table grows in the meantime."""
     script = [Scene({"a": ob(0, 0, 0), "b": ob(0, 0, 0)}), *(Scene({"a": ob(0, step, 0)}) for step in range(1, 41))]
     callbacks, seen = DefaultCallbacks(), []
     callbacks.on_episode_step = lambda *, episode, **kwargs: seen.append(

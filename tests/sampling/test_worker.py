@@ -1,4 +1,4 @@
-"""The methods of RolloutWorker; `sample` has a module of its own."""
+"""Methods of RolloutWorker; `sample` has its own module."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_weights_that_one_policy_refuses_change_none(make_worker):
 
 
 class Slow(PlainPolicy):
-    """Notices weights that are set, and evaluations that begin, while it is evaluated."""
+    """Policy that detects weights set, or evaluations begun, during an evaluation."""
 
     clashes = 0
     is_acting = False
@@ -103,7 +103,7 @@ def test_weights_are_not_set_in_the_middle_of_a_turn_that_a_cancelled_wait_left_
 
 
 def test_of_two_threads_that_sample_each_gets_batches_of_its_own(make_worker):
-    """A cancelled wait goes on sampling beside who calls sample()."""
+    """A cancelled wait keeps sampling while another thread calls sample()."""
     worker = make_worker(lambda context: CountingEnv(1000), Slow, rollout_fragment_length=5)
     batches, errors = [], []
 
@@ -125,7 +125,7 @@ def test_of_two_threads_that_sample_each_gets_batches_of_its_own(make_worker):
 
 @pytest.mark.parametrize("sample_async", [False, True])
 def test_callbacks_may_set_weights_although_others_wait_to_as_well(make_worker, sample_async):
-    """R6: a callback, which is inside a turn, waits for nobody."""
+    """R6: a callback, which is inside a turn, does not wait."""
 
     class Callbacks(DefaultCallbacks):
         def on_episode_step(self, *, worker, **kwargs):
@@ -219,7 +219,7 @@ def test_stopping_ends_sampler_environments_reader_and_writer_and_may_be_repeate
 
 
 class Waiting(ExternalEnv):
-    """Asks for one action, and then never again."""
+    """Client that asks for one action, and then never again."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -246,7 +246,7 @@ def test_an_interrupt_ends_a_wait_for_clients_without_waiting_itself(make_worker
 
 
 def test_a_half_built_worker_is_disposed_of_in_silence():
-    """R56: none of its parts is there; under pytest an error in __del__ is a failure."""
+    """R56: none of its parts exists; under pytest, an error in __del__ is a failure."""
     worker = RolloutWorker.__new__(RolloutWorker)
     worker.stop()
     found = weakref.ref(worker)
@@ -256,7 +256,7 @@ def test_a_half_built_worker_is_disposed_of_in_silence():
 
 
 class Hungry(DefaultCallbacks):
-    """Asks for the worker at every step."""
+    """Hooks that ask for the worker at every step."""
 
     def on_episode_step(self, *, worker, **kwargs):
         assert isinstance(worker, RolloutWorker)
@@ -264,7 +264,7 @@ class Hungry(DefaultCallbacks):
 
 @pytest.mark.parametrize("length", [2, 10**6], ids=["its queue is full", "it is at work"])
 def test_disposal_ends_an_asynchronous_samplers_thread(length):
-    """R56, R74: the thread keeps its worker alive neither by its callbacks nor by the hook between turns."""
+    """R56, R74: neither the callbacks of the thread nor the hook between turns keep its worker alive."""
     worker = RolloutWorker(
         lambda context: CountingEnv(50),
         PlainPolicy,
@@ -278,7 +278,7 @@ def test_disposal_ends_an_asynchronous_samplers_thread(length):
     else:
         wait_until(lambda: found().sampler.perf.iters > 100)
     assert thread.is_alive()
-    gc.disable()  # no cycle holds the worker: it ends with the turn that uses it
+    gc.disable()  # no reference cycle holds the worker: it ends with the turn that uses it
     try:
         del worker
         thread.join(5)
@@ -290,7 +290,7 @@ def test_disposal_ends_an_asynchronous_samplers_thread(length):
 
 @pytest.mark.parametrize("sample_async", [False, True])
 def test_disposal_lets_waiting_clients_go(sample_async):
-    """R56: nobody would answer them."""
+    """R56: no one would answer them."""
     refused = threading.Event()
 
     class Patient(ExternalEnv):
@@ -312,7 +312,7 @@ def test_disposal_lets_waiting_clients_go(sample_async):
 
 @pytest.mark.parametrize("sample_async", [False, True])
 def test_a_stopped_worker_samples_no_more(make_worker, sample_async):
-    """R56: it would step environments and write to a writer that are closed."""
+    """R56: it would use closed environments and a closed writer."""
     env, written = CountingEnv(50), []
 
     class Note(OutputWriter):

@@ -15,7 +15,7 @@ def test_they_pass_gymnasiums_own_check(make):
 
 
 def play(env, policy, seed):
-    """Return of one episode; the policy sees all observations so far."""
+    """Return the return of one episode; the policy sees all observations so far."""
     obs, _ = env.reset(seed=seed)
     seen, total, ended = [obs], 0.0, False
     while not ended:
