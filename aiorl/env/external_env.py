@@ -262,7 +262,7 @@ class ExternalMultiAgentEnv(_ClientDriven):
         if _by_agent(action_space) and _by_agent(observation_space):
             unpaired = sorted(map(str, set(action_space) ^ set(observation_space)))
             if unpaired:
-                raise ConfigError(f"these agents have only one of action and observation space: {unpaired}.")
+                raise ConfigError(f"action and observation spaces must have the same agents; only one has: {unpaired}.")
 
     def get_action(self, episode_id: Any, observation_dict: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the policies' actions by agent; see ``ExternalEnv.get_action``.

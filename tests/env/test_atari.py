@@ -70,7 +70,7 @@ def test_an_atari_game_has_an_emulator_and_shows_pictures():
     assert not is_atari(object())
 
 
-def test_a_lost_life_ends_the_episode_and_a_reset_goes_on_with_the_game():
+def test_a_lost_life_ends_the_episode_and_a_reset_continues_the_game():
     game = LivesEnv(lives=3, per_life=2)
     env = EpisodicLife(game)
     env.reset()
@@ -84,11 +84,11 @@ def test_a_lost_life_ends_the_episode_and_a_reset_goes_on_with_the_game():
     assert game.lives() == 0
     assert int(env.reset()[0][0, 0]) == 0
     env.step(2)
-    assert int(env.reset(seed=4)[0][0, 0]) == 0, "a seed begins a game although lives are left"
+    assert int(env.reset(seed=4)[0][0, 0]) == 0, "a seed begins a game even if lives are left"
     assert game.resets == [None, None, 4]
 
 
-def test_r124_games_are_counted_whole_however_many_lives_they_have():
+def test_r124_whole_games_are_counted_for_any_number_of_lives():
     games = RealGames(LivesEnv(lives=2, per_life=2))
     env = EpisodicLife(games)
     env.reset()
@@ -104,7 +104,7 @@ def test_r124_games_are_counted_whole_however_many_lives_they_have():
     assert games.take_finished() == []
 
 
-def test_r124_counters_of_games_are_found_through_other_wrappers_if_every_copy_has_one():
+def test_r124_game_counters_are_found_inside_other_wrappers_if_every_copy_has_one():
     games = RealGames(LivesEnv())
     wrapped = gymnasium.wrappers.TimeLimit(EpisodicLife(games), 5)
     assert game_counters([wrapped, games]) == [games, games]
@@ -133,7 +133,7 @@ def test_frames_are_stacked_as_channels_oldest_first():
     assert first[0, 0].tolist() == [0, 0, 0, 0]
 
 
-def test_a_missing_opencv_says_what_to_install(monkeypatch):
+def test_a_missing_opencv_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "cv2", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[atari\]"):
         wrap_deepmind(LivesEnv(shape=(210, 160, 3)))
@@ -145,14 +145,14 @@ def real_game(name, **config):
 
 
 @pytest.mark.parametrize("name", ["ALE/Pong-v5", "PongNoFrameskip-v4", "ale_py:ALE/Pong-v5"])
-def test_a_real_game_is_made_by_its_id_and_recognised(name):
+def test_a_real_game_is_made_by_id_and_recognised(name):
     env = real_game(name)
     assert is_atari(env)
     assert not is_atari(real_game("ALE/Pong-v5", obs_type="ram"))
     env.close()
 
 
-def test_frames_that_are_not_drawn_change_nothing_but_the_time_they_take():
+def test_undrawn_frames_change_only_the_time_per_step():
     """Oracle: Gymnasium's preprocessing around ale-py's plain environment, with the same seeds and actions."""
     config = {"frameskip": 1}
     fast = wrap_deepmind(real_game("ALE/Breakout-v5", **config))
@@ -205,7 +205,7 @@ def is_vector(env) -> bool:
         pytest.param("ALE/Freeway-v5", 20, {"full_action_space": True}, marks=pytest.mark.slow),
     ],
 )
-def test_r161_rows_lives_and_games_are_those_of_the_plain_games(name, steps, settings):
+def test_r161_rows_lives_and_games_equal_those_of_plain_games(name, steps, settings):
     ours, theirs = vector(name, 2, **settings), plain(name, 2, **settings)
     assert ours.observation_space == theirs.observation_space
     assert ours.action_space == theirs.action_space
@@ -223,7 +223,7 @@ def test_r161_rows_lives_and_games_are_those_of_the_plain_games(name, steps, set
     ours.close(), theirs.close()
 
 
-def test_auto_takes_it_for_several_games_with_deepminds_preprocessing():
+def test_auto_uses_it_for_several_games_with_deepmind_preprocessing():
     env = make_lockstep_env(
         "ALE/Pong-v5", {}, 2, wrapping=Wrapping(deepmind=True, dim=42, framestack=False), horizon=50
     )
@@ -242,7 +242,7 @@ def test_auto_takes_it_for_several_games_with_deepminds_preprocessing():
     ("settings", "why"),
     [({"frameskip": 2}, "frameskip is 2"), ({"mode": 1}, "mode: 1"), ({"render_mode": "rgb_array"}, "render_mode")],
 )
-def test_what_it_cannot_do_is_left_to_single_games_with_a_note(settings, why, caplog):
+def test_unsupported_settings_use_single_games_and_the_log_says_why(settings, why, caplog):
     with caplog.at_level(logging.INFO):
         env = make_lockstep_env("ALE/Pong-v5", settings, 2, wrapping=DEEPMIND)
     assert not is_vector(env)

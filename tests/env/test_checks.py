@@ -30,7 +30,7 @@ def test_huge_but_finite_numbers_pass_without_a_warning():
         check_rewards("big", np.full(8, 1e308), lambda row: 0)
 
 
-def test_an_observation_outside_of_its_box_is_reported_once(caplog):
+def test_an_observation_outside_its_box_is_reported_once(caplog):
     box = spaces.Box(-1, 1, (2,), np.float32)
     check = ObservationCheck("maze", box)
     for _ in range(20):
@@ -53,7 +53,7 @@ def nested(obs):
     return NestedCheck("nested", NEST).coerce(obs, 2, 7)
 
 
-def test_nested_observations_come_out_with_arrays_as_leaves():
+def test_nested_observations_get_arrays_as_leaves():
     obs = nested({"image": [[1, 2], [3, 4]], "pair": [2, np.array([0.5])], "extra": 1})
     assert list(obs) == ["image", "pair"]
     assert obs["image"].tolist() == [[1, 2], [3, 4]]

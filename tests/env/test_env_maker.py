@@ -28,7 +28,7 @@ def choice(name, num_envs=4, horizon=None, **config) -> str:
     return EnvMaker(EnvPlan(env=name, env_config=config, num_envs=num_envs, vectorize="auto", horizon=horizon)).form
 
 
-def test_auto_takes_the_native_form_where_there_is_one_and_it_pays():
+def test_auto_uses_a_native_form_for_several_copies():
     assert choice("CartPole-v1") == "native"
     assert choice("CartPole-v1", horizon=100) == "native"
     assert choice("CartPole-v1", sutton_barto_reward=True) == "native"
@@ -38,7 +38,7 @@ def test_auto_takes_the_native_form_where_there_is_one_and_it_pays():
     assert choice("CartPole-v1", some_setting=1) == "serial"
 
 
-def test_auto_passes_over_a_native_form_whose_packages_are_missing(monkeypatch):
+def test_auto_skips_a_native_form_whose_packages_are_missing(monkeypatch):
     spec = copy.deepcopy(gymnasium.spec("CartPole-v1"))
     spec.vector_entry_point = "not_installed_anywhere.envs:VectorEnv"
     monkeypatch.setitem(gymnasium.registry, "Jaxy-v0", spec)
@@ -47,7 +47,7 @@ def test_auto_passes_over_a_native_form_whose_packages_are_missing(monkeypatch):
         make_lockstep_env("Jaxy-v0", {}, 4, "native")
 
 
-def test_native_without_a_native_form_says_what_to_use_instead():
+def test_native_without_a_native_form_is_refused_with_an_alternative():
     with pytest.raises(ConfigError, match=r"no vectorised form of its own.*vectorize: serial") as caught:
         make_lockstep_env("Pendulum-v1", {}, 4, "native")
     assert caught.value.key == "vectorize"
@@ -120,7 +120,7 @@ def test_r161_every_kind_of_environment_becomes_a_base_env():
 
 
 @pytest.mark.parametrize(("make", "kind"), [(CountingEnv, VectorBaseEnv), (CountingMultiAgentEnv, MultiAgentBaseEnv)])
-def test_r20_r162_further_copies_are_made_with_their_index_and_the_first_is_the_one_given(make, kind):
+def test_r20_r162_other_copies_are_made_with_their_index_and_the_first_is_the_given_one(make, kind):
     made = []
 
     def make_env(index):
@@ -142,12 +142,12 @@ def test_r29_the_seed_reaches_every_copy():
 
 
 @pytest.mark.parametrize("env", [object(), 3, None, "CartPole-v1"])
-def test_r21_what_is_no_environment_is_a_value_error(env):
+def test_r21_an_object_that_is_not_an_environment_is_a_value_error(env):
     with pytest.raises(ValueError, match="has no reset, step, observation_space, action_space"):
         to_base_env(env)
 
 
-def test_numbers_that_cannot_be_are_refused():
+def test_impossible_numbers_of_environments_are_refused():
     with pytest.raises(ConfigError, match="only one is given"):
         to_base_env(CountingEnv(), num_envs=2)
 
@@ -168,10 +168,10 @@ def test_r161_remote_copies_are_made_in_children_and_the_local_one_is_closed():
     base.stop()
 
 
-def test_r26_lockstep_copies_are_wrapped_each(tmp_path):
+def test_r26_each_lockstep_copy_is_wrapped(tmp_path):
     wrapping = Wrapping(monitor_path=str(tmp_path))
     assert isinstance(make_lockstep_env("CartPole-v1", {}, 2), NativeVectorEnv)
-    with pytest.raises(ConfigError, match="monitor goes around each copy"):
+    with pytest.raises(ConfigError, match="monitor applies to each copy"):
         make_lockstep_env("CartPole-v1", {}, 2, "native", wrapping=wrapping)
     env = make_lockstep_env(COUNTING, {"length": 1}, 2, worker_index=1, wrapping=wrapping)
     env.reset()
@@ -182,7 +182,7 @@ def test_r26_lockstep_copies_are_wrapped_each(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [MyBaseEnv, TwoCounters, lambda: ExternalEnv(None, None)])
-def test_r27_r28_environments_that_are_seeded_as_one_need_a_method_that_takes_a_seed(kind):
+def test_r27_r28_environments_seeded_as_one_object_need_a_method_that_takes_a_seed(kind):
     env = kind()
     with pytest.raises(ValueError, match="cannot be seeded"):
         to_base_env(env, seed=5)
@@ -196,7 +196,7 @@ def test_r27_r28_environments_that_are_seeded_as_one_need_a_method_that_takes_a_
 
 
 @pytest.mark.parametrize("vectorize", ["serial", "remote"])
-def test_a_fault_of_the_constructor_is_not_told_as_one_of_a_reset(vectorize):
+def test_a_constructors_fault_is_not_reported_as_a_resets(vectorize):
     with pytest.raises(EnvError, match="copy 0: its constructor raised RuntimeError") as caught:
         make_lockstep_env("aiorl.testing.envs:FaultyEnv", {"fault": "constructor"}, 1, vectorize)
     assert caught.value.step == -1
@@ -208,14 +208,14 @@ def test_a_fault_of_the_constructor_is_not_told_as_one_of_a_reset(vectorize):
     [MyBaseEnv, TwoCounters, CountingVectorEnv, lambda: ExternalEnv(None, None)],
     ids=["base", "vector", "gymnasium_vector", "external"],
 )
-def test_r161_kinds_that_hold_their_environments_themselves_cannot_be_remote(make):
+def test_r161_kinds_that_hold_their_own_environments_cannot_be_remote(make):
     with pytest.raises(ConfigError, match="remote environments are requested, but 'mine' made a") as caught:
         check_can_be_remote(make(), "mine")
     assert caught.value.key == "remote_worker_envs"
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, RealGames])
-def test_r162_one_object_is_not_taken_for_several_environments(wrap):
+def test_r162_one_object_does_not_count_as_several_environments(wrap):
     env = CountingEnv()
     with pytest.raises(ConfigError, match=r"3 environments.*'mine' returned the same object again"):
         to_base_env(wrap(env), lambda index: wrap(env), 3, env_id="mine")
@@ -226,7 +226,7 @@ def test_r162_one_object_is_not_taken_for_several_environments(wrap):
         to_base_env(pair, lambda index: pair, 2)
 
 
-def test_an_environment_of_pettingzoo_is_told_how_it_is_named():
+def test_a_raw_pettingzoo_environment_is_refused_with_the_right_name():
     class Raw:
         possible_agents = ("a", "b")
         reset = step = action_space = None

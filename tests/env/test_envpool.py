@@ -39,7 +39,7 @@ def asynchronous(num_envs=4, seed=3, **config):
     return to_base_env(env, num_envs=num_envs, seed=seed)
 
 
-def test_r161_rows_are_those_of_the_plain_environment_from_the_same_states():
+def test_r161_rows_equal_those_of_the_plain_environment_from_the_same_states():
     """EnvPool chooses the initial states; from there its CartPole and Gymnasium's behave the same."""
     pool = make_lockstep_env("envpool:CartPole-v1", {"num_threads": 1}, 3)
     assert isinstance(pool, EnvPoolEnv)
@@ -73,7 +73,7 @@ def test_r161_rows_are_those_of_the_plain_environment_from_the_same_states():
     pool.close()
 
 
-def test_the_horizon_is_the_pools():
+def test_the_pool_enforces_the_horizon():
     env = make_lockstep_env("envpool:CartPole-v1", {}, 2, horizon=3)
     env.reset([0, 1])
     steps = [env.step(np.array([0, 1])) for _ in range(3)]
@@ -84,7 +84,7 @@ def test_the_horizon_is_the_pools():
         make_lockstep_env("envpool:CartPole-v1", {}, 2, horizon=501)
 
 
-def test_r161_the_general_path_takes_it_too_and_no_seed_is_lost():
+def test_r161_the_general_sampler_uses_it_too_and_no_seed_is_lost():
     created = resolve_env("envpool:CartPole-v1")(EnvContext(num_envs=2))
     base = to_base_env(created, num_envs=2, seed=4)
     assert isinstance(base, LockstepBaseEnv)
@@ -94,7 +94,7 @@ def test_r161_the_general_path_takes_it_too_and_no_seed_is_lost():
     base.stop(), again.close()
 
 
-def test_r27_a_worker_with_a_seed_takes_either_mode():
+def test_r27_a_worker_with_a_seed_can_use_either_mode():
     for config in ({}, {"async": True}):
         maker = EnvMaker(EnvPlan(env="envpool:CartPole-v1", env_config=config, num_envs=2, seed=4))
         env = maker.make_first()
@@ -106,7 +106,7 @@ def test_r27_a_worker_with_a_seed_takes_either_mode():
 
 
 @pytest.mark.parametrize("config", [{}, {"async": True, "batch_size": 2}])
-def test_r82_a_horizon_cuts_the_episodes_of_either_mode(config):
+def test_r82_a_horizon_cuts_episodes_in_either_mode(config):
     worker = RolloutWorker(
         "envpool:CartPole-v1",
         ConstantPolicy,
@@ -122,7 +122,7 @@ def test_r82_a_horizon_cuts_the_episodes_of_either_mode(config):
     worker.stop()
 
 
-def test_r164_in_asynchronous_mode_a_poll_takes_those_that_are_ready():
+def test_r164_in_asynchronous_mode_a_poll_returns_the_copies_that_are_ready():
     """R163, R164: each episode opens once, its rows follow each other, and its end is reported."""
     base = asynchronous(4, batch_size=2)
     lengths, finished, polls = {}, [], 0
@@ -161,11 +161,11 @@ def test_r164_in_asynchronous_mode_a_poll_takes_those_that_are_ready():
         ({"seed": 3}, "Give the run a seed"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(config, text):
+def test_impossible_settings_are_refused(config, text):
     with pytest.raises(ConfigError, match=text):
         resolve_env("envpool:CartPole-v1")(EnvContext(config, num_envs=4))
 
 
-def test_a_task_that_does_not_exist_is_refused_with_the_nearest():
+def test_an_unknown_task_is_refused_with_the_nearest_name():
     with pytest.raises(UnknownEnvError, match="CartPole-v1"):
         resolve_env("envpool:CartPol-v1")

@@ -116,7 +116,7 @@ def test_r152_r153_an_info_stays_until_it_is_replaced_and_the_callers_dict_is_no
     assert mine == {"x": 1}
 
 
-def test_r148_r149_each_misuse_of_an_id_is_a_value_error_that_says_which():
+def test_r148_r149_each_misuse_of_an_id_is_a_value_error_that_names_it():
     env = Driven(lambda env: None)
     env.start_episode("e")
     with pytest.raises(ValueError, match="'e' is already started"):
@@ -138,14 +138,14 @@ def test_r148_r149_each_misuse_of_an_id_is_a_value_error_that_says_which():
             call(["e"])
 
 
-def test_r157_run_must_be_implemented_and_an_error_in_it_reaches_whoever_polls():
+def test_r157_run_must_be_implemented_and_an_error_in_it_reaches_the_poll():
     env = ExternalEnv(*SPACES)
     with pytest.raises(NotImplementedError, match=r"run\(\)"):
         env.run()
     env.start_episode("e")
     env.end_episode("e", 7)
     base = ExternalBaseEnv(env)
-    assert base.poll().obs == {"e": {AGENT: 7}}, "what was published before the error comes first"
+    assert base.poll().obs == {"e": {AGENT: 7}}, "publications before the error come first"
     with pytest.raises(SamplerDied, match="NotImplementedError") as caught:
         base.poll()
     assert isinstance(caught.value, RuntimeError)
@@ -180,7 +180,7 @@ def test_stopping_ends_waiting_clients_and_polls(method):
     assert len(errors) == 1
 
 
-def test_r160_the_multi_agent_form_adds_rewards_by_agent_and_fills_in_what_is_missing():
+def test_r160_the_multi_agent_form_adds_rewards_by_agent_and_fills_in_missing_ones():
     got = []
 
     def drive(env):
@@ -203,7 +203,7 @@ def test_r160_the_multi_agent_form_adds_rewards_by_agent_and_fills_in_what_is_mi
     assert [poll.off_policy_actions for poll in polls] == [{}, {"e": {"a": 9}}, {}]
 
 
-def test_r160_spaces_by_agent_must_be_of_the_same_agents():
+def test_r160_spaces_by_agent_must_have_the_same_agents():
     one, other = {"a": spaces.Discrete(2)}, {"b": spaces.Discrete(2)}
     ExternalMultiAgentEnv(one, dict(one))
     ExternalMultiAgentEnv(one, spaces.Dict(other))
@@ -220,8 +220,8 @@ def test_a_clients_bad_reward_is_its_own_error_and_adds_nothing(reward):
             one.log_returns("e", given)
     env.end_episode("e", {"a": 1, "b": 1})
     assert left(env).rewards["e"] == {"a": 0.0, "b": 0.0}
-    with pytest.raises(EnvContractError, match="info is 'told', expected a dict"):
-        single.log_returns("e", 1.0, "told")
+    with pytest.raises(EnvContractError, match="info is 'text', expected a dict"):
+        single.log_returns("e", 1.0, "text")
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -243,7 +243,7 @@ def mixed(move=(1, 2), turn=(0.5, 0.5)) -> dict:
         (MIXED, {**mixed(), "more": 0}),
     ],
 )
-def test_r150_r156_an_action_that_the_space_does_not_hold_is_its_clients_error_and_no_row(space, action):
+def test_r150_r156_an_action_outside_the_space_is_its_clients_error_and_makes_no_row(space, action):
     env = Driven(lambda env: None, (space, SPACES[1]))
     env.start_episode("e")
     with pytest.raises(EnvContractError, match=r"(?s)'Driven'.*episode 'e': action .* does not fit") as caught:
@@ -257,7 +257,7 @@ def test_r150_r156_an_action_that_the_space_does_not_hold_is_its_clients_error_a
     ("space", "action"),
     [(spaces.Discrete(2), True), (spaces.Discrete(2, start=5), np.int64(6)), (BOX, [5.0, -5.0]), (MIXED, mixed())],
 )
-def test_r150_actions_that_rows_can_hold_are_taken_also_beyond_a_boxs_bounds(space, action):
+def test_r150_actions_that_rows_can_hold_are_accepted_even_outside_a_boxs_bounds(space, action):
     assert action_fault(ActionLayout(space), action) == ""
 
 
@@ -284,7 +284,7 @@ def test_r156_a_clients_bad_observation_is_its_own_error_and_nothing_is_publishe
     assert not left(env).obs
 
 
-def test_the_last_of_nested_observations_is_kept_although_the_client_reuses_its_arrays():
+def test_the_last_nested_observation_is_kept_although_the_client_reuses_its_arrays():
     reused = np.full(2, 0.5, np.float32)
     env = Driven(lambda env: None, (SPACES[0], spaces.Dict({"pair": spaces.Tuple([BOX])})))
     env.start_episode("e")
@@ -306,13 +306,13 @@ def test_the_last_of_nested_observations_is_kept_although_the_client_reuses_its_
         (lambda env: env.log_action("e", {"a": 1}, [0]), "actions are \\[0\\], expected a dict"),
         (lambda env: env.log_returns("e", 1.0), "rewards are 1.0, expected a dict"),
         (lambda env: env.log_returns("e", {"c": 1.0}), "rewards are of agent 'c'"),
-        (lambda env: env.log_returns("e", {}, {"a": "told"}), "agent 'a': info is 'told', expected a dict"),
+        (lambda env: env.log_returns("e", {}, {"a": "text"}), "agent 'a': info is 'text', expected a dict"),
         (lambda env: env.log_returns("e", {}, None, True), "done flags are True"),
         (lambda env: env.log_returns("e", {}, None, {"c": True}), "done flags are of agent 'c'"),
         (lambda env: env.log_returns("e", {"a": 1.0}, None, {ALL_AGENTS: True}), "call end_episode"),
     ],
 )
-def test_r160_what_is_not_by_agent_is_refused_and_nothing_is_published(call, text):
+def test_r160_arguments_that_are_not_by_agent_are_refused_and_nothing_is_published(call, text):
     by_agent = dict.fromkeys("ab", SPACES[0])
     env = MultiDriven(lambda env: None, (by_agent, by_agent))
     env.start_episode("e")
@@ -324,7 +324,7 @@ def test_r160_what_is_not_by_agent_is_refused_and_nothing_is_published(call, tex
     assert (poll.obs, poll.rewards) == ({"e": {"a": 1}}, {"e": {"a": 0.0}})
 
 
-def test_r127_r156_agents_that_break_a_rule_are_their_clients_error_and_the_episode_goes_on():
+def test_r127_r156_an_agent_that_breaks_a_rule_is_its_clients_error_and_the_episode_continues():
     caught = []
 
     def drive(env):
@@ -349,7 +349,7 @@ def test_r127_r156_agents_that_break_a_rule_are_their_clients_error_and_the_epis
     assert [poll.obs["e"] for poll in polls] == [{"a": 1, "b": 1}, {"a": 2, "b": 2}, {"a": 3, "b": 3}, {"b": 4}]
 
 
-def test_the_constructor_of_the_base_class_cannot_be_left_out():
+def test_the_base_class_constructor_must_be_called():
     class Forgetful(ExternalEnv):
         observation_space, action_space = SPACES
 
@@ -365,7 +365,7 @@ def test_the_constructor_of_the_base_class_cannot_be_left_out():
         to_base_env(env)
 
 
-def test_one_environment_does_not_serve_two_workers():
+def test_one_environment_cannot_serve_two_workers():
     env = Driven(lambda env: None)
     ExternalBaseEnv(env).stop()
     with pytest.raises(ConfigError, match="Driven is already in use by another worker"):
@@ -401,7 +401,7 @@ def multi_agent_worker(drive, **settings):
 @pytest.mark.parametrize(
     "settings", [{"no_done_at_end": True}, {"observation_fn": lambda agent_obs, **more: {"a": agent_obs.get("a", 5)}}]
 )
-def test_r134_what_the_sampler_does_not_ask_for_a_client_need_not_give(settings):
+def test_r134_a_client_need_not_give_what_the_sampler_does_not_require(settings):
     def drive(env):
         env.start_episode("e")
         for step in range(5):
@@ -466,7 +466,7 @@ def test_r155_one_episode_too_many_registers_nothing_and_ending_one_frees_a_plac
         EpisodeTable(0)
 
 
-def test_r154_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
+def test_r154_a_late_answer_is_not_used_for_the_next_question():
     table = EpisodeTable(1)
     table.start("e", True)
     late = asked(table, "e", {"x": 1}, timeout_s=0.3)
@@ -482,7 +482,7 @@ def test_r154_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
     assert waiting() == {"x": "for 2"}
 
 
-def test_r154_what_was_not_polled_in_time_is_withdrawn_and_its_reward_kept():
+def test_r154_a_publication_not_polled_in_time_is_withdrawn_and_its_reward_kept():
     table = EpisodeTable(1)
     table.start("e", True)
     table.add_rewards("e", {"x": 2.0}, {}, {"x": True})
@@ -498,7 +498,7 @@ def test_r154_what_was_not_polled_in_time_is_withdrawn_and_its_reward_kept():
     assert table.take(never, None).obs == {}
 
 
-def test_an_episode_driven_by_two_threads_at_once_is_an_error():
+def test_an_episode_driven_by_two_threads_is_an_error():
     table = EpisodeTable(1)
     table.start("e", True)
     waiting = asked(table, "e", {"x": 1})
@@ -531,7 +531,7 @@ def played(table: EpisodeTable, episode_id: str, *turns) -> None:
         (({"a": 1}, ({"a": 2}, {"a": True})), {}),
     ],
 )
-def test_r127_a_silent_clients_episode_ends_with_the_latest_observation_of_every_live_agent_and_no_other(turns, last):
+def test_r127_a_silent_clients_episode_ends_with_the_latest_observations_of_the_live_agents(turns, last):
     clock = Clock()
     table = EpisodeTable(1, clock)
     table.start("e", True)
@@ -564,7 +564,7 @@ def test_the_episode_of_a_silent_client_is_closed_and_the_others_are_not():
     assert table.take(never, 5.0).rewards["alive"] == {"x": 1.0}
 
 
-def test_r154_what_was_withdrawn_was_not_observed():
+def test_r154_a_withdrawn_observation_was_not_observed():
     table = EpisodeTable(1)
     table.start("e", True)
     played(table, "e", {"a": 1}, {"a": 2})
@@ -588,7 +588,7 @@ def test_a_client_that_waits_for_an_action_is_not_silent():
     assert waiting() == {"x": 7}
 
 
-def test_ids_of_ended_episodes_are_remembered_up_to_a_bound(monkeypatch):
+def test_a_limited_number_of_ended_episode_ids_is_remembered(monkeypatch):
     monkeypatch.setattr("aiorl.env.external_env._REMEMBERED", 3)
     table = EpisodeTable(1)
     for number in range(6):

@@ -49,14 +49,14 @@ def test_r165_step_gives_five_values_from_either_form():
         to_five_values((1, 2.0, True))
 
 
-def test_r28_an_environment_without_any_way_to_be_seeded_is_refused():
+def test_r28_a_seed_for_an_environment_that_cannot_be_seeded_is_refused():
     check_seedable(CountingEnv(), "e")
     check_seedable(OldEnv(), "e")
     with pytest.raises(ConfigError, match="cannot be seeded"):
         check_seedable(Unseedable(), "e")
 
 
-def test_r26_gymnasiums_wrappers_go_around_any_dialect():
+def test_r26_gymnasium_wrappers_work_with_any_dialect():
     old = OldEnv()
     env = gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(old))
     assert env.unwrapped is old
@@ -67,7 +67,7 @@ def test_r26_gymnasiums_wrappers_go_around_any_dialect():
         *result, info = env.step(0)
         assert result == [(2, {"x": 1}), 1.0, True, False]
         assert (info["episode"]["r"], info["episode"]["l"]) == (1.0, 1)
-    assert old.seeded_with == [5], "only where a seed is given"
+    assert old.seeded_with == [5], "only if a seed is given"
     env.close()
 
 

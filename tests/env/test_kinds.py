@@ -37,7 +37,7 @@ class SimulatorBaseEnv(BaseEnv):
         pass
 
 
-def test_a_new_kind_is_one_line_everywhere(monkeypatch):
+def test_a_new_kind_needs_one_line(monkeypatch):
     with pytest.raises(UnsupportedEnvError, match="no reset, step"):
         kind_of(Simulator(), "simulator")
     line = EnvKind("a Simulator", Simulator, lambda envs, env_id, seed: SimulatorBaseEnv(envs[0]), holds_copies=True)
@@ -54,7 +54,7 @@ def test_a_new_kind_is_one_line_everywhere(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [CountingEnv, lambda: gymnasium.make("CartPole-v1")])
-def test_copies_may_be_stepped_in_lockstep_from_the_same_seeds(make):
+def test_copies_can_step_in_lockstep_with_the_same_seeds(make):
     base, other = (to_base_env(make(), lambda index: make(), 2, seed=5) for _ in range(2))
     lockstep = base.in_lockstep(horizon=3)
     first = other.poll().obs
@@ -64,11 +64,11 @@ def test_copies_may_be_stepped_in_lockstep_from_the_same_seeds(make):
 
 
 @pytest.mark.parametrize("env", [CountingMultiAgentEnv(), SimulatorBaseEnv(None)], ids=lambda env: type(env).__name__)
-def test_kinds_that_cannot_be_arrays_are_not_stepped_in_lockstep(env):
+def test_kinds_without_whole_arrays_do_not_step_in_lockstep(env):
     assert to_base_env(env).in_lockstep() is None
 
 
-def test_nested_observations_are_not_stepped_in_lockstep():
+def test_environments_with_nested_observations_do_not_step_in_lockstep():
     class Nested(CountingEnv):
         def __init__(self):
             super().__init__()
@@ -78,7 +78,7 @@ def test_nested_observations_are_not_stepped_in_lockstep():
 
 
 @pytest.mark.parametrize("kind", [CountingEnv, CountingMultiAgentEnv])
-def test_every_copy_is_closed_also_if_one_raises(kind):
+def test_every_copy_is_closed_even_if_one_raises(kind):
     closed = []
 
     class Stuck(kind):
@@ -92,6 +92,6 @@ def test_every_copy_is_closed_also_if_one_raises(kind):
 
 
 @pytest.mark.parametrize("result", [None, (1, 2, 3), {}, ({}, {}, None, {}, {}), ({}, {}, {}, [], {}, {})])
-def test_anything_else_is_no_poll(result):
+def test_other_results_of_poll_are_refused(result):
     with pytest.raises(EnvContractError, match="poll returned"):
         as_poll(result)

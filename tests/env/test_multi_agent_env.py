@@ -82,14 +82,14 @@ class Broken(CountingMultiAgentEnv):
         (lambda *results: 1 / 0, EnvError, "ZeroDivisionError"),
     ],
 )
-def test_r127_r128_a_rule_that_is_broken_is_named_with_copy_and_step(spoil, error, text):
+def test_r127_r128_a_broken_rule_is_named_with_copy_and_step(spoil, error, text):
     with pytest.raises(error, match=text) as caught:
         run(base(CountingMultiAgentEnv(), Broken(spoil)), 2)
     assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("pair", 1, 2)
     assert isinstance(caught.value, ValueError) == (error is not EnvError)
 
 
-def test_a_reward_of_none_counts_as_nothing():
+def test_a_reward_of_none_counts_as_0():
     """SPEC 4.5."""
 
     class Unrewarded(CountingMultiAgentEnv):
@@ -115,14 +115,14 @@ class CutEnv(MultiAgentEnv):
 
 
 @pytest.mark.parametrize(("cut", "all_truncated"), [("ab", True), ("a", False), ("", False)])
-def test_r165_old_dones_are_truncations_where_the_infos_say_so(cut, all_truncated):
+def test_r165_old_dones_are_truncations_if_the_infos_say_so(cut, all_truncated):
     poll = run(base(CutEnv(cut)), 1)
     assert poll.truncateds[0] == {"a": "a" in cut, "b": "b" in cut, ALL_AGENTS: all_truncated}
     assert poll.terminateds[0] == {"a": "a" not in cut, "b": "b" not in cut, ALL_AGENTS: not all_truncated}
     assert poll.rewards[0] == {}
 
 
-def test_r29_each_copy_is_seeded_once_and_one_that_cannot_be_is_refused():
+def test_r29_each_copy_is_seeded_once_and_an_unseedable_one_is_refused():
     envs = [CountingMultiAgentEnv((1, 1)), CountingMultiAgentEnv((1, 1))]
     subject = base(*envs, seed=3)
     run(subject, 1)
@@ -133,10 +133,10 @@ def test_r29_each_copy_is_seeded_once_and_one_that_cannot_be_is_refused():
 
 
 @pytest.mark.parametrize("result", [None, ({}, {}, {}), ([], {}, {}, {}, {})])
-def test_a_step_that_returns_something_else_is_named(result):
+def test_a_step_with_another_result_is_an_error_that_names_it(result):
     class Odd(CountingMultiAgentEnv):
         def step(self, action_dict):
             return result
 
-    with pytest.raises(EnvContractError, match="no tuple of five dicts"):
+    with pytest.raises(EnvContractError, match="not return a tuple of five dicts"):
         run(base(Odd()), 1)

@@ -27,7 +27,7 @@ def native(mode, lengths=(2, 3), end="terminate") -> NativeVectorEnv:
 NO_ACTION = np.zeros(2, np.int64)
 
 
-def test_a_reward_or_flag_in_a_row_that_only_resets_is_dropped():
+def test_a_reward_or_flag_in_a_reset_row_is_dropped():
     class Careless(CountingVectorEnv):
         def step(self, actions):
             obs, _, terminateds, truncateds, infos = super().step(actions)
@@ -142,7 +142,7 @@ def trajectories(base, steps) -> dict:
 
 @pytest.mark.parametrize("end", ["terminate", "truncate"])
 @pytest.mark.parametrize("mode", MODES)
-def test_r161_every_autoreset_mode_shows_the_episodes_that_plain_copies_show(mode, end):
+def test_r161_every_autoreset_mode_shows_the_same_episodes_as_plain_copies(mode, end):
     plain = VectorBaseEnv(Copies([CountingEnv(2, end, 0), CountingEnv(3, end, 1)]))
     expected = trajectories(plain, 30)
     got = trajectories(polled(mode, end=end), 30)
@@ -163,7 +163,7 @@ class Counting(CountingEnv):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_infos_of_every_copy_come_with_its_observations_final_ones_included(mode):
+def test_infos_of_every_copy_come_with_its_observations_including_final_ones(mode):
     """4.6: the infos of the step; no infos at the start of an episode."""
     copies = [functools.partial(Counting, 2, index=0), functools.partial(Counting, 3, index=1)]
     base = to_base_env(SyncVectorEnv(copies, autoreset_mode=mode))
@@ -206,17 +206,17 @@ class VectorInfos(gymnasium.vector.VectorEnv):
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(own_infos, min_size=1, max_size=4))
-def test_split_infos_gives_back_what_gymnasium_put_together(rows):
+def test_split_infos_undoes_gymnasiums_combining(rows):
     assert split_infos(VectorInfos(rows).infos, len(rows)) == rows
 
 
-def test_entries_without_a_mask_are_one_for_each_copy_or_one_for_all():
+def test_entries_without_a_mask_have_one_value_per_copy_or_one_for_all():
     infos = {"r": np.array([1.5, 2.5]), "pair": ("a", "b"), "m": np.ones((2, 3)), "x": 7, "three": [1, 2, 3], 4: "n"}
     one, other = split_infos(infos, 2)
     assert (one["r"], one["pair"], one["x"], one["three"], one[4]) == (1.5, "a", 7, [1, 2, 3], "n")
     assert (other["r"], other["pair"], other["x"], other["three"], other[4]) == (2.5, "b", 7, [1, 2, 3], "n")
     infos["m"][:] = 0.0
-    assert one["m"].tolist() == [1.0, 1.0, 1.0], "the environment may write into its arrays again"
+    assert one["m"].tolist() == [1.0, 1.0, 1.0], "the environment may overwrite its arrays"
     episode = {"episode": {"l": np.array([3, 4])}, "_episode": np.array([False, True])}
     assert split_infos(episode, 2) == [{}, {"episode": {"l": 4}}]
 
@@ -243,7 +243,7 @@ class Telling(CountingEnv):
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("place", [(0, 1, 1), (0, 1, 2), (1, 2, 2), (1, 2, 3)])
-def test_the_copy_whose_step_is_not_to_be_trained_on_is_found_and_no_reset_is_taken_for_one(mode, place):
+def test_the_copy_whose_step_must_not_be_trained_on_is_found_and_a_reset_does_not_count(mode, place):
     """R102: in the middle and at the end of an episode."""
     copies = [lambda: Telling(2, 0, [place]), lambda: Telling(3, 1, [place])]
     env = NativeVectorEnv(SyncVectorEnv(copies, autoreset_mode=mode), env_id="telling")

@@ -106,7 +106,7 @@ class FakeTurns:
         pass
 
 
-def test_turn_based_environments_show_whose_turn_it_is_and_at_the_end_everybody():
+def test_turn_based_environments_show_the_agent_whose_turn_it_is_and_all_agents_at_the_end():
     env = AECEnv(FakeTurns())
     assert env.reset() == ({"x": 0}, {"x": {"turn": "x"}})
     obs, rewards, terminateds, _, _ = env.step({"x": 5})
@@ -146,7 +146,7 @@ class MaskedTurns(FakeTurns):
         return obs, reward, over, cut, info if over else info | {"action_mask": np.array([0, 1, len(self.moves) % 2])}
 
 
-def test_a_mask_in_the_infos_of_a_turn_based_environment_comes_into_its_observations():
+def test_a_mask_in_the_infos_of_a_turn_based_environment_moves_into_its_observations():
     env = AECEnv(MaskedTurns())
     assert env.env.resets == 1
     assert is_masked(env.observation_space)
@@ -187,7 +187,7 @@ def test_r126_r161_agents_that_come_and_go_in_a_real_parallel_environment():
     assert played["rewards"] > 1000
 
 
-def test_modules_that_are_missing_or_hold_no_environment_are_told(tmp_path, monkeypatch):
+def test_modules_that_are_missing_or_have_no_environment_are_named(tmp_path, monkeypatch):
     (tmp_path / "empty_module.py").write_text("")
     (tmp_path / "failing_module.py").write_text("import not_installed_anywhere")
     (tmp_path / "raising_module.py").write_text("1 / 0")

@@ -87,7 +87,7 @@ def test_a_module_that_fails_to_import_is_not_called_unknown(tmp_path, monkeypat
         resolve_env("raising_env_module:Env")
 
 
-def test_what_is_no_name_class_or_function_is_refused():
+def test_other_values_than_a_name_class_or_function_are_refused():
     for value in (3, None, ["CartPole-v1"]):
         with pytest.raises(UnknownEnvError):
             resolve_env(value)
@@ -100,7 +100,7 @@ def test_a_registered_name_is_found_by_other_processes_through_the_module_that_r
     code = "from aiorl.env.registry import register_env\nregister_env('my-maze', lambda context: ('maze', context))\n"
     (tmp_path / "maze_of_registry_test.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnknownEnvError, match="'module:name' for a name that the module gives to register_env"):
+    with pytest.raises(UnknownEnvError, match="'module:name' for a name that the module passes to register_env"):
         resolve_env("my-maze")
     creator = resolve_env("maze_of_registry_test:my-maze")
     assert creator(EnvContext({"a": 1})) == ("maze", {"a": 1})
@@ -109,7 +109,7 @@ def test_a_registered_name_is_found_by_other_processes_through_the_module_that_r
         resolve_env("maze_of_registry_test:my-mase")
 
 
-def test_games_whose_ids_do_not_look_like_atari_are_found_and_preprocessed_as_the_others():
+def test_games_with_unusual_ids_are_found_and_preprocessed_like_the_others():
     pytest.importorskip("ale_py")
     code = (
         "from aiorl.env.registry import *; from aiorl.env.wrapping import Wrapping\n"
@@ -140,7 +140,7 @@ class Corridor(gymnasium.Env):
 
 
 @pytest.mark.parametrize("name", [f"{__name__}:Corridor", "CorridorOfTest-v0"])
-def test_a_misspelt_setting_is_told_with_those_that_the_constructor_takes(name, monkeypatch):
+def test_a_misspelt_setting_is_named_with_those_that_the_constructor_takes(name, monkeypatch):
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Corridor=Corridor))
     if "-v0" in name and name not in gymnasium.registry:
         gymnasium.register(name, Corridor)
@@ -151,7 +151,7 @@ def test_a_misspelt_setting_is_told_with_those_that_the_constructor_takes(name, 
     assert creator(EnvContext({"length": 6})).unwrapped.length == 6
 
 
-def test_a_type_error_of_the_constructors_own_code_is_not_taken_for_a_wrong_setting():
+def test_a_type_error_in_the_constructors_own_code_is_not_reported_as_a_wrong_setting():
     class Broken(gymnasium.Env):
         def __init__(self, length=5):
             raise TypeError("inside")
@@ -160,7 +160,7 @@ def test_a_type_error_of_the_constructors_own_code_is_not_taken_for_a_wrong_sett
         resolve_env(Broken)(EnvContext({"length": 3}))
 
 
-def test_r55_each_context_has_dicts_and_lists_of_its_own_and_shares_other_objects():
+def test_r55_each_context_has_its_own_dicts_and_lists_and_shares_other_objects():
     shared = object()
     given = {"a": {"b": [{"c": 1}]}, "d": shared}
     context = EnvContext(given)
@@ -180,7 +180,7 @@ def test_the_name_for_another_process_is_an_id_or_an_import_path():
     assert name_elsewhere(resolve_env("counting")) == COUNTING
 
 
-def test_what_no_other_process_can_make_has_no_name_there():
+def test_an_environment_that_no_other_process_can_make_has_no_name_there():
     register_env("inner", lambda context: None)
     local = lambda context: None  # noqa: E731
     for env in (local, partial(CountingEnv, 3), "inner"):
@@ -189,7 +189,7 @@ def test_what_no_other_process_can_make_has_no_name_there():
         assert caught.value.key == "env"
 
 
-def test_an_id_that_this_program_registered_is_found_through_the_module_of_what_it_makes(monkeypatch):
+def test_an_id_registered_by_this_program_is_found_through_the_environments_module(monkeypatch):
     monkeypatch.setattr(gymnasium.envs.registration, "registry", {**gymnasium.registry})
     monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
     gymnasium.register("Counting-v0", entry_point=COUNTING)
@@ -206,7 +206,7 @@ def test_an_id_that_this_program_registered_is_found_through_the_module_of_what_
         ("Own-v1", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", "my_script:Own-v1"),
     ],
 )
-def test_other_processes_import_what_registers_an_id(gym_id, entry_point, known_by, monkeypatch, tmp_path):
+def test_other_processes_import_the_module_that_registers_an_id(gym_id, entry_point, known_by, monkeypatch, tmp_path):
     (tmp_path / "third_party").mkdir()
     package = "import gymnasium\ngymnasium.register('Third-v0', 'third_party.envs:Maze')\n"
     (tmp_path / "third_party" / "__init__.py").write_text(package)

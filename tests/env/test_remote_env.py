@@ -93,7 +93,7 @@ def test_r122_the_first_poll_opens_episodes_and_resets_come_by_later_polls(make_
     assert base.take_finished_games() is None
 
 
-def test_r20_r164_with_wait_0_a_poll_brings_those_that_are_ready(make_remote, sleepy, tmp_path):
+def test_r20_r164_with_wait_0_a_poll_returns_the_environments_that_are_ready(make_remote, sleepy, tmp_path):
     may_go_on = tmp_path / "go"
     base = make_remote("sleepy_env:SleepyEnv", 2, worker_index=3, env_config={"seconds": [0.0, str(may_go_on)]})
     obs = poll_all(base)
@@ -131,7 +131,7 @@ def test_a_fault_in_a_child_is_an_error_with_copy_and_step(make_remote, fault, e
     assert ("in step" in caught.value.traceback_text) == (fault == "step")
 
 
-def test_a_child_that_fails_is_replaced_as_often_as_allowed_and_the_fault_is_told(make_remote):
+def test_a_child_that_fails_is_replaced_as_often_as_allowed_and_the_fault_is_reported(make_remote):
     base = make_remote(FAULTY, 2, max_restarts_per_hour=2, env_config={"fault": "exit", "at_step": 1}, seed=5)
     poll_all(base)
     before = list(base.pids)
@@ -153,7 +153,7 @@ def test_a_child_that_fails_is_replaced_as_often_as_allowed_and_the_fault_is_tol
         base.poll()
 
 
-def test_a_process_that_replaces_another_does_not_play_the_same_episodes_again(make_remote):
+def test_a_replacement_process_does_not_play_the_same_episodes_again(make_remote):
     base = make_remote("CartPole-v1", max_restarts_per_hour=1, seed=5)
     first = base.poll().obs[0][AGENT]
     os.kill(base.pids[0], signal.SIGKILL)
@@ -162,7 +162,7 @@ def test_a_process_that_replaces_another_does_not_play_the_same_episodes_again(m
     assert base.poll().obs[0][AGENT].tolist() != first.tolist()
 
 
-def test_a_child_that_gives_no_answer_in_time_is_a_fault(make_remote, sleepy):
+def test_a_child_that_does_not_answer_in_time_is_a_fault(make_remote, sleepy):
     base = make_remote("sleepy_env:SleepyEnv", max_restarts_per_hour=1, env_config={"seconds": [60]})
     base.poll()
     base.send_actions({0: {AGENT: 0}})
@@ -172,7 +172,7 @@ def test_a_child_that_gives_no_answer_in_time_is_a_fault(make_remote, sleepy):
     assert base.poll().obs[0][AGENT].tolist() == [0, 0, 0]
 
 
-def test_copies_in_processes_give_in_lockstep_what_copies_in_turn_give():
+def test_lockstep_copies_in_processes_give_the_same_results_as_copies_in_turn():
     remote, serial = (make_lockstep_env("Pendulum-v1", {}, 2, vectorize) for vectorize in ("remote", "serial"))
     assert remote.max_episode_steps == serial.max_episode_steps
     np.testing.assert_array_equal(remote.reset([3, 4]), serial.reset([3, 4]))
@@ -192,7 +192,7 @@ def test_copies_in_processes_give_in_lockstep_what_copies_in_turn_give():
     serial.close()
 
 
-def test_what_children_cannot_make_is_told_at_once(make_remote):
+def test_an_environment_that_children_cannot_make_is_refused_immediately(make_remote):
     with pytest.raises(UnknownEnvError, match="CartPole-v1"):
         make_remote("CartPol-v1")
     with pytest.raises(EnvError, match="this environment cannot be made"):
@@ -223,7 +223,7 @@ def test_an_interrupt_ends_a_wait_and_every_later_one(make_remote, sleepy, in_lo
     env.interrupt()  # too late to matter
 
 
-def test_children_end_when_nobody_keeps_the_environment():
+def test_children_end_when_the_environment_is_garbage_collected():
     env = RemoteEnv(EnvPlan(env=COUNTING, num_envs=2))
     children = [psutil.Process(pid) for pid in env.pids]
     del env
@@ -264,7 +264,7 @@ def test_no_child_outlives_a_parent_that_was_killed(sleepy, tmp_path):
         assert all(_ended(pid) for pid in pids)
 
 
-def test_r124_games_that_lives_cut_into_episodes_are_counted_in_the_processes_too(make_remote):
+def test_r124_whole_games_are_counted_in_the_processes_too(make_remote):
     pytest.importorskip("ale_py")
     base = make_remote("ALE/Breakout-v5", wrapping=Wrapping(deepmind=True, dim=42, framestack=False), seed=1)
     rng = np.random.default_rng(0)
@@ -281,7 +281,7 @@ def test_r124_games_that_lives_cut_into_episodes_are_counted_in_the_processes_to
     assert base.take_finished_games() == []
 
 
-def test_with_no_limit_to_its_wait_a_poll_brings_all_in_their_order(make_remote, sleepy):
+def test_a_poll_without_a_wait_limit_returns_all_in_order(make_remote, sleepy):
     base = make_remote(
         "sleepy_env:SleepyEnv", 2, remote_wait_ms=np.inf, env_config={"seconds": [0.2, 0.0], "length": 2}
     )
@@ -294,7 +294,7 @@ def test_with_no_limit_to_its_wait_a_poll_brings_all_in_their_order(make_remote,
     assert list(base.poll().rewards.values()) == [{AGENT: None}] * 2
 
 
-def test_a_process_for_one_environment_loads_nothing_that_checks_settings_or_acts():
+def test_a_process_for_one_environment_does_not_import_configs_or_policies():
     code = "import aiorl.env.remote_child, sys; print({'pydantic', 'onnxruntime', 'zmq'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "set()"

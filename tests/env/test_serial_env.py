@@ -44,7 +44,7 @@ class Limited(CountingEnv):
 
 
 @pytest.mark.parametrize("horizon", [None, 0, 5, 4])
-def test_a_limit_that_the_environment_does_not_keep_to_itself_is_kept(horizon):
+def test_a_limit_that_the_environment_ignores_is_enforced(horizon):
     """R81; a limit equal to the horizon is valid (R80). The copies reach it at different times."""
     env = serial(Limited(100), Limited(3, index=1), Limited(7, index=2), horizon=horizon)
     env.reset()
@@ -76,7 +76,7 @@ class Told(CountingEnv):
 
 
 @pytest.mark.parametrize("off", [False, 0, np.False_])
-def test_a_step_that_is_not_to_be_trained_on_ends_lockstep(off):
+def test_a_step_that_must_not_be_trained_on_ends_lockstep(off):
     """R102: lockstep can neither leave out the row nor train on it."""
     env = serial(Told(True, True), Told(1, off, index=1))
     env.reset()
@@ -85,7 +85,7 @@ def test_a_step_that_is_not_to_be_trained_on_ends_lockstep(off):
         env.step(NO_ACTION)
 
 
-def test_r80_r81_the_episode_limit_is_found_in_specs_and_wrappers_and_may_be_a_number_of_numpys():
+def test_r80_r81_the_episode_limit_is_found_in_specs_and_wrappers_and_can_be_a_numpy_number():
     assert episode_limit(CountingEnv()) is None
     wrapped = gymnasium.wrappers.TimeLimit(CountingEnv(), 17)
     assert episode_limit(gymnasium.wrappers.OrderEnforcing(wrapped)) == 17
@@ -116,7 +116,7 @@ def test_a_fault_in_step_names_environment_copy_and_step(fault, error, text):
 
 
 @pytest.mark.parametrize("reward", ["1", None, [1.0], b"2"])
-def test_a_reward_is_a_number_and_nothing_that_turns_into_one(reward):
+def test_text_none_and_lists_are_refused_as_a_reward(reward):
     class Paying(CountingEnv):
         def step(self, action):
             obs, _, *rest = super().step(action)
@@ -130,7 +130,7 @@ def test_a_reward_is_a_number_and_nothing_that_turns_into_one(reward):
 
 
 @pytest.mark.parametrize("at", [2, 3])
-def test_text_is_no_flag_of_an_end(at):
+def test_text_is_refused_as_a_flag(at):
     class Telling(CountingEnv):
         def step(self, action):
             result = [*super().step(action)]

@@ -23,7 +23,7 @@ from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
 
-def test_r26_the_monitor_has_a_folder_for_each_environment_and_is_the_outermost_wrapper(tmp_path):
+def test_r26_the_monitor_has_a_folder_per_environment_and_is_the_outermost_wrapper(tmp_path):
     env = Wrapping(monitor_path=str(tmp_path)).wrap(CountingEnv(), EnvContext({}, 3, 4))
     assert isinstance(env, StatsFile)
     assert (tmp_path / "worker-3-env-4" / STATS_FILE).exists()
@@ -50,7 +50,7 @@ def test_r26_gym_like_environments_of_any_dialect_are_monitored(tmp_path):
     (line,) = (tmp_path / "worker-1-env-0" / STATS_FILE).read_text().splitlines()
     assert json.loads(line)["reward"] == 2.0
     plain = OldDialect()
-    assert Wrapping(deepmind=True).wrap(plain, EnvContext()) is plain, "it stays itself without a monitor"
+    assert Wrapping(deepmind=True).wrap(plain, EnvContext()) is plain, "it is unchanged without a monitor"
 
 
 def test_r22_an_environment_of_several_agents_that_looks_like_one_is_never_wrapped(tmp_path):
@@ -76,7 +76,7 @@ def test_r23_r26_atari_games_are_preprocessed_then_monitored(tmp_path):
     env.close()
 
 
-def test_the_monitor_asks_for_a_render_mode_that_can_be_filmed_where_there_is_one():
+def test_the_monitor_sets_a_render_mode_for_videos_if_there_is_one():
     monitored = Wrapping(monitor_path="/tmp/monitor")
     cart_pole = resolve_env("CartPole-v1")
     assert monitored.env_config(cart_pole, {"a": 1}) == {"a": 1, "render_mode": "rgb_array"}
@@ -97,7 +97,7 @@ def test_r23_a_game_that_is_not_preprocessed_keeps_its_own_frame_skip(obs_type):
     game.close()
 
 
-def test_r23_a_game_with_continuous_actions_is_told_that_it_cannot_be_preprocessed():
+def test_r23_a_game_with_continuous_actions_cannot_be_preprocessed():
     pytest.importorskip("ale_py")
     game = resolve_env("ALE/Pong-v5")(EnvContext({"continuous": True}))
     with pytest.raises(ConfigError, match=r"needs discrete actions, not Box.*preprocessor_pref: rllib"):
@@ -105,7 +105,7 @@ def test_r23_a_game_with_continuous_actions_is_told_that_it_cannot_be_preprocess
     game.close()
 
 
-def test_r23_atari_preprocessing_is_that_of_the_settings_and_gives_way_to_a_users_own():
+def test_r23_atari_preprocessing_follows_the_settings_and_a_users_own_replaces_it():
     wrapping = Wrapping.of(WorkerConfig.model_validate({"model": {"dim": 42, "framestack": False}}), "/m")
     assert wrapping == Wrapping(deepmind=True, dim=42, framestack=False, monitor_path="/m")
     assert not Wrapping.of(WorkerConfig(preprocessor_pref="rllib")).deepmind
@@ -129,7 +129,7 @@ def settings_with(*wrappers):
 
 
 @pytest.mark.parametrize("kind", [CountingEnv, OldDialect])
-def test_a_users_wrappers_go_around_each_environment_the_innermost_first(kind):
+def test_a_users_wrappers_apply_to_each_environment_innermost_first(kind):
     wrapping = Wrapping.of(settings_with(Scaled, {"class": SCALED, "kwargs": {"by": 5.0}}))
     env = Wrapping(**json.loads(json.dumps(asdict(wrapping)))).wrap(kind(), EnvContext())
     assert (env.by, env.env.by) == (5.0, 2.0)
@@ -137,7 +137,7 @@ def test_a_users_wrappers_go_around_each_environment_the_innermost_first(kind):
     assert env.step(0)[1] == {CountingEnv: 10.0, OldDialect: 20.0}[kind]
 
 
-def test_wrapped_environments_are_stepped_one_by_one():
+def test_wrapped_environments_step_one_by_one():
     plan = EnvPlan(env="CartPole-v1", num_envs=3, vectorize="auto", wrapping=Wrapping(users=(SCALED,)))
     env = EnvMaker(plan).make_first()
     assert isinstance(env, Scaled)
@@ -159,7 +159,7 @@ def test_wrapped_environments_are_stepped_one_by_one():
         (f"{__name__}:settings_with", CountingEnv()),
     ],
 )
-def test_a_wrapper_that_cannot_be_is_refused_by_its_key(wrapper, env):
+def test_an_invalid_wrapper_is_refused_with_its_key(wrapper, env):
     with pytest.raises(ConfigError) as caught:
         Wrapping(users=(wrapper,)).wrap(env, EnvContext())
     assert caught.value.key == "wrappers[0]"
@@ -184,7 +184,7 @@ def lines(folder) -> list:
     return [json.loads(line) for line in (folder / STATS_FILE).read_text().splitlines()]
 
 
-def test_each_episode_leaves_a_line_at_once_and_a_second_run_appends(tmp_path, caplog):
+def test_each_episode_immediately_writes_a_line_and_a_second_run_appends(tmp_path, caplog):
     folder = tmp_path / "deep" / "worker-1-env-0"
     with caplog.at_level(logging.INFO):
         env = monitor_env(CountingEnv(3), folder)
@@ -199,7 +199,7 @@ def test_each_episode_leaves_a_line_at_once_and_a_second_run_appends(tmp_path, c
     assert [line["length"] for line in lines(folder)] == [3, 3, 2]
 
 
-def test_without_moviepy_statistics_are_still_written_and_the_log_says_what_to_install(tmp_path, monkeypatch, caplog):
+def test_without_moviepy_statistics_are_written_and_the_log_says_what_to_install(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "moviepy", None)
     env = monitor_env(Filmed(2), tmp_path)
     assert "[video]" in caplog.text
@@ -208,7 +208,7 @@ def test_without_moviepy_statistics_are_still_written_and_the_log_says_what_to_i
     env.close()
 
 
-def test_videos_are_made_where_images_are_rendered_in_a_folder_for_each_start(tmp_path):
+def test_videos_of_rendered_images_get_a_folder_per_start(tmp_path):
     pytest.importorskip("moviepy")
     for run in (1, 2):
         env = monitor_env(Filmed(4), tmp_path)
@@ -219,7 +219,7 @@ def test_videos_are_made_where_images_are_rendered_in_a_folder_for_each_start(tm
     assert len(lines(tmp_path)) == 4
 
 
-def test_a_gymnasium_environments_mask_comes_out_of_its_info():
+def test_a_gymnasium_environments_mask_is_taken_from_its_info():
     """Taxi-v4 comes with Gymnasium."""
     env = MaskFromInfo(gymnasium.make("Taxi-v4"))
     plain = gymnasium.make("Taxi-v4")

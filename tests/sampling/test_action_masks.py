@@ -51,7 +51,7 @@ class Masking(GraphPolicy):
 @pytest.mark.parametrize("observation_filter", ["NoFilter", "MeanStdFilter"])
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("actions", ACTION_SPACES)
-def test_no_forbidden_action_is_taken_and_the_rows_bring_the_masks(make_worker, actions, joined, observation_filter):
+def test_no_forbidden_action_is_taken_and_the_rows_contain_the_masks(make_worker, actions, joined, observation_filter):
     worker = make_worker(
         lambda context: ForbiddingEnv(actions, joined=joined),
         Masking,
@@ -69,7 +69,7 @@ def test_no_forbidden_action_is_taken_and_the_rows_bring_the_masks(make_worker, 
     forbidden = batch[c.ACTION_DIST_INPUTS] == np.float32(MASKED_LOGIT)
     assert forbidden.sum() == (masks == 0).sum()
     _, following = layout.split(batch[c.NEW_OBS])
-    assert not following[batch[c.TERMINATEDS]].any(), "no mask is asked of a final observation"
+    assert not following[batch[c.TERMINATEDS]].any(), "a final observation needs no mask"
     if observation_filter == "NoFilter":
         assert set(obs[:, 0].tolist()) == set(range(8))
     else:
@@ -122,7 +122,7 @@ def test_the_agent_whose_mask_is_wrong_is_named(make_worker, wrong, says):
         worker.sample()
 
 
-def test_an_observation_of_another_space_is_told_of_as_ever(make_worker):
+def test_an_observation_outside_its_space_is_reported_as_usual(make_worker):
     class Bare(ForbiddingEnv):
         def step(self, action):
             obs, *rest = super().step(action)
@@ -132,7 +132,7 @@ def test_an_observation_of_another_space_is_told_of_as_ever(make_worker):
         make_worker(lambda context: Bare(), Masking).sample()
 
 
-def test_a_plain_policy_finds_the_mask_behind_the_observation(make_worker):
+def test_a_plain_policy_finds_the_mask_after_the_observation(make_worker):
     class FirstLegal(Masking):
         def compute_actions(self, obs, state_batches=(), *args, **kwargs):
             own, masks = layout_of(self.observation_space).split(obs)

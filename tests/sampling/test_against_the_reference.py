@@ -265,30 +265,30 @@ def play(strategy: Any, function: Any, profile: settings = FAST) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_worker_samples_as_the_reference_does(kind: str) -> None:
+def test_a_worker_samples_like_the_reference(kind: str) -> None:
     """R84, R85, R86, R87, R88, R89, R90, R91, R92, R95, R96, R97, R98, R99, R100, R101, R103, R104, R105, R107, R108,
     R110, R111, R112, R114, R117, R118, R119, R120, R121, R122, R126, R127, R129, R130, R131, R132, R133, R134."""
     play(cases(kind), run)
 
 
 @pytest.mark.parametrize("kind", ["base", "base_multi"])
-def test_a_sampler_of_its_own_packs_and_cuts_as_the_reference_does(kind: str) -> None:
+def test_a_separate_sampler_packs_and_cuts_like_the_reference(kind: str) -> None:
     play(st.tuples(cases(kind), st.sampled_from([1, 3, 5]), st.booleans()), run_sampler)
 
 
 @pytest.mark.parametrize("kind", ["gym", "multi"])
-def test_environments_in_other_processes_are_sampled_as_the_reference_does(kind: str) -> None:
+def test_environments_in_other_processes_are_sampled_like_the_reference(kind: str) -> None:
     play(cases(kind, remote=True), run, settings(FAST, max_examples=2, phases=[Phase.generate]))
 
 
 @pytest.mark.parametrize("kind", ["gym", "multi", "vector", "base_multi"])
-def test_who_is_forbidden_every_action_ends_sampling_where_the_reference_says(kind: str) -> None:
+def test_a_mask_without_any_action_ends_sampling_where_the_reference_does(kind: str) -> None:
     play(cases(kind, stuck=True), run, settings(FAST, max_examples=6))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of worlds that end by an error
 @pytest.mark.parametrize("kind", ["gym", "multi", "base_multi"])
-def test_a_sampler_ahead_in_a_thread_of_its_own_samples_as_the_reference_does(kind: str) -> None:
+def test_an_asynchronous_sampler_samples_like_the_reference(kind: str) -> None:
     play(cases(kind), run_ahead, settings(FAST, max_examples=3))
 
 
@@ -304,6 +304,6 @@ def test_a_sampler_ahead_in_a_thread_of_its_own_samples_as_the_reference_does(ki
         (run, "multi", True),
     ],
 )
-def test_all_sample_as_the_reference_does_in_very_many_worlds(function: Any, kind: str, is_remote: bool) -> None:
+def test_all_sample_like_the_reference_in_very_many_worlds(function: Any, kind: str, is_remote: bool) -> None:
     profile = settings(FAST, max_examples=12, phases=[Phase.generate]) if is_remote else settings(FAST, max_examples=60)
     play(cases(kind, remote=is_remote), function, profile)

@@ -58,7 +58,7 @@ def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
     ],
     ids=lambda config: f"{config.algo}{'-gru' * config.model.use_gru}",
 )  # fmt: skip
-def test_computing_and_applying_gradients_is_learning_on_the_batch(make: Make, config: CommonConfig) -> None:
+def test_computing_and_applying_gradients_equals_learning_on_the_batch(make: Make, config: CommonConfig) -> None:
     """The gradients come from the code that trains in a run."""
     worker, twin = make(config), make(config)
     rows = worker.sample()
@@ -89,7 +89,7 @@ def test_sampling_and_learning_in_minibatches_moves_the_policy_that_acts(make: M
         worker.sample_and_learn(31, 1, 0, [])
 
 
-def test_what_is_saved_brings_the_optimizer_back(make: Make) -> None:
+def test_a_saved_state_restores_the_optimizer(make: Make) -> None:
     config = A2CConfig(**SMALL)
     first, second = make(config), make(config, seed=2)
     rows = first.sample()
@@ -100,7 +100,7 @@ def test_what_is_saved_brings_the_optimizer_back(make: Make) -> None:
     assert equal(first.get_weights()["default_policy"], second.get_weights()["default_policy"])
 
 
-def test_what_cannot_be_learned_from_changes_nothing(make: Make) -> None:
+def test_a_batch_that_cannot_be_learned_from_changes_nothing(make: Make) -> None:
     worker = make(A2CConfig(**SMALL))
     rows = worker.sample()
     before = worker.get_weights()["default_policy"]

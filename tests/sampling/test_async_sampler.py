@@ -56,7 +56,7 @@ def test_at_most_five_finished_batches_wait(make_async):
     wait_until(lambda: batches_made(policy) == MAX_BATCHES_AHEAD + 2)
 
 
-def test_a_filter_that_threads_may_not_share_fails_the_assertion(make_async):
+def test_a_filter_that_threads_must_not_share_fails_the_assertion(make_async):
     """R70."""
     with pytest.raises(AssertionError, match="MeanStdFilter"):
         make_async(single(), filters={"default_policy": MeanStdFilter((3,))})
@@ -69,7 +69,7 @@ def test_an_error_surfaces_after_the_batches_that_were_finished_before(make_asyn
     sampler = make_async(single(), callbacks=Breaks(at=4))
     sampler.start()
     for _ in range(3):
-        assert sampler.get_data().count == 2, "the last of them was finished in the same turn"
+        assert sampler.get_data().count == 2, "the last one was finished in the same turn"
     with pytest.raises(ZeroDivisionError, match="on purpose"):
         sampler.get_data()
     for _ in range(2):
@@ -133,11 +133,11 @@ def test_a_blackholed_sampler_gives_metrics_but_neither_batches_nor_extra_batche
     began = time.monotonic()
     with pytest.raises(ConfigError, match="simulation"):
         sampler.get_data(timeout_s=10.0)
-    assert time.monotonic() - began < 5.0, "it isn't waited for what cannot come"
+    assert time.monotonic() - began < 5.0, "it does not wait for batches that cannot come"
 
 
 @re_raised
-def test_what_ended_a_blackholed_sampler_comes_out_with_its_metrics(make_async):
+def test_the_error_that_ended_a_blackholed_sampler_is_raised_with_its_metrics(make_async):
     """R75: errors usually come with batches, which no one reads here."""
     sampler = make_async(single(), blackhole_outputs=True, callbacks=Breaks(at=4))
     sampler.start()
@@ -150,7 +150,7 @@ def test_what_ended_a_blackholed_sampler_comes_out_with_its_metrics(make_async):
 
 
 @re_raised
-def test_an_exit_in_the_sampling_thread_is_told_to_whoever_waits(make_async):
+def test_an_exit_in_the_sampling_thread_is_reported_to_a_waiting_thread(make_async):
     """R71: any exception; this one would silently end a thread, or the whole process that waits for data."""
 
     class Exits(RecordingPolicy):
@@ -167,7 +167,7 @@ def test_an_exit_in_the_sampling_thread_is_told_to_whoever_waits(make_async):
 
 @re_raised
 @pytest.mark.parametrize("is_async", [False, True])
-def test_what_a_turn_finished_before_its_error_is_given_out_first(make_async, make_sampler, is_async):
+def test_outputs_that_a_turn_finished_before_its_error_are_handed_out_first(make_async, make_sampler, is_async):
     """R71, R77: an episode's own reset fails; its batch, metrics and extra batches are still returned."""
     extra = SampleBatch()
 
@@ -190,7 +190,7 @@ def test_what_a_turn_finished_before_its_error_is_given_out_first(make_async, ma
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_a_pause_begins_between_two_turns_and_holds_them_up(make_async):
+def test_a_pause_begins_between_two_turns_and_blocks_them(make_async):
     """R79: weights are set while no observations are processed and no policy is evaluated."""
     inside = threading.Event()
 

@@ -85,7 +85,7 @@ def test_the_global_worker_is_the_last_one_made_and_is_not_kept_alive():
     assert get_global_worker() is worker
     with pytest.raises(AssertionError, match="output_creator made a object, expected an OutputWriter") as caught:
         RolloutWorker(lambda context: CountingEnv(), PlainPolicy, output_creator=lambda context: object())
-    assert get_global_worker() is worker, "SPEC 2.2 step 1: one that could not be built is not the current one"
+    assert get_global_worker() is worker, "SPEC 2.2 step 1: a worker that could not be built is not the current one"
     worker.stop()
     del worker, caught
     gc.collect()
@@ -169,7 +169,7 @@ def test_without_deepmind_wrapping_none_clips_no_rewards(make_worker, changes):
     assert reward_limit(worker) == 0.0
 
 
-def test_under_deepmind_wrapping_no_policy_brings_a_preprocessor_of_its_own(make_worker, caplog):
+def test_deepmind_wrapping_disables_a_policys_own_preprocessor(make_worker, caplog):
     """R24: the log says so."""
     pytest.importorskip("ale_py")
     path = "aiorl.acting.preprocessors:BoxPreprocessor"
@@ -206,7 +206,7 @@ def test_equal_seeds_give_equal_batches(make_worker):
     assert not np.array_equal(first["actions"], third["actions"])
 
 
-def test_several_policies_get_seeds_of_their_own(make_worker):
+def test_several_policies_get_their_own_seeds(make_worker):
     """R27."""
     policies = {name: spec(VECTOR, ACTIONS) for name in "ab"} | {"c": spec(VECTOR, ACTIONS, seed=77)}
     worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=lambda agent: "a", seed=4)
@@ -254,7 +254,7 @@ def test_nested_observations_are_preprocessed_for_the_policy(make_worker):
     assert worker.filters[DEFAULT].shape == (6,)
 
 
-def test_a_raw_nested_space_at_a_policy_is_refused(make_worker):
+def test_a_policy_with_a_raw_nested_space_is_refused(make_worker):
     """R32."""
 
     class Raw(IdentityPreprocessor):
@@ -274,7 +274,7 @@ def test_a_policy_that_does_not_call_its_base_class_is_refused(make_worker):
         make_worker(policy=Bare)
 
 
-def test_every_policy_has_a_filter_of_its_observations_shape(make_worker):
+def test_every_policy_has_a_filter_with_the_shape_of_its_observations(make_worker):
     """R39, R135."""
     policies = {"a": spec(VECTOR, ACTIONS), "b": spec(spaces.Discrete(4), ACTIONS)}
     worker = make_worker(
@@ -290,7 +290,7 @@ def test_every_policy_has_a_filter_of_its_observations_shape(make_worker):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("NoFilter", np.uint8), ("MeanStdFilter", np.float32)])
-def test_policies_are_told_what_the_filter_puts_out(make_worker, name, dtype):
+def test_policies_get_the_space_of_the_filters_output(make_worker, name, dtype):
     """R39: bytes are floats after a filter that changes them."""
 
     worker = make_worker(lambda context: Bytes(), observation_filter=name)
@@ -320,7 +320,7 @@ def test_creators_get_the_io_context(make_worker):
     assert isinstance(worker.input_reader, SamplerInput)
 
 
-def test_simulation_of_what_is_sampled_is_refused(make_worker):
+def test_simulation_with_sampled_input_is_refused(make_worker):
     """R36."""
     with pytest.raises(ValueError, match="stored input only"):
         make_worker(input_evaluation=["simulation"])
@@ -333,7 +333,7 @@ class Idle(ExternalEnv):
         pass
 
 
-def test_policies_may_be_chosen_by_the_episode_and_the_worker_that_samples_it(make_worker):
+def test_the_policy_mapping_can_use_the_episode_and_its_worker(make_worker):
     asked = []
 
     def by_episode(agent_id, episode, worker, **kwargs):
@@ -350,7 +350,7 @@ def test_policies_may_be_chosen_by_the_episode_and_the_worker_that_samples_it(ma
 @pytest.mark.parametrize(
     ("settings", "text"), [({"num_envs": 2}, "expected 1"), ({"episode_horizon": 9}, "cannot be reset")]
 )
-def test_r56_r158_what_external_environments_cannot_have_is_refused_and_they_are_closed(make_worker, settings, text):
+def test_r56_r158_external_environments_with_invalid_settings_are_refused_and_closed(make_worker, settings, text):
     closed = []
 
     class Closing(Idle):

@@ -47,7 +47,7 @@ class Hooks(DefaultCallbacks):
         staticmethod(lambda self, **kwargs: None),
     ],
 )
-def test_a_hook_that_cannot_be_called_is_found_where_the_class_is_named(monkeypatch, hook):
+def test_a_hook_with_a_wrong_signature_is_refused_with_the_class(monkeypatch, hook):
     own = type("Own", (DefaultCallbacks,), {"on_episode_end": hook})
     monkeypatch.setitem(sys.modules, "users_callbacks", types.SimpleNamespace(Own=own, Hooks=Hooks))
     with pytest.raises(ConfigError, match="callbacks 'users_callbacks:Own': on_episode_end can't be called"):
@@ -55,7 +55,7 @@ def test_a_hook_that_cannot_be_called_is_found_where_the_class_is_named(monkeypa
     assert callbacks_class("users_callbacks:Hooks") is Hooks
 
 
-def test_what_a_hook_raises_names_the_class_and_the_hook():
+def test_a_hooks_error_names_the_class_and_the_hook():
     kind = with_named_failures(Hooks, "users_callbacks:Hooks")
     hooks, seen = kind(), []
     assert isinstance(hooks, Hooks)
@@ -65,7 +65,7 @@ def test_what_a_hook_raises_names_the_class_and_the_hook():
         hooks.on_episode_end(worker=None, base_env=None, policies=None, episode=1)
 
 
-def test_an_object_that_was_made_before_is_shared_by_all_who_ask():
+def test_an_existing_object_is_shared_by_all_callers():
     class Counts(DefaultCallbacks):
         def __init__(self):
             self.ended = 0

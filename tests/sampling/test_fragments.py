@@ -19,7 +19,7 @@ from aiorl.sampling.fragments import EpisodeCollector, EpisodeTracker
     blocks=st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=8),
     odds=st.sampled_from([0.05, 0.3, 1.0]),
 )
-def test_every_row_comes_out_once_with_its_episode_and_in_order(seed, num_envs, blocks, odds):
+def test_every_row_is_returned_once_with_its_episode_and_in_order(seed, num_envs, blocks, odds):
     rng = np.random.default_rng(seed)
     collector = EpisodeCollector(num_envs)
     sent: list[list[list[int]]] = [[[]] for _ in range(num_envs)]  # env -> episodes -> row numbers
@@ -65,7 +65,7 @@ def block(steps, *ends, num_envs=2, valid=None):
     return columns if valid is None else columns | {c.VALID: valid}
 
 
-def test_a_warning_comes_once_when_very_many_rows_of_an_environment_wait(caplog):
+def test_a_warning_is_logged_once_when_very_many_rows_of_an_environment_wait(caplog):
     """R94: rows of one environment's unfinished episode, with the same threshold as in general sampling."""
     collector = EpisodeCollector(2)
     with caplog.at_level(logging.WARNING):
@@ -119,7 +119,7 @@ def runs(draw):
 
 @settings(max_examples=300, deadline=None)
 @given(runs())
-def test_episodes_are_those_of_a_row_by_row_count_however_the_run_is_cut(run):
+def test_episodes_equal_those_of_a_row_by_row_count_for_any_cuts(run):
     """R91: lengths and returns, also across blocks."""
     rewards, dones, valid, cuts = run
     tracker = EpisodeTracker(rewards.shape[1])

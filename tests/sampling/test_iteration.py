@@ -21,7 +21,7 @@ def make(env, policies, callbacks, **more):
     return Iteration(sampler_setup(env, policies, callbacks=callbacks, **more))
 
 
-def test_an_episode_answers_before_it_has_begun_and_long_after_it_has_ended():
+def test_an_episode_can_be_read_before_it_begins_and_long_after_it_ends():
     """R96, R100, R114: zeros, initial states and None before the first step."""
     episodes, told = [], []
 
@@ -49,7 +49,7 @@ def test_an_episode_answers_before_it_has_begun_and_long_after_it_has_ended():
     assert (episodes[0].get_agents(), episodes[0].policy_for()) == (["agent0"], "default_policy")
 
 
-def test_postprocessing_gets_the_raw_batches_of_the_others_whatever_one_does_to_its_own():
+def test_postprocessing_gets_raw_batches_of_other_agents_even_if_they_changed_theirs():
     """R109."""
     seen = {}
 
@@ -79,7 +79,7 @@ def test_postprocessing_gets_the_raw_batches_of_the_others_whatever_one_does_to_
 
 
 @pytest.mark.parametrize(("length", "threshold"), [(5, 1000), (200, 2000), (math.inf, 5000)])
-def test_a_warning_comes_once_when_very_many_rows_wait(length, threshold, caplog):
+def test_a_warning_is_logged_once_when_very_many_rows_wait(length, threshold, caplog):
     """R94."""
     log_once.reset()
     env = ScriptedEnv({0: [scenes(threshold // 50 + 50, ends=False, agents=tuple(range(50)))]})
@@ -112,7 +112,7 @@ def test_data_flow_is_logged_once(caplog):
     log_once.reset()
 
 
-def test_seats_are_used_again_so_that_memory_stays_bounded():
+def test_seats_are_reused_so_memory_stays_bounded():
     policies = {"default_policy": RecordingPolicy()}
     env = ScriptedEnv({n: [scenes(7, episode=n)] for n in range(8)})
     iteration = make(env, policies, DefaultCallbacks(), length=20)
@@ -125,7 +125,7 @@ def test_seats_are_used_again_so_that_memory_stays_bounded():
     assert len(iteration._free_builders) <= 8
 
 
-def test_agents_that_come_and_go_in_an_endless_episode_leave_their_seats():
+def test_agents_that_come_and_go_in_an_endless_episode_release_their_seats():
     """R126."""
     script = [Scene({0: np.zeros(3, np.float32)})]
     for step in range(1, 300):
@@ -158,7 +158,7 @@ class OneScene(BaseEnv):
     [
         ("dones", {3: {"agent0": False}}, EnvContractError, "with '__all__'"),
         ("dones", {}, EnvContractError, "flags None"),
-        ("infos", {3: {"agent0": "told"}}, EnvContractError, "info of agent 'agent0' is 'told', expected a dict"),
+        ("infos", {3: {"agent0": "text"}}, EnvContractError, "info of agent 'agent0' is 'text', expected a dict"),
         ("rewards", {3: {"agent0": "much"}}, BadRewardError, "'much'.*expected a number"),
         ("rewards", {3: [1.0]}, BadRewardError, "expected a number for each agent"),
         ("rewards", {3: {"agent0": np.nan}}, BadRewardError, "expected finite numbers"),
@@ -184,7 +184,7 @@ def test_r150_an_action_taken_elsewhere_that_does_not_fit_is_named_with_its_envi
         iteration.act()
 
 
-def test_an_error_of_the_policy_mapping_is_not_taken_for_a_bad_reward():
+def test_an_error_in_the_policy_mapping_is_not_reported_as_a_bad_reward():
     def mapping(agent_id):
         if agent_id == "stranger":
             raise ValueError("no policy for strangers")

@@ -63,7 +63,7 @@ def value(episode, step, index) -> float:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("end", ["terminate", "truncate"])
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
-def test_rows_values_and_final_observations_are_right_however_the_environment_resets(mode, end, lam):
+def test_rows_values_and_final_observations_are_right_for_every_way_to_reset(mode, end, lam):
     """R98, golden: true final observations; GAE at terminations, truncations and the cut equals sums by hand."""
     env = make_env(mode, end=end)
     sampler = make_sampler(env, length=8, lam=lam)
@@ -101,7 +101,7 @@ def test_rows_values_and_final_observations_are_right_however_the_environment_re
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("length", [1, 2, 3, 10])
-def test_recurrent_state_restarts_with_each_episode_and_goes_on_across_fragments(mode, length):
+def test_recurrent_state_restarts_with_each_episode_and_continues_across_fragments(mode, length):
     """R114, R116: the fake state counts steps, so values show it."""
     env = make_env(mode, end="truncate")
     sampler = make_sampler(env, length=length, recurrent=True)
@@ -118,7 +118,7 @@ def test_recurrent_state_restarts_with_each_episode_and_goes_on_across_fragments
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_recurrent_states_are_sent_of_every_so_many_steps_also_after_a_step_that_was_broken_off(mode):
+def test_recurrent_states_are_sent_at_a_fixed_interval_even_after_an_interrupted_step(mode):
     """The fake state counts the steps of its episode; in a row that is only a reset, it can be anything."""
     fails_at = [18]
 
@@ -149,7 +149,7 @@ def test_values_of_cut_and_final_observations_come_from_one_call_per_fragment(mo
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_complete_episodes_gives_whole_episodes_only_and_loses_none(mode):
+def test_complete_episodes_mode_returns_only_whole_episodes_and_loses_none(mode):
     """R60, R105."""
     sampler = make_sampler(make_env(mode, lengths=(3, 11), end="truncate"), length=4, batch_mode="complete_episodes")
     counts = [0, 0]
@@ -178,7 +178,7 @@ def test_complete_episodes_gives_whole_episodes_only_and_loses_none(mode):
     assert kept <= 11 + 4, "rows are forgotten once taken"
 
 
-def test_what_followed_whole_episodes_goes_with_them_where_that_alone_is_wanted():
+def test_the_last_observation_of_whole_episodes_is_sent_if_only_that_is_needed():
     """As for an algorithm with V-trace: no column of next observations, except the one after the last row."""
     wanted = [c.OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.LAST_OBS]
     env = make_env("serial", lengths=(3, 11), end="truncate")
@@ -191,7 +191,7 @@ def test_what_followed_whole_episodes_goes_with_them_where_that_alone_is_wanted(
 
 
 @pytest.mark.parametrize("vectorize", ["serial", "native"])
-def test_same_seeds_give_the_same_rows_and_other_seeds_others(vectorize):
+def test_same_seeds_give_the_same_rows_and_other_seeds_give_others(vectorize):
     def rows(seed, length):
         env = make_lockstep_env("CartPole-v1", {}, 3, vectorize)
         sampler = make_sampler(env, length=length, seed=seed)
@@ -230,7 +230,7 @@ def test_an_exception_from_the_hook_leaves_the_sampler_between_two_steps():
     assert len(calls) == 7 + 2
 
 
-def test_only_the_columns_asked_for_are_carried():
+def test_only_the_requested_columns_are_sent():
     wanted = {c.OBS, c.LAST_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP, c.BOOTSTRAP_VALUES}
     sampler = make_sampler(make_env("SameStep", end="truncate"), columns=wanted, postprocess="none")
     fragment = sampler.sample()
@@ -239,7 +239,7 @@ def test_only_the_columns_asked_for_are_carried():
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_step_that_is_not_to_be_trained_on_ends_lockstep_of_vector_environments_too(mode):
+def test_a_step_that_must_not_be_trained_on_also_ends_lockstep_of_vector_environments(mode):
     """R102: the step is never silently sent and trained on."""
 
     class Untrained(CountingEnv):
@@ -272,7 +272,7 @@ class Beginning(SerialEnv):
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_where_copies_can_begin_half_of_them_step_while_the_others_are_acted_for(recurrent):
+def test_if_copies_can_begin_half_of_them_step_while_the_policy_acts_for_the_others(recurrent):
     copies = [CountingEnv(2 + index, index=index) for index in range(5)]
     env = Beginning(copies)
     sampler = make_sampler(env, recurrent=recurrent)

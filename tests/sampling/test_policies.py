@@ -41,7 +41,7 @@ def test_a_class_needs_an_environment_with_spaces(position):
     assert caught.value.key == f"policy['default_policy'][{position + 1}]"
 
 
-def test_a_dict_is_taken_in_the_order_of_ids_and_lists_will_do():
+def test_a_dict_is_sorted_by_id_and_lists_are_accepted():
     """R14, R19."""
     found = policy_specs({"b": GOOD, "a": list(GOOD)}, None, None)
     assert list(found) == ["a", "b"]
@@ -70,14 +70,14 @@ def test_each_violation_is_refused(policy, key):
     assert caught.value.key == key
 
 
-def test_a_tuple_may_ask_for_the_environments_spaces():
+def test_a_tuple_can_request_the_environments_spaces():
     found = policy_specs({"a": (PlainPolicy, ENV_SPACE, ENV_SPACE, {})}, VECTOR, ACTIONS)
     assert found["a"] == (PlainPolicy, VECTOR, ACTIONS, {})
     with pytest.raises(ValueError, match=r"policy\['a'\]\[1\] is None"):
         policy_specs({"a": (PlainPolicy, ENV_SPACE, ENV_SPACE, {})}, None, None)
 
 
-def test_other_policies_than_the_default_one_need_several_agents():
+def test_policies_other_than_the_default_one_need_several_agents():
     """R34."""
     with pytest.raises(ValueError, match="one agent"):
         facts_of(CountingEnv(), "env").check_policies({"a": GOOD}, "policy")
@@ -167,7 +167,7 @@ def test_granted_gpus_that_tensorflow_does_not_see_are_a_runtime_error(tensorflo
     policies.check_tensorflow(TfLike, 0.5)
 
 
-def test_classes_of_tensorflows_are_converted_and_others_pass():
+def test_tensorflow_classes_are_converted_and_others_are_unchanged():
     """R35."""
     eager, traced = {"eager": True}, {"eager": True, "eager_tracing": True}
     assert policies.policy_class_for(WithEager, eager) is EagerForm

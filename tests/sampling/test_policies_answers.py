@@ -13,7 +13,7 @@ from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.errors import BatchError, PolicyError, UnsupportedSpaceError
 
 
-def test_a_policy_may_give_plain_lists_and_write_into_the_arrays_it_was_given(make_sampler):
+def test_a_policy_can_return_plain_lists_and_overwrite_its_arguments(make_sampler):
     """R98, R100, R114: states that come back in the same memory are still recorded as in and out."""
 
     class Lazy(RecordingPolicy):
@@ -49,7 +49,7 @@ def test_columns_of_another_shape_than_before_are_refused(make_sampler):
         make_sampler(ScriptedEnv({0: [scenes(3)]}), Moody()).get_data()
 
 
-def test_a_policy_whose_exploration_has_a_memory_is_told_whose_row_is_which(make_sampler):
+def test_a_policy_whose_exploration_has_a_memory_gets_the_agent_of_each_row(make_sampler):
     """It works for an absent agent, too; other policies are called as usual."""
     told = []
 
@@ -101,7 +101,7 @@ class Giving(RecordingPolicy):
     ],
     ids=["one for all", "scalar", "too many", "state"],
 )
-def test_r96_r114_what_is_not_one_entry_per_row_is_refused(make_sampler, policy, column):
+def test_r96_r114_outputs_without_one_entry_per_row_are_refused(make_sampler, policy, column):
     """R96, R114: entries are never broadcast to other rows."""
     with pytest.raises(BatchError, match="2 rows of policy 'default_policy'") as raised:
         make_sampler(ScriptedEnv({0: [scenes(3, agents=("a", "b"))]}), policy).get_data()
@@ -109,7 +109,7 @@ def test_r96_r114_what_is_not_one_entry_per_row_is_refused(make_sampler, policy,
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["goes", "comes"])
-def test_r96_a_column_given_only_sometimes_is_refused(make_sampler, is_first):
+def test_r96_a_column_that_is_sometimes_missing_is_refused(make_sampler, is_first):
     """R96: otherwise rows without the column would contain old entries of other rows."""
     policy = Giving(lambda call, rows: {"score": np.ones(rows)} if (call < 2) == is_first else {})
     with pytest.raises(BatchError, match=r"'score'.* the same at every evaluation"):
@@ -117,7 +117,7 @@ def test_r96_a_column_given_only_sometimes_is_refused(make_sampler, is_first):
 
 
 @pytest.mark.parametrize("name", ["rewards", "obs", "eps_id", "infos", "state_in_0", "state_out_0"])
-def test_r96_a_column_cannot_take_the_place_of_one_that_rows_have(make_sampler, name):
+def test_r96_a_column_cannot_replace_a_column_of_rows(make_sampler, name):
     """R96."""
     policy = Giving(lambda call, rows: {name: np.ones(rows)}, lambda given: list(given), recurrent=True)
     with pytest.raises(BatchError, match=f"column '{name}': expected a name that rows do not have"):
@@ -127,7 +127,7 @@ def test_r96_a_column_cannot_take_the_place_of_one_that_rows_have(make_sampler, 
 @pytest.mark.parametrize(
     "result", [None, (np.zeros(1), []), (np.zeros(1), None, {}), (np.zeros(1), [], None), np.zeros(3)], ids=repr
 )
-def test_what_is_no_answer_of_a_policy_is_named(make_sampler, result):
+def test_an_invalid_answer_of_a_policy_is_named(make_sampler, result):
     class Wrong(RecordingPolicy):
         def compute_actions(self, *args, **kwargs):
             return result
@@ -144,7 +144,7 @@ def test_an_action_that_its_space_cannot_hold_reaches_neither_environment_nor_ro
     assert not env.sent
 
 
-def test_r32_a_policy_that_passes_over_its_base_class_gets_no_nested_observations_either():
+def test_r32_a_policy_that_skips_its_base_class_gets_no_nested_observations_either():
     """R32."""
 
     class Raw(RecordingPolicy):

@@ -119,7 +119,7 @@ class Reusing(gymnasium.Env):
         return np.zeros(3, np.float32), 1.0, self.step_count == 4, False, self.info
 
 
-def test_r96_infos_in_rows_stay_as_they_were_although_the_environment_goes_on_using_them(make_sampler):
+def test_r96_infos_in_rows_do_not_change_although_the_environment_reuses_them(make_sampler):
     base_env = to_base_env(Reusing())
     batch = make_sampler(base_env, SumPolicy()).get_data()
     assert [info["where"].tolist() for info in batch["infos"]] == [[1.0], [2.0], [3.0], [4.0]]

@@ -39,7 +39,7 @@ def make_cartpole(make_worker, policy=Cloning, **more):
     return make_worker("CartPole-v1", policy, **(settings | more))
 
 
-def test_r110_a_tensorflow_policy_is_sampled_with_one_call_per_turn_and_its_outputs_are_in_the_rows(make_worker):
+def test_r110_a_tensorflow_policy_gets_one_call_per_turn_and_its_outputs_are_in_the_rows(make_worker):
     worker = make_cartpole(make_worker)
     batch = worker.sample()
     assert batch.count == 60

@@ -84,7 +84,7 @@ class TapedPolicy(PlainPolicy):
 
 
 @pytest.mark.parametrize(("mode", "kind"), [(True, "rows"), ("bulk", "bulk"), ("each row", "rows")])
-def test_a_batch_goes_its_way_in_order(make_worker, mode, kind):
+def test_a_batch_passes_all_stages_in_order(make_worker, mode, kind):
     """R61, R62, R63, R64, R65, R66."""
     tape = []
     TapedCallbacks.tape = TapedPolicy.tape = tape
@@ -110,13 +110,13 @@ def test_a_batch_goes_its_way_in_order(make_worker, mode, kind):
         ("estimate", 3),
         ("estimate", 3),
     ]
-    assert batch["rewards"].tolist() == [9.0] * 6, "what the callback changed is seen by the caller"
+    assert batch["rewards"].tolist() == [9.0] * 6, "the caller sees the callback's change"
     estimates = worker.get_metrics()
     assert [name for name, _ in estimates] == ["is", "is"]
-    assert estimates[0].metrics["V_prev"] == 27.0, "and by the estimators"
+    assert estimates[0].metrics["V_prev"] == 27.0, "and the estimators see it"
     assert batch.packed == {"obs", "new_obs"}
     assert batch.slice(0, 1).packed == ({"obs", "new_obs"} if kind == "rows" else set())
-    assert writer.batches[0].packed == frozenset(), "what was written stays as it was"
+    assert writer.batches[0].packed == frozenset(), "the written batch is unchanged"
     for name in batch:
         np.testing.assert_array_equal(batch[name], writer.batches[0][name])
     assert worker.last_batch is batch
@@ -147,7 +147,7 @@ def test_extra_batches_are_concatenated_and_counted(make_worker):
     assert batch["rewards"].tolist() == [1, 2, 3, -1] * 2
 
 
-def test_metrics_are_those_of_episodes_then_those_of_estimators(make_worker, caplog):
+def test_metrics_of_episodes_come_before_those_of_estimators(make_worker, caplog):
     """R36, R77, R192: with simulation, the environment is sampled for metrics only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TapedPolicy, "tape", [], raising=False)
@@ -192,7 +192,7 @@ class Exclusive(PlainPolicy):
         return self.enter(np.full(len(actions), -1.0))
 
 
-def test_estimators_and_the_sampler_do_not_evaluate_a_policy_at_once(make_worker):
+def test_estimators_and_the_sampler_do_not_evaluate_a_policy_at_the_same_time(make_worker):
     """R36."""
     Exclusive.clashes = 0
     worker = make_worker(
@@ -206,7 +206,7 @@ def test_estimators_and_the_sampler_do_not_evaluate_a_policy_at_once(make_worker
     assert Exclusive.clashes == 0
 
 
-def test_what_was_read_before_an_error_is_kept_for_the_next_call(make_worker):
+def test_batches_read_before_an_error_are_kept_for_the_next_call(make_worker):
     """R7: also when the sampler is interrupted between two turns."""
     worker = make_worker(lambda context: CountingEnv(50), num_envs=2, rollout_fragment_length=5)
 
@@ -243,7 +243,7 @@ def test_a_callback_that_raises_loses_no_batch(make_worker):
 
 
 @pytest.mark.parametrize("junk", [None, {"obs": np.zeros((2, 3))}])
-def test_a_reader_that_gives_no_batch_is_named_and_may_be_read_again(make_worker, junk):
+def test_a_reader_that_returns_no_batch_is_named_and_can_be_read_again(make_worker, junk):
     class Junk(Stored):
         def next(self):
             return junk if next(self.numbers) == 0 else super().next()
@@ -254,7 +254,7 @@ def test_a_reader_that_gives_no_batch_is_named_and_may_be_read_again(make_worker
     assert worker.sample().count == 4
 
 
-def test_a_reader_around_the_samplers_batches_is_told_at_once_that_simulation_drops_them(make_worker):
+def test_a_reader_of_the_samplers_batches_is_refused_immediately_if_simulation_drops_them(make_worker):
     """R36, R75: no batch would ever come."""
 
     class Around(InputReader):
@@ -272,7 +272,7 @@ def test_a_reader_around_the_samplers_batches_is_told_at_once_that_simulation_dr
 # --- as a stream ---
 
 
-def test_batches_come_as_an_asynchronous_iterator_too(make_worker):
+def test_batches_are_available_as_an_asynchronous_iterator(make_worker):
     """SPEC 2.2 step 3."""
     worker = make_worker(lambda context: CountingEnv(50), rollout_fragment_length=5)
 
@@ -290,7 +290,7 @@ def test_batches_come_as_an_asynchronous_iterator_too(make_worker):
 # --- kinds of environments ---
 
 
-def test_environments_in_processes_of_their_own_are_sampled(make_worker, tmp_path):
+def test_environments_in_their_own_processes_are_sampled(make_worker, tmp_path):
     """R161, R164, R20, R26, R29: they are monitored and seeded there; the one made for its spaces is not."""
     worker = make_worker(
         CountingEnv,

@@ -32,7 +32,7 @@ def test_a_turn_acts_first_and_then_polls(make_sampler):
     assert turns.perf.iters == 3
 
 
-def test_five_dicts_of_an_older_base_env_will_do(make_sampler):
+def test_five_dicts_of_an_older_base_env_are_accepted(make_sampler):
     """R161."""
     env = ScriptedEnv({0: [scenes(2)]})
     plain = env.poll
@@ -75,7 +75,7 @@ def test_an_error_in_the_middle_of_a_turn_is_final(make_sampler, where, error):
     assert env.tape.count(("poll",)) == polls
 
 
-def test_what_a_turn_finished_before_ctrl_c_is_kept_although_that_comes_out_at_once(make_sampler):
+def test_outputs_that_a_turn_finished_before_ctrl_c_are_kept_although_it_is_raised_immediately(make_sampler):
     """R71, R77."""
     env = ScriptedEnv({0: [scenes(2)]})
 
@@ -92,7 +92,7 @@ def test_what_a_turn_finished_before_ctrl_c_is_kept_although_that_comes_out_at_o
     assert isinstance(caught.value.__cause__, KeyboardInterrupt)
 
 
-def test_a_stopped_one_takes_no_more_turns(make_sampler):
+def test_a_stopped_sampler_takes_no_more_turns(make_sampler):
     env = ScriptedEnv({0: [scenes(5)]})
     turns = make_sampler(env)
     turns.advance()
@@ -109,7 +109,7 @@ class SlowGate(TurnGate):
         super().__enter__()
 
 
-def test_time_is_booked_where_it_was_spent(make_sampler, monkeypatch):
+def test_time_is_counted_for_the_right_activity(make_sampler, monkeypatch):
     """R78."""
     now = [0.0]
     monkeypatch.setattr("aiorl.sampling.sampler.time.perf_counter", lambda: now[0])
@@ -179,7 +179,7 @@ def test_a_pause_waits_for_the_turn_and_the_next_turn_for_the_pause():
     assert tape == ["first turn", "first turn over", "pause", "pause over", "second turn"]
 
 
-def test_a_pause_asked_for_in_the_middle_of_a_turn_waits_for_nothing():
+def test_a_pause_requested_in_the_middle_of_a_turn_does_not_wait():
     """A callback sets weights: it must not wait for its own turn, and other turns have not begun."""
     gate, begun = TurnGate(), threading.Event()
 
@@ -192,12 +192,12 @@ def test_a_pause_asked_for_in_the_middle_of_a_turn_waits_for_nothing():
         with gate.pause(), gate.pause():
             pass
         other.start()
-        assert not begun.wait(0.05), "the turn still goes on"
+        assert not begun.wait(0.05), "the turn is still running"
     assert begun.wait(5)
     other.join(5)
 
 
-def test_who_pauses_may_take_turns_itself_and_others_wait():
+def test_a_thread_that_pauses_can_take_turns_while_others_wait():
     gate, entered = TurnGate(), threading.Event()
 
     def turn():
@@ -231,7 +231,7 @@ def test_an_environment_of_any_kind_is_converted_and_a_base_env_is_not_touched()
         setup_of(base_env="CartPole-v1")
 
 
-def test_a_worker_may_be_given_weakly():
+def test_a_worker_can_be_a_weak_reference():
     """R56: otherwise the thread of an asynchronous sampler keeps its worker alive."""
 
     class Worker:

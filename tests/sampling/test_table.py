@@ -88,7 +88,7 @@ TestRows = Rows.TestCase
 TestRows.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
 
 
-def test_it_is_as_long_as_rows_wait_and_no_longer():
+def test_its_length_follows_the_number_of_waiting_rows():
     table = Table()
     table.define("x", (), np.float32)
     seats = np.array([table.take_seat() for _ in range(3)])
@@ -133,7 +133,7 @@ def test_entries_of_another_shape_are_refused():
     ],
     ids=str,
 )
-def test_r96_a_column_is_widened_where_entries_would_lose_their_value(first, then, dtype):
+def test_r96_a_column_gets_a_wider_dtype_if_entries_would_not_fit(first, then, dtype):
     """R96, R114: in either order."""
     entries = written(first, then)
     assert entries.dtype == dtype

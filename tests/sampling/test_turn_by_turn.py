@@ -35,7 +35,7 @@ class Spec:
 # --- rows ---
 
 
-def test_r102_rows_around_suppressed_ones_are_trajectories_of_their_own(make_sampler):
+def test_r102_rows_around_suppressed_ones_are_separate_trajectories(make_sampler):
     """R102, R106: the value after a piece is that of its own last new_obs, not that of the next recorded row."""
     policy = make_onnx_policy(3, spaces.Discrete(2), 2, mlp_weights(3, 2))
     policy.config.update(postprocess="gae", postprocess_params={"gamma": 0.5, "lam": 0.0})
@@ -58,7 +58,7 @@ def test_r102_rows_around_suppressed_ones_are_trajectories_of_their_own(make_sam
 # --- metrics ---
 
 
-def test_metrics_are_there_once_the_batch_is_and_are_drained(make_sampler):
+def test_metrics_are_available_with_the_batch_and_are_drained(make_sampler):
     """R76, R77, R91, R93."""
     sampler = make_sampler(single(3))
     sampler.get_data()
@@ -104,7 +104,7 @@ def test_outputs_are_handed_out_before_inference_so_that_new_weights_govern_the_
     assert by_step == {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0, 4: 2.0, 5: 2.0, 6: 3.0, 7: 3.0}
 
 
-def test_on_turn_may_raise_between_turns_and_nothing_is_lost(make_sampler):
+def test_on_turn_can_raise_between_turns_without_a_loss(make_sampler):
     """R79."""
     calls = itertools.count()
 
@@ -152,7 +152,7 @@ def test_a_horizon_above_the_limit_or_below_0_is_refused(make_sampler, horizon):
     assert caught.value.key == "horizon"
 
 
-def test_what_an_agent_did_last_is_remembered_through_any_number_of_soft_resets(make_sampler):
+def test_an_agents_last_action_is_remembered_through_any_number_of_soft_resets(make_sampler):
     """R84: even if its episode continues without it and the table grows in the meantime."""
     script = [Scene({"a": ob(0, 0, 0), "b": ob(0, 0, 0)}), *(Scene({"a": ob(0, step, 0)}) for step in range(1, 41))]
     callbacks, seen = DefaultCallbacks(), []
@@ -189,8 +189,8 @@ def test_an_environment_that_cannot_be_reset_is_dropped_or_refused_with_a_horizo
 
 def test_an_unknown_policy_id_is_named(make_sampler):
     """R113."""
-    sampler = make_sampler(single(3), mapping=lambda agent: "nobody")
-    with pytest.raises(ValueError, match=r"'nobody'.*'default_policy'"):
+    sampler = make_sampler(single(3), mapping=lambda agent: "unknown")
+    with pytest.raises(ValueError, match=r"'unknown'.*'default_policy'"):
         sampler.get_data()
     with pytest.raises(ValueError, match="default_policy"):
         make_sampler(single(3), filters={"other": NoFilter()})
@@ -233,7 +233,7 @@ def test_a_bad_observation_names_environment_agent_and_step(make_sampler):
         make_sampler(ScriptedEnv({0: [script]})).get_data()
 
 
-def test_after_an_error_of_poll_sampling_goes_on(make_sampler):
+def test_sampling_continues_after_an_error_of_poll(make_sampler):
     env = single(3)
     plain, failures = env.poll, iter([False, True, False])
 
@@ -249,7 +249,7 @@ def test_after_an_error_of_poll_sampling_goes_on(make_sampler):
     assert sampler.get_data().count == 3
 
 
-def test_a_policy_that_gives_no_batch_back_is_named(make_sampler):
+def test_a_policy_that_returns_no_batch_is_named(make_sampler):
     class Forgetful(RecordingPolicy):
         def postprocess_trajectory(self, *args, **kwargs):
             return None

@@ -36,17 +36,17 @@ def wait_until(condition, limit_s=10.0):
 # --- weights ---
 
 
-def test_weights_are_given_for_all_policies_or_those_named(make_pair):
+def test_weights_are_returned_for_all_policies_or_those_named(make_pair):
     """R40."""
     worker = make_pair()
     assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [0.0], "1": [0.0]}
     assert list(worker.get_weights(["1"])) == ["1"]
-    assert worker.get_weights(["nobody"]) == worker.get_weights([]) == {}
+    assert worker.get_weights(["unknown"]) == worker.get_weights([]) == {}
     assert list(worker.get_weights("1")) == ["1"]
     assert worker.get_weights("01") == {}, "a string is one id, not a collection of letters"
 
 
-def test_weights_are_set_for_policies_given_and_global_variables_afterwards(make_pair):
+def test_weights_are_set_for_the_given_policies_and_global_variables_afterwards(make_pair):
     """R41."""
     worker = make_pair()
     worker.set_weights({"1": {"w": [5.0]}}, {"timestep": 40})
@@ -61,8 +61,8 @@ def test_weights_that_one_policy_refuses_change_none(make_worker):
     """R41."""
     worker = make_refusing(make_worker)
     worker.set_weights({"0": {"w": [1.0]}, "1": {"w": [2.0]}}, {"timestep": 5})
-    with pytest.raises(KeyError, match="nobody"):
-        worker.set_weights({"0": {"w": [7.0]}, "nobody": {"w": [1.0]}})
+    with pytest.raises(KeyError, match="unknown"):
+        worker.set_weights({"0": {"w": [7.0]}, "unknown": {"w": [1.0]}})
     with pytest.raises(PolicyError, match="too large"):
         worker.set_weights({"0": {"w": [7.0]}, "1": {"w": [200.0]}}, {"timestep": 6})
     assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [1.0], "1": [2.0]}
@@ -87,7 +87,7 @@ class Slow(PlainPolicy):
         super().set_weights(weights)
 
 
-def test_weights_are_not_set_in_the_middle_of_a_turn_that_a_cancelled_wait_left_going_on(make_worker):
+def test_weights_are_not_set_in_the_middle_of_a_turn_of_a_cancelled_wait(make_worker):
     """R6, R41."""
     worker = make_worker(lambda context: CountingEnv(50), Slow, rollout_fragment_length=20)
 
@@ -102,7 +102,7 @@ def test_weights_are_not_set_in_the_middle_of_a_turn_that_a_cancelled_wait_left_
     assert worker.policy_map[DEFAULT].clashes == 0
 
 
-def test_of_two_threads_that_sample_each_gets_batches_of_its_own(make_worker):
+def test_two_threads_that_sample_get_different_batches(make_worker):
     """A cancelled wait keeps sampling while another thread calls sample()."""
     worker = make_worker(lambda context: CountingEnv(1000), Slow, rollout_fragment_length=5)
     batches, errors = [], []
@@ -124,7 +124,7 @@ def test_of_two_threads_that_sample_each_gets_batches_of_its_own(make_worker):
 
 
 @pytest.mark.parametrize("sample_async", [False, True])
-def test_callbacks_may_set_weights_although_others_wait_to_as_well(make_worker, sample_async):
+def test_callbacks_can_set_weights_while_others_wait_to_set_them(make_worker, sample_async):
     """R6: a callback, which is inside a turn, does not wait."""
 
     class Callbacks(DefaultCallbacks):
@@ -159,15 +159,15 @@ def test_every_environment_is_visited_or_the_base_environment_if_it_shows_none(m
     assert worker.foreach_env(lambda env: env) == [base_env]
 
 
-def test_policies_are_found_by_id_and_visited_and_told_of_global_variables(make_pair):
+def test_policies_are_found_by_id_and_visited_and_get_global_variables(make_pair):
     """R49, R50, R52."""
     worker = make_pair(policies_to_train=["1"])
     first, second = worker.policy_map.values()
     assert worker.get_policy("0") is first
     assert worker.get_policy() is None
     assert worker.for_policy(lambda policy: policy, "1") is second
-    with pytest.raises(KeyError, match="nobody"):
-        worker.for_policy(id, "nobody")
+    with pytest.raises(KeyError, match="unknown"):
+        worker.for_policy(id, "unknown")
     assert worker.foreach_policy(lambda policy, name: (policy, name)) == [(first, "0"), (second, "1")]
     assert worker.foreach_trainable_policy(lambda policy, name: name) == ["1"]
     assert worker.get_global_vars() is None
@@ -200,7 +200,7 @@ class Writer(OutputWriter):
     close = Reader.close
 
 
-def test_stopping_ends_sampler_environments_reader_and_writer_and_may_be_repeated(make_worker):
+def test_stopping_ends_sampler_environments_reader_and_writer_and_can_be_repeated(make_worker):
     """R56, R74."""
     base_env = ScriptedEnv({0: [scenes(3)]})
     worker = make_worker(
@@ -235,7 +235,7 @@ class Waiting(ExternalEnv):
 
 
 @pytest.mark.parametrize("sample_async", [False, True])
-def test_an_interrupt_ends_a_wait_for_clients_without_waiting_itself(make_worker, sample_async):
+def test_an_interrupt_ends_a_wait_for_clients_without_waiting(make_worker, sample_async):
     worker = make_worker(lambda context: Waiting(ACTIONS, VECTOR), sample_async=sample_async)
     timer = threading.Timer(0.1, worker.interrupt)
     timer.start()
@@ -245,7 +245,7 @@ def test_an_interrupt_ends_a_wait_for_clients_without_waiting_itself(make_worker
     timer.join()
 
 
-def test_a_half_built_worker_is_disposed_of_in_silence():
+def test_a_half_built_worker_is_disposed_of_silently():
     """R56: none of its parts exists; under pytest, an error in __del__ is a failure."""
     worker = RolloutWorker.__new__(RolloutWorker)
     worker.stop()
@@ -289,7 +289,7 @@ def test_disposal_ends_an_asynchronous_samplers_thread(length):
 
 
 @pytest.mark.parametrize("sample_async", [False, True])
-def test_disposal_lets_waiting_clients_go(sample_async):
+def test_disposal_releases_waiting_clients(sample_async):
     """R56: no one would answer them."""
     refused = threading.Event()
 
@@ -333,7 +333,7 @@ def test_a_stopped_worker_samples_no_more(make_worker, sample_async):
     assert len(written) == 1
 
 
-def test_stopping_ends_a_sample_that_another_thread_is_in(make_worker):
+def test_stopping_ends_a_sample_in_another_thread(make_worker):
     """R56: before environments are closed."""
     tape, inside = [], threading.Event()
 
@@ -369,7 +369,7 @@ class BadClose(CountingEnv):
         raise OSError("this one cannot be closed")
 
 
-def test_the_error_of_a_construction_is_the_one_seen_although_stopping_fails_as_well(caplog):
+def test_the_constructors_error_is_raised_even_if_stopping_fails_too(caplog):
     """R56."""
     with pytest.raises(AssertionError, match="output_creator"):
         RolloutWorker(lambda context: BadClose(), PlainPolicy, output_creator=lambda context: None)

@@ -10,7 +10,7 @@ from aiorl.testing.envs import RecallEnv
 
 
 @pytest.mark.parametrize("make", [RecallEnv, lambda: RecallEnv(5, 4)])
-def test_they_pass_gymnasiums_own_check(make):
+def test_they_pass_gymnasiums_check(make):
     check_env(make(), skip_render_check=True)
 
 
