@@ -294,7 +294,7 @@ def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
 
 
 class TrainingDisabled(Exception):
-    """Signal that a step's info has a false ``training_enabled``: lockstep sampling cannot leave out its row."""
+    """Error for a step whose info has a false ``training_enabled``: lockstep sampling cannot leave out its row."""
 
     def __init__(self, env_id: str) -> None:
         """Name the environment."""

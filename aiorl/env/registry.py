@@ -290,20 +290,20 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
 
 
 def _check_version(name: str, spec: EnvSpec) -> None:
-    """Refuse an old version that Gymnasium lists and does not have any more.
+    """Refuse an old version that Gymnasium lists but no longer has.
 
     Raises:
-        UnknownEnvError: naming the newest version.
+        UnknownEnvError: the version is old; the hint names the newest one.
     """
     made_by = getattr(spec.entry_point, "__name__", "")
-    if not made_by.startswith("_raise"):  # what Gymnasium has put there raises for whoever calls it
+    if not made_by.startswith("_raise"):  # a placeholder of Gymnasium that raises when it is called
         return
     kind = (spec.namespace, spec.name)
     same = [other for other in gymnasium.registry.values() if (other.namespace, other.name) == kind]
     newest = max(same, key=lambda other: other.version or 0)
     raise UnknownEnvError(
-        f"environment {name!r} is an old version that Gymnasium does not have any more.", key="env", value=name,
-        hint=f"Take {newest.id!r}.",
+        f"environment {name!r} is an old version that Gymnasium no longer has.", key="env", value=name,
+        hint=f"Use {newest.id!r}.",
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ class Seat:
         self.opening = self._row() + (0 if self.is_observed else 1)
 
     def leave(self) -> None:
-        """Release the seat at the episode's end, with copies of the entries that callbacks can still read."""
+        """Release the seat at the episode's end, with copies of the entries that user code can still read."""
         self.left_at = self._row()
         self.episode = None  # breaks a reference cycle, which would live until garbage collection
         if self.lane.is_shown:
@@ -208,8 +208,8 @@ class Lane:
         skipped: those whose row must not be trained on: index in ``arriving``.
         queue: agents that wait for an action for their latest observation.
         turn: number of the turn.
-        is_shown: True if callbacks can read the agents' latest observations and actions.
-        in_bulk: True if its rows are postprocessed together, because no hook sees trajectories.
+        is_shown: True if user code can read the agents' latest observations and actions.
+        in_bulk: True if its rows are postprocessed together, because neither the policy nor a hook needs trajectories.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Lane:
         Args:
             actor: actor of the agents.
             clip_rewards: limit of rewards and previous rewards in rows: ``[-clip_rewards, clip_rewards]``; 0 = none.
-            is_shown: True if callbacks can read the agents' latest observations and actions.
+            is_shown: True if user code can read the agents' latest observations and actions.
             shows_trajectories: True if a hook sees every trajectory, regardless of the policy.
         """
         self.policy_id = actor.policy_id
