@@ -395,9 +395,9 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
     needed = [one.name for one in named if one.default is one.empty and one.name not in context]
     if needed:
         raise ConfigError(
-            f"env_config lacks {', '.join(needed)}, which {name} needs.",
+            f"{name} needs {', '.join(needed)}, which env_config lacks.",
             key=f"env_config.{needed[0]}",
-            hint=f"Set it, for example with --env-config.{needed[0].replace('_', '-')} VALUE",
+            hint=f"Set it: --env-config.{needed[0].replace('_', '-')} VALUE",
         )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

@@ -79,7 +79,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--env refused_envs:Sized", "env_config lacks size, depth, which Sized needs. Set it, for example with --env-config.size "),
+        ("--env refused_envs:Sized", "needs size, depth, which env_config lacks. Set it: --env-config.size "),
         ("--env refused_envs:Sized --env-config.size 3", "Sized needs depth,"),
         ("--env refused_envs:Sized-v0", "Sized needs size, depth,"),
         ("--env refused_envs:Half-v0", "Sized needs depth,"),
