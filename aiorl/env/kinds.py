@@ -166,7 +166,7 @@ class EnvFacts:
         if self.kind.has_agents or set(policy_ids) == {DEFAULT_POLICY_ID}:
             return
         raise ConfigError(
-            f"the policies are {', '.join(sorted(policy_ids))}, but the environment ({self.kind.name}) has only one "
+            f"the policies are {', '.join(sorted(policy_ids))}, but the environment ({self.kind.name}) has one "
             f"agent, and only {DEFAULT_POLICY_ID!r} can act for it.",
             key=key,
             value=sorted(policy_ids),
