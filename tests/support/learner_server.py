@@ -250,6 +250,7 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
             runpy.run_path(request["script"], run_name="__main__")
         else:
             runpy.run_module("aiorl.learner", run_name="__main__", alter_sys=True)
+        status = 0
     except SystemExit as error:
         status = error.code
     except BaseException:
