@@ -1,1 +1,1 @@
-"""The network: what is said (wire), what may be said when (protocol), and the sockets (transport)."""
+"""Network code: messages and their bytes (wire), the rules of the conversation (protocol) and sockets (transport)."""

@@ -1,1 +1,1 @@
-"""What may be said when on the wire, and what follows: no sockets, no asyncio, no clock."""
+"""Protocol rules: which messages are allowed when, and their effects. No sockets, no asyncio, no clock."""

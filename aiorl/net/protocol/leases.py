@@ -1,12 +1,12 @@
-"""Leave to sample: who may send how many fragments at which policy version.
+"""Leases: permission for a worker to send a number of fragments, sampled at a minimum policy version.
 
-On-policy algorithms *deal* exactly one train batch over the live workers; streaming ones *stream*: each worker has one
-lease that is raised as the budget of the whole run allows (`pacing`). The learner keeps a `LeaseBook`, a worker its
-`WorkerLeases`. A Lease message states the total ever granted under its id, so repeating it after a reconnect is
-harmless.
+On-policy algorithms *deal* exactly one train batch to the live workers. Streaming algorithms *stream*: each worker has
+one lease, which the learner raises as far as the budget of the whole run allows (`pacing`). The learner keeps a
+`LeaseBook`, a worker its `WorkerLeases`. A Lease message states the total ever granted under its id, so repeating it
+after a reconnect is harmless.
 
-A lease has a time. Where a worker has brought nothing for so long, while others bring theirs, it is *overdue*: what it
-owes is leased to the others, and it gets no other lease until it brings one.
+Leases have a timeout. A worker is *overdue* if it sends nothing for that long while the others keep sending. The
+fragments it owes are leased to the others, and it gets no further lease until it sends one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from aiorl.net.wire.messages import Lease
 
 _KEPT_EXHAUSTED = 256
 _PATIENCE = 4.0
-"""A worker may take so many times as long for a fragment as the slowest of the others did for its newest one."""
+"""Factor: a worker may take this many times as long for a fragment as the slowest other worker's newest one took."""
 _FIRST_PATIENCE = 24
-"""Where nobody brings anything and some have not been asked, those who were have so many times as long."""
+"""Factor on the timeout while no worker sends anything and some workers have no lease yet."""
 
 
 class Grant(NamedTuple):
-    """A lease and whom it is for."""
+    """A lease and the slot of its worker."""
 
     slot: int
     lease: Lease
@@ -37,7 +37,7 @@ class Grant(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A lease that is not used up, or may be raised again."""
+    """A lease that is not used up, or that can be raised again."""
 
     slot: int
     lease_id: int
@@ -56,11 +56,11 @@ class _Holder:
     """A slot's worker and its leases.
 
     Attributes:
-        leases: its open leases by id.
-        stream: the one of them that is raised while the run streams.
-        since: when it was given a lease after it owed nothing, or brought a fragment, whichever was later.
-        fragment_s: seconds it took for its newest fragment, -1 before the first.
-        is_overdue: what it owes is not waited for.
+        leases: open leases by id.
+        stream: the lease that is raised while the run streams.
+        since: time of its newest fragment, or of the first lease after it owed nothing, whichever is later.
+        fragment_s: seconds its newest fragment took, -1 before the first.
+        is_overdue: True while the learner does not wait for the fragments it owes.
     """
 
     leases: dict[int, _Open] = field(default_factory=dict)
@@ -71,21 +71,21 @@ class _Holder:
 
     @property
     def owed(self) -> int:
-        """Fragments leased to it and not received yet."""
+        """Fragments leased to this worker and not received yet."""
         return sum(lease.left for lease in self.leases.values())
 
 
 class LeaseBook:
-    """The learner's leases: granted, used, and given to others when a worker is lost or overdue.
+    """The learner's leases: granted, used, and passed to other workers when one is lost or overdue.
 
-    It has no clock: ``now`` is any monotonic time in seconds.
+    The book has no clock: ``now`` is any monotonic time in seconds.
 
     Args:
-        first_id: id of the first lease; ids rise from there and are never used again.
+        first_id: id of the first lease; ids increase from there and are never reused.
 
     Attributes:
         pacing: the budget of a run that streams; None otherwise.
-        held: fragments of the current deal that nobody has.
+        held: fragments of the current deal that no worker has.
     """
 
     def __init__(self, first_id: int = 1) -> None:
@@ -96,34 +96,34 @@ class LeaseBook:
         self._deal_version = -1
 
     def outstanding(self, slot: int | None = None) -> int:
-        """Return the fragments leased and not received yet, of one slot or of all."""
+        """Return the number of fragments leased and not received yet, for one slot or for all."""
         if slot is None:
             return sum(holder.owed for holder in self._holders.values())
         return self._holders[slot].owed if slot in self._holders else 0
 
     def deal_outstanding(self) -> int:
-        """Return the fragments of the current deal not received yet, the held ones included."""
+        """Return the number of fragments of the current deal not received yet, including held ones."""
         leases = (lease for holder in self._holders.values() for lease in holder.leases.values())
         return self.held + sum(lease.left for lease in leases if lease.deal)
 
     def join(self, slot: int) -> None:
-        """Open the account of a worker that is there now."""
+        """Open the account of a worker that has joined."""
         self._holders[slot] = _Holder()
         if self.pacing is not None:
             self.pacing.join(slot)
 
     def begin_streaming(self, pacing: Pacing) -> None:
-        """Grant leases by `stream` from now on."""
+        """Grant leases through `stream` from now on."""
         self.pacing = pacing
         for slot in self._holders:
             pacing.join(slot)
 
     def deal(self, version: int, fragments: int, now: float) -> list[Grant]:
-        """Lease one train batch: ``fragments`` in all, at ``version`` or newer.
+        """Lease one train batch: ``fragments`` in total, at ``version`` or newer.
 
-        The shares are contiguous in slot order and differ by at most one, the first slots having the larger ones.
-        Without workers all of it is held until `redeal`. An unfinished deal before it is no longer looked after: what
-        is still out of it may come in, what was held is forgotten.
+        The shares are contiguous in slot order and differ by at most one; the first slots get the larger ones. Without
+        workers, all fragments are held until `redeal`. The previous deal is no longer tracked, even if it is
+        unfinished: its leased fragments can still arrive, its held ones are forgotten.
         """
         for holder in self._holders.values():
             for lease in holder.leases.values():
@@ -133,7 +133,7 @@ class LeaseBook:
         return self.redeal(now)
 
     def redeal(self, now: float) -> list[Grant]:
-        """Lease the held fragments of the current deal, to workers that are overdue only if there are no others."""
+        """Lease the held fragments of the current deal; overdue workers get some only if there are no others."""
         slots = sorted(slot for slot, holder in self._holders.items() if not holder.is_overdue)
         slots = slots or sorted(self._holders)
         if not slots:
@@ -148,7 +148,7 @@ class LeaseBook:
         ]
 
     def grant(self, slot: int, fragments: int, min_version: int, now: float, *, deal: bool = False) -> Grant:
-        """Grant a lease of its own, as a part of the current deal or apart from any."""
+        """Grant a new lease, as part of the current deal or independent of any deal."""
         if fragments < 1:
             raise InternalError(f"a lease of {fragments} fragments")
         holder = self._holders[slot]
@@ -160,7 +160,7 @@ class LeaseBook:
         return lease.grant()
 
     def stream(self, waiting: int, min_version: int, now: float) -> list[Grant]:
-        """Raise streaming leases as far as the budget goes, ``waiting`` fragments being queued or in use."""
+        """Raise streaming leases as far as the budget allows; ``waiting`` fragments are queued or in use."""
         if self.pacing is None:
             raise InternalError("leases are streamed without a budget")
         return [
@@ -169,7 +169,7 @@ class LeaseBook:
         ]
 
     def extend(self, slot: int, fragments: int, min_version: int, now: float) -> Grant:
-        """Raise a slot's streaming lease by so many fragments."""
+        """Raise the streaming lease of a slot by ``fragments``."""
         holder = self._holders[slot]
         lease = holder.stream
         if lease is None:
@@ -184,7 +184,7 @@ class LeaseBook:
         return lease.grant()
 
     def use(self, slot: int, lease_id: int, first_version: int, now: float) -> str:
-        """Count one fragment received; returns the reason in plain words if its lease does not cover it, else ""."""
+        """Count one received fragment; return "" or, if its lease does not cover it, the reason in plain words."""
         holder = self._holders[slot]
         lease = holder.leases.get(lease_id)
         if lease is None or lease.left <= 0:
@@ -201,11 +201,11 @@ class LeaseBook:
         return ""
 
     def take_overdue(self, timeout_s: float, now: float) -> list[LeaseOverdue]:
-        """Return the workers that have become overdue, each once; what they owe of the current deal is held.
+        """Return the workers that have become overdue, each one once, and hold their share of the current deal.
 
-        A worker is overdue when it has brought nothing for ``timeout_s`` seconds and for several times as long as the
-        slowest of the others took for its newest fragment. Where no others bring theirs, that takes much longer, and
-        there must be others that owe nothing.
+        A worker is overdue if it has sent nothing for ``timeout_s`` seconds and for several times as long as the
+        slowest other worker took for its newest fragment. If no other worker sends fragments, the wait is much longer,
+        and some worker must be without a lease.
         """
         late = [
             (slot, holder)
@@ -224,7 +224,7 @@ class LeaseBook:
         return taken
 
     def retire(self, slot: int) -> bool:
-        """Wait no longer for what a worker owes, though it may still come; False if that is so already."""
+        """Stop waiting for the fragments a worker owes, which can still arrive; return False if we had stopped."""
         holder = self._holders[slot]
         if holder.is_overdue:
             return False
@@ -237,16 +237,16 @@ class LeaseBook:
         return True
 
     def forgive(self, seconds: float) -> None:
-        """Make nobody late for time in which the learner stood still."""
+        """Extend all deadlines by the time in which the learner itself stood still."""
         for holder in self._holders.values():
             holder.since += seconds
 
     def outstanding_leases(self, slot: int) -> list[Lease]:
-        """Return the leases of a slot that have fragments left, to be said again after a reconnect."""
+        """Return the leases of a slot that have fragments left, to repeat after a reconnect."""
         return [lease.grant().lease for lease in self._holders[slot].leases.values() if lease.left]
 
     def drop_slot(self, slot: int) -> int:
-        """End all leases of a lost worker; its part of the current deal is held. Returns the number still out."""
+        """End all leases of a lost worker, hold its part of the current deal, and return the fragments it owed."""
         holder = self._holders.pop(slot)
         self.held += sum(lease.left for lease in holder.leases.values() if lease.deal)
         if self.pacing is not None:
@@ -254,13 +254,13 @@ class LeaseBook:
         return holder.owed
 
     def _may_pass_over(self, waited_s: float, timeout_s: float) -> bool:
-        """Return whether a worker that owes may be overdue though nobody brings anything: others wait to be asked."""
+        """Return whether a worker counts as overdue although no other sends: some workers wait for a lease."""
         return waited_s > _FIRST_PATIENCE * timeout_s and any(
             not holder.is_overdue and not holder.owed for holder in self._holders.values()
         )
 
     def _slowest_two(self) -> list[tuple[float, int]]:
-        """Return fragment time and slot of the two slowest workers that bring theirs, the slowest first."""
+        """Return fragment time and slot of the two slowest workers that are not overdue, slowest first."""
         times = (
             (holder.fragment_s, slot)
             for slot, holder in self._holders.items()
@@ -277,13 +277,13 @@ class _Held:
 
 
 class WorkerLeases:
-    """A worker's leases: what it may begin now, and what it has begun."""
+    """A worker's leases: the fragments that it can begin now, and those that it has begun."""
 
     def __init__(self) -> None:
         self._leases: dict[int, _Held] = {}
 
     def add(self, lease: Lease) -> bool:
-        """Take a Lease message; False if it says nothing new."""
+        """Add or raise a lease; return False if the message contains nothing new."""
         held = self._leases.get(lease.lease_id)
         if held is None:
             self._forget_exhausted()
@@ -296,13 +296,13 @@ class WorkerLeases:
         return True
 
     def available(self, version: int) -> int:
-        """Fragments that may be begun with a policy of this version."""
+        """Return the number of fragments that can begin with a policy of this version."""
         return sum(
             held.lease.fragments - held.begun for held in self._leases.values() if held.lease.min_version <= version
         )
 
     def begin(self, version: int) -> int | None:
-        """Begin a fragment under the oldest lease that allows it; its id, or None if none does."""
+        """Begin a fragment under the oldest lease that allows it; return the lease id, or None if none does."""
         for lease_id, held in self._leases.items():
             if held.begun < held.lease.fragments and held.lease.min_version <= version:
                 held.begun += 1
@@ -311,7 +311,7 @@ class WorkerLeases:
         return None
 
     def finish(self, lease_id: int) -> bool:
-        """End a fragment that was begun; False if it was not begun under a lease still held."""
+        """End a fragment that was begun; return False if it does not belong to a lease still held."""
         held = self._leases.get(lease_id)
         if held is None or not held.open:
             return False
@@ -319,14 +319,14 @@ class WorkerLeases:
         return True
 
     def give_back(self, lease_id: int) -> bool:
-        """End a fragment without result: it may be begun anew."""
+        """End a fragment without a result, so that it can be begun again; return False as `finish` does."""
         if not self.finish(lease_id):
             return False
         self._leases[lease_id].begun -= 1
         return True
 
     def version_needed(self) -> int | None:
-        """The lowest version that would allow a fragment, None if there is no lease left at all."""
+        """Return the lowest version that would allow a fragment, or None if no lease is left."""
         return min(
             (held.lease.min_version for held in self._leases.values() if held.begun < held.lease.fragments),
             default=None,

@@ -1,10 +1,10 @@
-"""Where every env step that was ever sampled is now.
+"""Ledger of env steps: the current place of every env step ever sampled.
 
     sampled = trained + queued + in flight + discarded (with the reason) + lost (with the reason)
 
-*Sampled* is what workers report, cumulatively, so a lost message changes nothing; *in flight* is reported
-and not yet received; *queued* is received and neither trained nor discarded; *lost* is what was in flight
-when its incarnation ended, or waited in a learner that is no more.
+*Sampled* is the cumulative count that workers report, so a lost message changes nothing. *In flight* means reported and
+not yet received; *queued* means received and neither trained nor discarded. *Lost* means in flight when the incarnation
+ended, or queued or in flight when the learner process ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiorl.errors import InternalError, RemoteProtocolError
 
 LEARNER_RESTARTED = "learner restarted"
 MAX_FRAGMENT_STEPS = 1 << 24
-"""Env steps, and rows, that one fragment may hold, whatever the run; the size of messages bounds most far below."""
+"""Limit of env steps and of rows in one fragment of any run; the message size limit is usually far lower."""
 
 
 @dataclass(slots=True)
@@ -33,13 +33,13 @@ class _Account:
 
 
 class Ledger:
-    """The account of env steps; every method moves them from one place to another.
+    """Account of env steps; every method moves steps from one place to another.
 
     Attributes:
         sampled: env steps that workers took.
-        trained: of those, learned from.
-        queued: of those, in the learner and waiting, a batch in the update included.
-        in_flight: of those, not received yet.
+        trained: env steps used for training.
+        queued: env steps received that wait for training, including the batch being trained on.
+        in_flight: env steps reported and not received yet.
         discarded: reason -> env steps.
         lost: reason -> env steps.
     """
@@ -54,27 +54,28 @@ class Ledger:
         self._accounts: dict[str, _Account] = {}
 
     def open(self, incarnation: str) -> None:
-        """Begin the account of a new incarnation."""
+        """Open the account of a new incarnation."""
         if incarnation in self._accounts:
             raise InternalError(f"incarnation {incarnation} has an account already")
         self._accounts[incarnation] = _Account()
 
     def report(self, incarnation: str, sampled_total: int, *, max_in_flight: float = math.inf) -> None:
-        """Take over what an incarnation says it has sampled so far; lower figures are old news.
+        """Enter the total that an incarnation reports; a total below an earlier one changes nothing.
 
         Args:
-            incarnation: whose account it is.
-            sampled_total: env steps it has taken so far, but for those that it will never send.
-            max_in_flight: env steps that it can have taken and not brought.
+            incarnation: owner of the account.
+            sampled_total: env steps it has sampled so far, except those that it will never send.
+            max_in_flight: limit of env steps reported and not received.
 
-        Raises: RemoteProtocolError if it took more than that; nothing is changed then.
+        Raises:
+            RemoteProtocolError: when the report exceeds that limit; the ledger stays unchanged.
         """
         account = self._accounts[incarnation]
         fresh = max(0, sampled_total - account.reported)
         if fresh and account.in_flight + fresh > max_in_flight:
             raise RemoteProtocolError(
-                f"claims {sampled_total} env steps sampled, {account.received} of which have arrived, where its leases "
-                f"allow {max_in_flight:.0f} on their way",
+                f"claims {sampled_total} env steps sampled, of which {account.received} have arrived; its leases "
+                f"allow {max_in_flight:.0f} in flight",
                 field="sampled_total",
             )
         account.reported += fresh
@@ -82,31 +83,32 @@ class Ledger:
         self.in_flight += fresh
 
     def receive(self, incarnation: str, env_steps: int) -> None:
-        """In flight -> queued.
+        """Move env steps from in flight to queued.
 
-        Raises: RemoteProtocolError if more arrives than was reported; nothing is changed then.
+        Raises:
+            RemoteProtocolError: when more arrive than were reported; the ledger stays unchanged.
         """
         account = self._accounts[incarnation]
         if env_steps > account.in_flight:
             raise RemoteProtocolError(
-                f"{env_steps} env steps arrived where {account.in_flight} were in flight", field="sampled_total"
+                f"{env_steps} env steps arrived, but only {account.in_flight} were in flight", field="sampled_total"
             )
         account.received += env_steps
         self.in_flight -= env_steps
         self.queued += env_steps
 
     def train(self, env_steps: int) -> None:
-        """Queued -> trained."""
+        """Move env steps from queued to trained."""
         self._take_queued(env_steps)
         self.trained += env_steps
 
     def discard(self, reason: str, env_steps: int) -> None:
-        """Queued -> discarded."""
+        """Move env steps from queued to discarded."""
         self._take_queued(env_steps)
         self.discarded[reason] += env_steps
 
     def close(self, incarnation: str, reason: str) -> int:
-        """End the account of an incarnation; what it had in flight is lost. Returns how much that was."""
+        """Close the account of an incarnation, count its steps in flight as lost, and return their number."""
         account = self._accounts.pop(incarnation)
         lost = account.in_flight
         self.in_flight -= lost
@@ -115,14 +117,18 @@ class Ledger:
         return lost
 
     def check(self) -> None:
-        """Raise InternalError unless the sum balances and nothing is negative."""
+        """Check that the places add up and that none is negative.
+
+        Raises:
+            InternalError: when they do not.
+        """
         parts = [self.trained, self.queued, self.in_flight, *self.discarded.values(), *self.lost.values()]
         open_in_flight = sum(account.in_flight for account in self._accounts.values())
         if self.sampled != sum(parts) or min(parts) < 0 or open_in_flight != self.in_flight:
             raise InternalError(f"the ledger does not balance: {self.as_dict()}, open accounts {open_in_flight}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The account for results and checkpoints: ints, and ``discarded`` and ``lost`` by reason."""
+        """Return the account for results and checkpoints: ints, and ``discarded`` and ``lost`` by reason."""
         return {
             "sampled": self.sampled,
             "trained": self.trained,
@@ -134,7 +140,7 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Ledger:
-        """The account as a resumed learner begins it, from `as_dict`: what was queued or in flight then is lost."""
+        """Return the account of a resumed learner from `as_dict`; steps queued or in flight then are lost."""
         ledger = cls()
         ledger.sampled = int(state["sampled"])
         ledger.trained = int(state["trained"])

@@ -1,6 +1,6 @@
-"""How often peers may do what costs us something, and how much is remembered of them.
+"""Rate limits for peers, and a bounded memory of them.
 
-Times are passed in, seconds of any monotonic clock.
+Times are passed in, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class Newest(OrderedDict[K, V]):
-    """A dict that holds the ``max_entries`` set last; setting an entry anew makes it the newest."""
+    """Dict of the ``max_entries`` entries set last; setting an entry again makes it the newest."""
 
     def __init__(self, max_entries: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Newest(OrderedDict[K, V]):
 
 
 class Allowance:
-    """So many at once, and so many a second in the long run; ``at_first``: so many at once the first time."""
+    """Token bucket: ``at_once`` tokens, refilled at ``per_s`` a second; it starts with ``at_first`` if that is more."""
 
     __slots__ = ("_at", "_at_once", "_left", "_per_s")
 
@@ -38,7 +38,7 @@ class Allowance:
         self._at = float("inf")
 
     def take(self, now: float, cost: float = 1.0) -> bool:
-        """Use up this much, if it is still allowed; returns whether it was."""
+        """Take ``cost`` tokens and return True, or return False if there are too few."""
         regained = min(self._at_once, self._left + max(0.0, now - self._at) * self._per_s)
         self._left = max(self._left, regained)
         self._at = now

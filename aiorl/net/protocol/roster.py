@@ -1,4 +1,4 @@
-"""Who is registered, who waits to be, and what is remembered of every other connection, all within bounds."""
+"""Registered workers, workers that wait for a slot, and a bounded memory of all other connections."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from aiorl.net.protocol.rates import Allowance, Newest
 from aiorl.net.wire.messages import Hello
 
 MAX_REMEMBERED = 4096
-"""Connections that speak for no worker, and incarnations that have ended: the newest so many are remembered."""
+"""Number of connections without a worker, and of ended incarnations, to remember; the oldest are forgotten."""
 _HELLOS_AT_ONCE, _HELLOS_PER_S = 256, 4.0
 _NEEDLESS_AT_ONCE, _NEEDLESS_PER_S = 1 << 16, 256.0
-"""Limits of needless messages of a worker: doubles, replies that nobody asked for, failures that do not end it.
+"""Limits for needless messages of a worker: duplicates, replies to no call, and failures that do not end it.
 
-A worker keeps 1,024 fragments at most and sends them all again after each welcome.
+A worker keeps at most 1,024 fragments and sends them all again after each welcome.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """What the learner knows of one incarnation.
+    """The learner's record of one incarnation.
 
     Attributes:
-        slot: its index.
-        incarnation: its registration life.
-        worker_id: its process's name.
-        host: its host's name.
-        pid: its process id there.
-        local: whether its slot was reserved for it.
-        key: what its connection was authenticated with.
-        peer: the connection it speaks over; None while that is gone.
-        last_heard: when anything was heard from it.
-        last_seq: fragments received.
-        state: what it said it does.
-        in_env_s: how long its running environment call had lasted when it last said so, seconds.
-        hung_up: it has ended its connection itself.
-        needless: how much more it may send that nobody needs.
+        slot: index of the worker.
+        incarnation: name of its registration life.
+        worker_id: name of its process.
+        host: name of its host.
+        pid: process id on that host.
+        local: True if its slot was reserved for it.
+        key: public key of its connection, None without keys.
+        peer: its connection; None while it has none.
+        last_heard: time of its last message.
+        last_seq: number of fragments received.
+        state: the activity it last reported.
+        in_env_s: duration of its running environment call at the last report, in seconds.
+        hung_up: True if it closed its connection itself.
+        needless: allowance of messages that serve no purpose.
     """
 
     slot: int
@@ -57,14 +57,14 @@ class Worker:
 
 
 class Roster:
-    """The live workers, found by slot, incarnation or peer; at most ``max_workers``, one for each slot.
+    """Live workers by slot, incarnation or peer; at most ``max_workers``, one for each slot.
 
     Attributes:
         by_slot: slot -> worker.
-        by_peer: peer -> the worker that speaks over it now.
+        by_peer: peer -> the worker on that connection.
         by_incarnation: incarnation -> worker.
-        lives: slot -> incarnations that sampled there and have ended.
-        reserved: slot -> the worker process it is kept for; as many as we start.
+        lives: slot -> number of ended incarnations that sampled there.
+        reserved: slot -> worker process it is reserved for; one for each worker that we start.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -77,7 +77,7 @@ class Roster:
         self._buried: Newest[str, None] = Newest(MAX_REMEMBERED)
 
     def workers(self) -> list[Worker]:
-        """Return the live workers by slot."""
+        """Return the live workers in slot order."""
         return [self.by_slot[slot] for slot in sorted(self.by_slot)]
 
     def of_process(self, worker_id: str) -> list[Worker]:
@@ -89,7 +89,7 @@ class Roster:
         return incarnation in self._buried
 
     def free_slot(self, hint: int, worker_id: str) -> int:
-        """Return the slot kept for this process, else the one it would like, else the lowest; 0 if none is free."""
+        """Return the slot reserved for this process, else the hinted one, else the lowest free one; 0 for none."""
         for slot, owner in self.reserved.items():
             if owner == worker_id and slot not in self.by_slot:
                 return slot
@@ -107,20 +107,20 @@ class Roster:
         return worker
 
     def bind(self, worker: Worker, peer: bytes) -> None:
-        """Have this worker speak over this peer from now on."""
+        """Assign a peer to this worker."""
         self.unbind(worker)
         worker.peer = peer
         worker.hung_up = False
         self.by_peer[peer] = worker
 
     def unbind(self, worker: Worker) -> None:
-        """Note that the worker's connection is gone."""
+        """Record that the worker's connection is gone."""
         if worker.peer is not None:
             self.by_peer.pop(worker.peer, None)
             worker.peer = None
 
     def bury(self, worker: Worker) -> None:
-        """End an incarnation; it is not taken back."""
+        """End an incarnation for good."""
         self.unbind(worker)
         del self.by_slot[worker.slot]
         del self.by_incarnation[worker.incarnation]
@@ -130,14 +130,14 @@ class Roster:
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """What is remembered of a connection, whoever speaks over it.
+    """Memory of a connection, with or without a registered worker.
 
     Attributes:
-        hellos: how many more it may say.
-        num_strange: messages that were no Hello while it spoke for no live worker.
-        ended: the buried incarnation it spoke for, "" if there is none.
-        gave_snapshot: when it was last given a snapshot, with a welcome or by itself.
-        is_dropped: nothing it sends is read any more.
+        hellos: allowance of further Hello messages.
+        num_strange: messages other than Hello received while no live worker used the connection.
+        ended: the buried incarnation that used it, "" for none.
+        gave_snapshot: time of the last snapshot sent to it, alone or in a welcome.
+        is_dropped: True if further messages from it are ignored.
     """
 
     hellos: Allowance = field(default_factory=lambda: Allowance(_HELLOS_AT_ONCE, _HELLOS_PER_S))
@@ -149,7 +149,7 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A Hello that waits for a place: who said it, and when; ``source`` is its key or else its host."""
+    """A Hello that waits for a slot since time ``since``; ``source`` is its key, or else its host."""
 
     peer: bytes
     hello: Hello
@@ -159,11 +159,11 @@ class Waiting:
 
 
 class Line:
-    """Hellos that wait, one for each connection; sources take turns, so that none can keep the others waiting."""
+    """Waiting Hellos, one for each connection; sources take turns, so that none can block the others."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, Waiting] = {}
-        self._turns: dict[str, None] = {}  # the sources of those, the next one first
+        self._turns: dict[str, None] = {}  # their sources, next one first
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -172,16 +172,16 @@ class Line:
         return iter(self._waiting.values())
 
     def get(self, peer: bytes) -> Waiting | None:
-        """Return what waits from this connection."""
+        """Return the waiting Hello of this connection, or None."""
         return self._waiting.get(peer)
 
     def put(self, waiting: Waiting) -> None:
-        """Let a Hello wait; a later one of its connection takes its place in line."""
+        """Add a Hello; it replaces an earlier one of the same connection and keeps its place in line."""
         self._waiting[waiting.peer] = waiting
         self._turns.setdefault(waiting.source)
 
     def pop(self) -> Waiting:
-        """Take the one whose turn it is."""
+        """Remove and return the next Hello in turn."""
         source = next(iter(self._turns))
         waiting = next(each for each in self if each.source == source)
         del self._turns[source]
@@ -190,7 +190,7 @@ class Line:
         return waiting
 
     def remove(self, peer: bytes) -> None:
-        """Let this connection's wait no more, if one did."""
+        """Remove the waiting Hello of this connection, if there is one."""
         waiting = self._waiting.pop(peer, None)
         if waiting is not None and not any(each.source == waiting.source for each in self):
             del self._turns[waiting.source]

@@ -1,1 +1,1 @@
-"""The thin shell that moves frames: endpoints over ZeroMQ, and who may connect."""
+"""Transport of frames: endpoints over ZeroMQ, and admission of peers."""

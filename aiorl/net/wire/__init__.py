@@ -1,1 +1,1 @@
-"""What messages are and how they lie in frames: nothing of when they may be said."""
+"""Messages and their encoding in frames, without rules about when they are sent."""
