@@ -1,4 +1,4 @@
-"""What the two sessions tell their service: frozen dataclasses, in the order things happened."""
+"""Events that the two sessions report to their service: frozen dataclasses, in the order in which they happened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiorl.net.wire.messages import Plain, Samples, Snapshot, Welcome
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A new incarnation is registered; its Welcome is on the way. ``local``: its slot was reserved for it."""
+    """A new incarnation is registered, and its Welcome is queued; ``local`` is True if the slot was reserved for it."""
 
     slot: int
     incarnation: str
@@ -23,7 +23,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """An incarnation has ended, its slot is free and ``lost_env_steps`` in flight are counted lost."""
+    """An incarnation has ended: its slot is free, and its ``lost_env_steps`` in flight count as lost."""
 
     slot: int
     incarnation: str
@@ -33,7 +33,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplesAccepted:
-    """A fragment, the next of its incarnation: queued in the ledger, acknowledged, never delivered twice."""
+    """The next fragment of an incarnation: queued in the ledger, acknowledged, and never delivered twice."""
 
     slot: int
     incarnation: str
@@ -42,9 +42,9 @@ class SamplesAccepted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseOverdue:
-    """A worker lives and has brought nothing for so long that its ``fragments`` are leased to others.
+    """A live worker has sent nothing for too long; the ``fragments`` it owes are leased to others.
 
-    ``waited_s`` counts from when it was given the lease, or brought something.
+    ``waited_s`` is the time since its lease or its newest fragment, in seconds.
     """
 
     slot: int
@@ -54,7 +54,7 @@ class LeaseOverdue:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker reports a failure of its own."""
+    """A worker has reported a failure of its own."""
 
     slot: int
     kind: str
@@ -64,7 +64,7 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerRejected:
-    """A peer broke the protocol; nothing it sends is read any more."""
+    """A peer broke the protocol; all further messages from it are ignored."""
 
     peer: bytes
     reason: str
@@ -72,7 +72,7 @@ class PeerRejected:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallReplied:
-    """The answer to a call; ``ok`` False with a text if it failed."""
+    """The answer to a call; if ``ok`` is False, ``result`` is an error text."""
 
     slot: int
     call_id: int
@@ -89,21 +89,21 @@ LearnerEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Registered:
-    """This incarnation has a slot, a configuration and a first snapshot (in the welcome)."""
+    """This incarnation has a slot, a configuration and a first snapshot (all in ``welcome``)."""
 
     welcome: Welcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SnapshotReceived:
-    """A snapshot newer than any before; take it up as a whole between two steps."""
+    """A snapshot newer than any before; apply it as a whole between two steps."""
 
     snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequested:
-    """Run a method and answer with ``WorkerSession.reply``."""
+    """The learner asks to run a method; answer with ``WorkerSession.reply``."""
 
     call_id: int
     method: str
@@ -111,26 +111,26 @@ class CallRequested:
 
 @dataclass(frozen=True, slots=True)
 class LearnerLost:
-    """Nothing was heard from the learner for too long: no fragment may be begun until LearnerBack."""
+    """The learner has been silent for too long; no fragment can begin until LearnerBack."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerBack:
-    """The same learner answers again; slot, leases and unsent fragments are as they were."""
+    """The same learner answers again; slot, leases and unsent fragments are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reincarnated:
-    """The old incarnation is over: drop unfinished fragments; Registered will follow with a new slot."""
+    """The old incarnation is over: drop unfinished fragments; Registered with a new slot follows."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WasRefused:
-    """The learner does not take us; without ``retry`` the session has ended."""
+    """The learner refused this worker; unless ``retry`` is True, the session has ended."""
 
     reason: str
     retry: bool
@@ -139,7 +139,7 @@ class WasRefused:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The learner said goodbye; after a ``final`` one the session has ended, else it waits for the next."""
+    """The learner said goodbye; after a ``final`` one the session has ended, otherwise it waits for the next one."""
 
     reason: str
     final: bool

@@ -1,15 +1,15 @@
 """The learner's side of the protocol: no socket, no clock; ``now`` is any monotonic time in seconds.
 
-The shell feeds ``receive``, ``unread``, ``bad_frames``, ``peer_gone`` and, at least every 0.25 s, ``tick``; after each
-batch of messages (not each message: acknowledgements are put together) it drains ``messages_to_send()`` and
-``events()``. A peer is a connection, an incarnation is a worker's registration life; an incarnation may come
-back over another peer, a peer may bring a new incarnation. Nothing a peer sends disturbs the others.
+The shell calls ``receive``, ``unread``, ``bad_frames``, ``peer_gone`` and, at least every 0.25 s, ``tick``. After each
+batch of messages it drains ``messages_to_send()`` and ``events()``; draining once per batch, not per message, combines
+acknowledgements. A peer is a connection; an incarnation is a worker's registration life. An incarnation can come back
+over another peer, and a peer can bring a new incarnation. No message of a peer affects the others.
 
-Of a peer that speaks for no registered worker (see ``knows``) nothing but a Hello is decoded. A registered worker is
-trusted not to be malicious, but it may be broken: it costs itself its place, and nobody else anything.
+From a peer without a registered worker (see ``knows``), only a Hello is decoded. A registered worker is trusted not to
+be malicious, but it may be broken: then it loses its own place and affects no other worker.
 
-Whatever peers can fill is bounded where it is declared: by the workers (``max_workers``), by the connections remembered
-(`roster.MAX_REMEMBERED`), or by kinds that are ours.
+Every structure that peers can fill is bounded where it is declared: by the number of workers (``max_workers``), by the
+number of connections remembered (`roster.MAX_REMEMBERED`), or by a set of kinds that we define.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from aiorl.net.wire.format import MAX_STRANGER_BYTES, MAX_WORKERS
 from aiorl.text import one_line
 
 Target: TypeAlias = bytes | None
-"""Whom a message is for: a peer, or BROADCAST."""
+"""Recipient of a message: a peer, or BROADCAST."""
 BROADCAST: Final = None
 
 _MAX_REASON = 300
 _SNAPSHOT_AGAIN_S = 0.25
-"""A connection gets no other snapshot for so long, unless a new incarnation registers over it."""
+"""Seconds before a connection gets another snapshot, unless a new incarnation registers over it."""
 _NEW_COST = 5.0
-"""A registration costs us a whole snapshot, so it counts as so many Hellos."""
+"""Cost of a registration in Hellos, because it costs us a whole snapshot."""
 _REGISTRATIONS_AT_FIRST, _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S = 1024, 64, 64.0
-"""Over all connections, so that new ones buy nothing; at first so many that a whole run can join at once."""
+"""Limits over all connections, so that more connections gain nothing; the first lets a whole run join together."""
 _SNAPSHOT_UNIT = 4 << 20
-"""So many bytes of a snapshot count as one registration more."""
+"""Bytes of a snapshot that count as one more registration."""
 _FAILURE_COST = 1024.0
-"""A failure is told to people, so it counts as so much that nobody needs."""
+"""Cost of a failure in needless messages, because failures are reported to people."""
 _ENDED_GRACE = 4096
-"""Messages that a worker may have under way when it is counted lost: what it keeps unacknowledged, with ample room."""
+"""Messages that a worker may have in flight when it is counted as lost: its unacknowledged ones, with ample room."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """How patient and how large.
+    """Timeouts and bounds of the session.
 
     Attributes:
-        transport: the times that a configuration sets.
-        max_workers: slots; more workers are asked to try again later. At most `max_workers_of` the limits of messages.
-        num_workers: told to workers: how many the run is configured for.
+        transport: configured times.
+        max_workers: slots; further workers are asked to try again later. At most `max_workers_of` the message limits.
+        num_workers: number of workers the run is configured for, as reported to workers.
         hello_grace: messages without a Hello after which a peer is dropped.
-        data_ends: workers read stored experience that comes to an end, so it counts if they say so.
+        data_ends: True if workers read stored experience that ends, so that their OUT_OF_DATA reports count.
     """
 
     transport: TransportConfig = field(default_factory=TransportConfig)
@@ -71,17 +71,17 @@ class LearnerSettings:
 
 
 class LearnerSession:
-    """What the learner says to its workers, and what follows from what they say.
+    """Messages of the learner to its workers, and the effects of theirs.
 
     Args:
-        run_id: the run, kept over a resume.
+        run_id: id of the run, kept over a resume.
         learner_incarnation: random name of this process's life.
-        settings: times and bounds.
-        ledger: the account to go on with after a resume.
+        settings: timeouts and bounds.
+        ledger: the account to continue after a resume.
 
     Attributes:
-        ledger: the account of env steps; the service tells it what was trained and discarded.
-        leases: the leases; granted through this session only.
+        ledger: account of env steps; the service reports trained and discarded steps to it.
+        leases: the leases, granted only through this session.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class LearnerSession:
         self.learner_incarnation = learner_incarnation
         self.settings = settings or LearnerSettings()
         self.ledger = ledger or Ledger()
-        # ids of two learner lives must not be mistaken for each other by a worker that outlives one
+        # a worker can outlive a learner, so two learner lives must not use the same lease ids
         self.leases = LeaseBook(first_id=(zlib.crc32(learner_incarnation.encode()) << 20) + 1)
         self._roster = Roster(self.settings.max_workers)
         self._peers: Newest[bytes, Peer] = Newest(MAX_REMEMBERED)
         self._line = Line()
         self._registrations = Allowance(_REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST)
-        self._calls: dict[int, Worker] = {}  # those not answered yet; only we make any
+        self._calls: dict[int, Worker] = {}  # unanswered ones; only we add any
         self._next_call = 1
         self._config: Mapping[str, Any] | None = None
         self._graphs: Mapping[str, PolicyGraph] = {}
@@ -109,8 +109,8 @@ class LearnerSession:
         self._goodbye: m.Bye | None = None
         self._messages: list[tuple[Target, m.DownMessage]] = []
         self._events: list[ev.LearnerEvent] = []
-        self._ack_due: dict[Worker, None] = {}  # in the order in which they brought something
-        self._given: set[bytes] = set()  # peers that one of the messages above gives a snapshot
+        self._ack_due: dict[Worker, None] = {}  # in order of their fragments
+        self._given: set[bytes] = set()  # peers that get a snapshot with one of the messages above
         self._now = 0.0
         self._last_tick: float | None = None
         self._last_beat = float("-inf")
@@ -118,16 +118,17 @@ class LearnerSession:
     # Commands ---------------------------------------------------------------------------------------------
 
     def begin(self, config: Mapping[str, Any], graphs: Mapping[str, PolicyGraph], now: float) -> None:
-        """Admit workers, to whom this is given, as soon as there is a snapshot as well; some may wait already."""
+        """Admit workers, including waiting ones, and send them this data once there is a snapshot as well."""
         self._now = now
         self._config = config
         self._graphs = graphs
         self._admit_waiting()
 
     def publish(self, snapshot: m.Snapshot, now: float) -> None:
-        """Broadcast a snapshot; it is kept for joiners and for workers that missed it.
+        """Broadcast a snapshot, and keep it for workers that join later or missed it.
 
-        Raises: LocalProtocolError if its version is not above the one before.
+        Raises:
+            LocalProtocolError: when its version is not above the previous one.
         """
         self._now = now
         if snapshot.version <= self.version:
@@ -138,25 +139,28 @@ class LearnerSession:
         self._admit_waiting()
 
     def deal(self, version: int, fragments: int) -> None:
-        """Lease exactly ``fragments`` at ``version`` or newer over the live workers (see `LeaseBook.deal`).
+        """Lease exactly ``fragments`` at ``version`` or newer to the live workers (see `LeaseBook.deal`).
 
-        A lost worker's share goes to the others, or is held until one joins.
+        The share of a lost worker goes to the others, or is held until one joins.
         """
         self._send_grants(self.leases.deal(version, fragments, self._now))
 
     def deal_again(self, fragments: int) -> None:
-        """Lease so many fragments of the current deal once more: what came for them could not be used."""
+        """Lease ``fragments`` of the current deal again, because those received could not be used."""
         self.leases.held += fragments
         self._redeal()
 
     def stream(self, waiting: int, min_version: int) -> None:
-        """Lease what the budget of the run allows (see `Pacing`), ``waiting`` fragments being queued or in use."""
+        """Lease as much as the run's budget allows (see `Pacing`); ``waiting`` fragments are queued or in use."""
         self._send_grants(self.leases.stream(waiting, min_version, self._now))
 
     def call(self, slot: int, method: str, args: Mapping[str, m.Plain]) -> int:
-        """Have a worker run a method; a CallReplied of the returned id follows, unless it or its connection is lost.
+        """Ask a worker to run a method; return the id of the CallReplied that follows unless the worker is lost.
 
-        Raises: LocalProtocolError if no worker has that slot.
+        No reply follows if its connection is lost.
+
+        Raises:
+            LocalProtocolError: when no worker has that slot.
         """
         worker = self._roster.by_slot.get(slot)
         if worker is None:
@@ -168,24 +172,24 @@ class LearnerSession:
         return call_id
 
     def lose(self, slot: int, reason: str, now: float) -> None:
-        """Count a worker lost that is known to be gone; its heartbeat need not say so."""
+        """Count a worker as lost that is known to be gone, without waiting for its heartbeats to stop."""
         self._now = now
         worker = self._roster.by_slot.get(slot)
         if worker is not None:
             self._bury(worker, reason)
 
     def lose_worker_id(self, worker_id: str, reason: str, now: float) -> None:
-        """Do as `lose`, by the worker process's name."""
+        """Count all workers of a worker process as lost; see `lose`."""
         self._now = now
         for worker in self._roster.of_process(worker_id):
             self._bury(worker, reason)
 
     def reserve_slot(self, slot: int, worker_id: str) -> None:
-        """Keep a slot for a worker that is being started here; others get the next free ones."""
+        """Reserve a slot for a worker that we are starting; others get the next free slots."""
         self._roster.reserved[slot] = worker_id
 
     def shutdown(self, reason: str, final: bool, now: float) -> None:
-        """Say goodbye to all, now and to whoever still says Hello."""
+        """Say goodbye to all workers now, and to every later Hello."""
         self._goodbye = goodbye = m.Bye(reason, final)
         self._say(BROADCAST, goodbye)
         for worker in self._roster.workers():
@@ -200,30 +204,30 @@ class LearnerSession:
 
     @property
     def slots(self) -> list[int]:
-        """Slots of the live workers, rising."""
+        """Slots of the live workers, in ascending order."""
         return sorted(self._roster.by_slot)
 
     @property
     def workers(self) -> list[Worker]:
-        """The live workers by slot, to be looked at only."""
+        """Live workers in slot order, read-only."""
         return self._roster.workers()
 
     @property
     def num_waiting(self) -> int:
-        """Workers that have said Hello and are not registered yet."""
+        """Number of workers that have said Hello and are not registered yet."""
         return len(self._line)
 
     def has_brought(self, slot: int) -> bool:
-        """Return whether the live worker in a slot has brought a fragment."""
+        """Return whether the live worker in a slot has sent a fragment."""
         worker = self._roster.by_slot.get(slot)
         return worker is not None and worker.last_seq > 0
 
     def knows(self, peer: bytes) -> bool:
-        """Return whether a registered worker speaks over this peer; of others nothing but a Hello is to be decoded."""
+        """Return whether a registered worker uses this peer; for other peers, decode only a Hello."""
         return peer in self._roster.by_peer
 
     def messages_to_send(self) -> list[tuple[Target, m.DownMessage]]:
-        """Return what to send, in order; drained by the call. Acknowledgements are made here, one for each worker."""
+        """Return the messages to send, in order, with one acknowledgement per worker, and clear the list."""
         messages, self._messages = self._messages, []
         messages += [(worker.peer, m.Ack(worker.last_seq)) for worker in self._ack_due if worker.peer is not None]
         self._ack_due.clear()
@@ -231,7 +235,7 @@ class LearnerSession:
         return messages
 
     def events(self) -> list[ev.LearnerEvent]:
-        """Return what has happened, in order; drained by the call."""
+        """Return the events so far, in order, and clear the list."""
         events, self._events = self._events, []
         return events
 
@@ -247,16 +251,16 @@ class LearnerSession:
         *,
         has_unsent: bool = False,
     ) -> None:
-        """Take a message that has come from a peer.
+        """Process a message from a peer.
 
         Args:
             peer: the connection.
-            message: what it said.
-            now: the time.
-            key: what its connection was authenticated with.
-            host: where it comes from; asked for with a Hello only, and of use where there are no keys.
-            has_unsent: something large that was said to it has yet to leave us, so it gets no other snapshot; asked for
-                with a Hello and a SnapshotRequest only.
+            message: the decoded message.
+            now: the time in seconds.
+            key: public key of the connection, None without keys.
+            host: address of its host; used only with a Hello and without keys.
+            has_unsent: True if a large message to the peer has yet to leave us, so that it gets no other snapshot;
+                used only with a Hello and a SnapshotRequest.
         """
         self._note_time(now)
         worker = self._roster.by_peer.get(peer)
@@ -264,7 +268,7 @@ class LearnerSession:
             return
         if worker is not None:
             worker.last_heard = now
-            if type(message) is m.Samples:  # most are
+            if type(message) is m.Samples:  # the most frequent message
                 self._samples(worker, message)
                 return
         match message:
@@ -294,7 +298,7 @@ class LearnerSession:
                     del self._calls[call_id]
                     self._events.append(ev.CallReplied(worker.slot, call_id, ok, result))
                 else:
-                    self._needless(worker, "replies that nobody asked for")
+                    self._needless(worker, "unsolicited replies")
             case m.Leaving(reason):
                 if self._report(worker, message):
                     self._bury(worker, f"left: {one_line(reason, _MAX_REASON)}", notify=False)
@@ -302,21 +306,21 @@ class LearnerSession:
                 self._violated(peer, f"sent a {type(message).__name__}")
 
     def unread(self, peer: bytes, num_bytes: int) -> None:
-        """Take note of so much from a peer that is not registered; it is no Hello and was not decoded."""
+        """Record a message of an unregistered peer that is no Hello and was not decoded."""
         if not self._is_dropped(peer):
             self._stranger(peer, num_bytes)
 
     def bad_frames(self, peer: bytes, error: RemoteProtocolError, now: float) -> None:
-        """Drop a peer that sent what does not decode; the worker that spoke over it is lost."""
+        """Drop a peer that sent frames that do not decode; its worker is lost."""
         self._note_time(now)
         if not self._is_dropped(peer):
             what = one_line(str(error), _MAX_REASON)
             self._violated(peer, f"sent frames that do not decode: {what}")
 
     def peer_gone(self, peer: bytes, now: float, *, was_silent: bool = False) -> None:
-        """Note that a connection has ended; its worker may come back over another one until it counts as silent.
+        """Record the end of a connection; its worker can come back over another one until it counts as silent.
 
-        ``was_silent``: we ended it, since nothing was heard over it.
+        ``was_silent`` is True if we ended the connection because it was silent.
         """
         self._note_time(now)
         self._peers.pop(peer, None)
@@ -327,13 +331,13 @@ class LearnerSession:
             self._roster.unbind(worker)
 
     def tick(self, now: float) -> None:
-        """Let time pass: silent workers are lost, heartbeats go out, as due."""
+        """Let time pass: count silent workers as lost, and send heartbeats if due."""
         transport = self.settings.transport
         self._note_time(now)
         self._last_tick = now
         for worker in self._roster.workers():
             patience_s = transport.heartbeat_timeout_s
-            if worker.state == m.BUILDING and not worker.hung_up:  # some of it keeps a process from doing anything else
+            if worker.state == m.BUILDING and not worker.hung_up:  # building can block the whole worker process
                 patience_s = max(patience_s, transport.build_timeout_s)
             if now - worker.last_heard > patience_s:
                 self._bury(worker, "heartbeats stopped")
@@ -354,20 +358,20 @@ class LearnerSession:
                 self._say(waiting.peer, beat)
 
     def _note_time(self, now: float) -> None:
-        """Make nobody late for time in which we stood still ourselves, as the first input after it shows."""
+        """Update the clock, and extend all deadlines by any time in which we stood still ourselves."""
         self._now = now
         stood_still = 0.0 if self._last_tick is None else now - self._last_tick
         if stood_still <= self.settings.transport.heartbeat_timeout_s / 2:
             return
         self._last_tick = now
         self.leases.forgive(stood_still)
-        for worker in self._roster.workers():  # hear what has come in the meantime first
+        for worker in self._roster.workers():  # first process the messages that arrived meanwhile
             worker.last_heard += stood_still
 
     # Registration -----------------------------------------------------------------------------------------
 
     def _hello(self, waiting: Waiting, has_unsent: bool) -> None:
-        """Answer a worker that introduces itself: for the first time, or again after it or its connection broke."""
+        """Answer a Hello: a first one, or one after the worker or its connection broke."""
         peer, hello = waiting.peer, waiting.hello
         if self._goodbye is not None:
             self._say(peer, self._goodbye)
@@ -375,7 +379,7 @@ class LearnerSession:
         before = self._line.get(peer)
         is_new = not (
             hello.incarnation in self._roster.by_incarnation
-            or self._has_ended(hello)  # its Hellos of minutes may come at once, and cost no snapshot
+            or self._has_ended(hello)  # its Hellos of several minutes may arrive together, and cost no snapshot
             or (before is not None and before.hello.incarnation == hello.incarnation)
         )
         if not self._peer(peer).hellos.take(self._now, _NEW_COST if is_new else 1.0):
@@ -386,7 +390,7 @@ class LearnerSession:
             self._reject(peer, wrong)
             return
         if self._is_settled(waiting, has_unsent) or has_unsent or peer in self._given:
-            return  # in the latter cases it says Hello once more
+            return  # if a snapshot is still unsent, the worker says Hello again
         self._admit_waiting()
         if before is not None or len(self._line) < self.settings.max_workers:
             self._line.put(waiting)
@@ -395,7 +399,7 @@ class LearnerSession:
                 self._say(peer, m.LearnerBeat(self.learner_incarnation, self.version))
 
     def _refusal(self, hello: m.Hello) -> m.Refused | None:
-        """Return why this Hello can never be taken, if so."""
+        """Return the refusal if this Hello can never be accepted, else None."""
         if hello.protocol != m.PROTOCOL_VERSION:
             reason = (
                 f"you speak protocol version {hello.protocol}, the learner speaks {m.PROTOCOL_VERSION}; "
@@ -414,7 +418,7 @@ class LearnerSession:
         return self._roster.is_buried(hello.incarnation) or bool(hello.learner_incarnation)
 
     def _is_settled(self, waiting: Waiting, has_unsent: bool = False) -> bool:
-        """Return whether this Hello asks for no registration, since its incarnation has one, or had one."""
+        """Return whether this Hello needs no registration because its incarnation has or had one; answer it if so."""
         hello, peer = waiting.hello, waiting.peer
         worker = self._roster.by_incarnation.get(hello.incarnation)
         if worker is None and not self._has_ended(hello):
@@ -432,14 +436,14 @@ class LearnerSession:
                 self._roster.bind(worker, peer)
                 self._settled_in(peer)
             worker.last_heard = self._now
-            if self._may_give(peer, has_unsent):  # else it says Hello once more
+            if self._may_give(peer, has_unsent):  # otherwise it says Hello again
                 self._welcome(worker)
                 for lease in self.leases.outstanding_leases(worker.slot):
                     self._say_to(worker, lease)
         return True
 
     def _admit_waiting(self) -> None:
-        """Register those that wait, once we are ready for them and as often as may be."""
+        """Register waiting workers once configuration and snapshot exist, as fast as the rate limit allows."""
         if not self._line or self._config is None or self._snapshot is None:
             return
         trees = (self._snapshot.weights, self._snapshot.filters)
@@ -475,7 +479,7 @@ class LearnerSession:
         self._redeal()
 
     def _welcome(self, worker: Worker) -> None:
-        """Give a worker all it needs to sample."""
+        """Send a worker all data it needs to sample."""
         config, snapshot = self._config, self._snapshot
         if config is None or snapshot is None:
             return
@@ -494,7 +498,7 @@ class LearnerSession:
         self._give(worker, welcome)
 
     def _may_give(self, peer: bytes, has_unsent: bool) -> bool:
-        """Return whether a snapshot may be said to a peer now: not too often, nor before the last one has left us."""
+        """Return whether a peer can get a snapshot now: not too often, nor before the last one has left us."""
         is_soon = self._now - self._peer(peer).gave_snapshot < _SNAPSHOT_AGAIN_S
         return not (is_soon or has_unsent or peer in self._given)
 
@@ -507,17 +511,17 @@ class LearnerSession:
     # Registered workers -----------------------------------------------------------------------------------
 
     def _samples(self, worker: Worker, samples: m.Samples) -> None:
-        """Take a fragment: each once, in order, within a lease, and accounted for."""
+        """Accept a fragment: each one once, in order, covered by a lease, and entered in the ledger."""
         if samples.seq <= worker.last_seq:
-            self._needless(worker, "double fragments (sent again after a reconnect)")
+            self._needless(worker, "duplicate fragments (after a reconnect)")
             return
         if samples.seq > worker.last_seq + 1:
-            self._worker_violated(worker, f"sent fragment {samples.seq} where {worker.last_seq + 1} was due")
+            self._worker_violated(worker, f"sent fragment {samples.seq} instead of {worker.last_seq + 1}")
             return
         if not samples.first_version <= samples.last_version <= self.version:
             wrong = (
                 f"a fragment of policy versions {samples.first_version} to {samples.last_version}, "
-                f"the newest being {self.version}"
+                f"but the newest is {self.version}"
             )
         else:
             wrong = self.leases.use(worker.slot, samples.lease_id, samples.first_version, self._now)
@@ -529,9 +533,10 @@ class LearnerSession:
             self._events.append(ev.SamplesAccepted(worker.slot, worker.incarnation, samples))
 
     def _report(self, worker: Worker, said: m.Samples | m.Beat | m.Leaving) -> bool:
-        """Enter what a worker has sampled, as far as its leases allow, and one fragment more: that which has just come.
+        """Enter the worker's count of sampled steps, within its leases plus the one fragment that has just arrived.
 
-        Returns: False if that cannot be, and the worker is lost for it.
+        Returns:
+            False if the count is impossible, for which the worker is lost.
         """
         most = (self.leases.outstanding(worker.slot) + 1) * MAX_FRAGMENT_STEPS
         try:
@@ -544,19 +549,19 @@ class LearnerSession:
         return True
 
     def _needless(self, worker: Worker, kind: str, cost: float = 1.0) -> bool:
-        """Count what a worker need not have sent; False if that was too much of it, and the worker is lost for it."""
+        """Count a needless message; return False if there were too many, for which the worker is lost."""
         if worker.needless.take(self._now, cost):
             return True
-        self._worker_violated(worker, f"sent {kind} without end")
+        self._worker_violated(worker, f"sent too many {kind}")
         return False
 
-    # What is said -----------------------------------------------------------------------------------------
+    # Sending ----------------------------------------------------------------------------------------------
 
     def _say(self, target: Target, message: m.DownMessage) -> None:
         self._messages.append((target, message))
 
     def _say_to(self, worker: Worker, message: m.DownMessage) -> None:
-        """Say something to a worker; without a connection it hears all that matters when it comes back."""
+        """Queue a message for a worker; a worker without a connection gets all that matters when it comes back."""
         if worker.peer is not None:
             self._messages.append((worker.peer, message))
 
@@ -565,22 +570,22 @@ class LearnerSession:
             self._say_to(self._roster.by_slot[slot], lease)
 
     def _redeal(self) -> None:
-        """Lease what is held to those that are there."""
+        """Lease the held fragments to the live workers."""
         self._send_grants(self.leases.redeal(self._now))
 
     def _refuse_ended(self, peer: bytes, incarnation: str) -> None:
-        reason = "this incarnation has ended and its samples are counted lost; come back as a new one"
+        reason = "this incarnation has ended and its samples count as lost; come back as a new one"
         self._say(peer, m.Refused(reason, True, m.RefusalCode.ENDED, incarnation))
 
     # Ends and violations ----------------------------------------------------------------------------------
 
     def _bury(self, worker: Worker, reason: str, *, notify: bool = True) -> None:
-        """End an incarnation: account closed, leases to the others, slot free.
+        """End an incarnation: close its account, pass its leases to the others, and free its slot.
 
         Args:
             worker: the incarnation.
-            reason: in plain words; what stands before a colon is the kind, under which it is accounted.
-            notify: it is told, since it may not know.
+            reason: in plain words; the part before a colon is the kind, under which the ledger counts it.
+            notify: True to inform the worker, which may not know.
         """
         peer = worker.peer
         if peer is not None:
@@ -596,12 +601,12 @@ class LearnerSession:
         self._redeal()
 
     def _worker_violated(self, worker: Worker, reason: str) -> None:
-        """Lose a worker that broke the protocol; it is told why, and its connection dropped."""
+        """Drop a worker that broke the protocol, and its connection, after sending it the reason."""
         assert worker.peer is not None  # it has just spoken
         self._violated(worker.peer, reason)
 
     def _violated(self, peer: bytes, reason: str) -> None:
-        """Drop a peer, which is told why; the worker that spoke over it is lost."""
+        """Drop a peer after sending it the reason; its worker is lost."""
         worker = self._roster.by_peer.get(peer)
         incarnation = worker.incarnation if worker is not None else ""
         self._reject(peer, m.Refused(f"you {reason}", False, m.RefusalCode.VIOLATION, incarnation))
@@ -623,24 +628,24 @@ class LearnerSession:
         return known
 
     def _settled_in(self, peer: bytes) -> None:
-        """A worker speaks over this peer now: forget what it said before."""
+        """Forget earlier messages of a peer that a worker uses now."""
         known = self._peer(peer)
         known.num_strange, known.ended = 0, ""
 
     def _is_dropped(self, peer: bytes) -> bool:
-        """Return whether a peer is not listened to any more; who goes on speaking is remembered for longer."""
+        """Return whether messages of a peer are ignored; a peer that keeps sending is remembered for longer."""
         return peer in self._peers and self._peer(peer).is_dropped
 
     def _stranger(self, peer: bytes, num_bytes: int) -> None:
-        """Answer so much that is no Hello and came over a connection that no live worker speaks over."""
+        """Answer a message that is no Hello and came over a connection without a live worker."""
         known = self._peer(peer)
         known.num_strange += 1
         if known.ended and known.num_strange <= _ENDED_GRACE:
-            # it has not heard of its end yet, and may have much under way
+            # it may not know of its end yet, and have many messages in flight
             self._refuse_ended(peer, known.ended)
         elif num_bytes > MAX_STRANGER_BYTES:
             self._violated(peer, f"sent {num_bytes} bytes before saying hello")
         elif known.num_strange > self.settings.hello_grace:
-            self._violated(peer, "went on without saying hello")
+            self._violated(peer, "kept sending without saying hello")
         else:
             self._say(peer, m.Refused("you spoke before saying hello", True, m.RefusalCode.HELLO_FIRST))

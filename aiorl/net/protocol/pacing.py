@@ -1,16 +1,18 @@
-"""How much a streaming run may have under way, and whose turn it is: one budget for all workers together.
+"""Pacing of a streaming run: how many fragments may be under way, and which worker gets the next lease.
 
-**The law.** With ``B`` fragments to a batch and samples at most ``L`` policy versions old, fragments leased, queued and
-in the learner's hands together stay within a budget of at most ``(R + 1) B``: the last of so many is ``R`` versions old
-when its turn comes. The *reach* ``R`` begins at ``L``. A fragment that came too old takes a step from it, a tenth of
-``L``, or less where more than 200 fragments may be under way; 400 that came in time give a step back. Within that bound
-the budget follows the learner: it grows by a quarter while the learner waits for fragments that workers were not let
-make, and shrinks by half of what waits beyond one batch. Room in it goes to the worker that owes least and, of these,
-was given the least work, in seconds; but not to one that takes so long for a fragment that it would be more than ``R``
-versions old. That one is *left out* until the policy slows down or a *trial*, a single fragment, shows it to be faster.
-A worker that has brought fewer than two fragments is on trial, too. Whoever has not failed a trial is tried at once,
-others in turn, while fewer than 1 in 400 fragments come too old; trials take half of the budget at most where others
-could use it.
+All workers share one budget. Let a batch have ``B`` fragments and samples be at most ``L`` policy versions old. The
+fragments leased, queued and held by the learner together stay within at most ``(R + 1) B``, because the last of them is
+``R`` versions old when its turn comes. The *reach* ``R`` begins at ``L``. Each fragment that arrives too old lowers it
+by one step: a tenth of ``L``, or less if more than 200 fragments may be under way. Each 400 fragments that arrive in
+time raise it by one step.
+
+Within that bound the budget follows the learner. It grows by a quarter while the learner waits for fragments because
+the budget held workers back. It shrinks by half of the fragments queued beyond one batch. The next lease goes to the
+worker that owes the fewest fragments and, among those, was given the least work in seconds. A worker whose fragment
+would be more than ``R`` versions old is *left out* until the policy slows down or a *trial*, a single fragment, shows
+that the worker has become faster. A worker that has sent fewer than two fragments is on trial, too. Workers that have
+failed no trial get one immediately; the others take turns while fewer than 1 in 400 fragments arrive too old. Trials
+take at most half of the budget if other workers could use it.
 """
 
 from __future__ import annotations
@@ -22,33 +24,33 @@ from typing import TypeAlias
 from aiorl.errors import InternalError
 
 _FIRST_BATCHES = 4
-"""Batches under way at first, before it is known what the learner and the workers make of them."""
+"""Batches under way at first, before the pace of learner and workers is known."""
 _UNBOUNDED = 1 << 30
 _SMOOTHING, _UPDATE_SMOOTHING = 0.2, 0.05
 _MARGIN = 0.5
-"""Deviations above the mean for which a fragment must be young enough."""
+"""Number of deviations above the mean fragment time at which a fragment must still be young enough."""
 _STARVED = 0.02
-"""The learner counts as waiting for fragments when it does so for this share of the time."""
+"""Share of the time: above it, the learner counts as waiting for fragments."""
 _STEP, _LEAST_REACH = 0.1, 0.15
-"""Shares of L: what a fragment that came too old takes from the reach, and what stays of it in any case."""
+"""Shares of L: the reach falls by the first for each fragment that arrives too old, and never below the second."""
 _MANY = 200
-"""The step is smaller where more fragments than these may be under way."""
+"""Above this number of fragments under way, the step is smaller."""
 _MAX_STALE = 1 / 400
-"""Share of fragments that may come too old: the reach stays where it is then, and nobody is tried beyond."""
+"""Share of fragments that may arrive too old: here the reach stays constant; above it, failed workers get no trial."""
 _IN_HAND = 2
-"""Batches that the learner has taken: one in use, one that waits for it."""
+"""Batches held by the learner: one in use, one that waits for it."""
 _LOOK_AGAIN_S = 0.1
 _MAX_LINE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SlowWorker:
-    """A worker that is left out: the policy outruns its fragments.
+    """A worker that is left out because the policy outruns its fragments.
 
     Attributes:
         slot: its slot.
-        fragment_s: seconds that it needs for a fragment.
-        updates: updates in that time.
+        fragment_s: seconds it needs for a fragment.
+        updates: learner updates in that time.
     """
 
     slot: int
@@ -58,19 +60,19 @@ class SlowWorker:
 
 @dataclass(slots=True, eq=False)
 class _Pace:
-    """What is known of a worker.
+    """Pace of a worker.
 
     Attributes:
         slot: its slot.
         share_s: seconds of work given to it so far.
-        owed: fragments leased to it that have not come yet.
-        mean_s: seconds that it needs for a fragment, -1 while unknown.
-        deviation_s: mean deviation from that.
-        last_arrival: when its newest fragment came.
-        num_brought: fragments it has brought.
-        needs_trial: it is new or left out: its next lease is a trial.
-        owes_trial: the fragment that it owes is one.
-        was_trial: its newest fragment was one.
+        owed: fragments leased to it that have not arrived yet.
+        mean_s: mean seconds it needs for a fragment, -1 while unknown.
+        deviation_s: mean absolute deviation from ``mean_s``.
+        last_arrival: arrival time of its newest fragment.
+        num_brought: fragments it has sent.
+        needs_trial: True if it is new or left out, so that its next lease is a trial.
+        owes_trial: True if the fragment it owes is a trial.
+        was_trial: True if its newest fragment was a trial.
         num_failed: trials in a row that it has failed.
         turn: number of its valid entry in a line, 0 for none.
     """
@@ -90,23 +92,23 @@ class _Pace:
 
 
 _Turn: TypeAlias = tuple[int, float, int, _Pace]
-"""Whoever has the least comes first: fragments owed or trials failed, ``share_s``, turn."""
+"""Entry of a heap, least first: fragments owed or trials failed, ``share_s``, turn, worker."""
 
 
 class Pacing:
-    """The budget of one run; it has no clock: ``now`` is any monotonic time in seconds.
+    """Budget of one run. It has no clock: ``now`` is any monotonic time in seconds.
 
     Args:
         fragments_per_batch: B.
-        max_policy_lag: L; None: samples may be of any age.
+        max_policy_lag: L, or None if samples may be of any age.
         per_worker: fragments that one worker may owe at a time.
-        largest: bound of the budget, whatever L allows; None for no other.
+        largest: further bound of the budget, or None.
 
     Attributes:
-        per_worker: fragments that one worker may owe at a time; may be changed.
-        budget: fragments that may be leased, queued or in the learner's hands now, all together.
+        per_worker: fragments that one worker may owe at a time; can be changed.
+        budget: current limit of fragments leased, queued and held by the learner, all together.
         largest: bound of the budget.
-        outstanding: fragments leased that have not come yet.
+        outstanding: fragments leased that have not arrived yet.
     """
 
     def __init__(
@@ -136,26 +138,26 @@ class Pacing:
     # Workers ------------------------------------------------------------------------------------------------
 
     def join(self, slot: int) -> None:
-        """Take a worker in; it begins level with the one that was given the least work."""
+        """Add a worker; it begins level with the worker that was given the least work."""
         share_s = min((known.share_s for known in self._paces.values()), default=0.0)
         pace = self._paces[slot] = _Pace(slot, share_s)
         self._line_up(pace)
 
     def leave(self, slot: int) -> None:
-        """Forget a worker that is gone; what it owes will not come."""
+        """Forget a worker that is gone; the fragments it owes will not arrive."""
         if slot in self._paces:
             self.write_off(slot)
             del self._paces[slot]
 
     def write_off(self, slot: int) -> None:
-        """Wait no longer for what a worker owes; it gets no other lease until it brings something."""
+        """Stop waiting for the fragments a worker owes; it gets no further lease until it sends one."""
         pace = self._paces[slot]
         self.outstanding -= pace.owed
         pace.owed = pace.turn = 0
         self._end_trial(pace)
 
     def arrived(self, slot: int, begun: float, now: float) -> None:
-        """Note a fragment of a worker that could begin it at ``begun`` at the earliest."""
+        """Record the arrival of a fragment that the worker could begin at ``begun`` at the earliest."""
         pace = self._paces[slot]
         if pace.owed:
             pace.owed -= 1
@@ -179,7 +181,7 @@ class Pacing:
         self._line_up(pace)
 
     def outdated(self, slot: int) -> None:
-        """Note that a fragment of a worker came to nothing because the policy had outrun it."""
+        """Record that a fragment was discarded because the policy had outrun it."""
         self._num_stale += 1
         pace = self._paces.get(slot)
         if pace is not None and not pace.was_trial and self._max_lag:
@@ -195,12 +197,12 @@ class Pacing:
     # The learner --------------------------------------------------------------------------------------------
 
     def updated(self, waited_s: float, queued: int, now: float) -> None:
-        """Note that an update has ended.
+        """Record that an update has ended.
 
         Args:
-            waited_s: how long the update thread had to wait for its batch.
+            waited_s: seconds the update thread waited for its batch.
             queued: fragments that wait for a later batch.
-            now: the time.
+            now: the time in seconds.
         """
         took_s = now - self._last_update
         is_first, self._last_update = self._last_update == float("-inf"), now
@@ -209,7 +211,7 @@ class Pacing:
             return
         self._update_s += (_UPDATE_SMOOTHING if self._update_s else 1.0) * (took_s - self._update_s)
         if self._num_arrived - self._num_at_change < self.outstanding:
-            return  # the effect of the change before does not show yet
+            return  # the effect of the previous change does not show yet
         if waited_s > _STARVED * took_s:
             if was_held_back:
                 self._change(self.budget + max(1, self.budget // 4))
@@ -230,11 +232,11 @@ class Pacing:
     # Leases -------------------------------------------------------------------------------------------------
 
     def next_leases(self, waiting: int, now: float) -> list[int]:
-        """Return whom to lease a fragment to now; a slot may come more than once. They count as leased.
+        """Return the slots to lease a fragment to now, and count these as leased; a slot can occur more than once.
 
         Args:
-            waiting: fragments queued or in the learner's hands.
-            now: the time.
+            waiting: fragments queued or held by the learner.
+            now: the time in seconds.
         """
         if now - self._looked >= _LOOK_AGAIN_S:
             self._looked = now
@@ -260,16 +262,20 @@ class Pacing:
         return chosen
 
     def check_valid(self) -> None:
-        """Raise InternalError unless the counts add up."""
+        """Check that the counts add up.
+
+        Raises:
+            InternalError: when they do not.
+        """
         owed = [pace.owed for pace in self._paces.values()]
         if sum(owed) != self.outstanding or min(owed, default=0) < 0:
-            raise InternalError(f"{self.outstanding} fragments are said to be leased, workers owe {sum(owed)}")
+            raise InternalError(f"{self.outstanding} fragments are counted as leased, but workers owe {sum(owed)}")
         on_trial = sum(pace.owes_trial for pace in self._paces.values())
         if on_trial != self._num_on_trial:
-            raise InternalError(f"{self._num_on_trial} workers are said to be on trial, {on_trial} are")
+            raise InternalError(f"{self._num_on_trial} workers are counted as on trial, but {on_trial} are")
 
     def _whose_turn(self, waiting: int, now: float) -> _Pace | None:
-        """Return who is next; None if nobody may owe another fragment."""
+        """Return the worker that is next, or None if no worker may owe another fragment."""
         are_trials_first = self._num_on_trial < max(1, self.budget // 2)
         for line in (self._trials, self._ready) if are_trials_first else (self._ready, self._trials):
             while line:
@@ -288,10 +294,10 @@ class Pacing:
         return None
 
     def _line_up(self, pace: _Pace) -> None:
-        """Give a worker its turn, if it may owe another fragment."""
+        """Put a worker in line if it may owe another fragment."""
         pace.turn = 0
         line = self._trials if pace.needs_trial else self._ready
-        if len(line) > _MAX_LINE + 4 * len(self._paces):  # most have been overtaken by newer ones
+        if len(line) > _MAX_LINE + 4 * len(self._paces):  # most entries are stale: newer ones replace them
             line[:] = [entry for entry in line if entry[2] == entry[3].turn]
             heapq.heapify(line)
         if pace.owed < (1 if pace.needs_trial else self.per_worker):
@@ -301,13 +307,13 @@ class Pacing:
             heapq.heappush(line, (first, 0.0 if pace.needs_trial else pace.share_s, pace.turn, pace))
 
     def _end_trial(self, pace: _Pace) -> bool:
-        """Return whether a worker owed a trial; it does not any more."""
+        """Clear the worker's trial; return whether it owed one."""
         owed, pace.owes_trial = pace.owes_trial, False
         self._num_on_trial -= owed
         return owed
 
     def _may_try_again(self, waiting: int) -> bool:
-        """Return whether a worker that has failed a trial may have another."""
+        """Return whether a worker that has failed a trial can have another."""
         if self._max_lag is None or self.outstanding + waiting < self._batch:
             return True
         return self._num_stale <= self._batch + _MAX_STALE * self._num_arrived
@@ -317,6 +323,6 @@ class Pacing:
         if self._max_lag is None or not self._update_s:
             return True
         each_s = max(self._update_s, now - self._last_update)
-        # The queue of now says little of that when it comes: at least the learner's hands may be full then.
+        # Today's queue says little about the queue at arrival: the learner's hands alone may be full by then.
         lag = (pace.mean_s + _MARGIN * pace.deviation_s) / each_s + min(waiting / self._batch, _IN_HAND)
-        return lag <= self._reach or pace.mean_s <= each_s  # in the latter case a long queue is the budget's affair
+        return lag <= self._reach or pace.mean_s <= each_s  # a fast worker's long queue is the budget's concern

@@ -1,8 +1,8 @@
 """A worker's side of the protocol: no socket, no clock; ``now`` is any monotonic time in seconds.
 
-The shell feeds ``connected``, ``disconnected``, ``receive``, ``broadcast`` and, at least every 0.25 s,
-``tick``; after each it drains ``messages_to_send()`` and ``events()``. The service asks ``start_fragment``
-before it samples and hands the result to ``fragment_done``.
+The shell calls ``connected``, ``disconnected``, ``receive``, ``broadcast`` and, at least every 0.25 s, ``tick``. After
+each call it drains ``messages_to_send()`` and ``events()``. The service calls ``start_fragment`` before it samples and
+passes the result to ``fragment_done``.
 
     CONNECTING --Welcome--> REGISTERED --learner silent--> PAUSED --Welcome of the same learner--> REGISTERED
     any --"incarnation ended", another learner, Bye--> CONNECTING as a new incarnation
@@ -25,7 +25,7 @@ from aiorl.net.protocol.leases import WorkerLeases
 from aiorl.net.wire import messages as m
 
 MAX_UNACKED_BYTES = 1 << 28
-"""Bytes of fragments sent and not acknowledged, where a configuration says nothing else."""
+"""Default limit of the bytes of fragments sent and not acknowledged."""
 
 _HELLO_AGAIN_S = 0.25
 _FIRST_HELLO_WAIT_S = 0.5
@@ -34,18 +34,17 @@ _SNAPSHOT_WAIT_S, _MAX_SNAPSHOT_WAIT_S = 1.0, 8.0
 
 @dataclass(slots=True)
 class WorkerSettings:
-    """Who a worker is and how patient.
+    """Identity and timeouts of a worker.
 
     Attributes:
         worker_id: stable random name of this process.
-        host: its host's name.
-        pid: its process id.
-        slot_hint: the slot it would like, 0 for any.
-        transport: the times that a configuration sets; the learner's once it has told them.
-        max_unacked: fragments sent and not acknowledged; no other is begun beyond.
-        max_unacked_bytes: the same in bytes, as far as the newest fragment tells how large the next ones are; a single
-            one may be larger.
-
+        host: name of its host.
+        pid: process id of the worker.
+        slot_hint: preferred slot, 0 for any.
+        transport: configured times; the service replaces them with the learner's.
+        max_unacked: limit of fragments sent and not acknowledged; at the limit, no other fragment begins.
+        max_unacked_bytes: the same limit in bytes, assuming that the next fragments are as large as the newest one; a
+            single fragment may be larger.
     """
 
     worker_id: str
@@ -58,7 +57,7 @@ class WorkerSettings:
 
 
 class WorkerState(StrEnum):
-    """Where a worker stands with its learner."""
+    """State of a worker in relation to its learner."""
 
     CONNECTING = "connecting"
     REGISTERED = "registered"
@@ -67,18 +66,18 @@ class WorkerState(StrEnum):
 
 
 class WorkerSession:
-    """What a worker may say, and what follows from what it hears.
+    """Messages that a worker may send, and the effects of those that it receives.
 
     Args:
-        settings: identity and times; what the learner tells of these is to be set there.
-        make_incarnation: a new random name for each registration life.
+        settings: identity and timeouts; set the learner's own timeouts there once they are known.
+        make_incarnation: returns a new random name for each registration life.
 
     Attributes:
         state: see `WorkerState`.
         incarnation: name of this registration life.
-        slot: index given by the learner, 0 before it is registered.
-        learner_incarnation: life of the learner we are registered with, "" before.
-        version: newest snapshot received, -1 for none.
+        slot: index given by the learner, 0 before registration.
+        learner_incarnation: life of the learner we are registered with, "" before registration.
+        version: version of the newest snapshot received, -1 for none.
     """
 
     def __init__(
@@ -95,10 +94,10 @@ class WorkerSession:
         self._fragments = _SentFragments(settings)
         self._is_linked = False
         self._link_words = "no connection yet"
-        self._is_greeting = True  # a Hello is due or unanswered, and nothing but Hello may be sent
+        self._is_greeting = True  # a Hello is due or unanswered; until then nothing else may be sent
         self._hello_wait_s = _FIRST_HELLO_WAIT_S
         self._next_hello = self._last_hello = float("-inf")
-        self._refusal = ""  # why the learner has not taken us
+        self._refusal = ""  # the learner's reason for refusing us
         self._is_learner_unready = False
         self._learners_version = -1
         self._snapshot_wait_s = _SNAPSHOT_WAIT_S
@@ -115,7 +114,7 @@ class WorkerSession:
     # Connection -------------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> None:
-        """The endpoint is connected (again): say Hello, and resend what the learner has not got."""
+        """Begin a new connection: say Hello, and resend fragments that the learner does not have."""
         if self.state is WorkerState.ENDED:
             return
         self._is_linked = True
@@ -123,15 +122,16 @@ class WorkerSession:
         self._say_hello(now)
 
     def disconnected(self, now: float, reason: str = "") -> None:
-        """The connection is gone; sampling goes on within the leases until the learner counts as silent."""
+        """Note the loss of the connection; sampling continues within the leases until the learner counts as silent."""
         self._is_linked = False
         self._link_words = reason or "the connection broke"
         self._greet(now)
 
     def receive(self, message: m.Message, now: float) -> None:
-        """A message addressed to this worker has come.
+        """Process a message addressed to this worker.
 
-        Raises: RemoteProtocolError if it is one that only workers send; the session goes on.
+        Raises:
+            RemoteProtocolError: when only workers send this type of message; the session continues.
         """
         if self.state is WorkerState.ENDED:
             return
@@ -162,9 +162,10 @@ class WorkerSession:
                 raise RemoteProtocolError(f"a learner does not send {type(message).__name__}", field="type")
 
     def broadcast(self, message: m.Message, now: float) -> None:
-        """A message to all workers has come.
+        """Process a message to all workers.
 
-        Raises: RemoteProtocolError if it is one that is never broadcast; the session goes on.
+        Raises:
+            RemoteProtocolError: when this type of message is never broadcast; the session continues.
         """
         if self.state is WorkerState.ENDED:
             return
@@ -180,14 +181,14 @@ class WorkerSession:
                 raise RemoteProtocolError(f"{type(message).__name__} is never broadcast", field="type")
 
     def tick(self, now: float) -> None:
-        """Time has passed: heartbeat, Hello, snapshot request and the learner's silence, as due."""
+        """Let time pass: send a heartbeat, a Hello or a snapshot request if due, and detect a silent learner."""
         transport = self.settings.transport
         stood_still = 0.0 if self._last_tick is None else now - self._last_tick
         self._last_tick = now
         if self.state is WorkerState.ENDED:
             return
         if self.state is WorkerState.REGISTERED and stood_still > transport.heartbeat_timeout_s / 2:
-            # it was us; hear what has come in the meantime first
+            # the pause was ours: first process the messages that arrived meanwhile
             self._last_heard = min(now, self._last_heard + stood_still)
         if self.state is WorkerState.REGISTERED and now - self._last_heard > transport.heartbeat_timeout_s:
             self.state = WorkerState.PAUSED
@@ -210,20 +211,20 @@ class WorkerSession:
     # Sampling ---------------------------------------------------------------------------------------------
 
     def may_sample(self, version: int) -> bool:
-        """Whether a fragment may be begun now with a policy of this version."""
+        """Return whether a fragment can begin now with a policy of this version."""
         return self._may_begin() and self._leases.available(version) > 0
 
     def start_fragment(self, version: int) -> int | None:
-        """Begin a fragment with a policy of this version: the id of its lease, or None if it may not be."""
+        """Begin a fragment with a policy of this version; return the id of its lease, or None if none may begin."""
         return self._leases.begin(version) if self._may_begin() else None
 
     def fragment_done(self, samples: m.Samples, now: float) -> bool:
-        """Send a fragment; ``lease_id`` is what `start_fragment` gave, ``seq`` and the total are filled in here.
+        """Send a fragment; its ``lease_id`` comes from `start_fragment`, and ``seq`` and the total are set here.
 
-        Its arrays must not change until the learner has acknowledged it, since it may be sent again.
+        Its arrays must not change until the learner has acknowledged it, because it may be sent again.
 
-        Returns: False if the fragment belongs to an earlier incarnation and was dropped: the learner has
-            counted it lost.
+        Returns:
+            False if the fragment belongs to an earlier incarnation and was dropped; the learner counts it as lost.
         """
         if not self._leases.finish(samples.lease_id):
             return False
@@ -233,16 +234,17 @@ class WorkerSession:
         return True
 
     def abandon_fragment(self, lease_id: int) -> bool:
-        """Give a begun fragment up: its lease counts as unused.
+        """Give up a fragment that was begun; its lease counts as unused.
 
-        The env steps of fragments that are not finished appear nowhere.
+        The env steps of unfinished fragments appear in no count.
 
-        Returns: False if the fragment belongs to an earlier incarnation.
+        Returns:
+            False if the fragment belongs to an earlier incarnation.
         """
         return self._leases.give_back(lease_id)
 
     def note_progress(self, state: str, in_env_s: float = 0.0) -> None:
-        """What the next heartbeat tells of what we do; it is due at once where the learner acts on it."""
+        """Set the activity for the next heartbeat, which is sent immediately if the learner acts on it."""
         if state != self._doing and not {m.BUILDING, m.OUT_OF_DATA}.isdisjoint((state, self._doing)):
             self._last_beat = float("-inf")
         self._doing = state
@@ -250,17 +252,17 @@ class WorkerSession:
 
     @property
     def sampled_total(self) -> int:
-        """Env steps of this incarnation's finished fragments so far."""
+        """Env steps of this incarnation's finished fragments."""
         return self._fragments.sampled_total
 
     @property
     def next_seq(self) -> int:
-        """The number the next finished fragment gets, and with it its filter deltas."""
+        """Number of the next finished fragment and of its filter deltas."""
         return self._fragments.next_seq
 
     @property
     def num_unacked(self) -> int:
-        """Fragments finished that the learner has not acknowledged."""
+        """Finished fragments that the learner has not acknowledged."""
         return len(self._fragments)
 
     # Saying -----------------------------------------------------------------------------------------------
@@ -271,45 +273,45 @@ class WorkerSession:
             self._say(m.Reply(call_id, ok, result), now)
 
     def failure(self, kind: str, message: str, traceback: str, now: float) -> None:
-        """Report a failure, after which the learner ends this incarnation, and end."""
+        """Report a failure, after which the learner ends this incarnation, and end the session."""
         if self._may_speak():
             self._say(self.beat(), now)
             self._say(m.Failure(kind, message, traceback, fatal=True), now)
         self.state = WorkerState.ENDED
 
     def leaving(self, reason: str, now: float) -> None:
-        """End on purpose: the learner frees the slot at once. Unfinished fragments are counted lost."""
+        """End on purpose; the learner frees the slot immediately and counts unfinished fragments as lost."""
         if self._may_speak():
             self._say(m.Leaving(reason, self.sampled_total), now)
         self.state = WorkerState.ENDED
 
     def beat(self) -> m.Beat:
-        """The heartbeat as it would be sent now."""
+        """Return the current heartbeat."""
         state = self._doing or ("sampling" if self._leases.begun else "waiting")
         return m.Beat(self.sampled_total, state, self._in_env_s)
 
     def messages_to_send(self) -> list[m.UpMessage]:
-        """What to send, in order; drained by the call.
+        """Return the messages to send, in order, and clear the list.
 
-        What could not be sent before the connection broke must be thrown away: the session sends again
-        whatever matters once the learner has answered its next Hello.
+        Discard messages that could not be sent before the connection broke: once the learner has answered the next
+        Hello, the session sends everything that matters again.
         """
         out, self._out = self._out, []
         return out
 
     def events(self) -> list[ev.WorkerEvent]:
-        """What has happened, in order; drained by the call."""
+        """Return the events so far, in order, and clear the list."""
         events, self._events = self._events, []
         return events
 
     def status_text(self, now: float) -> str:
-        """What the worker does or waits for, in plain words."""
+        """Return a plain-English description of the worker's activity."""
         if self.state is WorkerState.ENDED:
             return f"ended: {self._refusal}" if self._refusal else "ended"
         if self.state is not WorkerState.REGISTERED:
             return self._waiting_text(now)
         if not self._is_linked:
-            doing = "finishing what is leased" if self._leases.begun else "waiting for it to come back"
+            doing = "finishing leased fragments" if self._leases.begun else "waiting for it to come back"
             return f"the connection is gone ({self._link_words}): {doing}"
         needed = self._leases.version_needed()
         if self._fragments.is_full(self._leases.begun):
@@ -346,14 +348,14 @@ class WorkerSession:
             self._last_beat = now
 
     def _greet(self, now: float) -> None:
-        """From now on only Hello is sent, until the learner answers."""
+        """Send only Hello from now on, until the learner answers."""
         self._is_greeting = True
         self._hello_wait_s = min(_FIRST_HELLO_WAIT_S, self.settings.transport.reconnect_max_s)
         self._next_hello = now
         self._out.clear()
 
     def _hurry(self, now: float) -> None:
-        """Say Hello at the next tick: the learner lives, so the backoff need not end."""
+        """Say Hello at the next tick instead of waiting for the backoff, because the learner is alive."""
         if now - self._last_hello >= _HELLO_AGAIN_S:
             self._next_hello = now
 
@@ -396,7 +398,7 @@ class WorkerSession:
             if was_paused:
                 self._events.append(ev.LearnerBack())
         self._acked(m.Ack(welcome.acked_seq, resend=True), now)
-        self._last_beat = float("-inf")  # a Beat at the next tick: the totals may have been lost on the way
+        self._last_beat = float("-inf")  # beat at the next tick: the totals may have been lost on the way
 
     def _refused(self, refusal: m.Refused, now: float) -> None:
         if refusal.incarnation and refusal.incarnation != self.incarnation:
@@ -423,7 +425,7 @@ class WorkerSession:
             self._events.append(ev.Shutdown(bye.reason, final=False))
             self._reincarnate(f"the learner said goodbye: {bye.reason}", now)
             self._refusal = bye.reason
-            self._next_hello = now + self._hello_wait_s  # the learner is about to go
+            self._next_hello = now + self._hello_wait_s  # the learner is about to leave
 
     def _learner_beat(self, beat: m.LearnerBeat, now: float) -> None:
         if not self.slot:
@@ -434,7 +436,7 @@ class WorkerSession:
             self._learners_version = max(self._learners_version, beat.version)
 
     def _reincarnate(self, reason: str, now: float) -> None:
-        """The learner has counted this incarnation lost, or is another one: begin anew."""
+        """Start over as a new incarnation; the learner counts the old one as lost, or is another learner."""
         self.state = WorkerState.CONNECTING
         self.incarnation = self._make_incarnation()
         self._former_slot = self.slot or self._former_slot
@@ -458,7 +460,7 @@ class WorkerSession:
                 self._say(message, now)
 
     def _begin_with(self, version: int) -> None:
-        """Have a snapshot of this version, whatever came before; a newer one may be on its way for a second."""
+        """Begin with a snapshot of this version; a newer one may be in flight, so wait a second before asking."""
         self.version = self._learners_version = version
         self._snapshot_wait_s = _SNAPSHOT_WAIT_S
         self._behind_since = None
@@ -478,11 +480,11 @@ class WorkerSession:
 
 
 class _SentFragments:
-    """Fragments finished and not acknowledged, in order; one incarnation's, until `reset`.
+    """Finished, unacknowledged fragments of one incarnation in order, until `reset`.
 
     Attributes:
-        sampled_total: env steps of all that were finished.
-        next_seq: the number the next finished fragment gets.
+        sampled_total: env steps of all finished fragments.
+        next_seq: number of the next finished fragment.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -491,7 +493,7 @@ class _SentFragments:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all: another incarnation begins."""
+        """Forget everything for a new incarnation."""
         self.next_seq = 1
         self.sampled_total = 0
         self._unacked.clear()
@@ -504,13 +506,13 @@ class _SentFragments:
         return (message for message, _ in self._unacked)
 
     def is_full(self, begun: int) -> bool:
-        """Whether no other fragment may be begun beside the ``begun`` ones until more is acknowledged."""
+        """Return whether no further fragment can begin, in addition to ``begun`` ones, until more are acknowledged."""
         settings, held = self._settings, len(self._unacked) + begun
         expected = self._bytes + (begun + 1) * self._newest_bytes
         return held >= settings.max_unacked or (held > 0 and expected > settings.max_unacked_bytes)
 
     def add(self, samples: m.Samples) -> m.Samples:
-        """Keep a finished fragment; the message to be sent, with its number and the total."""
+        """Keep a finished fragment, and return the message to send, with its number and the total."""
         self.sampled_total += samples.env_steps
         message = dataclasses.replace(samples, seq=self.next_seq, sampled_total=self.sampled_total)
         self.next_seq += 1
@@ -521,7 +523,7 @@ class _SentFragments:
         return message
 
     def acked(self, seq: int) -> None:
-        """All fragments up to this number have come."""
+        """Drop all fragments up to this number, which have arrived."""
         while self._unacked and self._unacked[0][0].seq <= seq:
             self._bytes -= self._unacked.popleft()[1]
 

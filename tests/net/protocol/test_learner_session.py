@@ -264,11 +264,11 @@ def test_doubles_are_dropped() -> None:
     [
         ({"lease_id": 12345}, "outside of its leases"),
         ({"first_version": 0}, "version 0 under a lease for 1"),
-        ({"last_version": 2}, "versions 1 to 2, the newest being 1"),
+        ({"last_version": 2}, "versions 1 to 2, but the newest is 1"),
         ({"first_version": 1, "last_version": 0}, "versions 1 to 0"),
         ({"sampled_total": 5}, "do not add up"),
         ({"abandoned_total": 11}, "do not add up"),
-        ({"seq": 3}, "fragment 3 where 1 was due"),
+        ({"seq": 3}, "fragment 3 instead of 1"),
         ({"sampled_total": 2**53}, "where its leases allow"),
     ],
 )
@@ -479,7 +479,7 @@ def test_who_sends_without_end_what_nobody_asked_for_is_dropped(message: m.UpMes
     assert session.slots == [1, 2]
     session.receive(A, message, 1.0)
     assert session.slots == [2]
-    assert "without end" in told(session, ev.WorkerLost)[0].reason
+    assert "too many" in told(session, ev.WorkerLost)[0].reason
 
 
 def test_each_worker_gets_one_acknowledgement_after_all_else_and_none_without_a_connection() -> None:

@@ -416,4 +416,4 @@ def test_the_status_says_what_it_does_in_plain_words() -> None:
     session.note_progress("in env.step", 2.0)
     assert session.beat() == m.Beat(0, "in env.step", 2.0)
     session.disconnected(1.0)
-    assert "finishing what is leased" in session.status_text(1.0)
+    assert "finishing leased fragments" in session.status_text(1.0)
