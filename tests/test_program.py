@@ -141,4 +141,4 @@ def test_a_module_in_the_current_directory_hides_none_of_pythons_own(script: Pat
     assert run(script, "keys", tmp_path / "keys", cwd=tmp_path).returncode == 0
     worker = run(script, "worker", "--connect=tcp://127.0.0.1:9", f"--keys={tmp_path / 'nowhere'}", cwd=tmp_path)
     assert worker.returncode == 1
-    assert "is no directory of keys" in worker.stderr
+    assert "is not a directory of keys" in worker.stderr

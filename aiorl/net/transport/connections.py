@@ -1,11 +1,11 @@
-"""The connections of a listening socket: who they are, how much they have brought, and how one is cut off.
+"""Connections of a listening socket: their identity, their received bytes, and how to cut them off.
 
-libzmq has no call to disconnect one peer of a ROUTER, but it tells the descriptor of each connection. Cutting
-means to shut the TCP connection down; libzmq then sees it end like any other. The remote address is compared first,
-so that another connection that got the same number since is left alone.
+libzmq has no call to disconnect one peer of a ROUTER, but it reports the descriptor of each connection. Cutting a
+connection means shutting down its TCP connection; libzmq then handles it like any other end. The remote address is
+compared first, so that another connection that now has the same descriptor is left alone.
 
-The kernel says how much a connection has brought, whatever libzmq has made of it: that is what bounds a peer that
-sends no whole messages, or more of them than are read (`BacklogGuard`), and tells that one is silent.
+The kernel reports how many bytes a connection has received, whatever libzmq did with them. These counts limit peers
+that send incomplete messages, or more messages than are read (`BacklogGuard`), and reveal silent ones.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 8 + 24 * 4 + 3 * 8
 
 LOCAL = "local"
-"""Address of whoever comes over a Unix socket."""
+"""Address of all peers on a Unix socket."""
 CAN_TELL_BYTES = hasattr(socket, "TCP_INFO")
-"""Whether `bytes_received` knows anything."""
+"""True if `bytes_received` works on this system."""
 _LOOK_S = 0.05
 _UNSEEN_BYTES = 64 << 20
-"""Bytes that a connection can bring between two looks."""
+"""Most bytes that a connection can receive between two checks."""
 _STRANGER_BYTES = 1 << 20
 _FRAME_COST = 32
-"""An empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
+"""Cost factor per byte: an empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
 _LOOKS_WHILE_CALM = 5
 _SHARE = 0.02
 
@@ -51,17 +51,17 @@ class Connection:
     """One accepted connection.
 
     Attributes:
-        fd: libzmq's descriptor; only to be used through `ConnectionTable`.
+        fd: libzmq's descriptor; use it only through `ConnectionTable`.
         address: "host:port" of the remote side, `LOCAL` for a Unix socket, "" if it was gone before we could ask.
-        peer: routing id, b"" until its first message.
-        user_id: public key it proved (Z85); "" until its first message, and without keys.
-        reason: why it is to be reported as refused or dropped, "" if it is not.
-        delivered: messages taken from it.
-        taken_bytes: bytes on the wire of all messages taken from it.
+        peer: routing id, b"" before its first message.
+        user_id: public key it proved (Z85); "" before its first message, and without keys.
+        reason: cause to report for its refusal or drop, "" if there is none.
+        delivered: messages read from it.
+        taken_bytes: wire bytes of all messages read from it.
         seen_delivered: ``delivered`` at the last survey.
         received: bytes received by the kernel at the last survey.
-        silent_s: for how long surveys have found nothing new.
-        is_served: whether the learner has sent it a message, or has taken its subscription.
+        silent_s: seconds in which surveys have found nothing new.
+        is_served: True once the learner has sent it a message, or has accepted its subscription.
     """
 
     fd: int
@@ -78,10 +78,10 @@ class Connection:
 
 
 def bytes_received(fd: int) -> int | None:
-    """What the kernel has received over a TCP descriptor so far; None where it can't be told."""
+    """Return the bytes that the kernel has received over a TCP descriptor so far, or None if unknown."""
     if not CAN_TELL_BYTES or fd < 0:
         return None
-    # asked of all connections again and again: no duplicate, since nothing is done to it; any family will do
+    # called often for all connections: no duplicate of the descriptor, since we only read; any family will do
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
     except OSError:
@@ -100,12 +100,13 @@ def bytes_received(fd: int) -> int | None:
 
 @contextlib.contextmanager
 def _borrow(fd: int, address: str | None = None) -> Iterator[socket.socket | None]:
-    """The socket of a descriptor that is libzmq's, for as long as the block lasts; None if there is none.
+    """Yield the socket of a descriptor that libzmq owns, or None if there is none; valid within the block.
 
-    It is no duplicate, since a connection must be cut also where this process is out of descriptors. So between a look
-    at its address and a call libzmq could give its number to another connection; that one would be cut, and come again.
+    It is no duplicate, because a connection must be cut even if this process is out of descriptors. Between a check of
+    its address and a call, libzmq could therefore give its number to another connection; that one would be cut, and
+    connect again.
 
-    ``address``: of its other side; None is given where that is another one, and so the connection another.
+    ``address`` is the expected address of the other side; None is yielded if it differs.
     """
     try:
         connection = socket.socket(fileno=fd)
@@ -119,7 +120,7 @@ def _borrow(fd: int, address: str | None = None) -> Iterator[socket.socket | Non
 
 
 def _name(connection: socket.socket) -> str:
-    """Host and port of the other side, `LOCAL` for a Unix socket, "" if there is none any more."""
+    """Return host and port of the other side, `LOCAL` for a Unix socket, "" if it is gone."""
     if connection.family == socket.AF_UNIX:
         return LOCAL
     try:
@@ -132,12 +133,12 @@ def _name(connection: socket.socket) -> str:
 class ConnectionTable:
     """Accepted connections by descriptor and by peer.
 
-    There is one for each descriptor at most, so the process's limit of open files bounds the first table; the second
-    also holds those that have ended since, until their user has told of that and calls `forget`.
+    There is at most one for each descriptor, so the process's limit of open files bounds the first table. The second
+    one also contains ended connections, until the user of the table has reported their end and calls `forget`.
 
     Attributes:
-        by_fd: descriptor -> the connection on it.
-        by_peer: routing id -> its connection, of those that have said who they are.
+        by_fd: descriptor -> its connection.
+        by_peer: routing id -> its connection, for connections that have sent a message.
     """
 
     def __init__(self) -> None:
@@ -151,7 +152,7 @@ class ConnectionTable:
         return iter(list(self.by_fd.values()))
 
     def accept(self, fd: int) -> Connection:
-        """A new connection on this descriptor."""
+        """Add and return a new connection on this descriptor."""
         stale = self.by_fd.get(fd)
         if stale is not None:
             self.forget(stale)
@@ -161,7 +162,7 @@ class ConnectionTable:
         return connection
 
     def attach(self, fd: int, peer: bytes, user_id: str) -> Connection | None:
-        """The connection on this descriptor has said who it is; None if its end has been told already."""
+        """Record peer and key of the connection on this descriptor; return None if its end was already reported."""
         connection = self.by_fd.get(fd)
         if connection is None:
             return None
@@ -174,21 +175,20 @@ class ConnectionTable:
         return connection
 
     def end(self, fd: int) -> Connection | None:
-        """This descriptor's connection has ended; its peer stays known until `forget`."""
+        """Remove and return this descriptor's ended connection; its peer stays known until `forget`."""
         return self.by_fd.pop(fd, None)
 
     def forget(self, connection: Connection) -> None:
-        """Nothing more will come from this connection."""
+        """Remove a connection from which no further message will come."""
         if self.by_fd.get(connection.fd) is connection:
             del self.by_fd[connection.fd]
         if self.by_peer.get(connection.peer) is connection:
             del self.by_peer[connection.peer]
 
     def cut(self, connection: Connection, *, reset: bool = False) -> bool:
-        """Shut the TCP connection down; returns False if it was gone already.
+        """Shut down the TCP connection; return False if it was already gone.
 
-        With ``reset`` what is still on its way to the other side is thrown away, and nothing of the connection stays
-        in the kernel.
+        With ``reset``, data on its way to the other side is discarded, and the kernel keeps nothing of the connection.
         """
         if self.by_fd.get(connection.fd) is not connection:
             return False
@@ -204,7 +204,7 @@ class ConnectionTable:
         return True
 
     def survey(self, elapsed_s: float) -> None:
-        """Note what each connection has sent since the survey before, ``elapsed_s`` ago."""
+        """Update each connection's counters; the previous survey was ``elapsed_s`` seconds ago."""
         for connection in self:
             received = self.look(connection)
             if connection.delivered != connection.seen_delivered or received != connection.received:
@@ -215,44 +215,43 @@ class ConnectionTable:
             connection.seen_delivered = connection.delivered
 
     def look(self, connection: Connection) -> int:
-        """Bytes that the kernel has received for this connection so far; as before where it can't be told.
+        """Return the bytes that the kernel has received for this connection so far; the last count if unknown.
 
-        Should the descriptor have become another connection's just now, this one has ended, and is told of next.
+        If the descriptor now belongs to another connection, this one has ended, and its end is reported next.
         """
         received = bytes_received(connection.fd)
         return connection.received if received is None else received
 
 
 def wire_overhead(*, curve: bool) -> tuple[int, int, int]:
-    """Largest frame with a short head, and how many bytes more than its payload a short and a long frame take."""
+    """Return the largest frame with a short header, and the overhead in bytes of a short and of a long frame."""
     box = 33 if curve else 0  # name of the command, nonce, authentication and flags
     return 255 - box, 2 + box, 9 + box
 
 
 class BacklogGuard:
-    """Cuts connections off that have sent more than may wait, in a thread of its own.
+    """Thread that cuts off connections with too many unread bytes.
 
-    A receive high-water mark makes libzmq stop reading a connection and start again later. libzmq 4.3.5 aborts the
-    process when it does so on a connection that was reset meanwhile and finds a heartbeat of the peer to answer. So the
-    learner's sockets have no mark. The kernel knows what a connection brings, the endpoint what was taken of it; the
-    difference lies in libzmq, and who exceeds a bound is cut off. A thread looks at that, since a flood on loopback
-    brings gigabytes in a second, and the loop may be busy for some of it.
+    A receive high-water mark makes libzmq stop reading a connection and start again later. If the connection was reset
+    meanwhile and a heartbeat of the peer waits for an answer, libzmq 4.3.5 then aborts the process. The learner's
+    sockets therefore have no mark. The kernel knows how much a connection has received, and the endpoint how much was
+    read; the difference waits in libzmq. A connection that exceeds a bound is cut off. A thread checks this, because a
+    flood on loopback brings gigabytes in a second, and the loop may be busy for part of it.
 
-    A connection that the learner has not answered yet has nothing to send but a ``hello``, so it may have little
-    unread. Its bytes count 32 times, since it may send a message of empty frames without end: each takes 64 bytes in
-    libzmq for 2 on the wire.
+    A connection that the learner has not answered yet needs to send only a ``hello``, so it may have few bytes unread.
+    Its bytes count 32 times, because it could send an endless message of empty frames: each takes 64 bytes in libzmq
+    for 2 on the wire.
 
-    What a connection that has ended has left behind nobody can tell exactly: it may have brought much since the last
-    look. So each counts with the most that it can have been, and new ones are not taken while too much of that is
-    unread.
+    The unread bytes of an ended connection are not known exactly, because much may have arrived since the last check.
+    Each ended connection therefore counts with the maximum, and new connections are refused while the sum is too large.
+
+    If the thread dies, its error is raised on the loop and handled like the error of a callback.
 
     Args:
-        table: the connections; `Connection.taken_bytes` and ``delivered`` are kept by their user.
+        table: the connections; the user of the table updates `Connection.taken_bytes` and ``delivered``.
         limits: the bounds.
-        on_cut: called on the loop with each connection that was cut, and why.
-        max_bytes: bound of a connection that was answered, if it isn't twice the largest message.
-
-    Should its thread die, that is raised on the loop, to be handled like the error of a callback.
+        on_cut: called on the loop with each connection that was cut, and the reason.
+        max_bytes: bound for a connection that was answered; default: twice the largest message.
     """
 
     def __init__(
@@ -279,16 +278,16 @@ class BacklogGuard:
 
     @property
     def is_full(self) -> bool:
-        """Return whether ended connections may have left too much unread for a new one to be taken."""
+        """True if ended connections may have left too much unread data for a new one to be accepted."""
         return self._left_behind > self._max_total_bytes
 
     def emptied(self) -> None:
-        """All that had come was taken."""
+        """Record that everything received so far has been read."""
         self._emptied = True
         self._left_behind = 0
 
     def ended(self, connection: Connection) -> None:
-        """A connection has ended, and what it has brought may not be taken yet."""
+        """Record the end of a connection of which some data may not be read yet."""
         self._left_behind += _UNSEEN_BYTES + self._unread.get(connection, 0)
 
     def close(self) -> None:
@@ -300,7 +299,7 @@ class BacklogGuard:
         try:
             self._watch()
         except BaseException as error:
-            failure = error  # the name of the clause is gone when the loop comes to it
+            failure = error  # Python deletes the except clause's name before the loop calls this
 
             def fail() -> None:
                 raise failure
@@ -312,13 +311,13 @@ class BacklogGuard:
         pause_s = _LOOK_S
         num_calm = 0
         while not self._stop.wait(pause_s):
-            # what waited was all taken since the last time: no hurry
+            # no hurry if everything that waited was read since the last check
             num_calm = num_calm + 1 if self._emptied else _LOOKS_WHILE_CALM
             self._emptied = False
             if num_calm < _LOOKS_WHILE_CALM:
                 continue
             num_calm = 0
-            before = time.thread_time()  # others may keep this thread waiting, on a busy machine for seconds
+            before = time.thread_time()  # CPU time: on a busy machine, other threads can delay this one for seconds
             self._look()
             pause_s = max(_LOOK_S, (time.thread_time() - before) / _SHARE)
 
@@ -329,7 +328,7 @@ class BacklogGuard:
         for connection in connections:
             if connection in self._cut:
                 continue
-            taken = connection.taken_bytes  # before what was received, which only grows
+            taken = connection.taken_bytes  # read before the received bytes, which only grow
             num_bytes = self._table.look(connection) - taken
             if num_bytes > (self._max_bytes if connection.is_served else self._max_of_stranger):
                 self._end(connection, f"{num_bytes} bytes")
@@ -348,27 +347,27 @@ class BacklogGuard:
     def _end(self, connection: Connection, what: str) -> None:
         if self._table.cut(connection, reset=True):
             self._cut.add(connection)
-            reason = f"too much of what it sent is unread, a flood or a message without end: {what}"
+            reason = f"too much of its data is unread (a flood, or an endless message): {what}"
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._on_cut, connection, reason)
 
 
 class ListeningPort:
-    """The connections of one listening socket.
+    """Connections of one listening socket.
 
     Args:
-        socket: not bound yet.
+        socket: the socket, not bound yet.
         table: its connections.
-        stats: refusals and drops are counted there.
-        tell: told of each event.
-        on_gone: told of each connection that has ended and of which that is to be told, once what it sent was read.
-        max_connections: beyond this, new ones are cut off.
+        stats: counters of refusals and drops.
+        tell: called with each event.
+        on_gone: called with each ended connection of which the end must be reported once all its data was read.
+        max_connections: limit above which new connections are cut off.
 
     Attributes:
-        guard: what bounds unread bytes; None until it is set, and where the kernel can't tell.
-        pump: what reads the socket, where that is to bound what ended connections have left behind.
-        ended_fds: descriptors of connections that have ended, until their user empties it: they may be others' since.
-        on_ended: called when one is added.
+        guard: bounds unread bytes; None until it is set, and if the kernel reports no counts.
+        pump: reads the socket; set only if the data left by ended connections is bounded.
+        ended_fds: descriptors of ended connections, until the user clears them; other connections may have them now.
+        on_ended: called when a descriptor is added.
     """
 
     def __init__(
@@ -393,41 +392,41 @@ class ListeningPort:
         self._failure = ""
 
     def tell(self, kind: EventKind, connection: Connection, reason: str = "") -> None:
-        """Tell of something that has happened to a connection."""
+        """Report an event of a connection."""
         self._tell(Event(kind, reason, connection.peer, connection.address))
 
     def refuse(self, address: str, reason: str) -> None:
-        """Tell that a connection was refused."""
+        """Report a refused connection."""
         self.stats.refused += 1
         logger.debug("%s refused: %s", address or "a peer", reason)
         self._tell(Event(EventKind.REFUSED, reason, address=address))
 
     def finish(self, connection: Connection) -> None:
-        """Note that everything an ended connection has brought was read."""
+        """Record that all data of an ended connection was read."""
         if not connection.delivered:
-            self.refuse(connection.address, "it left without a word: is something else calling this port?")
+            self.refuse(connection.address, "it left without sending anything: is something else calling this port?")
 
     def overflow(self, connection: Connection, reason: str) -> None:
-        """Cut off a connection that has brought too much."""
+        """Cut off a connection that has sent too much."""
         if not connection.reason:
             self.stats.rejected += 1
             self.cut(connection, reason)
 
     def cut(self, connection: Connection, reason: str) -> None:
-        """Cut a connection off at once; what is on its way either way is thrown away."""
+        """Cut off a connection immediately; data on its way in either direction is discarded."""
         if not connection.reason:
             self.condemn(connection, reason)
             self.table.cut(connection, reset=True)
             self.tell(EventKind.DROPPED, connection, reason)
 
     def condemn(self, connection: Connection, reason: str) -> None:
-        """From now on nothing is taken from this connection."""
+        """Ignore this connection's messages from now on."""
         connection.reason = reason
         self.stats.dropped += 1
         logger.debug("%s cut off: %s", connection.address or "a peer", reason)
 
     def end_silent(self, connection: Connection) -> None:
-        """Close a connection over which nothing has come for too long."""
+        """Close a connection that has been silent for too long."""
         if connection.reason:
             return
         connection.reason = f"nothing was heard from it for {connection.silent_s:.1f} s"
@@ -440,20 +439,20 @@ class ListeningPort:
             if len(self.table) > self.max_connections:
                 self.cut(connection, f"there are {self.max_connections} connections already")
             elif self._is_backlog_full():
-                self.cut(connection, "others have left too much behind that is unread, and ended")
+                self.cut(connection, "connections that have ended left too much unread data behind")
             else:
                 self.tell(EventKind.CONNECTED, connection)
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
             self._failure = reason_seen_by_learner(event, value)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._failure = "-"  # told by the authenticator already
+            self._failure = "-"  # the authenticator has reported it
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_disconnected(value)
 
     def _is_backlog_full(self) -> bool:
         if self.guard is None or self.pump is None or not self.guard.is_full:
             return False
-        if self.pump.is_empty():  # no message has come to say so
+        if self.pump.is_empty():  # no message will arrive that would reset the guard
             self.guard.emptied()
         return self.guard.is_full
 
@@ -467,7 +466,7 @@ class ListeningPort:
         if self.guard is not None and self.pump is not None and not failure:
             self.guard.ended(connection)
         if not connection.peer and connection.reason:
-            return  # we have cut it off, and told so
+            return  # we cut it off, and reported that
         if not connection.peer and failure:
             if failure != "-":
                 self.refuse(connection.address, failure)

@@ -1,20 +1,20 @@
-"""Contract of the endpoints of both sides: frames in, frames out, and plain words about the connection.
+"""Contract of both endpoints: frames in, frames out, and plain descriptions of the connection.
 
-Both (`zmq_learner`, `zmq_worker`) are driven by callbacks on the running asyncio loop; neither knows what the frames
-mean. Their users set the callbacks before ``start``.
+The two endpoints (`zmq_learner`, `zmq_worker`) run on the asyncio loop and call callbacks; neither knows the meaning of
+the frames. Their users set the callbacks before ``start``.
 
-- A callback gets frames it may keep: memoryviews that stay valid as long as they are referenced. They may
-  be read-only.
-- Frames handed to ``send`` or ``broadcast`` belong to the endpoint: large ones are not copied, so the
-  memory below them must not change afterwards.
-- ``send`` never blocks and never drops in silence: it returns False (worker: not taken, try again after
-  ``wait_writable``) or reports the peer's end as an event (learner).
-- A worker's ``CONNECTED`` comes when both channels are up and the subscription is in force. A broadcast made after the
-  learner has read what the worker sends from then on reaches it, unless the worker is too slow for broadcasts.
-- A connection over which nothing is heard for ``dead_after_s`` has ended, on both sides; a worker then connects
-  again. So their users have to say something, over both channels, more often than that: sessions have heartbeats.
-- After ``DISCONNECTED`` nothing of the old connection is delivered; whatever was not acknowledged must be
-  sent again after the next ``CONNECTED``.
+- A callback can keep its frames: they are memoryviews that stay valid as long as they are referenced. They can be
+  read-only.
+- Frames passed to ``send`` or ``broadcast`` belong to the endpoint. Large ones are not copied, so their memory must not
+  change afterwards.
+- ``send`` never blocks, and never drops a message silently. A worker's returns False if the message was not accepted:
+  try again after ``wait_writable``. The learner's reports the end of the peer as an event.
+- A worker's ``CONNECTED`` follows when both channels are up and the subscription is in force. From the moment the
+  learner reads the worker's next message, all broadcasts reach the worker, unless it is too slow for them.
+- On both sides, a connection ends after ``dead_after_s`` of silence; a worker then connects again. Users must therefore
+  send more often than that over both channels; sessions send heartbeats.
+- After ``DISCONNECTED``, no message of the old connection is delivered. Send all unacknowledged messages again after
+  the next ``CONNECTED``.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _DEAD_AFTER_S = 10.0
 
 
 class EventKind(StrEnum):
-    """What happened to a connection; which side sees it is told in brackets."""
+    """Events of a connection, with the side that sees each in brackets."""
 
     CONNECTED = "connected"
-    """Both channels are up: say hello [worker]. A peer has opened a connection [learner; no peer id yet]."""
+    """Both channels are up: say hello [worker]. A peer has opened a connection, still without peer id [learner]."""
     DISCONNECTED = "disconnected"
-    """The connection is gone; all that came over it has been delivered [both]."""
+    """The connection is gone; all messages that arrived over it have been delivered [both]."""
     SILENT = "silent"
-    """As DISCONNECTED: we have ended the connection, since nothing was heard over it for too long [learner]."""
+    """Like DISCONNECTED, but we ended the connection because it was silent for too long [learner]."""
     REFUSED = "refused"
-    """A handshake failed; ``reason`` says why in plain words [both]."""
+    """A handshake failed; ``reason`` gives the cause in plain words [both]."""
     WAITING = "waiting"
-    """Not connected yet, still trying; ``reason`` says what for [worker]."""
+    """Not connected yet, still trying; ``reason`` gives the cause [worker]."""
     DROPPED = "dropped"
     """We cut the peer off: its queue overflowed, it broke a limit, or its key was withdrawn [learner]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something about a connection.
+    """An event of a connection.
 
     Attributes:
-        kind: what happened.
+        kind: type of the event.
         reason: one plain sentence for a person.
-        peer: routing id of the peer, b"" while unknown (a peer is known from its first message on).
-        address: "host:port" of the other side, "" where it can't be told.
+        peer: routing id of the peer, b"" before its first message.
+        address: "host:port" of the other side, "" if unknown.
     """
 
     kind: EventKind
@@ -66,28 +66,28 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EndpointLimits:
-    """Every bound an endpoint keeps.
+    """Bounds of an endpoint.
 
     Attributes:
-        max_frame_bytes: largest single frame taken in; a peer that exceeds it is disconnected.
+        max_frame_bytes: largest frame accepted; a peer that exceeds it is disconnected.
         max_frames: most frames in one message.
         max_message_bytes: largest message, all frames together.
-        receive_messages: messages that wait inside a worker's ZeroMQ before the learner's is held back.
-        max_unread_bytes: what peers have sent and the learner has not read, of all connections together; those with the
-            most of it are cut off. Of one it is twice ``max_message_bytes``.
-        send_messages: messages that wait per connection inside ZeroMQ on the way out.
-        broadcast_messages: broadcasts that wait per subscriber before it misses some (and is told so).
-        queue_messages: messages that wait in a worker's own send queue before ``send`` takes no more.
-        peer_queue_messages: messages that wait for one peer in the learner's before that peer is cut off.
-        queue_bytes: bytes that wait in either queue; one message is taken whatever its size.
-        max_queued_bytes: bytes that wait in the learner's for all peers together; whose queue is largest is cut off.
-        max_peers: connections accepted at a time, per port; fewer where the limit of open files allows no more.
+        receive_messages: messages that wait inside a worker's ZeroMQ before it stops reading from the learner.
+        max_unread_bytes: unread bytes of all the learner's connections together; those with the most are cut off. The
+            bound for one connection is twice ``max_message_bytes``.
+        send_messages: outgoing messages that wait inside ZeroMQ for each connection.
+        broadcast_messages: broadcasts that wait for each subscriber before it misses some and notices it.
+        queue_messages: messages that wait in a worker's own send queue before ``send`` refuses more.
+        peer_queue_messages: messages that wait for one peer in the learner before that peer is cut off.
+        queue_bytes: bytes that wait in either queue; one message of any size is always accepted.
+        max_queued_bytes: bytes that wait in the learner for all peers; the peer with the largest queue is cut off.
+        max_peers: connections at a time on each port, fewer if the limit of open files is lower.
         messages_per_turn: messages handled before other tasks of the loop get their turn.
-        dead_after_s: silence after which a connection counts as broken, seconds.
+        dead_after_s: seconds of silence after which a connection counts as broken.
         handshake_s: longest handshake, seconds.
-        retry_s: first pause before a refused connection is tried again, seconds; it doubles each time.
-        max_retry_s: longest such pause, seconds.
-        tick_s: time between two safety looks at every socket, seconds.
+        retry_s: seconds before a refused connection is tried again; the pause doubles each time.
+        max_retry_s: longest of these pauses, seconds.
+        tick_s: seconds between two safety checks of every socket.
     """
 
     max_frame_bytes: int = 256 << 20
@@ -111,7 +111,7 @@ class EndpointLimits:
 
     @classmethod
     def of(cls, transport: TransportConfig) -> Self:
-        """The bounds that a configuration sets; the others are the default ones."""
+        """Return the configured bounds, with defaults for all others."""
         return cls(
             max_frame_bytes=transport.max_message_bytes,
             max_message_bytes=transport.max_message_bytes,
@@ -122,14 +122,14 @@ class EndpointLimits:
 
 @dataclass(slots=True)
 class EndpointStats:
-    """A learner's counters since the start, and queue depth now.
+    """A learner's counters since its start, and its current queue length.
 
     Attributes:
         bytes_in: payload bytes delivered to callbacks.
-        bytes_out: payload bytes handed to the transport.
-        queued_messages: messages waiting in the endpoint's own send queues.
-        rejected: messages thrown away because they broke a limit.
-        refused: handshakes that failed, and connections that never made one.
+        bytes_out: payload bytes passed to the transport.
+        queued_messages: messages that wait in the endpoint's own send queues.
+        rejected: messages discarded because they exceeded a limit.
+        refused: failed handshakes, and connections without one.
         dropped: peers that were cut off.
     """
 

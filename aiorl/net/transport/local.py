@@ -1,12 +1,13 @@
-"""Unix sockets by which workers of the learner's own user, on its own host, reach it.
+"""Unix sockets for workers of the learner's own user on its own host.
 
-Only this user can enter the directory they are in, so these connections need no keys. A learner has two of them, named
-after its port::
+Only this user can enter their directory, so these connections need no keys. A learner has two sockets, named after its
+port::
 
     $XDG_RUNTIME_DIR/aiorl/5557   or /run/user/UID/aiorl/..., or /tmp/aiorl-UID/...
     $XDG_RUNTIME_DIR/aiorl/5557.broadcast
 
-They go with the learner. Those of a killed one answer nobody until the next learner on the port puts its own there.
+The learner deletes them when it ends. Those of a killed learner stay, without an answer, until the next learner on the
+port replaces them.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ from aiorl.net.transport.security import others_may_write
 
 _SUFFIXES = ("", ".broadcast")
 _MAX_PATH_BYTES = 103
-"""The least that systems take as the path of a Unix socket."""
+"""Smallest limit of any system for the path of a Unix socket."""
 
 
 def urls_of(path: Path | str) -> tuple[str, str]:
-    """Return the addresses of the two sockets of which ``path`` is the first."""
+    """Return the addresses of the two sockets; ``path`` is the first."""
     first, second = (f"ipc://{path}{suffix}" for suffix in _SUFFIXES)
     return first, second
 
 
 def bind_local(sockets: Sequence[zmq.Socket[bytes]], port: int) -> Path:
-    """Bind the two sockets of the learner that has a port; returns the path of the first.
+    """Bind the two sockets of the learner on a port, and return the path of the first.
 
-    Raises: SecurityError if there is no place that only this user can enter.
+    Raises:
+        SecurityError: when there is no directory that only this user can enter.
     """
     problems = []
     for place in _places():
@@ -57,16 +59,17 @@ def bind_local(sockets: Sequence[zmq.Socket[bytes]], port: int) -> Path:
         else:
             return path
     raise SecurityError(
-        f"there is no place for the sockets by which workers of this user on this host join: {'; '.join(problems)}",
+        f"there is no place for the sockets for workers of this user on this host: {'; '.join(problems)}",
         key="bind",
-        hint="mend one of these directories, or set XDG_RUNTIME_DIR to one that is yours alone.",
+        hint="repair one of these directories, or set XDG_RUNTIME_DIR to one that is yours alone.",
     )
 
 
 def find_local(port: int) -> Path | None:
-    """Return the first socket of this user's learner that has a port of this host; None if there is none.
+    """Return the first socket of this user's learner on a port of this host, or None if there is none.
 
-    Raises: SecurityError if there is none, but somebody else could have put one there.
+    Raises:
+        SecurityError: when there is none, but another user could have put one there.
     """
     untrusted: SecurityError | None = None
     for place in _places():
@@ -84,15 +87,16 @@ def find_local(port: int) -> Path | None:
 
 
 def clear_local(port: int) -> None:
-    """Delete what a learner of this user on this port has left that is no more.
+    """Delete the sockets of an ended learner of this user on this port.
 
-    Raises: ConfigError if it is still there: it has the port on another address.
+    Raises:
+        ConfigError: when that learner still runs: it uses the port on another address.
     """
     for place in _places():
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-            if probe.connect_ex(str(place / str(port))) == errno.EPROTOTYPE:  # somebody listens, to streams
+            if probe.connect_ex(str(place / str(port))) == errno.EPROTOTYPE:  # a stream socket is listening there
                 raise ConfigError(
-                    f"port {port} is in use by a learner of yours;", key="bind", hint="choose another one with --bind."
+                    f"port {port} is in use by one of your learners;", key="bind", hint="choose another with --bind."
                 )
     forget_local(port)
 
@@ -107,7 +111,7 @@ def forget_local(port: int) -> None:
 
 
 def _places() -> list[Path]:
-    """Return where the sockets may be, by preference; all processes of a user on a host come to share one."""
+    """Return possible directories of the sockets, best first; all processes of a user on a host end up with one."""
     user = os.geteuid()
     session = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{user}")
     return [session / "aiorl", Path(tempfile.gettempdir()) / f"aiorl-{user}"]
@@ -115,7 +119,7 @@ def _places() -> list[Path]:
 
 @contextlib.contextmanager
 def _own_directory(place: Path) -> Iterator[int]:
-    """Give the descriptor of a directory that only this user can read and write, and nobody else can replace."""
+    """Open a directory that only this user can read and write, and no one else can replace; yield its descriptor."""
     try:
         directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,20 +1,20 @@
-"""Admission of clients: keys on disk, and the list of those admitted.
+"""Admission of clients: key files, and the list of admitted keys.
 
-Key files are ZeroMQ certificates, as `python -m aiorl.keys` makes them::
+Key files are ZeroMQ certificates, as made by `python -m aiorl.keys`::
 
     DIR/learner.key_secret   the learner's private key, mode 0600
     DIR/learner.key          its public key; every worker needs a copy
     DIR/worker.key_secret    a worker's private key, mode 0600
     DIR/worker.key           its public key
-    DIR/admitted/worker.key  who may connect: public keys the learner admits; a file's name is the worker's name
+    DIR/admitted/worker.key  a public key that the learner admits; the file name is the worker's name
 
-Whoever can write there could admit himself, or pass for the learner. So all of it has to belong to this user or to
-root, and nobody else may write it.
+Anyone who can write there could admit themselves, or impersonate the learner. All of these files must therefore belong
+to this user or to root, and no one else may write to them.
 
-Each handshake with a listening socket is answered by ZeroMQ's authentication protocol (ZAP, RFC 27). With keys, only
-clients with a public key in the admitted directory pass, and they get that key, in Z85, as user id. Without keys
-(--insecure), and over the Unix sockets that only this user can reach, everyone who speaks ZeroMQ 4 passes; asking all
-the same makes libzmq refuse what is no ZeroMQ 4 peer.
+The learner answers each handshake with a listening socket through ZeroMQ's authentication protocol (ZAP, RFC 27). With
+keys, only clients with a public key in the admitted directory pass, and that key, in Z85, becomes their user id.
+Without keys (--insecure), and over the Unix sockets that only this user can reach, every ZeroMQ 4 peer passes. ZAP is
+used even then because it makes libzmq refuse peers that do not speak ZeroMQ 4.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CRYPTOGRAPHIC = 0x11000001
 
 @dataclass(frozen=True, slots=True)
 class LearnerKeys:
-    """What the learner needs to admit workers by key.
+    """Keys with which the learner admits workers.
 
     Attributes:
         public_key: Z85, 40 bytes.
@@ -67,13 +67,13 @@ class LearnerKeys:
 
 @dataclass(frozen=True, slots=True)
 class WorkerKeys:
-    """What a worker needs to be admitted, and to know the learner.
+    """Keys with which a worker is admitted, and recognizes the learner.
 
     Attributes:
         public_key: Z85, 40 bytes.
         secret_key: Z85, 40 bytes.
         learner_key: the learner's public key, Z85, 40 bytes.
-        public_key_file: the file an administrator has to copy to the learner's admitted directory.
+        public_key_file: file that an administrator must copy to the learner's admitted directory.
     """
 
     public_key: bytes
@@ -83,11 +83,11 @@ class WorkerKeys:
 
 
 def load_learner_keys(directory: Path | str) -> LearnerKeys:
-    """The learner's keys in a directory made by `python -m aiorl.keys`.
+    """Load the learner's keys from a directory made by `python -m aiorl.keys`.
 
     Raises:
-        SecurityError: a file is missing, unreadable, malformed or readable by others, or others could change who is
-            admitted.
+        SecurityError: when a file is missing, unreadable, malformed or readable by others, or when others could change
+            the list of admitted keys.
     """
     directory = Path(directory)
     _check_directory(directory)
@@ -95,22 +95,22 @@ def load_learner_keys(directory: Path | str) -> LearnerKeys:
     public_key, secret_key = read_secret_key(secret_file)
     admitted = directory / ADMITTED
     if not admitted.is_dir():
-        hint = f"make it, and copy each worker's .key file there, or run `python -m aiorl.keys {directory}`."
+        hint = f"create it and copy each worker's .key file there, or run `python -m aiorl.keys {directory}`."
         raise _unusable(admitted, " is missing: it holds the public keys of the workers to admit;", hint)
     _check_trusted(directory, secret_file, admitted)
     return LearnerKeys(public_key, secret_key, admitted)
 
 
 def load_worker_keys(path: Path | str) -> WorkerKeys:
-    """A worker's own key pair and the learner's public key.
+    """Load a worker's own key pair and the learner's public key.
 
     Args:
-        path: a directory with ``learner.key`` and one worker's ``.key_secret`` (``worker.key_secret`` is preferred
-            if there are several), or such a ``.key_secret`` file with ``learner.key`` beside it.
+        path: a directory with ``learner.key`` and one worker's ``.key_secret`` (if there are several,
+            ``worker.key_secret`` is used), or a ``.key_secret`` file with ``learner.key`` next to it.
 
     Raises:
-        SecurityError: a file is missing, unreadable, malformed or readable by others, the choice is unclear, or others
-            could put another learner's key there.
+        SecurityError: when a file is missing, unreadable, malformed or readable by others, the choice is ambiguous, or
+            others could put another learner's key there.
     """
     path = Path(path)
     if path.suffix == ".key_secret":
@@ -127,7 +127,7 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
 
 
 def reachable_from_here(address: str) -> str:
-    """Where processes of this host connect to a bound address: a bind to all interfaces is met on loopback."""
+    """Return the address at which processes of this host reach a bound address: loopback if bound to all interfaces."""
     host, port = split_address(address)
     if host in ("*", "0.0.0.0"):
         return f"tcp://127.0.0.1:{port}"
@@ -135,16 +135,16 @@ def reachable_from_here(address: str) -> str:
 
 
 def reachable_from_elsewhere(address: str) -> str:
-    """Where other hosts connect to a bound address, for people to read: by this host's name."""
+    """Return the address, for people, at which other hosts reach a bound address: this host's name if bound to all."""
     host, port = split_address(address)
     return f"tcp://{socket.gethostname()}:{port}" if host in ("*", "0.0.0.0", "::") else address
 
 
 def read_public_key(path: Path) -> bytes:
-    """The public key in a certificate, or in a file with nothing but the 40 characters.
+    """Return the public key in a certificate, or in a file with only the 40 characters.
 
     Raises:
-        SecurityError: the file is missing, unreadable or malformed.
+        SecurityError: when the file is missing, unreadable or malformed.
     """
     public_key = _parse(_read(path), path).get("public-key")
     if public_key is None:
@@ -153,10 +153,10 @@ def read_public_key(path: Path) -> bytes:
 
 
 def read_secret_key(path: Path) -> tuple[bytes, bytes]:
-    """Public and secret key of a private certificate.
+    """Return public and secret key of a private certificate.
 
     Raises:
-        SecurityError: the file is missing, unreadable, malformed or readable by others than its owner.
+        SecurityError: when the file is missing, unreadable, malformed or readable by anyone but its owner.
     """
     found = _parse(_read(path, private=True), path)
     if "secret-key" not in found:
@@ -165,16 +165,16 @@ def read_secret_key(path: Path) -> tuple[bytes, bytes]:
 
 
 def _unusable(path: Path, why: str, hint: str) -> SecurityError:
-    """The error of a file or directory of keys that can't be used; ``why`` follows its name."""
+    """Return the error for an unusable file or directory of keys; ``why`` follows its name."""
     return SecurityError(f"{path}{why}", key="keys", value=str(path), hint=hint)
 
 
 class AdmittedKeys:
-    """The public keys in a directory, each file read again when it has changed.
+    """Public keys in a directory; each file is read again when it changes.
 
-    A file that is no key, or that others could have written, is left out and named in the log. A directory that is gone
-    admits nobody, and one that others may write to by now nobody else; one that cannot be read for another reason (no
-    descriptors left, a file server away) leaves everything as it was.
+    A file that is no key, or that others could have written, is ignored and named in the log. If the directory is gone,
+    no key is admitted. If others can write to it now, no further key is admitted. If it cannot be read for another
+    reason (no free descriptors, an unreachable file server), the admitted keys stay as they are.
     """
 
     def __init__(
@@ -183,23 +183,23 @@ class AdmittedKeys:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look at the directory.
+        """Read the directory.
 
         Args:
-            directory: where a file NAME.key is the public key of a worker.
-            clock: seconds.
+            directory: each file NAME.key in it is the public key of a worker.
+            clock: returns the time in seconds.
         """
         self._directory = directory
         self._owners = _trusted_owners(directory)
         self._clock = clock
         self._looked = -_LOOK_EVERY_S
         self._readable = True
-        self._files: dict[str, tuple[object, bytes | None]] = {}  # file name -> what tells a change, key
+        self._files: dict[str, tuple[object, bytes | None]] = {}  # file name -> stamp that detects changes, key
         self._names: Mapping[bytes, str] = {}
         self.refresh()
 
     def refresh(self) -> Mapping[bytes, str]:
-        """Look at the directory; returns the name of each key (Z85) that is admitted now, never changed later."""
+        """Read the directory, and return the names by admitted key (Z85) as a mapping that never changes later."""
         self._looked = self._clock()
         files = self._look(self._directory)
         if files != self._files:
@@ -213,8 +213,8 @@ class AdmittedKeys:
         return self._names
 
     def name_of(self, public_key: bytes) -> str | None:
-        """Name of a key (Z85), None if it is not admitted; sees the directory as it was at most 0.2 s ago."""
-        if self._clock() - self._looked >= _LOOK_EVERY_S:  # whoever knocks must not keep us reading directories
+        """Return the name of a key (Z85), or None if not admitted, from a state at most 0.2 s old."""
+        if self._clock() - self._looked >= _LOOK_EVERY_S:  # frequent handshakes must not keep us reading directories
             self.refresh()
         return self._names.get(public_key)
 
@@ -242,7 +242,7 @@ class AdmittedKeys:
         known = self._files.get(entry.name, (None, None))
         try:
             found = entry.stat()
-        except FileNotFoundError:  # deleted meanwhile, or a link to nothing
+        except FileNotFoundError:  # deleted meanwhile, or a dangling link
             return None, None
         except OSError:
             return known
@@ -259,14 +259,14 @@ class AdmittedKeys:
 
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
-        raise _unusable(directory, " is no directory of keys:", f"make one with `python -m aiorl.keys {directory}`.")
+        raise _unusable(directory, " is not a directory of keys:", f"make one with `python -m aiorl.keys {directory}`.")
 
 
 def _check_trusted(directory: Path, *within: Path) -> None:
-    """Refuse a directory of keys, or what is in it, that somebody else could change.
+    """Refuse a directory of keys, or files in it, that another user could change.
 
     Raises:
-        SecurityError: one of them belongs to somebody else, or can be written by others.
+        SecurityError: when one of them belongs to another user, or can be written by others.
     """
     owners = _trusted_owners(directory)
     for path in (directory, *within):
@@ -274,9 +274,9 @@ def _check_trusted(directory: Path, *within: Path) -> None:
 
 
 def _trusted_owners(directory: Path) -> frozenset[int]:
-    """Whose keys are taken: this user's and root's.
+    """Return the user ids that may own keys: this user's and root's.
 
-    Root may be told to use somebody's, such as a directory of the host in a container.
+    Root can also use another owner's keys, for example from a directory of the host in a container.
     """
     user = os.geteuid()
     owner = user
@@ -290,15 +290,15 @@ def _check_owner_and_mode(path: Path, found: os.stat_result, owners: Collection[
     mode = stat.S_IMODE(found.st_mode)
     facts = f"owner {_name_of(found.st_uid)}, mode {mode:04o}"
     if found.st_uid not in owners:
-        hint = f"run `sudo chown -R {_name_of(os.geteuid())} {path}` if it should be yours, or take keys of your own."
-        raise _unusable(path, f" belongs to somebody else ({facts}), who could put other keys there:", hint)
+        hint = f"run `sudo chown -R {_name_of(os.geteuid())} {path}` if it should be yours, or use your own keys."
+        raise _unusable(path, f" belongs to someone else ({facts}), who could put other keys there:", hint)
     if others_may_write(found):
-        hint = f"run `chmod go-w {path}`; look at what is in it first."
+        hint = f"run `chmod go-w {path}`; first check its contents."
         raise _unusable(path, f" can be written by others ({facts}), who could put other keys there:", hint)
 
 
 def others_may_write(found: os.stat_result) -> bool:
-    """Return whether others than its owner may change a file, or replace what is in a directory."""
+    """Return whether users other than the owner can change a file, or replace files in a directory."""
     mode = found.st_mode
     is_sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
     by_group = mode & 0o020 and not _is_group_of_one(found.st_gid, found.st_uid)
@@ -306,7 +306,7 @@ def others_may_write(found: os.stat_result) -> bool:
 
 
 def _is_group_of_one(group: int, user: int) -> bool:
-    """Whether a group is a user's private one, as on systems where files are made writable by their group."""
+    """Return whether a group is a user's private one; some systems make files writable by that group by default."""
     try:
         own, found = pwd.getpwuid(user), grp.getgrgid(group)
     except KeyError:
@@ -327,17 +327,17 @@ def _own_secret_file(directory: Path) -> Path:
         return preferred
     found = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
     if not found:
-        hint = "copy one there from where `python -m aiorl.keys` was run, with learner.key."
+        hint = "copy one there from where you ran `python -m aiorl.keys`, along with learner.key."
         raise _unusable(directory, " holds no worker's private key (NAME.key_secret):", hint)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        hint = f"name the one to use, such as --keys {found[0]}."
+        hint = f"name the one to use, for example --keys {found[0]}."
         raise _unusable(directory, f" holds several private keys ({names}):", hint)
     return found[0]
 
 
 def _read(path: Path, *, private: bool = False) -> str:
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # to open a pipe would wait for a writer otherwise
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a pipe would wait for a writer
     try:
         with open(os.open(path, flags), "rb") as file:
             found = os.fstat(file.fileno())
@@ -345,11 +345,11 @@ def _read(path: Path, *, private: bool = False) -> str:
                 raise _malformed(path, "ZeroMQ")
             mode = stat.S_IMODE(found.st_mode)
             if private and mode & 0o077:
-                hint = f"run `chmod 600 {path}`; if others may have read it, make new keys."
+                hint = f"run `chmod 600 {path}`; make new keys if others could have read it."
                 raise _unusable(path, f" can be read or written by others (mode {mode:04o}):", hint)
             data = file.read(_MAX_KEY_FILE_BYTES)
     except FileNotFoundError:
-        hint = "copy it from where `python -m aiorl.keys` was run, or run that to make keys."
+        hint = "copy it from where you ran `python -m aiorl.keys`, or run that to make keys."
         raise _unusable(path, " is missing:", hint) from None
     except OSError as error:
         raise _unusable(path, f" cannot be read ({error.strerror}):", "check its owner and mode.") from error
@@ -382,7 +382,7 @@ def _check_key(text: str, path: Path) -> bytes:
 
 
 def _malformed(path: Path, what: str) -> SecurityError:
-    hint = "it should be a file made by `python -m aiorl.keys`; copy it again."
+    hint = "use a file made by `python -m aiorl.keys`, or copy it again."
     return _unusable(path, f" holds no {what} key:", hint)
 
 
@@ -390,12 +390,12 @@ class Authenticator:
     """Answers the handshakes of one context's listening sockets.
 
     Args:
-        context: whose sockets to answer for, see `serve` and `serve_local`.
+        context: its sockets are answered for, see `serve` and `serve_local`.
         admitted: the admitted keys, None if no keys are in use.
-        on_refused: called with (ip address, reason) of each client that is turned away.
+        on_refused: called with (ip address, reason) for each refused client.
 
     Attributes:
-        pump: reads the questions.
+        pump: reads the requests.
     """
 
     def __init__(
@@ -416,7 +416,7 @@ class Authenticator:
         self._socket.close(0)
 
     def _receive(self) -> None:
-        frames = self._socket.recv_multipart(zmq.DONTWAIT)  # from libzmq: nobody else can reach an inproc address
+        frames = self._socket.recv_multipart(zmq.DONTWAIT)  # from libzmq: no one else can reach an inproc address
         asker, _, _, request_id, domain, address, _identity, mechanism, *credentials = frames
         user_id, reason = self._judge(domain, mechanism, credentials)
         status = b"400" if reason else b"200"
@@ -438,7 +438,7 @@ class Authenticator:
 
 
 def serve(socket: zmq.Socket[bytes], keys: LearnerKeys | None) -> None:
-    """Make a socket ask the authenticator where it is bound next, and speak CURVE if there are keys."""
+    """Let the authenticator answer for the socket's next bind, with CURVE if there are keys."""
     socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
     if keys is not None:
         socket.curve_publickey = keys.public_key
@@ -447,13 +447,13 @@ def serve(socket: zmq.Socket[bytes], keys: LearnerKeys | None) -> None:
 
 
 def serve_local(socket: zmq.Socket[bytes]) -> None:
-    """Make a socket take whoever reaches it where it is bound next: others than this user can't."""
+    """Let the socket's next bind accept everyone who can reach it, which only this user can."""
     socket.setsockopt(zmq.ZAP_DOMAIN, _LOCAL_ZAP_DOMAIN)
     socket.curve_server = False
 
 
 def present(socket: zmq.Socket[bytes], keys: WorkerKeys | None) -> None:
-    """Make a connecting socket prove its key, and the learner's."""
+    """Make a connecting socket prove its own key, and check the learner's."""
     if keys is not None:
         socket.curve_publickey = keys.public_key
         socket.curve_secretkey = keys.secret_key
@@ -464,20 +464,20 @@ _ONE_HAS_KEYS = "only one side has keys: start the learner and its workers with 
 
 
 def reason_seen_by_learner(event: int, code: int) -> str:
-    """Why a handshake failed, in words for the learner's user."""
+    """Return the cause of a failed handshake, for the learner's user."""
     match _fault(event, code):
         case "silent":
             return f"it left or fell silent in the middle of the handshake: is it a worker? Or {_ONE_HAS_KEYS}"
         case "mismatch":
             return _ONE_HAS_KEYS
         case "crypto":
-            return "it holds another learner's public key, and can't be understood: give it this learner's learner.key"
+            return "it has another learner's public key, so it cannot be decrypted: give it this learner's learner.key"
         case _:
             return f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
 
 
 def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None) -> str:
-    """Why a handshake failed, in words for the worker's user."""
+    """Return the cause of a failed handshake, for the worker's user."""
     match _fault(event, code):
         case "auth" if keys is not None:
             file = keys.public_key_file
@@ -485,11 +485,11 @@ def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None) -> str
         case "silent" if keys is not None:
             return f"the other side ended the handshake: server key mismatch (learner.key)? Or {_ONE_HAS_KEYS}"
         case "auth" | "silent":
-            return "the other side refused us: it may want keys (--keys DIR), or be no learner at all"
+            return "the other side refused us: it may require keys (--keys DIR), or it is not a learner"
         case "mismatch":
             return _ONE_HAS_KEYS
         case "crypto":
-            return "the learner's answer could not be decrypted: is our learner.key that of this learner?"
+            return "the learner's answer could not be decrypted: does our learner.key belong to this learner?"
         case _:
             return f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a learner?"
 

@@ -1,8 +1,8 @@
-"""ZeroMQ sockets on the running asyncio loop: made, read, watched, written to by way of queues, and freed.
+"""ZeroMQ sockets on the running asyncio loop: creation, reading, monitoring, send queues and release.
 
-ZeroMQ's descriptor is edge-triggered: it tells of a *change*, and any call on the socket may swallow it.
-So a pump reads until nothing is left whenever it is woken, is to look again after every send on its socket
-(``settle``), and looks by itself on a slow tick in case a wake-up was lost.
+ZeroMQ's descriptor is edge-triggered: it signals a *change*, and any call on the socket can swallow that signal. So a
+pump reads until nothing is left whenever it is woken, must check again after every send on its socket (``settle``), and
+checks on a slow tick in case a signal was lost.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ COPY_BELOW_BYTES = 64 << 10
 
 _SLICE_S = 0.005
 
-# plain integers: to combine ZeroMQ's own enumerations takes as long as to send a small frame
+# plain integers: combining ZeroMQ's own enumerations takes as long as sending a small frame
 _DONTWAIT = int(zmq.DONTWAIT)
 MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
-"""Flags of a frame that is sent without waiting and that others follow."""
+"""Flags of a frame that is sent without waiting and is followed by others."""
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _POLLOUT = int(zmq.POLLOUT)
-# What is acted on. A listener that is out of descriptors fails to accept as fast as it can try, so that is not told.
+# Accept failures are left out: a listener without free descriptors reports them as fast as it can try again.
 _WATCHED = int(
     zmq.EVENT_CONNECTED
     | zmq.EVENT_ACCEPTED
@@ -55,15 +55,17 @@ _EVENT = struct.Struct("=HI")
 _MAX_DRAINED = 100_000
 _names = itertools.count()
 BROADCAST_HEAD = struct.Struct("<8sQ")
-"""First frame of a broadcast: the learner endpoint's random epoch, and how many broadcasts it has made.
-A message with this frame alone only announces that number."""
+"""First frame of a broadcast: the learner endpoint's random epoch, and its number of broadcasts so far.
+
+A message with only this frame announces that number.
+"""
 
 _TERM_S = 2.0
 _FREE_PAIR_TRIES = 50
 
 
 def keep(frame: zmq.Frame) -> memoryview:
-    """The bytes of a received frame, copied when small, shared with ZeroMQ when large."""
+    """Return the bytes of a received frame: a copy if it is small, shared with ZeroMQ if it is large."""
     if len(frame) < COPY_BELOW_BYTES:
         return memoryview(frame.bytes)
     return frame.buffer
@@ -74,11 +76,12 @@ def send_frames(
 ) -> zmq.MessageTracker | None:
     """Send one message without waiting; large frames are shared with ZeroMQ, not copied.
 
-    Returns: with ``track``, what tells when ZeroMQ has let go of the last large frame; None if there is none.
+    Returns:
+        With ``track``, a tracker that is done once ZeroMQ has released the last large frame; None if there is none.
 
     Raises:
-        zmq.Again: the socket cannot take it now. When a later frame than the first raises it, the connection
-            broke in between and the socket must be given up.
+        zmq.Again: when the socket cannot take the message now. If a frame after the first one raises it, the connection
+            broke in between, and the socket must be given up.
     """
     last = len(frames) - 1
     tracker = None
@@ -94,7 +97,7 @@ def send_frames(
 
 
 def total_bytes(frames: Sequence[Buffer]) -> int:
-    """Payload of a message."""
+    """Return the payload bytes of a message."""
     return sum(map(_size, frames))
 
 
@@ -103,13 +106,13 @@ def _size(frame: Buffer) -> int:
 
 
 class SocketPump:
-    """Calls ``receive`` as long as its socket has messages, a bounded number per turn of the loop.
+    """Calls ``receive`` while its socket has messages, a bounded number of times per turn of the loop.
 
     Args:
         socket: a plain socket, used by this thread only.
         receive: takes one whole message off the socket without waiting; raises zmq.Again if there is none.
         per_turn: calls before other tasks of the loop get their turn.
-        after_turn: called after each turn, e.g. to send what was waiting.
+        after_turn: called after each turn, for example to send queued messages.
     """
 
     def __init__(
@@ -132,17 +135,18 @@ class SocketPump:
         self.schedule()
 
     def schedule(self) -> None:
-        """Look at the socket again in the next turn of the loop."""
+        """Check the socket again in the next turn of the loop."""
         if self._scheduled is None and not self._closed:
             self._scheduled = self._loop.call_soon(self._run_scheduled)
 
     def settle(self) -> bool:
-        """Look at the socket after a send, which may have swallowed the descriptor's edge.
+        """Check the socket after a send, which can swallow the descriptor's edge.
 
-        A turn is scheduled only if there is something to read: while a socket is full, its descriptor tells when it
-        takes more, and turning until then would only keep others from working.
+        A turn is scheduled only if there is something to read. While the socket is full, its descriptor signals when
+        there is room again; scheduling turns until then would only keep other tasks from working.
 
-        Returns: whether the socket would take a message now.
+        Returns:
+            True if the socket would accept a message now.
         """
         events = int(self._socket.getsockopt(_EVENTS))
         if events & _POLLIN:
@@ -150,25 +154,25 @@ class SocketPump:
         return bool(events & _POLLOUT)
 
     def look(self) -> None:
-        """Schedule a turn if data waits that nothing has told of."""
+        """Schedule a turn if data waits that no edge has signalled."""
         if not self._closed and self._scheduled is None:
             self.is_empty()
 
     def is_empty(self) -> bool:
-        """Whether nothing waits to be read; if something does, a turn is scheduled."""
+        """Return True if nothing waits to be read; otherwise schedule a turn."""
         if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             self.schedule()
             return False
         return True
 
     def drain(self, *, at_most: int = 10_000) -> bool:
-        """Read everything that is there now; returns False if ``at_most`` messages did not empty it."""
+        """Read all waiting messages, at most ``at_most``; return False if that did not empty the socket."""
         is_empty = self._read(at_most)
         self.schedule()
         return is_empty
 
     def close(self) -> None:
-        """Stop watching; call it before the socket is closed."""
+        """Stop watching; call this before closing the socket."""
         if self._closed:
             return
         self._closed = True
@@ -190,7 +194,7 @@ class SocketPump:
         try:
             emptied = self._read(self._per_turn, time.perf_counter() + _SLICE_S)
         finally:
-            # also when a callback has failed: no later edge would tell of what is left
+            # also after a failed callback: no later edge would signal the rest
             if not emptied:
                 self.schedule()
         if self._after_turn is not None and not self._closed:
@@ -212,11 +216,11 @@ class SocketPump:
 
 
 class SendQueue:
-    """The bounded queue of one connection.
+    """Bounded queue of one connection.
 
     Args:
-        max_messages: most messages that wait.
-        max_bytes: most bytes that wait; a single message is taken whatever its size.
+        max_messages: most messages that can wait.
+        max_bytes: most bytes that can wait; a single message of any size is always accepted.
     """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
@@ -234,7 +238,7 @@ class SendQueue:
         return self._bytes
 
     def put(self, frames: Sequence[Buffer]) -> bool:
-        """Take a message; False if the queue is full."""
+        """Add a message; return False if the queue is full."""
         num_bytes = self._bytes + total_bytes(frames)
         if self._messages and (len(self) >= self._max_messages or num_bytes > self._max_bytes):
             return False
@@ -243,23 +247,23 @@ class SendQueue:
         return True
 
     def flush(self, send: Callable[[Sequence[Buffer]], bool | None]) -> bool | None:
-        """Hand over messages as long as ``send`` takes them; returns what it said last, True for an empty queue."""
+        """Send messages while ``send`` accepts them; return its last result, or True for an empty queue."""
         sent: bool | None = True
         while self._messages and (sent := send(self._messages[0])):
             self._bytes -= total_bytes(self._messages.popleft())
         return sent
 
     def clear(self) -> None:
-        """Throw away what waits."""
+        """Discard all waiting messages."""
         self._messages.clear()
         self._bytes = 0
 
 
 class SendQueues:
-    """One `SendQueue` for each peer that is busy.
+    """Send queues, one for each busy peer.
 
     Attributes:
-        num_bytes: bytes that wait, for all peers.
+        num_bytes: bytes that wait for all peers together.
     """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
@@ -275,20 +279,20 @@ class SendQueues:
 
     @property
     def num_messages(self) -> int:
-        """Messages that wait, for all peers."""
+        """Messages that wait for all peers together."""
         return sum(map(len, self._queues.values()))
 
     def waiting(self, peer: bytes) -> int:
-        """Messages that wait for one peer."""
+        """Return the number of messages that wait for one peer."""
         return len(self._queues.get(peer, ()))
 
     @property
     def largest(self) -> bytes:
-        """The peer that most bytes wait for; there must be one that is busy."""
+        """Peer with the most waiting bytes; there must be a busy peer."""
         return max(self._queues, key=lambda peer: self._queues[peer].num_bytes)
 
     def put(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
-        """Take a message; False if that peer's queue is full."""
+        """Add a message; return False if that peer's queue is full."""
         if peer not in self._queues:
             self._queues[peer] = SendQueue(*self._bounds)
         queue = self._queues[peer]
@@ -298,13 +302,13 @@ class SendQueues:
         return is_taken
 
     def forget(self, peer: bytes) -> None:
-        """Throw away what waits for a peer."""
+        """Discard all messages that wait for a peer."""
         queue = self._queues.pop(peer, None)
         if queue is not None:
             self.num_bytes -= queue.num_bytes
 
     def flush(self, send: Callable[[bytes, Sequence[Buffer]], bool | None]) -> None:
-        """Hand over what ``send(peer, frames)`` takes: True sent, None busy still, False no such peer any more."""
+        """Send waiting messages; ``send(peer, frames)`` returns True if sent, None if busy, False without a peer."""
         for peer, queue in list(self._queues.items()):
             before = queue.num_bytes
             sent = queue.flush(partial(send, peer))
@@ -314,13 +318,13 @@ class SendQueues:
 
 
 class SocketMonitor:
-    """Tells ``handler(event, value)`` of each connection event of a socket, in order.
+    """Calls ``handler(event, value)`` for each connection event of a socket, in order.
 
-    ``value`` is the descriptor for ACCEPTED, CONNECTED, DISCONNECTED and CLOSED, the error or protocol code for
-    failed handshakes. Close it before its socket. ``pump`` reads what has been reported up to now.
+    ``value`` is the descriptor for ACCEPTED, CONNECTED, DISCONNECTED and CLOSED, and the error or protocol code for
+    failed handshakes. Close the monitor before its socket. ``pump`` reads the events reported so far.
 
-    Events wait in a bounded queue. While it is full, ZeroMQ's own thread waits with the next one, and with it all
-    that its sockets do: whoever makes connections faster than they are looked at is held back.
+    Events wait in a bounded queue. While it is full, ZeroMQ's own thread waits with the next event, and so do all of
+    its sockets. This slows down peers that open connections faster than we can look at them.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], handler: Callable[[int, int], None]) -> None:
@@ -336,8 +340,8 @@ class SocketMonitor:
         """Stop monitoring."""
         self.pump.close()
         if not self._socket.closed:
-            # ZeroMQ's thread holds a lock while it waits for room in a full queue, and what stops the monitor waits for
-            # that lock. Once the queue has been emptied there is room for more than can happen in between.
+            # While its queue is full, ZeroMQ's thread waits for room and holds a lock that disabling the monitor needs.
+            # Once the queue has been emptied, it has more room than can fill in between.
             with contextlib.suppress(zmq.Again):
                 for _ in range(_MAX_DRAINED):
                     self._pair.recv_multipart(zmq.DONTWAIT)
@@ -351,19 +355,18 @@ class SocketMonitor:
 
 
 def url(host: str, port: int) -> str:
-    """The address as ZeroMQ wants it."""
+    """Return the address in ZeroMQ's form."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def make_socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: EndpointLimits, *, ipv6: bool = False
 ) -> zmq.Socket[bytes]:
-    """A socket with the options all of ours share: sizes bounded, dead connections found, nothing kept at close.
+    """Make a socket with our common options: bounded sizes, detection of dead connections, no linger at close.
 
-    ZeroMQ's own heartbeats stay off: libzmq 4.3.5 aborts the process when one is due on a connection that broke while
-    its queue was full. A host that has vanished is found by the kernel, since whatever is sent to it or asked of it
-    (keepalive) is not confirmed within ``dead_after_s``; a process that stands still, by the endpoints, since nothing
-    is heard from it.
+    ZeroMQ's own heartbeats stay off, because libzmq 4.3.5 aborts the process when one is due on a connection that broke
+    while its queue was full. The kernel finds a vanished host: neither data nor keepalive probes are confirmed within
+    ``dead_after_s``. The endpoints find a process that stands still, because it sends nothing.
     """
     socket: zmq.Socket[bytes] = context.socket(kind)
     socket.linger = 0
@@ -386,10 +389,10 @@ def make_socket(
 
 
 def bind_pair(first: zmq.Socket[bytes], second: zmq.Socket[bytes], host: str, port: int) -> int:
-    """Bind two sockets to two consecutive ports; port 0 takes a free pair. Returns the first port.
+    """Bind two sockets to two consecutive ports, a free pair if ``port`` is 0, and return the first port.
 
     Raises:
-        ConfigError: a port is in use, or the address is not one of this machine.
+        ConfigError: when a port is in use, or the address does not belong to this machine.
     """
     if not port:
         port, reserved = reserve_pair("", 0)
@@ -405,11 +408,13 @@ def bind_pair(first: zmq.Socket[bytes], second: zmq.Socket[bytes], host: str, po
 
 
 def reserve_pair(host: str, port: int) -> tuple[int, list[socket.socket]]:
-    """Take two consecutive ports of IPv4 without listening on them; port 0 takes a free pair.
+    """Reserve two consecutive IPv4 ports without listening on them; port 0 reserves a free pair.
 
-    Returns: the first port, and what keeps others from both until it is closed.
+    Returns:
+        The first port, and the sockets that reserve both ports until they are closed.
 
-    Raises: ConfigError: a port is in use, or the address is not one of this machine.
+    Raises:
+        ConfigError: when a port is in use, or the address does not belong to this machine.
     """
     for tries_left in reversed(range(1 if port else _FREE_PAIR_TRIES)):
         reserved = [socket.socket() for _ in range(2)]
@@ -430,14 +435,14 @@ def reserve_pair(host: str, port: int) -> tuple[int, list[socket.socket]]:
 
 def _cannot_bind(address: str, error: Exception) -> ConfigError:
     why = "the port is in use" if getattr(error, "errno", None) == errno.EADDRINUSE else f"{error}"
-    hint = "choose a port that is free, and name an address of this machine or 0.0.0.0 for all of them, with --bind."
+    hint = "use --bind with a free port and an address of this machine, or 0.0.0.0 for all of them."
     return ConfigError(f"cannot bind {address}: {why};", key="bind", value=address, hint=hint)
 
 
 async def term(context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.Socket[bytes]], linger_s: float) -> None:
-    """Close the sockets, give what is still on its way ``linger_s`` to leave, and free the context.
+    """Close the sockets, give unsent messages ``linger_s`` seconds to leave, and free the context.
 
-    Takes at most ``linger_s`` + 2 s. When cancelled, the context is freed in the background.
+    This takes at most ``linger_s`` + 2 s. If it is cancelled, the context is freed in the background.
     """
     for each in sockets:
         if not each.closed:
@@ -447,7 +452,7 @@ async def term(context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.So
 
     def free() -> None:
         context.term()
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile, so no one waits
             loop.call_soon_threadsafe(freed.set)
 
     threading.Thread(target=free, name="aiorl-zmq-term", daemon=True).start()
@@ -455,11 +460,11 @@ async def term(context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.So
         async with asyncio.timeout(linger_s + _TERM_S):
             await freed.wait()
     except TimeoutError:
-        logger.warning("ZeroMQ did not let go of its sockets within %.1f s; leaving it behind", linger_s + _TERM_S)
+        logger.warning("ZeroMQ did not release its sockets within %.1f s; continuing without it", linger_s + _TERM_S)
 
 
 def fd_of(frame: zmq.Frame) -> int:
-    """Descriptor of the connection a frame came over, -1 if it came over none."""
+    """Return the descriptor of the connection that a frame came over, or -1 for none."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -467,7 +472,7 @@ def fd_of(frame: zmq.Frame) -> int:
 
 
 def user_id_of(frame: zmq.Frame) -> str:
-    """The public key (Z85) that the connection a frame came over has proved, "" without keys."""
+    """Return the public key (Z85) proved by the connection that a frame came over, "" without keys."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:

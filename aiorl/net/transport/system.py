@@ -1,9 +1,9 @@
-"""What the transport asks of its process: to keep the memory of messages, and to have enough descriptors.
+"""Process settings for the transport: message memory that stays with the process, and enough file descriptors.
 
-ZeroMQ allocates each large frame and frees it once decoded columns are dropped. glibc hands such memory back to
-the system at once and takes it again for the next frame, each page faulted in anew: on one TCP connection with
-frames of 128 KiB that costs half to two thirds of the throughput (measured: 0.6 to 1.8 GB/s as it comes, 2.3 to
-3.2 GB/s with `keep_message_buffers`).
+ZeroMQ allocates each large frame, and frees it once the decoded columns are dropped. glibc returns this memory to the
+system immediately and requests it again for the next frame, with a page fault for each page. On one TCP connection with
+frames of 128 KiB this costs half to two thirds of the throughput (measured: 0.6 to 1.8 GB/s by default, 2.3 to 3.2 GB/s
+with `keep_message_buffers`).
 """
 
 from __future__ import annotations
@@ -23,31 +23,34 @@ _MAX_RESERVE = 1024
 
 
 def keep_message_buffers(*, max_kept_bytes: int = 256 << 20) -> bool:
-    """Let up to ``max_kept_bytes`` of freed memory stay with the process; for the whole process.
+    """Keep up to ``max_kept_bytes`` of freed memory in the process; the setting holds for the whole process.
 
-    Returns: whether it is in force; False where the C library isn't glibc.
+    Returns:
+        True if the setting is in force; False if the C library isn't glibc.
     """
     return _set({_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: max_kept_bytes, _M_TOP_PAD: 16 << 20})
 
 
 def share_one_heap() -> bool:
-    """Let all threads allocate from one heap; to be called before the first thread is started.
+    """Let all threads allocate from one heap; call it before the first thread starts.
 
-    Else a thread that allocates while another does gets a heap of its own. What comes in one thread and is dropped in
-    another, as weights and messages are, then leaves holes in both.
+    By default, a thread that allocates while another one does gets its own heap. Weights and messages are allocated in
+    one thread and dropped in another, which would leave holes in both heaps.
 
-    Returns: whether it is in force; False where the C library isn't glibc.
+    Returns:
+        True if the setting is in force; False if the C library isn't glibc.
     """
     return _set({_M_ARENA_MAX: 1})
 
 
 def give_back_idle_memory() -> bool:
-    """Give free pages in the middle of the heaps back to the system; takes about a millisecond for each 100 MB.
+    """Return free pages in the middle of the heaps to the system; takes about a millisecond for each 100 MB.
 
-    Messages are allocated in one thread and freed in another, so heaps fragment: without this a worker that takes up
-    two policies a second grows by some 5 MB an hour for hours.
+    Messages are allocated in one thread and freed in another, so heaps fragment. Without this call, a worker that gets
+    two policies a second grows by about 5 MB an hour for hours.
 
-    Returns: whether any were given back; False where the C library isn't glibc.
+    Returns:
+        True if any pages were returned; False if none were, or if the C library isn't glibc.
     """
     try:
         return bool(ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0)))
@@ -56,10 +59,10 @@ def give_back_idle_memory() -> bool:
 
 
 async def give_back_regularly(every_s: float = 60.0) -> None:
-    """`give_back_idle_memory` again and again, beside the loop, until cancelled."""
+    """Call `give_back_idle_memory` every ``every_s`` seconds in a thread, until cancelled."""
     while True:
         await asyncio.sleep(every_s)
-        with contextlib.suppress(RuntimeError):  # no thread can be started: there is a next time
+        with contextlib.suppress(RuntimeError):  # no thread can start: try again next time
             await asyncio.to_thread(give_back_idle_memory)
 
 
@@ -72,7 +75,7 @@ def _set(settings: dict[int, int]) -> bool:
 
 
 def raise_open_file_limit() -> int:
-    """Raise this process's limit of open files as far as it may; returns the limit then."""
+    """Raise this process's limit of open files as far as permitted, and return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # macOS refuses what its kernel cannot hold
@@ -81,16 +84,16 @@ def raise_open_file_limit() -> int:
 
 
 def open_file_limit() -> int:
-    """How many files and connections this process may have open."""
+    """Return the number of files and connections that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def peers_per_port(max_peers: int) -> int:
-    """As many connections on each of two ports as the limit of open files allows, at most ``max_peers``.
+    """Return how many connections each of two ports can take within the limit of open files, at most ``max_peers``.
 
-    Half of what is free, up to 1,024, stays free: for checkpoints, logs and the pipes of workers, and for connections
-    beyond the bound, which exist for a moment until they are cut.
+    Half of the free descriptors, up to 1,024, stay free. Checkpoints, logs and pipes of workers need them, and so do
+    excess connections, which exist for a moment until they are cut.
     """
     free = open_file_limit() - _num_open()
     reserve = min(free // 2, _MAX_RESERVE)

@@ -62,5 +62,5 @@ async def test_who_floods_is_cut_off_though_that_fails_at_first_and_though_a_loo
     """How long the thread was kept waiting is not what its look has cost others."""
     table = Table(fails=3, look_s=look_s)
     with _guarded(table) as cut:
-        assert "too much of what it sent is unread" in await asyncio.wait_for(cut, 5)
+        assert "too much of its data is unread" in await asyncio.wait_for(cut, 5)
     assert table.looked == 4

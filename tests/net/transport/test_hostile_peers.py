@@ -173,7 +173,7 @@ def test_what_peers_send_while_the_learner_is_busy_is_bounded_and_the_greedy_are
             peak_mb = max(peak_mb, learner.rss_mb())
             time.sleep(0.01)
         dropped = learner.told('"dropped"')
-        assert "too much of what it sent is unread" in dropped["reason"]
+        assert "too much of its data is unread" in dropped["reason"]
         assert _is_served(honest)
         assert peak_mb < before_mb + 600, "without a bound it is gigabytes"
 
@@ -188,9 +188,9 @@ def test_what_short_connections_leave_behind_is_bounded_too(start):
                 short.socket.shutdown(socket.SHUT_WR)  # a close may reset it, and what was not read is gone then
                 while short.socket.recv(4096):
                     pass
-            if "left too much behind" in learner.text:
+            if "left too much unread data" in learner.text:
                 break
-        learner.told("left too much behind")
+        learner.told("left too much unread data")
         assert _is_served(honest)
 
 
@@ -201,7 +201,7 @@ def test_a_message_without_end_of_empty_frames_from_a_stranger_is_cut_off_before
         before_mb = learner.rss_mb()
         assert _flood(flooder, frame(b"", more=True) * (1 << 17), 30.0), "it was never cut off"
         dropped = learner.told('"dropped"')
-        assert "too much of what it sent is unread" in dropped["reason"]
+        assert "too much of its data is unread" in dropped["reason"]
         assert _is_served(honest)
         assert learner.rss_mb() < before_mb + 600
 

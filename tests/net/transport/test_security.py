@@ -92,7 +92,7 @@ def test_keys_that_belong_to_somebody_else_are_refused_with_owner_and_command(ke
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     load_both(keys)
     os.chown(keys / name, 54321, -1)
-    said = rf"{keys / name} belongs to somebody else \(owner 54321, mode 0\d+\).*`sudo chown -R 12345 {keys / name}`"
+    said = rf"{keys / name} belongs to someone else \(owner 54321, mode 0\d+\).*`sudo chown -R 12345 {keys / name}`"
     with pytest.raises(SecurityError, match=said):
         load_both(keys)
     os.chown(keys / name, 0, -1)  # root's, as where a system is set up for its users
@@ -105,7 +105,7 @@ def test_root_takes_a_directory_of_somebody_as_in_a_container_but_nothing_there_
         os.chown(path, 12345, 12345)
     load_both(keys)
     os.chown(keys / "learner.key", 54321, -1)
-    with pytest.raises(SecurityError, match=r"learner\.key belongs to somebody else"):
+    with pytest.raises(SecurityError, match=r"learner\.key belongs to someone else"):
         load_worker_keys(keys)
 
 
@@ -173,7 +173,7 @@ def test_whoever_can_write_where_keys_are_admitted_is_not_admitted_while_a_run_g
 def test_an_admitted_key_that_somebody_else_has_put_there_is_left_out(keys, caplog):
     os.chown(keys / "admitted" / "other.key", 54321, -1)
     assert [*AdmittedKeys(keys / "admitted").refresh().values()] == ["worker"]
-    assert "other.key belongs to somebody else (owner 54321, mode 0644)" in caplog.text
+    assert "other.key belongs to someone else (owner 54321, mode 0644)" in caplog.text
 
 
 def _remove(path):

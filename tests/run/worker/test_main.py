@@ -45,7 +45,7 @@ def test_what_would_fail_the_same_way_again_is_told_once_and_ends_with_1(tmp_pat
     status, text = run(NOBODY, f"--keys={tmp_path / 'nowhere'}")
     assert status == 1
     assert len(text.splitlines()) == 1
-    assert "is no directory of keys" in text
+    assert "is not a directory of keys" in text
 
 
 def test_a_worker_may_open_as_many_files_as_its_user_allows() -> None:
