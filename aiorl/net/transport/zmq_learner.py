@@ -1,4 +1,4 @@
-"""The learner's endpoint over ZeroMQ: one ROUTER for all that is addressed, one XPUB for all that goes to everyone."""
+"""The learner's endpoint over ZeroMQ: a ROUTER for addressed messages and an XPUB for broadcasts."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ _PART_AFTER_S = 0.5
 _ANNOUNCE_S = 0.002
 _LOOK_FOR_FILES_S = 10.0
 MAX_SUBSCRIBER_BYTES = 4096
-"""Of one message, and of all: handshake and subscription take some hundred."""
+"""Limit of one message and of all messages of a subscriber; handshake and subscription take some hundred bytes."""
 _NOT_A_SUBSCRIPTION = "it sent more than a subscription to the broadcast port"
 
 
 class ZmqLearnerEndpoint:
-    """The learner's side: addressed messages both ways, and one broadcast to all.
+    """Endpoint of the learner: addressed messages in both directions, and broadcasts to all workers.
 
     Args:
         bind: "tcp://HOST:PORT"; the broadcast port is PORT + 1. PORT 0 takes a free pair.
-        keys: the learner's keys; without any, only workers of its own user on this host join, see
-            `aiorl.net.transport.local`, and nobody listens on the two ports.
-        insecure: without keys, everyone who can reach the address may connect.
-        limits: every bound.
+        keys: the learner's keys. Without keys, only workers of the same user on this host can join (see
+            `aiorl.net.transport.local`), and the two ports are reserved without listening.
+        insecure: True to let everyone who can reach the address connect if there are no keys.
+        limits: the bounds.
 
     Attributes:
         on_message: called with (peer, frames, user_id); ``user_id`` is the public key that the peer proved (Z85), ""
-            where no keys are in use.
+            without keys.
         on_event: called with each `Event`.
     """
 
@@ -95,12 +95,12 @@ class ZmqLearnerEndpoint:
         self._keys = keys
         self._is_insecure = insecure and keys is None
         if self._is_insecure and not is_loopback(self._host):
-            logger.warning("%s is open to everyone who can reach it: no keys, --insecure was given", bind)
+            logger.warning("%s is open to everyone who can reach it: --insecure was given, without keys", bind)
         self._path: Path | None = None
         self._reserved: list[socket.socket] = []
         self._limits = limits or EndpointLimits()
         self._queues = SendQueues(self._limits.peer_queue_messages, self._limits.queue_bytes)
-        self._leaving: dict[bytes, zmq.MessageTracker] = {}  # of each peer, the large message sent last
+        self._leaving: dict[bytes, zmq.MessageTracker] = {}  # last large message to each peer
         self._peers = ConnectionTable()
         self._subscribers = ConnectionTable()
         self._surveyed = 0.0
@@ -116,20 +116,20 @@ class ZmqLearnerEndpoint:
 
     @property
     def address(self) -> str:
-        """Where workers connect to; valid after `start`."""
+        """Address that workers connect to; valid after `start`."""
         return url(self._host, self._port)
 
     @property
     def local_address(self) -> str:
-        """The address for workers that the learner itself starts; valid after `start`."""
+        """Address for workers that the learner itself starts; valid after `start`."""
         return reachable_from_here(self.address) if self._path is None else urls_of(self._path)[0]
 
     def start(self) -> None:
         """Bind both sockets and begin to receive.
 
         Raises:
-            ConfigError: a port is in use, or the address is not one of this machine.
-            SecurityError: there is no place for the sockets that only this user's workers can reach.
+            ConfigError: when a port is in use, or the address does not belong to this machine.
+            SecurityError: when there is no place for sockets that only this user's workers can reach.
         """
         self._loop = asyncio.get_running_loop()
         keep_message_buffers()
@@ -147,7 +147,7 @@ class ZmqLearnerEndpoint:
         if most < self._limits.max_peers:
             text = (
                 "at most %d connections are taken on each port instead of %d: this process may have %d files open; "
-                "raise the limit (ulimit -n) where there are more workers"
+                "raise the limit (ulimit -n) for more workers"
             )
             logger.warning(text, most, self._limits.max_peers, open_file_limit())
         self._ports = tuple(
@@ -193,9 +193,10 @@ class ZmqLearnerEndpoint:
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """Send one message to a peer, or queue it while its connection is busy.
 
-        A peer whose queue is full is cut off (an event says so).
+        A peer with a full queue is cut off, which an event reports.
 
-        Returns: False if that peer is not connected (any more).
+        Returns:
+            False if that peer is not connected or no longer connected.
 
         Raises:
             EndpointClosed: after `close`.
@@ -218,9 +219,9 @@ class ZmqLearnerEndpoint:
         return not connection.reason
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
-        """Send one message to every worker whose subscription is in force; never waits.
+        """Send one message to every worker with a subscription in force; never waits.
 
-        A subscriber that is too slow misses it, and learns so from the numbering of the next one.
+        A subscriber that is too slow misses it, and notices that from the number of the next one.
 
         Raises:
             EndpointClosed: after `close`.
@@ -230,9 +231,9 @@ class ZmqLearnerEndpoint:
         self._stats.bytes_out += total_bytes(frames)
 
     def drop(self, peer: bytes, reason: str) -> None:
-        """Cut a peer off: nothing more is taken from it, what was sent to it before has half a second to leave.
+        """Cut a peer off: ignore all further messages, and give those already sent to it half a second to leave.
 
-        What it sent and we have not read is thrown away.
+        Its unread messages are discarded.
         """
         connection = self._peers.by_peer.get(peer)
         if connection is None or connection.reason or self._closed:
@@ -242,7 +243,7 @@ class ZmqLearnerEndpoint:
         self._samples_port.tell(EventKind.DROPPED, connection, reason)
 
     def has_unsent(self, peer: bytes) -> bool:
-        """Whether a large message to a peer, or anything that waits for its connection, is still in our memory."""
+        """Return whether our memory still holds a large message to a peer, or a message that waits for it."""
         tracker = self._leaving.get(peer)
         if tracker is not None and tracker.done:
             del self._leaving[peer]
@@ -250,16 +251,16 @@ class ZmqLearnerEndpoint:
         return tracker is not None or peer in self._queues
 
     def host_of(self, peer: bytes) -> str:
-        """Address of the host that a peer calls from, without its port; "" where that can't be told."""
+        """Return the address of the host of a peer, without the port, or "" if unknown."""
         connection = self._peers.by_peer.get(peer)
         return "" if connection is None else connection.address.rpartition(":")[0]
 
     def stats(self) -> EndpointStats:
-        """Counters now."""
+        """Return the current counters."""
         return dataclasses.replace(self._stats, queued_messages=self._queues.num_messages)
 
     async def close(self, *, flush_s: float = 0.5) -> None:
-        """Let goodbyes leave for up to ``flush_s`` seconds, then free everything; takes at most 2 s more."""
+        """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at most 2 s more."""
         if self._closed or not self._started:
             self._closed = True
             return
@@ -281,7 +282,7 @@ class ZmqLearnerEndpoint:
     # --- sending
 
     def _try_send(self, peer: bytes, frames: Sequence[Buffer]) -> bool | None:
-        """Send now: True if sent, False if there is no such peer, None if its connection is busy."""
+        """Send now; return True if sent, False if there is no such peer, None if its connection is busy."""
         try:
             try:
                 self._router.send(peer, MORE)
@@ -300,12 +301,12 @@ class ZmqLearnerEndpoint:
         return True
 
     def _cut_unread(self, peer: bytes) -> None:
-        """Cut off a peer that too much waits for."""
+        """Cut off a peer for which too many messages wait."""
         waiting = self._queues.waiting(peer)
         self._queues.forget(peer)
         connection = self._peers.by_peer.get(peer)
         if connection is not None:
-            self._samples_port.cut(connection, f"it does not read what we send it: {waiting} messages wait")
+            self._samples_port.cut(connection, f"it does not read its messages: {waiting} are waiting")
 
     def _flush(self) -> None:
         self._queues.flush(self._try_send)
@@ -316,7 +317,7 @@ class ZmqLearnerEndpoint:
         self._later("retry", _RETRY_S, self._flush)
 
     def _later(self, name: str, after_s: float, call: Callable[[], None]) -> None:
-        """Call ``call`` after a while; once, however often it is asked for until then."""
+        """Schedule ``call``; further requests until then are merged with it."""
 
         def run() -> None:
             del self._timers[name]
@@ -355,19 +356,19 @@ class ZmqLearnerEndpoint:
                 self._discarding = more
                 self._stats.rejected += 1
                 if connection is not None:
-                    reason = f"its message is beyond the limit: {len(frames)} frames, {num_bytes} bytes"
+                    reason = f"its message exceeds the limit: {len(frames)} frames, {num_bytes} bytes"
                     self._samples_port.cut(connection, reason)
                 return
         if connection is None:
-            self._stats.rejected += 1  # its end has been told
+            self._stats.rejected += 1  # its end has been reported
             return
         connection.delivered += 1
         connection.taken_bytes += wire_bytes
         if connection.reason:
-            self._stats.rejected += 1  # it was cut off; this was on its way before
+            self._stats.rejected += 1  # it was cut off while this message was on its way
             return
         if not num_bytes and len(frames) == 1:
-            return  # a worker's endpoint makes itself known
+            return  # the introduction of a worker's endpoint
         self._stats.bytes_in += num_bytes
         self.on_message(peer, frames, connection.user_id)
 
@@ -379,7 +380,7 @@ class ZmqLearnerEndpoint:
 
     def _attach(self, frame: zmq.Frame, peer: bytes) -> Connection | None:
         port = self._samples_port
-        port.monitor.pump.drain()  # what was reported before this message comes first
+        port.monitor.pump.drain()  # events reported before this message come first
         connection = self._peers.attach(fd_of(frame), peer, user_id_of(frame))
         if connection is not None:
             self._check_key(port, connection)
@@ -392,10 +393,10 @@ class ZmqLearnerEndpoint:
         self._later("gone", _SETTLE_S, self._tell_gone)
 
     def _tell_gone(self) -> None:
-        """Tell of connections that have ended, after all that came over them has been delivered.
+        """Report ended connections, after all messages that came over them have been delivered.
 
-        While others send so much that there is no end of it, that is taken for granted after a second: by then each
-        peer has had its turn many times.
+        If others send so much that the socket never becomes empty, report them after a second: by then each peer has
+        had its turn many times.
         """
         if self._closed:
             return
@@ -421,7 +422,7 @@ class ZmqLearnerEndpoint:
         self._samples_port.tell(kind, connection, reason)
 
     def _part(self, connection: Connection) -> None:
-        """Cut off one that was dropped, whatever it has left unread."""
+        """Cut off a dropped peer, even if it has left messages unread."""
         if not self._closed:
             self._queues.forget(connection.peer)
             self._peers.cut(connection)
@@ -438,14 +439,14 @@ class ZmqLearnerEndpoint:
         self._survey(is_empty=self._pump.drain(at_most=self._limits.messages_per_turn))
 
     def _survey(self, *, is_empty: bool) -> None:
-        """Find connections that are silent, or that say what they have no need to say.
+        """Find connections that are silent, or that send more than they need to.
 
-        Time in which we did not run ourselves does not count as silence.
+        Time in which we stood still ourselves does not count as silence.
         """
         limits, now = self._limits, self._loop.time()
         elapsed_s = min(now - self._surveyed, 2 * limits.tick_s)
         self._surveyed = now
-        self._peers.survey(elapsed_s if is_empty else 0.0)  # else what others have said may not be taken yet
+        self._peers.survey(elapsed_s if is_empty else 0.0)  # other peers' messages may still be unread
         for connection in self._peers:
             if connection.silent_s > limits.dead_after_s + (0 if connection.delivered else limits.handshake_s):
                 self._samples_port.end_silent(connection)
@@ -455,28 +456,28 @@ class ZmqLearnerEndpoint:
                 self._broadcast_port.end_silent(connection)
 
     def _keep_files(self) -> None:
-        """Bind anew where the files were cleaned away, as when their user has logged out."""
+        """Bind again if the socket files were deleted, for example because their user has logged out."""
         self._later("files", _LOOK_FOR_FILES_S, self._keep_files)
         if self._path is not None and not self._path.is_socket():
             try:
                 self._path = bind_local((self._router, self._xpub), self._port)
             except SecurityError as error:
-                logger.warning("%s; new workers do not find the learner", error)
+                logger.warning("%s; new workers cannot find the learner", error)
             else:
                 logger.warning("workers of this user on this host now find the learner at %s", self._path)
 
     def _check_key(self, port: ListeningPort, connection: Connection) -> None:
-        """Judge a connection by the key it proved: that may have been withdrawn since the handshake."""
+        """Cut off a connection if its key was withdrawn since the handshake."""
         if self._admitted is None or connection.address == LOCAL:
             return
         if self._admitted.name_of(connection.user_id.encode()) is None:
-            port.cut(connection, "its key is not admitted any more")
+            port.cut(connection, "its key is no longer admitted")
 
     def _cut_withdrawn(self) -> None:
-        """Cut off those whose key is no longer among the admitted ones.
+        """Cut off connections with a key that is no longer admitted.
 
-        Which key a connection has proved is known from its first message on. So all that are silent are cut too
-        when a key is withdrawn; those with another key connect again.
+        The key of a connection is known from its first message on. When a key is withdrawn, all connections without a
+        message are therefore cut, too; those with another key connect again.
         """
         if self._admitted is None:
             return
@@ -491,19 +492,19 @@ class ZmqLearnerEndpoint:
                 if connection.address == LOCAL:
                     continue
                 if not public_key:
-                    port.cut(connection, "a key was withdrawn while it had not said which one it has")
+                    port.cut(connection, "a key was withdrawn, and this connection had not shown its own yet")
                 elif public_key not in self._acted_on:
                     name = before.get(public_key, connection.user_id)
-                    port.cut(connection, f"its key {name!r} is not admitted any more")
+                    port.cut(connection, f"its key {name!r} is no longer admitted")
 
     def _bind(self) -> None:
-        """Bind both sockets to ports that others can reach, if they may, and to files that only this user can reach.
+        """Bind both sockets: to ports if other users may join, and to files that only this user can reach.
 
-        Each listener keeps the options that its socket has when it is bound.
+        Each listener keeps the options that its socket has at the time of the bind.
         """
         pair = self._router, self._xpub
         if self._keys is None and not self._is_insecure:
-            self._port, self._reserved = reserve_pair("127.0.0.1", self._port)  # whichever loopback address it is
+            self._port, self._reserved = reserve_pair("127.0.0.1", self._port)  # stands for every loopback address
         else:
             for each in pair:
                 serve(each, self._keys)
@@ -533,13 +534,13 @@ class ZmqLearnerEndpoint:
 
 
 class Broadcaster:
-    """Sends to all, and takes subscriptions.
+    """Sender of broadcasts, which also accepts subscriptions.
 
     Args:
         socket: an XPUB.
         port: its connections.
-        check_key: cuts a connection off whose key is not admitted any more.
-        announce_soon: has `announce` called in a moment.
+        check_key: cuts a connection off if its key is no longer admitted.
+        announce_soon: schedules a call of `announce`.
 
     Attributes:
         pump: reads the socket.
@@ -553,7 +554,7 @@ class Broadcaster:
         announce_soon: Callable[[], None],
     ) -> None:
         self.pump = SocketPump(socket, self._receive)
-        port.on_ended = self.pump.schedule  # so that `ended_fds` are emptied soon
+        port.on_ended = self.pump.schedule  # clears `ended_fds` soon
         self._socket = socket
         self._port = port
         self._check_key = check_key
@@ -569,7 +570,7 @@ class Broadcaster:
         self.pump.settle()
 
     def announce(self) -> None:
-        """Tell all subscribers how many broadcasts there have been, so that a new one knows that it is one."""
+        """Send all subscribers the number of broadcasts so far, so that a new one knows that it is subscribed."""
         self._socket.send(self._head(), zmq.DONTWAIT)
         self.pump.schedule()
 
@@ -587,7 +588,7 @@ class Broadcaster:
         if fd < 0:
             return  # made by libzmq itself when a subscriber is gone
         if not port.monitor.pump.is_empty():
-            port.monitor.pump.drain()  # what was reported before this message comes first
+            port.monitor.pump.drain()  # events reported before this message come first
         connection = port.table.attach(fd, b"", user_id_of(frame))
         if connection is None:
             return
@@ -595,7 +596,7 @@ class Broadcaster:
         if connection.reason:
             return
         connection.delivered += 1
-        if fd in port.ended_fds:  # it may be another's; what the kernel says is of this one
+        if fd in port.ended_fds:  # the message may be another connection's; the kernel's count is this one's
             is_sound = port.table.look(connection) <= MAX_SUBSCRIBER_BYTES
         else:
             is_sound = frame.bytes == b"\x01" and not frame.more and not connection.is_served

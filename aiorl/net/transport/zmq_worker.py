@@ -1,8 +1,8 @@
-"""The worker's endpoint over ZeroMQ: one DEALER for all that is addressed, one SUB for what goes to everyone.
+"""The worker's endpoint over ZeroMQ: a DEALER for addressed messages and a SUB for broadcasts.
 
-A pair of sockets lives as long as its connection: when either connection ends or is refused, both sockets are
-given up and a new pair, with a new routing id, connects. So the learner never meets an old routing id again,
-nothing is delivered twice, and a refused worker gets another chance (libzmq by itself would not try again).
+A pair of sockets lives as long as its connection. When either connection ends or is refused, both sockets are given up,
+and a new pair with a new routing id connects. As a result, the learner never meets an old routing id again, no message
+is delivered twice, and a refused worker gets another chance (libzmq itself would not try again).
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _ROUTING_ID_BYTES = 16
 
 
 class ZmqWorkerEndpoint:
-    """The worker's side; it connects, and connects again, by itself.
+    """Endpoint of a worker, which connects, and reconnects, by itself.
 
     Args:
-        connect: "tcp://HOST:PORT" of the learner; broadcasts are taken from PORT + 1. Or "ipc://PATH", which a learner
-            gives to workers that it starts.
-        keys: the worker's keys; without any, a learner of the same user on this host is reached by its Unix sockets,
-            which are looked for anew for each connection (see `aiorl.net.transport.local`).
-        limits: every bound.
+        connect: "tcp://HOST:PORT" of the learner, with broadcasts on PORT + 1; or "ipc://PATH", which a learner gives
+            to workers that it starts.
+        keys: the worker's keys. Without keys, the endpoint uses the Unix sockets of this user's learner on this host if
+            there are any, and searches for them before each connection (see `aiorl.net.transport.local`).
+        limits: the bounds.
 
     Attributes:
         on_message: called with the frames of a message addressed to this worker.
-        on_broadcast: called with the frames of a broadcast, in the order they were made.
+        on_broadcast: called with the frames of a broadcast, in sending order.
         on_event: called with each `Event`.
-        address: where the learner is looked for.
+        address: address of the learner, as given.
     """
 
     def __init__(self, connect: str, *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None) -> None:
@@ -83,7 +83,7 @@ class ZmqWorkerEndpoint:
         self._listened = 0.0
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
-        self._said: set[str] = set()  # since it was connected last
+        self._said: set[str] = set()  # warnings since the last connection
         self._queue = SendQueue(self._limits.queue_messages, self._limits.queue_bytes)
         self._writable = asyncio.Event()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -93,11 +93,11 @@ class ZmqWorkerEndpoint:
 
     @property
     def connected(self) -> bool:
-        """Whether both channels are up."""
+        """True if both channels are up."""
         return self._connected
 
     def start(self) -> None:
-        """Begin to connect; call it on the running loop."""
+        """Begin to connect; call this on the running loop."""
         keep_message_buffers(max_kept_bytes=_KEPT_BYTES)
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
@@ -108,7 +108,8 @@ class ZmqWorkerEndpoint:
     def send(self, frames: Sequence[Buffer]) -> bool:
         """Send one message, or queue it while the connection is busy.
 
-        Returns: False if it was not taken: not connected, or the queue is full. See `wait_writable`.
+        Returns:
+            False if it was not accepted: not connected, or the queue is full. See `wait_writable`.
 
         Raises:
             EndpointClosed: after `close`.
@@ -121,10 +122,10 @@ class ZmqWorkerEndpoint:
         return self._queue.put(frames)
 
     async def wait_writable(self) -> None:
-        """Wait until the endpoint is connected and its queue has emptied. Cancelling it leaves nothing behind.
+        """Wait until the endpoint is connected and its queue is empty. A cancelled call leaves nothing behind.
 
         Raises:
-            EndpointClosed: the endpoint was closed meanwhile.
+            EndpointClosed: when the endpoint is closed meanwhile.
         """
         self._check_open()
         while not (self._connected and not self._ending and not self._queue):
@@ -133,7 +134,7 @@ class ZmqWorkerEndpoint:
             self._check_open()
 
     async def close(self, *, flush_s: float = 0.5) -> None:
-        """Let goodbyes leave for up to ``flush_s`` seconds, then free everything; takes at most 2 s more."""
+        """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at most 2 s more."""
         if self._closed or not self._started:
             self._closed = True
             return
@@ -159,13 +160,13 @@ class ZmqWorkerEndpoint:
             try:
                 send_frames(channel.socket, frames)
             except zmq.Again:
-                # half a message is only left behind when the connection broke: its end will be reported
+                # half a message is left behind only if the connection broke: its end will be reported
                 if not channel.pump.settle():
                     return False
             else:
                 channel.pump.settle()
                 return True
-        channel.pump.schedule()  # room vanished as often as we looked: once more in the next turn
+        channel.pump.schedule()  # each time, the room vanished after we looked: try again in the next turn
         return False
 
     def _flush(self) -> None:
@@ -179,7 +180,7 @@ class ZmqWorkerEndpoint:
 
     def _receive_message(self) -> None:
         frames = self._channels[0].receive()
-        if frames and self._connected and (len(frames) > 1 or frames[0].nbytes):  # else the learner's endpoint lives
+        if frames and self._connected and (len(frames) > 1 or frames[0].nbytes):  # else only a sign of life
             self.on_message(frames)
 
     def _receive_broadcast(self) -> None:
@@ -207,13 +208,13 @@ class ZmqWorkerEndpoint:
             self._again(self._next_pause())
 
     def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
-        """Two sockets that begin to connect; ``undo`` closes what there is of them when one cannot be had."""
+        """Open two sockets that begin to connect; ``undo`` closes the first one if the second cannot be opened."""
         ipv6 = ":" in self._host
         dealer = make_socket(self._context, zmq.DEALER, self._limits, ipv6=ipv6)
         undo.callback(dealer.close, 0)
         dealer.routing_id = b"w" + secrets.token_bytes(_ROUTING_ID_BYTES)
-        # Not IMMEDIATE: with it libzmq throws away what was received but not read yet when a connection ends, such
-        # as a goodbye. Nothing is queued towards nobody all the same: we send only while connected.
+        # Not IMMEDIATE: with it, libzmq discards received, unread messages such as a goodbye when a connection ends.
+        # No messages queue up without a connection all the same, because we send only while connected.
         sub = make_socket(self._context, zmq.SUB, self._limits, ipv6=ipv6)
         undo.callback(sub.close, 0)
         sub.rcvhwm = self._limits.broadcast_messages
@@ -254,13 +255,13 @@ class ZmqWorkerEndpoint:
             self._on_ended(channel)
         elif event == zmq.EVENT_CLOSED and not self._connected:
             self._wait_for(f"nothing answers at {channel.url}: is the learner running there?", kind="nothing answers")
-            if self._find() != self._urls:  # a learner has come, or another than the one before
+            if self._find() != self._urls:  # a learner has appeared, or a different one
                 self._ending = True
                 self._loop.call_soon(self._close_refused)
                 self._again(_RETRY_S)
 
     def _find(self) -> tuple[str, str]:
-        """Return where the learner is now: at the Unix sockets of this user's, if there are any for its port."""
+        """Return the addresses of the learner: this user's Unix sockets for its port if there are any, else TCP."""
         if self._path:
             return urls_of(self._path)
         if self._keys is None and is_loopback(self._host):
@@ -286,7 +287,7 @@ class ZmqWorkerEndpoint:
             self._writable.set()
 
     def _on_ended(self, channel: Channel) -> None:
-        """The connection of an accepted pair has ended; deliver what has come before, then tell."""
+        """Deliver all messages that arrived before an accepted connection ended, then report its end."""
         self._ending = True
         self._set_timer("ended", _SETTLE_S, lambda: self._report_ended(channel))
 
@@ -295,7 +296,7 @@ class ZmqWorkerEndpoint:
             return
         for each in self._channels:
             each.pump.drain()
-        if not self._channels:  # a callback has closed us
+        if not self._channels:  # a callback closed us
             return
         was_connected, self._connected = self._connected, False
         for socket in self._give_up_channels():
@@ -357,7 +358,7 @@ class ZmqWorkerEndpoint:
         if self._ending or not self._channels:
             return
         now = self._loop.time()
-        # time in which we did not run ourselves does not count as silence
+        # time in which we stood still ourselves does not count as silence
         elapsed_s, self._listened = min(now - self._listened, 2 * self._limits.tick_s), now
         for channel in self._channels:
             if channel.shook_hands:
@@ -387,10 +388,10 @@ class ZmqWorkerEndpoint:
             self._wait_for(f"no answer from {names} yet: is the learner running there, are both ports open to us?")
 
     def _wait_for(self, reason: str, kind: str = "") -> None:
-        """Say why there is no connection; reasons of one kind, such as for either port, are logged as one."""
+        """Report why there is no connection; reasons of one kind, for example for both ports, are logged once."""
         if self._closed or self._connected or reason == self._last_reason:
             return
-        self._log_once(f"{reason} Trying on.", kind)
+        self._log_once(f"{reason} Still trying.", kind)
         self._last_reason = reason
         self.on_event(Event(EventKind.WAITING, reason, address=self.address))
 
@@ -412,19 +413,19 @@ class ZmqWorkerEndpoint:
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """A socket that connects to one of the learner's; given up when its connection ends.
+    """Socket that connects to one of the learner's; given up when its connection ends.
 
     Attributes:
-        url: where it connects to.
+        url: address that it connects to.
         socket: a DEALER or a SUB.
         limits: bounds of a message.
         fd: descriptor of its connection, -1 before there is one.
-        tcp_since: since when there is a connection without a handshake, None if there is none.
-        shook_hands: the handshake was made.
-        ready: all is done that must be before it is of use.
-        heard: a message has come since the last look.
-        received: bytes received at the last look.
-        silent_s: for how long nothing was heard.
+        tcp_since: time since which a connection waits for its handshake, None if there is none.
+        shook_hands: True after the handshake.
+        ready: True once the channel is usable.
+        heard: True if a message has arrived since the last check.
+        received: bytes received at the last check.
+        silent_s: seconds of silence.
         pump: reads the socket.
         monitor: watches its connection.
     """
@@ -443,18 +444,22 @@ class Channel:
     monitor: SocketMonitor = field(init=False)
 
     def close(self) -> None:
-        """Stop reading and watching; the socket is left open."""
+        """Stop reading and watching, but leave the socket open."""
         self.pump.close()
         self.monitor.close()
 
     def introduce(self) -> None:
-        """Send the empty message by which the learner's endpoint learns of our routing id and tells of our end."""
+        """Send the empty message that gives the learner's endpoint our routing id, so that it can report our end."""
         with contextlib.suppress(zmq.Again):
             self.socket.send(b"", zmq.DONTWAIT)
         self.pump.schedule()
 
     def receive(self) -> list[memoryview]:
-        """One whole message; [] if it was beyond the limits. Raises zmq.Again if there is none."""
+        """Return one whole message, or [] if it exceeds the limits.
+
+        Raises:
+            zmq.Again: when no message waits.
+        """
         frames: list[memoryview] = []
         num_bytes = 0
         more = True
@@ -469,7 +474,7 @@ class Channel:
         return [] if len(frames) > limits.max_frames or num_bytes > limits.max_message_bytes else frames
 
     def listen(self, elapsed_s: float) -> None:
-        """Note whether anything was heard since the look before, also if it was a part of a message."""
+        """Update the seconds of silence; even a part of a message since the last check ends the silence."""
         received = self.received if self.heard else bytes_received(self.fd) or 0
         self.silent_s = 0.0 if self.heard or received != self.received else self.silent_s + elapsed_s
         self.heard, self.received = False, received
