@@ -1,17 +1,17 @@
-"""What makes columns smaller on the wire: LZ4 where it pays, and stacks of frames with each frame once.
+"""Compression of columns: LZ4 where it saves enough, and stacks of frames with each frame sent once.
 
-A compressed array is one buffer: a table of ``ceil(raw_bytes / BLOCK_BYTES)`` little-endian uint32 sizes,
-then that many LZ4 blocks, each of ``BLOCK_BYTES`` once decompressed but the last. Blocks of moderate size
-decompress several times faster than one large block. Float columns do not shrink and are never tried.
+A compressed array is one buffer: a table of ``ceil(raw_bytes / BLOCK_BYTES)`` little-endian uint32 sizes, then as many
+LZ4 blocks. Each block has ``BLOCK_BYTES`` after decompression, except the last. Blocks of moderate size decompress
+several times faster than one large block. Float columns are never tried, because they do not shrink.
 
-A column of stacked frames is uint8 ``[T, N, H, W, K]``, T steps of N environments, the last axis a stack of K frames,
-oldest first: of two consecutive rows of an environment the later one repeats K - 1 frames of the earlier one. It is
-sent as:
+A column of stacked frames is uint8 ``[T, N, H, W, K]``: T steps of N environments, with a stack of K frames on the last
+axis, oldest first. Of two consecutive rows of an environment, the later one repeats K - 1 frames of the earlier one.
+Instead of raw bytes, the following is sent:
 
-- a bit for each row, time-major, highest bit first, padded with zeros to whole bytes: 1 where the whole stack is sent.
-  That is so for all rows of the first step, and for every row that does not go on from the one before it;
-- LZ4 blocks of one frame ``[H, W]`` for each row that goes on, in the order of rows, XORed with the newest frame of the
-  row before it, since most of a picture stays as it was; then of all whole stacks ``[H, W, K]``.
+- A bit for each row, time-major, highest bit first, padded with zeros to whole bytes: 1 if the whole stack is sent. All
+  rows of the first step are whole, and every row that does not continue the one before it.
+- LZ4 blocks. First comes one frame ``[H, W]`` for each continuing row, in row order, XORed with the newest frame of the
+  row before it, because most of a picture stays the same. All whole stacks ``[H, W, K]`` follow.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from aiorl.net.wire.messages import AnyArray
 BLOCK_BYTES = 1 << 18
 MIN_COLUMN_BYTES = 1 << 10
 _PROBE_BYTES = 1 << 14
-_WORTH = 0.8  # of the raw size; above it decompressing costs more than it saves
-_MAX_EXPANSION = 255  # an LZ4 block cannot hold more than this many bytes per byte
+_WORTH = 0.8  # share of the raw size; above it, decompression costs more than is saved
+_MAX_EXPANSION = 255  # the most bytes that one byte of an LZ4 block can expand to
 MIN_STACK_BYTES = 1 << 10
-"""Smaller stacks are not worth it, and would let a peer have us walk through a column in tiny steps."""
+"""Smaller stacks save too little, and would let a peer make us walk through a column in tiny steps."""
 _MIN_FRAMES, _MAX_FRAMES = 2, 16
 _UINT8 = np.dtype(np.uint8)
 
 
 def compress_array(array: AnyArray) -> bytes | None:
-    """The compressed form of an array, or None where sending it raw is better.
+    """Compress an array; return None if sending it raw is better.
 
     Args:
         array: C-contiguous, any shape.
 
-    Returns: Table and blocks as this module describes, smaller than 0.8 of the raw bytes; None for float
-        arrays, for arrays under ``MIN_COLUMN_BYTES`` and for those whose first 16 KiB do not shrink.
+    Returns:
+        Table and blocks as described for this module, smaller than 0.8 of the raw bytes; None for float arrays, for
+        arrays under ``MIN_COLUMN_BYTES`` and for those of which the first 16 KiB do not shrink.
     """
     if array.dtype.kind == "f" or array.nbytes < MIN_COLUMN_BYTES:
         return None
@@ -59,7 +60,7 @@ def compress_array(array: AnyArray) -> bytes | None:
 
 
 def compress_blocks(raw: memoryview) -> bytes:
-    """The compressed form of bytes, even where it is larger: table and blocks as this module describes."""
+    """Compress bytes to table and blocks as described for this module, even if the result is larger."""
     blocks = [
         lz4.block.compress(raw[start : start + BLOCK_BYTES], store_size=False)
         for start in range(0, len(raw), BLOCK_BYTES)
@@ -69,14 +70,15 @@ def compress_blocks(raw: memoryview) -> bytes:
 
 
 def decompress(frame: memoryview, raw_bytes: int) -> memoryview:
-    """The raw bytes of a compressed array, read-only.
+    """Return the raw bytes of a compressed array, read-only.
 
     Args:
-        frame: what ``compress_array`` or ``compress_blocks`` returned.
-        raw_bytes: size to come out, already checked against the limits.
+        frame: a result of ``compress_array`` or ``compress_blocks``.
+        raw_bytes: expected size, already checked against the limits.
 
-    Raises: BadFrame if the frame cannot hold that many bytes (found before memory is taken) or a block is
-        damaged.
+    Raises:
+        BadFrame: when the frame cannot contain that many bytes (detected before memory is allocated) or a block is
+            damaged.
     """
     num_blocks = -(-raw_bytes // BLOCK_BYTES)
     table_bytes = 4 * num_blocks
@@ -105,12 +107,12 @@ def _block(block: memoryview, raw_bytes: int) -> bytes:
     except (lz4.block.LZ4BlockError, ValueError) as error:
         raise BadFrame(f"damaged LZ4 block: {error}") from error
     if len(raw) != raw_bytes:
-        raise BadFrame(f"an LZ4 block of {len(raw)} bytes where {raw_bytes} were due")
+        raise BadFrame(f"an LZ4 block of {len(raw)} bytes instead of {raw_bytes}")
     return raw
 
 
 def is_shape_of_stacks(dtype: np.dtype[Any], shape: Sequence[int]) -> bool:
-    """Whether a column of this kind may be sent so: uint8 [T, N, H, W, K], K from 2 to 16, stacks of 1 KiB or more."""
+    """Return whether a column can be sent as stacks: uint8 [T, N, H, W, K], K from 2 to 16, stacks of 1 KiB or more."""
     return (
         len(shape) == 5
         and dtype == _UINT8
@@ -122,25 +124,26 @@ def is_shape_of_stacks(dtype: np.dtype[Any], shape: Sequence[int]) -> bool:
 
 
 def compress_stacks(array: AnyArray) -> bytes | None:
-    """The frames of a column, each once; None where that does not help.
+    """Compress a column with each frame sent once; return None if that does not help.
 
     Args:
         array: C-contiguous, any shape and dtype.
 
-    Returns: bits and blocks as this module describes; None unless the column may be sent so and at least half of its
-        rows go on from the row before them.
+    Returns:
+        Bits and blocks as described for this module; None unless the column has the shape of stacks and at least half
+        of its rows continue the row before them.
     """
     if not is_shape_of_stacks(array.dtype, array.shape):
         return None
     steps, envs, height, width, count = array.shape
     rows = array.reshape(steps, envs, -1)
-    # The first pixel alone finds out most columns that are no stacks.
+    # The first pixel alone rules out most columns that are not stacks.
     may_go_on = (rows[1:, :, : count - 1] == rows[:-1, :, 1:count]).all(axis=2)
     if 2 * np.count_nonzero(may_go_on) < steps * envs:
         return None
     is_whole = np.ones((steps, envs), np.bool_)
     same = np.empty((envs, rows.shape[2] - 1), np.bool_)
-    packed = np.empty(rows.size, np.uint8)  # all of it is never needed, and what is not costs nothing
+    packed = np.empty(rows.size, np.uint8)  # larger than ever needed, but untouched pages cost nothing
     frames = packed[: steps * envs * height * width].reshape(-1, height * width)
     newest_before = rows[0, :, count - 1 :: count].copy()
     num_frames = 0
@@ -163,27 +166,28 @@ def compress_stacks(array: AnyArray) -> bytes | None:
 
 
 def decompress_stacks(frame: memoryview, dtype: np.dtype[Any], shape: Sequence[int]) -> memoryview:
-    """The raw bytes of a column that ``compress_stacks`` has compressed, read-only.
+    """Return the raw bytes of a column compressed by ``compress_stacks``, read-only.
 
     Args:
-        frame: what it returned.
-        dtype: of the column.
-        shape: of the column; its bytes are already checked against the limits.
+        frame: a result of ``compress_stacks``.
+        dtype: dtype of the column.
+        shape: shape of the column; its size is already checked against the limits.
 
-    Raises: BadFrame if such a column is not sent so, the frame cannot hold it (found before memory is taken) or is
-        damaged.
+    Raises:
+        BadFrame: when the column does not have the shape of stacks, or the frame is damaged or too small for it (the
+            size is checked before memory is allocated).
     """
     if not is_shape_of_stacks(dtype, shape):
-        raise BadFrame(f"{dtype} {list(shape)} is no column of stacked frames")
+        raise BadFrame(f"{dtype} {list(shape)} is not a column of stacked frames")
     steps, envs, height, width, count = shape
     pixels = height * width
     mask_bytes = -(-steps * envs // 8)
     if len(frame) < mask_bytes:
-        raise BadFrame(f"{len(frame)} bytes are too few for a bit for each of {steps * envs} rows")
+        raise BadFrame(f"{len(frame)} bytes are too few for one bit for each of {steps * envs} rows")
     bits: NDArray[np.uint8] = np.unpackbits(np.frombuffer(frame[:mask_bytes], np.uint8))
     is_whole = bits[: steps * envs].reshape(steps, envs).view(np.bool_)
     if bits[steps * envs :].any() or not is_whole[0].all():
-        raise BadFrame("its first rows are not whole, or there are more bits than rows")
+        raise BadFrame("its first rows are incomplete, or there are more bits than rows")
     num_whole = is_whole.sum(axis=1).tolist()
     frame_bytes = (steps * envs - sum(num_whole)) * pixels
     packed_bytes = frame_bytes + sum(num_whole) * pixels * count

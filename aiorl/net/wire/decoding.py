@@ -1,4 +1,4 @@
-"""Frames to messages, trusting nothing: each size is checked before memory is taken (see `aiorl.net.wire.format`)."""
+"""Decoding of frames from untrusted peers: each size is checked before memory is allocated (see `format`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, ArrayTree
 from aiorl.text import MAX_LABEL, is_label, one_line
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""What ``decode`` takes: anything with the buffer protocol; the arrays keep it alive."""
+"""Frame to decode: any object with the buffer protocol; decoded arrays keep it alive."""
 
 _CACHED_LAYOUT_BYTES = 1 << 12
 _CACHED_LAYOUTS = 128
@@ -43,19 +43,22 @@ _HELLO_LIMITS = Limits(
 
 
 def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Message:
-    """The message that frames hold.
+    """Decode the message in frames.
 
     Args:
-        frames: one multipart message; arrays are read-only views into its frames wherever they were not
-            compressed, and keep them alive.
-        limits: what we accept.
+        frames: one multipart message. Decoded arrays that were not compressed are read-only views of these frames, and
+            keep them alive.
+        limits: our limits.
 
-    Raises: MessageTooBig, VersionMismatch or BadFrame; nothing else, whatever the bytes.
+    Raises:
+        MessageTooBig: when a size exceeds the limits.
+        VersionMismatch: when the peer speaks another protocol version.
+        BadFrame: for all other faults. No other error is raised, whatever the bytes.
     """
     if not frames:
         raise BadFrame("an empty message", field="frames")
     if len(frames) > limits.max_frames:
-        raise MessageTooBig(f"{len(frames)} frames, at most {limits.max_frames} are taken", field="frames")
+        raise MessageTooBig(f"{len(frames)} frames, at most {limits.max_frames} are accepted", field="frames")
     name, values, layout_bytes, storage, shapes = _read_header(frames[0], limits)
     kind = MESSAGE_TYPES.get(name)
     if kind is None:
@@ -71,7 +74,7 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
     if len(layout_bytes) <= _CACHED_LAYOUT_BYTES:
         layout = _cached_layout(name, layout_bytes, limits)
         places = _places_of(layout, storage, shapes, limits)
-    else:  # nothing of it may stay in a cache
+    else:  # too large for a cache
         layout = _parse_layout(name, layout_bytes, limits)
         places = _find_places(layout, storage, shapes, limits)
     arrays = _read_arrays(frames, layout, places)
@@ -89,11 +92,13 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
 
 
 def decode_hello(frames: Sequence[Buffer]) -> m.Hello | None:
-    """The Hello that frames hold; None if they hold anything else, which is not decoded then.
+    """Decode the Hello in frames; return None, without decoding more than the header, if they contain no Hello.
 
-    What somebody who is not registered sends costs no more than to unpack 4 KiB without arrays.
+    A message of an unregistered peer costs no more than unpacking 4 KiB without arrays.
 
-    Raises: VersionMismatch or BadFrame; nothing else, whatever the bytes.
+    Raises:
+        VersionMismatch: when the peer speaks another protocol version.
+        BadFrame: for all other faults. No other error is raised, whatever the bytes.
     """
     if len(frames) != 1 or memoryview(frames[0]).nbytes > MAX_HELLO_BYTES:
         return None
@@ -110,7 +115,7 @@ _Header: TypeAlias = tuple[str, dict[str, Any], bytes, bytes, list[Any]]
 def _read_header(frame: Buffer, limits: Limits) -> _Header:
     size = memoryview(frame).nbytes
     if size > limits.max_header_bytes:
-        raise MessageTooBig(f"{size} bytes, at most {limits.max_header_bytes} are taken", field="header")
+        raise MessageTooBig(f"{size} bytes, at most {limits.max_header_bytes} are accepted", field="header")
     most = min(limits.max_map, size)
     try:
         header = msgpack.unpackb(
@@ -124,7 +129,7 @@ def _read_header(frame: Buffer, limits: Limits) -> _Header:
         )
     except RemoteProtocolError:
         raise
-    except Exception as error:  # msgpack raises its own kinds, ValueError, TypeError: all say "not ours"
+    except Exception as error:  # msgpack raises its own errors, ValueError and TypeError: all mean "not our message"
         what = one_line(f"{type(error).__name__}: {error}", 120)
         raise BadFrame(f"not a message header: {what}", field="header") from error
     if type(header) is not list or not header or type(header[0]) is not int:
@@ -151,7 +156,7 @@ def _read_header(frame: Buffer, limits: Limits) -> _Header:
 
 
 class _ArrayRef:
-    """Stands for an array of a Call or Reply between unpacking and resolving."""
+    """Placeholder for an array of a Call or Reply between unpacking and resolving."""
 
     __slots__ = ("number",)
 
@@ -167,24 +172,24 @@ def _array_ref(code: int, data: bytes) -> _ArrayRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """The names of a message's arrays; while it is cached, one object for all messages that have the same."""
+    """Names of a message's arrays; while cached, one object serves all messages with the same layout."""
 
     nodes: tuple[tuple[int, str], ...]
     columns: tuple[tuple[int, str, np.dtype[Any], int], ...]  # node, name, dtype, item bytes
 
 
 _Place: TypeAlias = tuple[int, str, tuple[int, ...], np.dtype[Any], int, int, int, int]
-"""Of an array: node, name, shape, dtype, storage, frame, offset in it, bytes."""
+"""Place of an array: node, name, shape, dtype, storage, frame, offset in the frame, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the arrays of a message lie: found and bounded before any frame of them is looked at.
+    """Places of the arrays of a message, computed and bounded before any of its frames is read.
 
     Attributes:
-        num_frames: of the message.
-        sizes: (frame, bytes it must have) of each frame that is not compressed.
-        arrays: the place of each.
+        num_frames: frames of the message.
+        sizes: (frame, required bytes) of each uncompressed frame.
+        arrays: place of each array.
     """
 
     num_frames: int
@@ -250,11 +255,11 @@ def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: obje
 
 
 def _places_of(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
-    """Where the arrays of a message lie, found once for all that have the same layout, storage and shapes."""
+    """Return the places of the arrays of a message, cached for messages with equal layout, storage and shapes."""
     packed = b""
     if len(shapes) <= _CACHED_COLUMNS:
-        with contextlib.suppress(TypeError, ValueError):  # else they are no shapes, as is about to be found
-            packed = msgpack.packb(shapes)  # unlike a comparison, it tells 2 from 2.0 and 1 from True
+        with contextlib.suppress(TypeError, ValueError):  # then they are no shapes, which `_find_places` reports
+            packed = msgpack.packb(shapes)  # unlike a comparison, distinguishes 2 from 2.0 and 1 from True
     if 0 < len(packed) <= _CACHED_SHAPE_BYTES:
         return _cached_places(layout, storage, packed, limits)
     return _find_places(layout, storage, shapes, limits)
@@ -266,7 +271,7 @@ def _cached_places(layout: _Layout, storage: bytes, packed_shapes: bytes, limits
 
 
 def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
-    """The same from what a header says: sizes within the limits, which its frames have yet to have."""
+    """Compute the places from a header, with sizes within the limits; the frames' own sizes are checked later."""
     columns = layout.columns
     if not len(columns) == len(storage) == len(shapes):
         raise BadFrame(f"{len(columns)} columns, {len(storage)} storages, {len(shapes)} shapes", field="shapes")
@@ -289,7 +294,7 @@ def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Lim
         total += size
         if size > max_bytes or total > max_total:
             raise MessageTooBig(
-                f"array of {size} bytes ({total} with those before it), at most {max_bytes} ({max_total}) are taken",
+                f"array of {size} bytes ({total} with earlier ones), at most {max_bytes} ({max_total}) are accepted",
                 field=name,
             )
         if empty:
@@ -320,14 +325,14 @@ def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Lim
 
 
 def _read_arrays(frames: Sequence[Buffer], layout: _Layout, places: _Places) -> dict[str, Any]:
-    """The arrays of a message, hung where its layout says."""
+    """Return the arrays of a message, placed in its fields by the layout."""
     if len(frames) != places.num_frames:
-        raise BadFrame(f"{len(frames)} frames where {places.num_frames} were due", field="frames")
+        raise BadFrame(f"{len(frames)} frames instead of {places.num_frames}", field="frames")
     views = [*map(_view, frames)]
     for number, due in places.sizes:
         there = views[number].nbytes
         if there != due:
-            raise BadFrame(f"a frame of {there} bytes where {due} were due", field=f"frame {number}")
+            raise BadFrame(f"a frame of {there} bytes instead of {due}", field=f"frame {number}")
     root: dict[str, Any] = {}
     nodes = [root]
     for parent, key in layout.nodes:
@@ -357,13 +362,13 @@ def _view(frame: Buffer) -> memoryview:
 def _fill_welcome(values: dict[str, Any], arrays: dict[str, Any]) -> None:
     specs, graphs = values["graphs"], arrays["graphs"]
     if specs.keys() != graphs.keys():
-        raise BadFrame("a graph without its description, or the other way round", field="graphs")
+        raise BadFrame("a graph without its description, or a description without its graph", field="graphs")
     values["graphs"] = {pid: {"graph": graphs[pid]["graph"].tobytes(), "spec": specs[pid]} for pid in specs}
     values["snapshot"] = m.Snapshot(**values["snapshot"], **arrays["snapshot"])
 
 
 def _put_arrays(value: Any, arrays: dict[str, Any], field: str, depth: int) -> Any:
-    """``value`` with the arrays in the places of their references."""
+    """Return ``value`` with arrays in the places of their references."""
     if type(value) is _ArrayRef:
         try:
             return arrays[str(value.number)]

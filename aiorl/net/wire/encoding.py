@@ -1,4 +1,4 @@
-"""Messages to frames: arrays are handed on as views, only small ones are copied (see `aiorl.net.wire.format`)."""
+"""Encoding of messages in frames: arrays are passed on as views, only small ones are copied (see `format`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS, 
 from aiorl.text import MAX_LABEL, is_label
 
 Frame: TypeAlias = bytes | memoryview
-"""What ``encode`` gives: an immutable header, and views of the arrays it was given."""
+"""Part of an encoded message: the immutable header, or a view of arrays that were passed in."""
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _PADDING = [b"\0" * n for n in range(ALIGN)]
@@ -42,7 +42,7 @@ _CACHED_LAYOUTS, _CACHED_NAMES = 128, 512
 
 
 class _Shared:
-    """Arrays of one allocation that lie one behind the other and leave as one frame.
+    """Adjacent arrays of one allocation, which are sent as one frame.
 
     Attributes:
         base: the allocation.
@@ -57,13 +57,13 @@ class _Shared:
         self._max_bytes = max_bytes
 
     def begin(self, array: m.AnyArray) -> bool:
-        """Take the first array; False if it lies outside of the allocation."""
+        """Add the first array; return False if it lies outside of the allocation."""
         self._start = start = _address(array) - self._address
         self._end = end = start + array.nbytes
         return start >= 0 and end <= self.base.nbytes
 
     def go_on(self, array: m.AnyArray) -> bool:
-        """Take an array if it is the next one."""
+        """Add an array and return True if it is the next one."""
         start = self._end + (self._start - self._end) % ALIGN
         end = start + array.nbytes
         if _address(array) - self._address != start or end > self.base.nbytes or end - self._start > self._max_bytes:
@@ -72,13 +72,13 @@ class _Shared:
         return True
 
     def frame(self) -> memoryview:
-        """All of them, with what little lies between."""
+        """Return the bytes of all arrays, with the small gaps between them."""
         return self.base.data.cast("B")[self._start : self._end]
 
 
 @dataclass(slots=True, eq=False)
 class _Writer:
-    """Collects the arrays of one message."""
+    """Collector of the arrays of one message."""
 
     compress: bool
     limits: Limits
@@ -116,11 +116,11 @@ class _Writer:
         if code is None:
             code = dtype.newbyteorder("<").str
             if code not in DTYPES:
-                raise LocalProtocolError(f"{name}: arrays of {dtype} do not travel; use bool, int, uint or float")
+                raise LocalProtocolError(f"{name}: arrays of {dtype} cannot be sent; use bool, int, uint or float")
             array = array.astype(code)
         size = array.nbytes
         if array.ndim > self.limits.max_ndim or size > self.limits.max_array_bytes:
-            raise LocalProtocolError(f"{name}: shape {array.shape} ({size} bytes) is beyond the protocol's limits")
+            raise LocalProtocolError(f"{name}: shape {array.shape} ({size} bytes) exceeds the protocol's limits")
         self.columns.append((node, name, code))
         self.shapes.append(array.shape)
         if self.compress and size >= MIN_COLUMN_BYTES and dtype.kind != "f":
@@ -147,7 +147,7 @@ class _Writer:
             self.shared = None
 
     def share(self, array: m.AnyArray, size: int) -> bool:
-        """Send an array from where it lies, in a frame with those before it if it is the next of them."""
+        """Add an array without a copy, in the frame of the arrays before it if it is adjacent; return False if not."""
         base = array.base
         if not size or not isinstance(base, np.ndarray) or not array.flags.c_contiguous:
             return False
@@ -186,25 +186,26 @@ class _Writer:
         limits = self.limits
         if len(header) > limits.max_header_bytes or len(frames) > limits.max_frames:
             raise LocalProtocolError(
-                f"a {name} message of {len(frames)} frames and a header of {len(header)} bytes is beyond the "
+                f"a {name} message of {len(frames)} frames and a header of {len(header)} bytes exceeds the "
                 f"protocol's limits ({limits.max_frames} frames, {limits.max_header_bytes} bytes)"
             )
         return frames
 
 
 def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
-    """The frames of a message.
+    """Encode a message as frames.
 
-    Texts for people are made printable and cut to their length, as the receiver would do it.
+    Texts for people are made printable and cut to their length, as the receiver would do.
 
     Args:
-        message: any message of ``messages``. Arrays above 256 KiB, and smaller ones that are parts of
-            one allocation and lie one behind the other there, are not copied (unless they are compressed,
-            strided or big-endian): they must not change until the frames are sent.
-        compress: try LZ4 on integer and bool columns, and send the frames of stacks once.
-        limits: what the receiver will accept.
+        message: any message of ``messages``. Arrays above 256 KiB, and smaller ones that are adjacent in one
+            allocation, are not copied, except compressed, strided or big-endian ones. They must not change until the
+            frames are sent.
+        compress: try LZ4 on integer and bool columns, and send repeated frames of stacks once.
+        limits: the receiver's limits.
 
-    Raises: LocalProtocolError if the message holds what does not travel or is beyond the limits.
+    Raises:
+        LocalProtocolError: when the message contains a value that cannot be sent, or exceeds the limits.
     """
     kind = MESSAGE_TYPES_BY_CLASS[type(message)]
     writer = _Writer(compress, limits)
@@ -236,13 +237,13 @@ def _welcome_scalars(message: m.Welcome, writer: _Writer) -> dict[str, object]:
 
 
 def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
-    """``value`` with a reference in the place of each array, the arrays being added to ``writer``."""
+    """Add the arrays in ``value`` to ``writer``, and return ``value`` with a reference in the place of each."""
     if isinstance(value, np.ndarray):
         number = len(writer.columns)
         writer.add_array(node, str(number), value)
         return msgpack.ExtType(ARRAY_REF, number.to_bytes(4, "little"))
     if depth < 0:
-        raise LocalProtocolError("the value is nested too deeply to travel")
+        raise LocalProtocolError("the value is nested too deeply to be sent")
     if isinstance(value, Mapping):
         return {key: _take_arrays(item, node, writer, depth - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -251,7 +252,7 @@ def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
 
 
 def _pack_layout(nodes: tuple[tuple[int, str], ...], columns: tuple[tuple[int, str, str], ...]) -> bytes:
-    """The bytes of a layout, whose names are checked."""
+    """Check the names of a layout, and return its bytes."""
     for name in [*(key for _, key in nodes), *(name for _, name, _ in columns)]:
         if not is_label(name):
             raise LocalProtocolError(
@@ -269,9 +270,9 @@ def _contiguous(array: m.AnyArray) -> m.AnyArray:
 
 
 def _address(array: m.AnyArray) -> int:
-    """Where an array's first byte is; it has one."""
+    """Return the address of an array's first byte; the array must not be empty."""
     if array.flags.writeable:
-        return addressof(c_char.from_buffer(array.data))  # several times faster than the array's own word for it
+        return addressof(c_char.from_buffer(array.data))  # several times faster than the array interface
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -281,4 +282,4 @@ def _to_plain(value: object) -> object:
         return value.item()
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} values do not travel")
+    raise TypeError(f"{type(value).__name__} values cannot be sent")

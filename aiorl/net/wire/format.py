@@ -1,20 +1,25 @@
-"""How a message lies in its frames, and what a peer may ask of our memory.
+"""Layout of a message in its frames, and limits of the memory that a peer can use.
 
 Frame 0 is a msgpack list ``[version, type, scalars, layout, storage, shapes]``:
 
-- *scalars*: the message's fields that are no arrays, by name;
-- *layout*: msgpack bytes of ``[nodes, columns]``, the names the arrays hang under: ``nodes`` are maps as
-  ``[parent, key]`` (node 0 is the message), ``columns`` are arrays as ``[node, name, dtype]``. It is the
-  same from one message of a worker to the next, so the decoder keeps parsed layouts in a small cache;
+- *scalars*: the message's fields that are not arrays, by name;
+- *layout*: msgpack bytes of ``[nodes, columns]``, the tree of names of the arrays: ``nodes`` are maps as
+  ``[parent, key]`` (node 0 is the message), ``columns`` are arrays as ``[node, name, dtype]``. It is the same for
+  successive messages of a worker, so the decoder keeps parsed layouts in a small cache;
 - *storage*: one byte for each column, *shapes*: one list for each column.
 
-Storage 0 lies in frame 1 together with all other small arrays, each starting at a multiple of 8 bytes: a
-frame costs microseconds, copying a few KiB does not. Storage 1 begins a raw frame, storage 4 goes on in the
-raw frame begun last, at the next multiple of 8 bytes: arrays that lie so in the sender's memory leave without a
-copy, in one frame. Storage 2 is an LZ4 frame of its own (``compression``), storage 3 another in which pictures that
-overlap as stacks do are there once (``frame_stacks``). Arrays are C-contiguous and little-endian; decoded ones are
-read-only views.
-Every size is checked against `Limits` before memory is taken for it.
+Storage values:
+
+- 0: in frame 1 with all other small arrays, each starting at a multiple of 8 bytes. A frame costs microseconds, copying
+  a few KiB does not.
+- 1: at the start of a new raw frame.
+- 2: an LZ4 frame of its own (``compression``).
+- 3: like 2, for stacks of pictures, with each repeated picture sent once (``compression``).
+- 4: in the newest raw frame, at the next multiple of 8 bytes. Arrays that lie like this in the sender's memory leave in
+  one frame without a copy.
+
+Arrays are C-contiguous and little-endian; decoded ones are read-only views. Every size is checked against `Limits`
+before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -33,16 +38,16 @@ LZ4: Final = 2
 STACKED: Final = 3
 CONTINUED: Final = 4
 PACK_MAX_BYTES: Final = 1 << 18
-"""Arrays up to this size share frame 1: to copy them costs less than to send and track a frame for each."""
+"""Arrays up to this size share frame 1, because copying them costs less than sending and tracking a frame for each."""
 PACK_TOTAL_BYTES: Final = 1 << 22
-"""Frame 1 is not filled beyond this; what comes then has frames of its own."""
+"""Limit of frame 1; further arrays get their own frames."""
 SHARE_MIN_BYTES: Final = 1 << 16
-"""Arrays of one allocation of at least this size travel in one raw frame where they lie one behind the other."""
+"""Adjacent arrays of one allocation share a raw frame if the allocation has at least this size."""
 SHARE_FROM_BYTES: Final = 1 << 14
-"""An array smaller than this begins no such frame: it goes on in one, or shares frame 1."""
+"""A smaller array begins no shared frame: it continues one, or goes into frame 1."""
 ALIGN: Final = 8
 ARRAY_REF: Final = 1
-"""msgpack extension type: an array of a Call or a Reply, its number as 4 bytes."""
+"""msgpack extension type for an array of a Call or a Reply: its number as 4 bytes."""
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     dtype.str: dtype
     for dtype in (
@@ -50,27 +55,27 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
         for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
     )
 }
-"""The dtypes that travel, by their little-endian code."""
+"""Permitted dtypes by their little-endian code."""
 
 MAX_WORKERS: Final = 4096
-"""Workers of one run, whatever its headers could hold."""
+"""Limit of the workers of one run, even if headers could hold more."""
 ACK_BYTES: Final = 2 + MAX_NAME + 9
-"""What one worker adds to the header of a snapshot: its incarnation and a number, as msgpack packs them."""
+"""Bytes that one worker adds to the header of a snapshot: its incarnation and a number, packed by msgpack."""
 MAX_HELLO_BYTES: Final = 4096
-"""A Hello's one frame: four names, the host's, four numbers and the fields' names are half of it."""
+"""Limit of a Hello, which is one frame; four names, the host, four numbers and the field names take half of it."""
 MAX_STRANGER_BYTES: Final = 1 << 16
-"""A larger message from somebody who is not registered is a violation at once; smaller ones are counted first."""
+"""A larger message of an unregistered peer is an immediate violation; smaller ones are counted first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
-    """Upper bounds for one message; the same on both sides unless a test says otherwise.
+    """Upper bounds for one message; equal on both sides except in tests.
 
     Attributes:
         max_frames: frames of one multipart message, the header included.
         max_header_bytes: bytes of frame 0.
-        max_array_bytes: bytes of one array once decompressed.
-        max_message_bytes: bytes of all frames together, and of all arrays together once decompressed.
+        max_array_bytes: bytes of one array after decompression.
+        max_message_bytes: bytes of all frames together, and of all arrays together after decompression.
         max_arrays: arrays in one message.
         max_ndim: dimensions of one array.
         max_string: bytes of one string in the header (names, reasons, tracebacks).
@@ -93,12 +98,12 @@ DEFAULT_LIMITS = Limits()
 
 
 def max_workers_of(limits: Limits) -> int:
-    """How many workers a run may have so that what they make a snapshot's header grow by is half of it at most."""
+    """Return the most workers a run can have if they may fill at most half of a snapshot's header."""
     return min(MAX_WORKERS, limits.max_map, limits.max_header_bytes // 2 // ACK_BYTES)
 
 
 def limits_of(transport: TransportConfig) -> Limits:
-    """The bounds that a configuration sets; the others are the default ones."""
+    """Return the configured bounds, with defaults for all others."""
     return Limits(
         max_header_bytes=transport.max_header_bytes,
         max_array_bytes=transport.max_message_bytes,

@@ -1,9 +1,9 @@
-"""Every message of the wire protocol, a frozen dataclass each; what may be said when is up to the sessions.
+"""All messages of the wire protocol, a frozen dataclass each; the sessions decide which are allowed when.
 
-Three kinds of traffic: *up* (worker to learner), *down* (learner to one worker) and *broadcast* (learner to
-all). Values are numbers, strings, bytes, lists, maps with string keys and NumPy arrays, nothing else.
-``env_steps`` totals are cumulative over one incarnation, so that a lost message never loses a count.
-An *incarnation* is one registration life of a worker, a *learner incarnation* one life of a learner process.
+There are three kinds of traffic: *up* (worker to learner), *down* (learner to one worker) and *broadcast* (learner to
+all workers). Values are only numbers, strings, bytes, lists, maps with string keys, and NumPy arrays. ``env_steps``
+totals are cumulative over one incarnation, so that a lost message never loses a count. An *incarnation* is one
+registration life of a worker, and a *learner incarnation* one life of a learner process.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from aiorl.data.fragment import PolicyGraph
 
 PROTOCOL_VERSION = 3
 
-# What a field may hold is said by its annotation as it is written here: `aiorl.net.wire.schema` checks by these names.
+# A field's annotation, as written here, defines its permitted values: `aiorl.net.wire.schema` checks by these names.
 Count: TypeAlias = int
 """0 to 2**53."""
 Count32: TypeAlias = int
 """0 to 2**31 - 1."""
 Version: TypeAlias = int
-"""-1, for none, to 2**53."""
+"""-1 to 2**53; -1 means none."""
 Seconds: TypeAlias = float
 Name: TypeAlias = str
-"""At most 64 visible ASCII characters; any other is refused."""
+"""At most 64 visible ASCII characters; other strings are refused."""
 Kind: TypeAlias = str
-"""A line of at most 64 characters. Texts that do not fit are made to, see `aiorl.text`."""
+"""A line of at most 64 characters. Longer or unprintable texts are changed to fit, see `aiorl.text`."""
 State: TypeAlias = str
 """A line of at most 200 characters."""
 Host: TypeAlias = str
@@ -39,24 +39,24 @@ Sentence: TypeAlias = str
 Paragraph: TypeAlias = str
 """A line of at most 4,000 characters."""
 Lines: TypeAlias = str
-"""At most ``schema.MAX_TEXT`` characters, of which the last are kept."""
+"""At most ``schema.MAX_TEXT`` characters; of a longer text, the end is kept."""
 
-# Any dtype that travels: what is in a column is known to its readers, not to the wire.
+# Any dtype that can be sent: the readers know what a column contains, the wire does not.
 AnyArray: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = Mapping[str, AnyArray]
 """Column or weight name -> array."""
 PolicyArrays: TypeAlias = Mapping[str, Arrays]
 """Policy id -> name -> array."""
 Plain: TypeAlias = "bool | int | float | str | bytes | AnyArray | Sequence[Plain] | Mapping[str, Plain] | None"
-"""What a call may carry: plain data, arrays included. Tuples come out as lists."""
+"""Data of a call: plain data, including arrays. Tuples arrive as lists."""
 
 
 class RefusalCode:
-    """Why a peer was refused, for programs; ``Refused.reason`` says it for people."""
+    """Codes of refusals for programs; ``Refused.reason`` is for people."""
 
-    HELLO_FIRST = "hello_first"  # not registered, or on a connection not known: say Hello again
-    ENDED = "incarnation_ended"  # counted lost: come back as a new incarnation
-    FULL = "full"  # no slot free now: try again later
+    HELLO_FIRST = "hello_first"  # not registered, or on an unknown connection: say Hello again
+    ENDED = "incarnation_ended"  # counted as lost: come back as a new incarnation
+    FULL = "full"  # no free slot now: try again later
     RUN = "wrong_run"
     VERSION = "wrong_version"
     VIOLATION = "violation"
@@ -67,17 +67,17 @@ class RefusalCode:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker asks to be registered, or says that it is still the one it was.
+    """A worker asks to be registered, or says that it is still the same incarnation.
 
     Attributes:
         protocol: version of the protocol it speaks.
         run_id: the run it belongs to, "" for any.
         worker_id: stable random name of the worker process.
         incarnation: random name of this registration life.
-        slot_hint: the slot it would like, 0 for any.
-        host: its host's name, for people.
+        slot_hint: preferred slot, 0 for any.
+        host: name of its host, for people.
         pid: its process id on that host.
-        learner_incarnation: the learner life it was registered with, "" if it never was in this life.
+        learner_incarnation: the learner life it was registered with, "" if this incarnation never was.
     """
 
     protocol: Count
@@ -96,19 +96,19 @@ class Samples:
 
     Attributes:
         seq: 1, 2, 3... within the incarnation; also the number of its filter deltas.
-        lease_id: the lease it was begun under.
+        lease_id: the lease under which it was begun.
         env_steps: valid rows.
         agent_steps: recorded rows, equal to ``env_steps`` for single-agent environments.
-        first_version: policy version in force at its first row.
-        last_version: policy version in force at its last row.
+        first_version: policy version of its first row.
+        last_version: policy version of its last row.
         num_envs: N of its columns [T, N, ...].
         length: T of its columns [T, N, ...].
         batches: policy id -> column -> array.
         episodes: finished episodes as columns [K].
         filter_deltas: policy id -> {"n", "mean", "m2"}.
         perf: seconds and counts of the sampler.
-        sampled_total: env steps this incarnation has taken so far.
-        abandoned_total: env steps of those that will never be sent.
+        sampled_total: env steps this incarnation has sampled so far.
+        abandoned_total: those of them that will never be sent.
     """
 
     seq: Count
@@ -128,22 +128,21 @@ class Samples:
 
 
 BUILDING: Final = "building its environment"
-"""What a worker says that it does, and then perhaps nothing for a while: an environment may be built by code that lets
-no other code of its process run."""
+"""State of a worker that may then be silent for a while: building an environment can block all other code of its
+process."""
 OUT_OF_DATA: Final = "waiting for the end: all of its stored experience is read"
-"""What a worker says that it does once all passes over its stored experience are read, and what came of them has
-arrived."""
+"""State of a worker that has read all passes over its stored experience, after all resulting fragments have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A worker lives.
+    """Heartbeat of a worker.
 
     Attributes:
-        sampled_total: env steps this incarnation has taken so far, in fragments that are finished or given up; a worker
-            may add what it knows of unfinished ones.
-        state: what it is doing, in plain words.
-        in_env_s: how long the running environment call has lasted, seconds; 0 outside of one.
+        sampled_total: env steps this incarnation has sampled so far in fragments that are finished or given up; steps
+            of unfinished fragments may be added.
+        state: its activity, in plain words.
+        in_env_s: duration of the running environment call, seconds; 0 outside of a call.
         abandoned_total: env steps of ``sampled_total`` that will never be sent.
     """
 
@@ -162,7 +161,7 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something failed on the worker; after a ``fatal`` one it ends."""
+    """A failure on the worker; after a ``fatal`` one it ends."""
 
     kind: Kind
     message: Paragraph
@@ -172,7 +171,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """The answer to a Call: its result, or with ``ok`` False a text saying what went wrong."""
+    """The answer to a Call: its result or, if ``ok`` is False, an error text."""
 
     call_id: Count
     ok: bool
@@ -193,14 +192,14 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Everything that acting depends on, of one version; taken up as a whole between two steps.
+    """Everything that acting depends on, of one version; apply it as a whole between two steps.
 
     Attributes:
-        version: policy version, from 0, never falling within a learner incarnation.
+        version: policy version, from 0; it never decreases within a learner incarnation.
         weights: policy id -> weight name -> array.
         filters: policy id -> filter state.
         filter_acks: incarnation -> highest ``Samples.seq`` whose filter delta is merged here.
-        global_vars: plain data, ``{"timestep": ...}`` and what algorithms add.
+        global_vars: plain data: ``{"timestep": ...}`` and additions of algorithms.
         learner_incarnation: filled in by the learner session.
     """
 
@@ -214,18 +213,18 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Welcome:
-    """A worker is registered; all it needs to sample.
+    """The learner has registered a worker, and sends all data that it needs to sample.
 
     Attributes:
         slot: its index, from 1, stable for the incarnation.
         num_workers: workers the run is configured for.
-        run_id: the run, kept over a resume.
+        run_id: id of the run, kept over a resume.
         learner_incarnation: life of the learner process.
         config: the worker's part of the configuration, plain data.
         graphs: policy id -> acting graph.
         snapshot: the newest snapshot.
-        incarnation: whom it welcomes; a late one for an older incarnation is ignored.
-        acked_seq: its fragments up to this one have arrived; those after it must be sent again.
+        incarnation: the incarnation it is for; a late one for an older incarnation is ignored.
+        acked_seq: fragments up to this one have arrived; later ones must be sent again.
     """
 
     slot: Count
@@ -241,13 +240,13 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The learner does not take what was said; with ``retry`` the worker may come back.
+    """The learner refuses a message; if ``retry`` is True, the worker may come back.
 
     Attributes:
         reason: a sentence for people.
-        retry: whether coming back can help.
+        retry: True if coming back can help.
         code: one of ``RefusalCode``.
-        incarnation: whom it concerns, "" where the learner can't tell.
+        incarnation: the incarnation it is for, "" if the learner does not know.
     """
 
     reason: Sentence
@@ -258,10 +257,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Leave to sample fragments with policy version >= ``min_version``.
+    """Permission to sample fragments at a policy version of ``min_version`` or above.
 
-    ``fragments`` is the total of all ever granted under this id, so that saying it twice grants nothing
-    twice; a later message of the same id raises it.
+    ``fragments`` is the total ever granted under this id, so repeating the message grants nothing more. A later message
+    with the same id raises the total.
     """
 
     lease_id: Count
@@ -271,7 +270,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """All Samples up to ``seq`` have arrived; with ``resend`` the later ones have not: send them again."""
+    """All Samples up to ``seq`` have arrived; if ``resend`` is True, later ones have not: send them again."""
 
     seq: Count
     resend: bool = False
@@ -279,7 +278,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class LearnerBeat:
-    """The learner lives, and its newest snapshot is ``version`` (-1: none yet)."""
+    """Heartbeat of the learner; its newest snapshot is ``version`` (-1 for none)."""
 
     learner_incarnation: Name
     version: Version
@@ -287,7 +286,7 @@ class LearnerBeat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """The learner asks a worker to run a method; the answer is a Reply of the same ``call_id``."""
+    """The learner asks a worker to run a method; the answer is a Reply with the same ``call_id``."""
 
     call_id: Count
     method: Kind
@@ -296,7 +295,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The learner ends. ``final``: the run is over; otherwise it may come back and workers wait for it."""
+    """The learner ends; if ``final``, the run is over, otherwise the learner may come back and workers wait for it."""
 
     reason: Sentence
     final: bool

@@ -1,12 +1,12 @@
-"""Which fields each message has on the wire, and what may stand in them.
+"""Fields of each message on the wire, and their permitted values.
 
-A message is split in two: *scalars* go into the header and are checked here one by one; *arrays* go into
-frames, and a *tree* says at which paths they may hang. ``{"*": ARRAY}`` is a map of arrays by name. Both follow from
-the annotations of the message's fields.
+Each message has two parts. *Scalars* go into the header and are checked here one by one. *Arrays* go into frames, and a
+*tree* defines the paths at which they are permitted. ``{"*": ARRAY}`` is a map of arrays by name. Both follow from the
+annotations of the message's fields.
 
-Each string is one of three: a *name* (visible ASCII, at most 64 characters) and a *label* (printable, at most 256) are
-refused where they are not, a *text* is for people: it is made printable and cut to its length (`aiorl.text`). A sender
-cuts texts by the same declaration, so that what it says always fits.
+Each string is a name, a label or a text. A *name* (visible ASCII, at most 64 characters) and a *label* (printable, at
+most 256) are refused if they break these rules. A *text* is for people: it is made printable and cut to its length
+(`aiorl.text`). A sender cuts texts by the same declarations, so that they always fit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from aiorl.text import MAX_LABEL, MAX_NAME, is_label, is_name, many_lines, one_l
 
 ArrayTree: TypeAlias = "Mapping[str, ArrayTree] | None"
 ARRAY: Final = None
-"""The leaf of an array tree."""
+"""Leaf of an array tree."""
 
-# Decoded values are checked before they are typed; until then they are Any, as msgpack hands them over.
+# Decoded values are Any, as msgpack returns them, until their check.
 Check: TypeAlias = Callable[[str, Any, Limits], None]
 
 MAX_TEXT: Final = 16_000
@@ -60,13 +60,13 @@ def _check_name(field: str, value: Any, limits: Limits) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """The check of a field that holds text for people, or plain data with such texts; `fit` is what becomes of it."""
+    """Check of a field with text for people, or with plain data that contains texts; `fit` makes them printable."""
 
     fit: Callable[[Any], Any]
     is_plain: bool = False
 
     def __call__(self, field: str, value: Any, limits: Limits) -> None:
-        if self.is_plain:  # array references are resolved (and so gone or known) before
+        if self.is_plain:  # array references were resolved before, so all arrays are known
             _check_nested(field, value, limits.max_depth)
         elif type(value) is not str:
             raise BadFrame(f"expected a string, got {_show(value)}", field=field)
@@ -77,7 +77,7 @@ def _line(max_chars: int) -> _Text:
 
 
 def _fit_plain(value: Any) -> Any:
-    """Plain data with every text in it made printable, its lines kept."""
+    """Return plain data with every text in it made printable; line breaks are kept."""
     if isinstance(value, str):
         return many_lines(value, MAX_TEXT)
     if isinstance(value, Mapping):
@@ -144,7 +144,7 @@ def _check_nested(field: str, value: Any, depth: int) -> None:
         for item in value:
             _check_nested(field, item, depth - 1)
     else:
-        raise BadFrame(f"{kind.__name__} values do not travel", field=field)
+        raise BadFrame(f"{kind.__name__} values cannot be sent", field=field)
 
 
 def _check_specs(field: str, value: Any, limits: Limits) -> None:
@@ -159,7 +159,7 @@ def _check_snapshot(field: str, value: Any, limits: Limits) -> None:
 
 
 def _show(value: object) -> str:
-    text = reprlib.repr(value)  # which goes a few levels deep: a peer's lists may be nested deeper than Python recurses
+    text = reprlib.repr(value)  # limited depth: a peer's lists may be nested more deeply than Python can recurse
     if isinstance(value, (dict, list, str, bytes)):
         text = f"{type(value).__name__} {text}"
     return text if len(text) <= 60 else text[:57] + "..."
@@ -171,14 +171,14 @@ _POLICY_ARRAYS: ArrayTree = {"*": _ARRAYS}
 
 @dataclass(frozen=True, slots=True)
 class MessageType:
-    """One kind of message as it goes over the wire.
+    """One type of message on the wire.
 
     Attributes:
         name: its name in the header.
-        cls: the dataclass of ``messages``.
-        scalars: header field -> the check that decides whether a decoded value may stand there.
-        arrays: tree of the paths at which arrays may hang; its top level are fields.
-        texts: of the scalars, those that are for people -> what makes them fit to be shown.
+        cls: its dataclass in ``messages``.
+        scalars: header field -> check of its decoded value.
+        arrays: tree of the paths at which arrays are permitted; its top level consists of fields.
+        texts: header field for people -> function that makes its value printable.
     """
 
     name: str
@@ -193,7 +193,11 @@ class MessageType:
         object.__setattr__(self, "texts", texts)
 
     def check_scalars(self, values: dict[str, Any], limits: Limits, prefix: str = "") -> None:
-        """Make texts fit to be shown; raise BadFrame, naming the field, unless all are there and well typed."""
+        """Check the scalars, and make texts printable.
+
+        Raises:
+            BadFrame: when a field is missing, unknown or of the wrong type; the error names the field.
+        """
         checks = self.scalars
         try:
             for field, check in checks.items():
@@ -211,7 +215,7 @@ class MessageType:
             values[field] = fit(values[field])
 
     def fit_texts(self, values: dict[str, Any]) -> None:
-        """Cut texts that we are about to send to what the other side takes, as it would do it."""
+        """Cut texts before sending, as the receiver would do."""
         for field, fit in self.texts.items():
             values[field] = fit(values[field])
 
@@ -239,7 +243,7 @@ _FIELDS: Final[dict[str, tuple[Check | None, ArrayTree]]] = {
     "Mapping[str, PolicyGraph]": (_check_specs, {"*": {"graph": ARRAY}}),
     "Snapshot": (_check_snapshot, {"weights": _POLICY_ARRAYS, "filters": _POLICY_ARRAYS}),
 }
-"""A field's annotation, as `messages` writes it -> its check in the header, if it is there, and its arrays."""
+"""Annotation of a field in `messages` -> check of its value in the header, None without one, and its array tree."""
 
 
 def _message_type(cls: type[m.Message]) -> MessageType:
