@@ -1,18 +1,17 @@
-"""The acting graph: an ONNX network that a worker runs, with weights swapped by name.
+"""The acting graph: an ONNX network that a worker runs, with weights replaced by name.
 
-The learner exports the graph once and describes it by an `ActingSpec`; both come to the worker in the
-handshake, weights with each snapshot. The graph's inputs are ``obs``, ``state_in_i`` and, where the network looks
-back, ``prev_actions`` and ``prev_rewards``; its outputs are ``dist_inputs`` [N, P], ``vf`` [N] and ``state_out_i``.
-Where noise is a function of the state, ``dist_inputs`` is wider: what such noise is made of comes behind the inputs of
-the distribution (`aiorl.acting.distributions.DiagGaussian.num_outputs`). The first axis of each is N, any number of
-rows.
+The learner exports the graph once and describes it by an `ActingSpec`. A worker gets both in the handshake, and weights
+with each snapshot. The graph's inputs are ``obs``, ``state_in_i`` and, for a network that looks back, ``prev_actions``
+and ``prev_rewards``. Its outputs are ``dist_inputs`` [N, P], ``vf`` [N] and ``state_out_i``. With state-dependent
+noise, ``dist_inputs`` is wider: the features' shares follow the inputs of the distribution
+(`aiorl.acting.distributions.DiagGaussian.num_outputs`). The first axis of each is N, any number of rows.
 
-Weights are external initialisers: ONNX Runtime takes them when a session is built, which costs a millisecond or more,
-so that a running session is never changed and new weights take effect all at once. Those of small dense networks, and
-of larger ones that get new weights often, are inputs instead: one session serves all of their weights.
+Weights are external initialisers. ONNX Runtime reads them when it builds a session, which takes a millisecond or more.
+A running session is therefore never changed, and new weights take effect all together. Weights of small dense networks,
+and of larger ones that get new weights often, are inputs instead: one session serves all of their weights.
 
-A worker trusts its learner, but a graph may also come in a stranger's checkpoint. An ONNX graph can't run code, and it
-reads a file only through an entry with the key ``location``. So each graph is loaded with that word blotted out.
+A worker trusts its learner, but a graph can also come in a stranger's checkpoint. An ONNX graph can't run code, and it
+reads a file only through an entry with the key ``location``. Every graph is therefore loaded with that word altered.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ F32 = NDArray[np.float32]
 
 OBS_INPUT = "obs"
 _BIND_AT = 5
-"""Runs of as many rows after which memory is bound for them."""
+"""Number of runs with the same number of rows after which memory is bound for them."""
 _MAX_BOUND_BYTES = 1 << 16
-"""Inputs of bound runs together; the network takes long beside a copy of larger ones anyway."""
+"""Limit of the inputs of all bound runs; with larger ones, the network takes much longer than a copy anyway."""
 
 
 class ActingSession:
-    """Runs an ONNX Runtime session with its own weights, or with some that it is given as inputs.
+    """An ONNX Runtime session with its own weights, or with weights passed as inputs.
 
-    Runs of as many rows as some before go by memory that is bound once: for small networks, naming and wrapping what
-    goes in and out takes as long as the network itself. Binding takes as long as some runs.
+    After several runs with the same number of rows, further ones use memory that is bound once. For small networks,
+    naming and wrapping the inputs and outputs takes as long as the network itself. Binding takes as long as a few runs.
 
     Attributes:
-        weights: by name.
+        weights: weights by name.
     """
 
     __slots__ = ("_bound", "_given", "_output_names", "_room", "_runs", "_session", "_values", "weights")
@@ -65,13 +64,13 @@ class ActingSession:
         values: object = None,
         given: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        """Nothing is bound yet.
+        """Wrap a session; no memory is bound yet.
 
         Args:
-            session: ONNX Runtime's.
-            output_names: distribution inputs, values and states.
-            weights: by name; kept, as the session works on this memory.
-            values: kept along with the session, which works on their memory and doesn't keep them alive.
+            session: ONNX Runtime's session.
+            output_names: names of distribution inputs, values and states.
+            weights: weights by name; kept, because the session uses their memory.
+            values: kept along with the session, which uses their memory without keeping them alive.
             given: weights that are inputs of each run, by their names in the graph.
         """
         self._session = session
@@ -79,12 +78,12 @@ class ActingSession:
         self._values = values
         self._given = given or {}
         self.weights = weights
-        self._runs: Counter[int] = Counter()  # not bound, by the number of rows
-        self._bound: dict[int, _Bound] = {}  # those that no thread uses now
+        self._runs: Counter[int] = Counter()  # unbound runs by number of rows
+        self._bound: dict[int, _Bound] = {}  # bindings that no thread is using
         self._room = _MAX_BOUND_BYTES
 
     def run(self, feed: Mapping[str, NDArray[Any]], out: tuple[F32, F32] | None) -> tuple[F32, F32, list[F32]]:
-        """Outputs for inputs of the right shapes and dtypes; see `ActingGraph.run`."""
+        """Return outputs for inputs of the right shapes and dtypes; see `ActingGraph.run`."""
         obs = feed[OBS_INPUT]
         rows = len(obs)
         bound = self._bound.pop(rows, None)
@@ -118,7 +117,7 @@ class ActingSession:
         return out[0], out[1], states
 
     def _bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> _Bound:
-        """Bind memory for as many rows as there are in these inputs and outputs."""
+        """Bind memory for the number of rows in these inputs and outputs."""
         binding = self._session.io_binding()
         read = {name: np.empty(array.shape, array.dtype) for name, array in inputs.items()}
         written = {name: np.empty(array.shape, array.dtype) for name, array in outputs.items()}
@@ -131,7 +130,7 @@ class ActingSession:
 
 
 class _Bound(NamedTuple):
-    """Memory that a session reads and writes by itself, for some number of rows."""
+    """Memory that a session reads and writes directly, for one number of rows."""
 
     binding: Any
     obs: NDArray[Any]
@@ -141,11 +140,11 @@ class _Bound(NamedTuple):
     states: Sequence[F32]
 
 
-let_children_end()  # those of a process that has loaded ONNX Runtime would not
+let_children_end()  # child processes of a process that has loaded ONNX Runtime would not end otherwise
 
 
 Previous = tuple[NDArray[Any], NDArray[Any]]
-"""Actions [N, ...] in column form and rewards [N] of the step before."""
+"""Actions [N, ...] in column form and rewards [N] of the previous step."""
 
 PREV_ACTIONS_INPUT = "prev_actions"
 PREV_REWARDS_INPUT = "prev_rewards"
@@ -153,21 +152,21 @@ NOISE_INPUT = "noise"
 DIST_INPUTS_OUTPUT = "dist_inputs"
 VF_OUTPUT = "vf"
 WEIGHTS_LOCATION = "weights"
-"""The file that weights' external data names in an exported graph; it is never opened."""
+"""File name in the external data of weights in an exported graph; the file is never opened."""
 MAX_WEIGHT_BYTES = 4 << 30
-"""Most bytes all weights of one policy may have."""
+"""Limit of the bytes of all weights of one policy."""
 
 _Size = Annotated[int, Field(strict=True, ge=0, le=1 << 30)]
 _Shape = Annotated[tuple[_Size, ...], Field(max_length=8)]
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
 _MAX_INPUT_BYTES = 1 << 16
-"""Weights of small networks together; larger ones are laid out anew for fast runs when a session is built."""
+"""Limit of all weights of a small network; a session lays out larger ones for fast runs when it is built."""
 _MAX_BRIEF_BYTES = 1 << 20
 _BRIEF_RUNS = 64
-"""Up to so many runs the layout of up to so many bytes is not worth it: of two towers of 256x256 a session takes 1.7 ms
-to build, and saves 2 us of a run for one row, 19 us of one for eight."""
+"""Up to this number of runs per weights, optimising the layout of up to `_MAX_BRIEF_BYTES` does not pay off. For two
+towers of 256x256, building a session takes 1.7 ms, and saves 2 us of a run for one row, 19 us of one for eight."""
 _WEIGHT_DTYPES = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11}
-"""Their numbers in ONNX."""
+"""ONNX's numbers of dtypes."""
 _PREV_DTYPES = {"float32": 1, "int64": 7}
 _ORT_ERRORS = 3  # log severity
 _FORMAT = 1
@@ -183,26 +182,26 @@ class ArraySpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes an array of this kind takes."""
+        """Bytes of an array of this shape and dtype."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class ActingSpec:
-    """All that has to be known of an acting graph besides its bytes.
+    """Description of an acting graph.
 
     Attributes:
-        obs_shape: shape of one observation as the model takes it.
+        obs_shape: shape of one observation for the model.
         obs_dtype: "float32" or "uint8".
         state_shapes: shape of each recurrent state component of one row, float32; empty without recurrence.
         num_dist_inputs: P, inputs of the action distribution per row.
         distribution: name of the action distribution (`aiorl.acting.distributions.DISTRIBUTIONS`).
         action_space: the action space as plain data (`aiorl.data.spaces`).
         weights: every weight, in the model's order.
-        prev_action: shape and dtype ("float32" or "int64") of the previous action as the network takes it; None if
-            it doesn't look back.
-        num_features: F, features that make noise of the state; 0 without.
-        noise_size: K, standard normal numbers that noisy layers take for one row; 0 without.
+        prev_action: shape and dtype ("float32" or "int64") of the previous action for the network; None if it doesn't
+            look back.
+        num_features: F, features for state-dependent noise; 0 without.
+        noise_size: K, standard normal numbers for noisy layers per row; 0 without.
     """
 
     obs_shape: _Shape
@@ -234,22 +233,22 @@ class ActingSpec:
 
     @property
     def row_elements(self) -> int:
-        """Numbers that go in and come out for one row."""
+        """Number of inputs and outputs for one row."""
         previous = () if self.prev_action is None else (self.prev_action.shape,)
         shapes = (self.obs_shape, *self.state_shapes, *previous)
         return sum(map(math.prod, shapes)) + self.num_dist_inputs + self.num_features + self.noise_size
 
     @property
     def observation_space(self) -> spaces.Box:
-        """Space of what the network takes, as wide as its dtype."""
+        """Space of the network's observations, with the full range of their dtype."""
         low, high = (0, 255) if self.obs_dtype == "uint8" else (-np.inf, np.inf)
         return spaces.Box(low, high, self.obs_shape, np.dtype(self.obs_dtype).type)
 
     def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        """Raise if the learner's network does not fit the environment of this host.
+        """Check that the learner's network fits the environment of this host.
 
         Raises:
-            PolicyError: it does not, as with another version of the environment.
+            PolicyError: when it does not, for example with another version of the environment.
         """
         learners = space_from_dict(self.action_space)
         if learners != action_space:
@@ -264,7 +263,7 @@ class ActingSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As strings, numbers, lists and dicts, fit for msgpack and JSON."""
+        """Return the spec as strings, numbers, lists and dicts, for msgpack and JSON."""
         return {
             "format": _FORMAT,
             "obs_shape": list(self.obs_shape),
@@ -281,9 +280,10 @@ class ActingSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ActingSpec:
-        """The spec that `to_dict` described.
+        """Return the spec described by a result of `to_dict`.
 
-        Raises: PolicyError if the description is damaged, of another format, or beyond the limits.
+        Raises:
+            PolicyError: when the description is damaged, has another format, or exceeds the limits.
         """
         try:
             if data["format"] != _FORMAT:
@@ -314,30 +314,30 @@ def _described(known: Mapping[str, object], name: Any, shape: Any, dtype: Any) -
 
 
 class ActingGraph:
-    """Runs an exported network with the newest weights it was given.
+    """Exported network with the newest weights it was given.
 
-    `set_weights` may be called from another thread than `run`: a run uses the old weights or the new, never
-    a mixture.
+    `set_weights` can be called from another thread than `run`: a run uses the old weights or the new ones, never a
+    mixture.
     """
 
     def __init__(self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: float = math.inf) -> None:
-        """Take the graph; it can run once it has weights.
+        """Prepare the graph, which can run once it has weights.
 
         Args:
             graph: serialised ONNX model.
             spec: its description.
-            threads: threads a run may use.
-            runs_per_weights: about how many runs there are before weights are new.
+            threads: threads that a run can use.
+            runs_per_weights: approximate number of runs between two updates of the weights.
         """
         self.spec = spec
         most_bytes = _MAX_BRIEF_BYTES if runs_per_weights <= _BRIEF_RUNS else _MAX_INPUT_BYTES
-        # convolutions are far slower with kernels that may change
+        # convolutions are far slower if their kernels are inputs
         self._weights_are_inputs = spec.num_weight_bytes <= most_bytes and all(
             len(weight.shape) <= 2 for weight in spec.weights
         )
         inputs = b"".join(map(_graph_input, spec.weights)) if self._weights_are_inputs else b""
         self._graph = without_files(graph + _field(7, inputs))
-        self._shared: Any = None  # the session of all weights, where they are inputs
+        self._shared: Any = None  # one session for all weights, if they are inputs
         self._threads = threads
         self._weight_specs = {weight.name: weight for weight in spec.weights}
         self._output_names = list(spec.output_names)
@@ -348,17 +348,19 @@ class ActingGraph:
         self._session: ActingSession | None = None
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take up new weights, all at once; they are copied.
+        """Replace all weights together by copies of new ones.
 
-        Raises: PolicyError if a weight is missing, unknown, of another shape or dtype or not finite, or if
-            ONNX Runtime refuses the graph. The old weights then stay in force.
+        Raises:
+            PolicyError: when a weight is missing, unknown, not finite, or of another shape or dtype, or when ONNX
+                Runtime refuses the graph. The old weights then stay in force.
         """
         self._session = self._make_session(self._checked_copies(weights))
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """The weights in force, by name; not to be written to.
+        """Return the current weights by name, read-only.
 
-        Raises: PolicyError if there are none yet.
+        Raises:
+            PolicyError: when there are none yet.
         """
         return dict(self._current().weights)
 
@@ -375,11 +377,15 @@ class ActingGraph:
         Args:
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, *shape] float32 for each component.
-            prev: actions and rewards of the step before, for a network that looks back; else None.
-            out: where to write the first two results; None = arrays of their own.
-            noise: [N, K] float32, for a network with noisy layers; None takes their means.
-        Returns: ``dist_inputs`` [N, P] or wider, values [N], and the recurrent state after the step.
-        Raises: PolicyError if the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
+            prev: actions and rewards of the previous step, for a network that looks back; else None.
+            out: arrays for the first two results; None returns new arrays.
+            noise: [N, K] float32, for a network with noisy layers; None uses the layers' means.
+
+        Returns:
+            ``dist_inputs`` [N, P] or wider, values [N], and the recurrent state after the step.
+
+        Raises:
+            PolicyError: when the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
         """
         session = self._session
         if session is None:
@@ -399,7 +405,7 @@ class ActingGraph:
         try:
             return session.run(feed, out)
         except Exception as error:
-            # onnxruntime's own exceptions have no common base but this
+            # onnxruntime's own exceptions have no other common base
             raise PolicyError(f"the acting graph failed: {error!s:.500}") from error
 
     def _add_state(self, feed: dict[str, NDArray[Any]], state: Sequence[F32], rows: int) -> None:
@@ -416,8 +422,8 @@ class ActingGraph:
         spec = self._prev_action
         if spec is None or prev is None:
             raise PolicyError(
-                "the policy takes no previous actions and rewards" if spec is None
-                else "the policy takes previous actions and rewards; none were given"
+                "the policy does not use previous actions and rewards" if spec is None
+                else "the policy needs previous actions and rewards; none were given"
             )  # fmt: skip
         actions, rewards = prev
         if actions.shape != (rows, *spec.shape) or rewards.shape != (rows,):
@@ -434,7 +440,7 @@ class ActingGraph:
         return self._session
 
     def _checked_copies(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        # ONNX Runtime works on this memory; a copy can't change under it
+        # ONNX Runtime uses this memory, and a copy can't change under it
         copies = {name: np.array(array, order="C") for name, array in weights.items()}
         check_weights({name: spec.shape for name, spec in self._weight_specs.items()}, copies)
         for name, spec in self._weight_specs.items():
@@ -450,7 +456,7 @@ class ActingGraph:
         session = self._load(values)
         if not self._weights_are_inputs:
             return ActingSession(session, self._output_names, weights, values=values)
-        self._shared, self._first_values = session, values  # the session works on the memory of these
+        self._shared, self._first_values = session, values  # the session uses the memory of these
         return ActingSession(session, self._output_names, weights, given=by_name)
 
     def _load(self, values: Mapping[str, Any]) -> Any:  # Any: a session
@@ -460,22 +466,26 @@ class ActingGraph:
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = _ORT_ERRORS
-        # an arena takes a megabyte at once, with each new weights again: the heap fragments, and runs aren't faster
+        # an arena takes a megabyte, again with each set of weights: it fragments the heap and makes no run faster
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        # else ONNX Runtime looks at the bytes to tell its own format from ONNX
+        # otherwise ONNX Runtime guesses from the bytes whether they are ONNX or its own format
         options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
             options.add_external_initializers([*values], [*values.values()])
             return ort.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            # onnxruntime's own exceptions have no common base but this
+            # onnxruntime's own exceptions have no other common base
             raise PolicyError(f"the acting graph cannot be loaded: {error!s:.500}") from error
 
 
 def check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, NDArray[Any]]) -> None:
-    """Raise PolicyError unless weights are those of these shapes by name, and finite."""
+    """Check that weights are finite and have these names and shapes.
+
+    Raises:
+        PolicyError: when they do not.
+    """
     missing, unknown = shapes.keys() - weights.keys(), weights.keys() - shapes.keys()
     if missing or unknown:
         raise PolicyError(
@@ -486,14 +496,14 @@ def check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, N
         if array.shape != shape:
             raise PolicyError(f"weight {name!r} has shape {list(array.shape)}; expected {list(shape)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise PolicyError(f"weight {name!r} holds values that are not finite; the old weights stay in force")
+            raise PolicyError(f"weight {name!r} contains values that are not finite; the old weights stay in force")
 
 
 def without_files(graph: bytes) -> bytes:
-    """Return a serialised ONNX model that can name no file, nor an address in memory: its ``location`` keys are gone.
+    """Return a serialised ONNX model that can refer to no file and no memory address: its ``location`` keys are gone.
 
-    A tensor whose data lies outside can then only be one that the session is given by name. Names in the graph that
-    hold the word change alike.
+    Tensors with external data must then be given to the session by name. Names in the graph that contain the word
+    change in the same way.
     """
     return graph.replace(b"location", b"locati0n")
 
@@ -503,9 +513,9 @@ def _blotted(name: str) -> str:
 
 
 def _graph_input(weight: ArraySpec) -> bytes:
-    """Return the field of an ONNX graph that makes a weight an input too: a ValueInfoProto.
+    """Return the field of an ONNX graph that makes a weight an input, too: a ValueInfoProto.
 
-    Appended to a serialised message, a field is merged with what the message holds.
+    A field appended to a serialised message is merged with the message.
     """
     shape = b"".join(_field(1, _number(1, size)) for size in weight.shape)
     tensor = _number(1, _WEIGHT_DTYPES[weight.dtype]) + _field(2, shape)
@@ -513,7 +523,7 @@ def _graph_input(weight: ArraySpec) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Return a field of Protocol Buffers that has a length: bytes, a text or a message."""
+    """Return a length-delimited Protocol Buffers field: bytes, a text or a message."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 

@@ -1,14 +1,14 @@
-"""Exploration: how actions depart from what the network prefers.
+"""Exploration: departures of actions from the network's preferences.
 
-A policy without an exploration object samples from its action distribution, which is the fast path. An object
-replaces that step. Like sampling, it is a pure function of the network's outputs and of noise drawn ahead, so that
-equal seeds give equal actions however rows are batched; only Ornstein-Uhlenbeck noise, which is a process in time, and
-noise of the state, which lasts some steps, keep something for each row.
+A policy without an exploration object samples from its action distribution, which is the fast path. An exploration
+object replaces that step. Like sampling, it is a pure function of the network's outputs and of noise drawn in advance,
+so that equal seeds give equal actions regardless of how rows are batched. Two kinds keep a state for each row:
+Ornstein-Uhlenbeck noise, which is a process in time, and state-dependent noise, which lasts for several steps.
 
-Actions that the network's outputs forbid (`MASKED_LOGIT`) are never taken, at random neither.
+Actions that the network's outputs forbid (`MASKED_LOGIT`) are never taken, not even at random.
 
-Recorded log-probabilities are those of the behaviour actually followed, where it has any; noise added to a
-deterministic policy has no useful density once it is clipped, and counts as 0.
+Recorded log-probabilities are those of the exploring behaviour, if it has any. Noise added to a deterministic policy
+has no useful density once it is clipped; its log-probability is recorded as 0.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ F32 = NDArray[np.float32]
 
 
 class UniformActions:
-    """Uniform over an action space; unbounded components are standard normal.
+    """Uniform distribution over an action space; unbounded components are standard normal.
 
     Attributes:
-        noise_size: K, numbers of noise an action takes.
+        noise_size: K, noise numbers for each action.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
-        """Take the action space.
+        """Prepare the distribution for an action space.
 
         Raises:
-            UnsupportedSpaceError: a space, or one inside it, that has no uniform distribution here.
+            UnsupportedSpaceError: when the space, or one inside it, has no uniform distribution here.
         """
         lows, ends, wholes = [], [], []
         self._choices: list[tuple[int, slice, bool]] = []
-        """Of each choice its place in an action, its inputs of the distribution, and whether it is a bit."""
+        """For each choice: its position in an action, its inputs of the distribution, and True if it is a bit."""
         position = first = 0
         for leaf in ActionLayout(space).leaves:
             low, end = _ranges(leaf)
@@ -71,7 +71,7 @@ class UniformActions:
         self._logp = -float(np.log(self._span[self._is_bounded]).sum())
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Noise for `leading` choices: float32 [*leading, K], in [0, 1) or, for unbounded components, normal."""
+        """Draw noise for `leading` choices: float32 [*leading, K] in [0, 1), or normal for unbounded components."""
         noise = rng.random((*leading, self.noise_size), dtype=np.float32)
         if not self._is_bounded.all():
             free = ~self._is_bounded
@@ -82,11 +82,11 @@ class UniformActions:
         """Write the actions that noise [N, K] selects, and their log-probabilities.
 
         Args:
-            noise: of `draw_noise`.
-            actions: [N, *action_shape] in column form, to be written.
-            logp: [N], to be written.
-            inputs: [N, P] inputs of the policy's distribution; actions that they forbid are not chosen. None = all are
-                allowed.
+            noise: a result of `draw_noise`.
+            actions: [N, *action_shape] in column form, overwritten.
+            logp: [N], overwritten.
+            inputs: [N, P] inputs of the policy's distribution, which exclude the actions that they forbid; None allows
+                all actions.
         """
         values = self._start + self._span * noise
         whole = self._is_whole
@@ -103,13 +103,13 @@ class UniformActions:
             logp += (-0.5 * free * free - 0.5 * math.log(2.0 * math.pi)).sum(axis=1)
 
     def _choose_allowed(self, allowed: NDArray[np.bool_], noise: F32, values: NDArray[Any], logp: F32) -> None:
-        """Write choices among those allowed in place of the others."""
+        """Replace the choices by choices among the allowed ones."""
         for position, part, is_bit in self._choices:
             own = allowed[:, part]
-            if is_bit:  # it may always be 0
+            if is_bit:  # 0 is always allowed
                 own = np.concatenate([np.ones_like(own), own], axis=1)
             counts = np.maximum(np.count_nonzero(own, axis=1), 1)
-            # the number-th of the allowed ones, counted from 0
+            # index of the choice among the allowed ones, from 0
             number = np.minimum((noise[:, position] * counts).astype(np.int64), counts - 1)
             index = (np.add.accumulate(own, axis=1) > number[:, None]).argmax(axis=1)
             values[:, position] = self._low[position] + index
@@ -117,7 +117,7 @@ class UniformActions:
 
 
 def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lower bound and upper end (exclusive for whole numbers) of each number of an action."""
+    """Return lower bound and upper end (exclusive for whole numbers) of each number of an action."""
     match leaf:
         case spaces.Discrete():
             low, end = np.array([leaf.start]), np.array([leaf.start + leaf.n])
@@ -133,31 +133,33 @@ def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.fl
 
 
 class Schedule:
-    """A value over env steps: straight lines between given points, constant before the first and after the last.
+    """Value over env steps: straight lines between given points, constant before the first and after the last.
 
-    It has no state: the value depends on the step alone, so a run that is resumed goes on where it was.
+    A schedule has no state: the value depends only on the step, so a resumed run continues correctly.
     """
 
     __slots__ = ("_points",)
 
     def __init__(self, points: float | Sequence[Sequence[float]], *, key: str = "schedule") -> None:
-        """Take a constant, or points as [env step, value] in rising order of steps.
+        """Use a constant, or points [env step, value] in increasing order of steps.
 
         Args:
             points: the constant or the points.
             key: dotted name of the setting, for errors.
-        Raises: ConfigError if there are no points, one isn't a pair of finite numbers, or the steps don't rise.
+
+        Raises:
+            ConfigError: when there are no points, one isn't a pair of finite numbers, or the steps don't increase.
         """
         pairs = [(0.0, float(points))] if isinstance(points, int | float) else [_pair(p, key) for p in points]
         if not pairs:
             raise ConfigError(f"{key} has no points.", key=key, value=points, hint="Give [[env step, value], ...].")
         steps = [step for step, _ in pairs]
         if any(a >= b for a, b in pairwise(steps)):
-            raise ConfigError(f"The env steps of {key} must rise: {steps}.", key=key, value=points)
+            raise ConfigError(f"The env steps of {key} must increase: {steps}.", key=key, value=points)
         self._points = pairs
 
     def value(self, env_steps: int) -> float:
-        """The value after so many env steps."""
+        """Return the value after ``env_steps`` env steps."""
         before = self._points[0]
         for after in self._points:
             if env_steps < after[0]:
@@ -170,12 +172,12 @@ class Schedule:
 
     @property
     def end(self) -> float:
-        """Env steps from which on the value stays the same."""
+        """Env steps after which the value stays constant."""
         return self._points[-1][0]
 
     @classmethod
     def of(cls, constant: float, points: Sequence[Sequence[float]] | None, *, key: str) -> Schedule:
-        """The schedule of a setting: its points if it has any, else its constant."""
+        """Return the schedule of a setting: its points if there are any, else its constant."""
         return cls(constant if points is None else points, key=key)
 
 
@@ -190,15 +192,17 @@ Points = float | Sequence[Sequence[float]]
 
 
 class Exploration(ABC):
-    """Base class of explorations. N rows, P inputs of the distribution and K numbers of noise per row.
+    """Base class of explorations. N rows, P inputs of the distribution and K noise numbers per row.
 
-    A kind has noise of its own, and for a start of uniform actions, which each kind may have, theirs.
+    The noise consists of the kind's own numbers and those of `UniformActions`, because every kind can begin with
+    uniform actions.
 
     Attributes:
         distribution: the policy's action distribution.
         noise_size: K.
-        has_memory: what it does depends on what it did before, so it must be told which row is whose.
-        holds_noise: but not where the rows stay the same: noise drawn for several steps of them has it all.
+        has_memory: True if a choice depends on earlier ones, so that rows need keys.
+        holds_noise: True if rows that stay the same need no keys, because noise drawn for several steps covers the
+            memory.
     """
 
     has_memory: ClassVar[bool] = False
@@ -216,12 +220,12 @@ class Exploration(ABC):
 
         Args:
             distribution: the policy's action distribution.
-            own_noise: numbers of noise a row that the kind takes itself.
+            own_noise: noise numbers per row for the kind itself.
             random_timesteps: timesteps during which actions are uniform.
             schedules: setting -> a constant, or points [timestep, value] joined by straight lines.
 
         Raises:
-            ConfigError: invalid points of a schedule.
+            ConfigError: when the points of a schedule are invalid.
         """
         self.distribution = distribution
         self.uniform = UniformActions(distribution.action_space)
@@ -233,7 +237,7 @@ class Exploration(ABC):
         }
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Noise for `leading` choices, N of one step or T, N of several: float32 [*leading, K]."""
+        """Draw noise for `leading` choices, N for one step or T, N for several: float32 [*leading, K]."""
         return np.concatenate([self._draw(rng, *leading), self.uniform.draw_noise(rng, *leading)], axis=-1)
 
     def choose_into(
@@ -249,13 +253,13 @@ class Exploration(ABC):
         """Write actions and their log-probabilities.
 
         Args:
-            inputs: [N, P] inputs of the distribution; where it has features, their shares behind them.
-            noise: [N, K] of `draw_noise`.
-            actions: [N, *action_shape], to be written.
-            logp: [N], to be written.
+            inputs: [N, P] inputs of the distribution, followed by the features' shares if it has features.
+            noise: [N, K], a result of `draw_noise`.
+            actions: [N, *action_shape], overwritten.
+            logp: [N], overwritten.
             timestep: global timestep, for schedules.
-            keys: what identifies each row from call to call, such as (episode id, agent id); None = its position, for
-                which noise may have been drawn ahead.
+            keys: identities of the rows across calls, for example (episode id, agent id); None identifies a row by its
+                position, for which noise can be drawn in advance.
         """
         own, uniform = noise[:, : self._own_noise], noise[:, self._own_noise :]
         if timestep < self._random_timesteps:
@@ -268,30 +272,30 @@ class Exploration(ABC):
         return {name: schedule.value(timestep) for name, schedule in self._schedules.items()}
 
     def on_episode_start(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
-        """Called when an episode begins, before the callback `on_episode_start`."""
+        """Run when an episode begins, before the callback `on_episode_start`."""
         return
 
     def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
-        """Called when an episode has ended, before the callback `on_episode_end`."""
+        """Run when an episode has ended, before the callback `on_episode_end`."""
         return
 
     @abstractmethod
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
-        """The kind's own noise: float32 [*leading, own_noise]."""
+        """Draw the kind's own noise: float32 [*leading, own_noise]."""
 
     @abstractmethod
     def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
-        """Write actions and their log-probabilities, once the uniform start is over."""
+        """Write actions and their log-probabilities after the uniform start."""
 
 
 class Moment(NamedTuple):
-    """Inputs of a choice other than the outputs of the network.
+    """Inputs of a choice apart from the outputs of the network.
 
     Attributes:
-        own: [N, own_noise] noise of the kind.
-        uniform: noise of uniform actions.
+        own: [N, own_noise] noise of the kind itself.
+        uniform: [N, ...] noise of uniform actions.
         timestep: global timestep.
-        keys: what identifies each row; None = its position, for which noise may have been drawn ahead.
+        keys: identities of the rows; None identifies a row by its position, for which noise can be drawn in advance.
     """
 
     own: F32
@@ -305,7 +309,7 @@ _SEED_BITS = 24
 
 
 class GaussianNoise(Exploration):
-    """The deterministic action plus normal noise, clipped to the bounds; at first perhaps uniform actions.
+    """The deterministic action plus normal noise, clipped to the bounds, optionally after a start of uniform actions.
 
     Source: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477.
     """
@@ -313,17 +317,17 @@ class GaussianNoise(Exploration):
     def __init__(
         self, distribution: ActionDistribution, *, stddev: float = 0.1, scale: Points = 1.0, random_timesteps: int = 0
     ) -> None:
-        """Take the size of the noise.
+        """Set the size of the noise.
 
         Args:
-            distribution: over a Box.
-            stddev: standard deviation, as a share of half the range of bounded components.
+            distribution: a distribution over a Box.
+            stddev: standard deviation; for bounded components as a share of half the range.
             scale: factor on it: a constant, or points [timestep, value].
             random_timesteps: timesteps during which actions are uniform.
 
         Raises:
-            UnsupportedSpaceError: actions are not numbers.
-            ConfigError: invalid points of a schedule.
+            UnsupportedSpaceError: when actions are not numbers.
+            ConfigError: when the points of a schedule are invalid.
         """
         space = distribution.action_space
         if not isinstance(space, spaces.Box):
@@ -345,15 +349,15 @@ class GaussianNoise(Exploration):
         logp[...] = 0.0
 
     def _unit_noise(self, now: Moment) -> F32:
-        """The noise [N, A] of this step, of unit size."""
+        """Return the noise [N, A] of this step, of unit size."""
         return now.own
 
 
 class OrnsteinUhlenbeckNoise(GaussianNoise):
-    """The deterministic action plus noise that is correlated in time, a process of its own for each row.
+    """The deterministic action plus noise that is correlated in time, with a separate process for each row.
 
-    ``x <- x - theta x + sigma N(0, 1)``, from 0; actions are shifted by ``scale * stddev * half range * x``. A row's
-    process starts anew with its episode when rows are keyed by episode.
+    ``x <- x - theta x + sigma N(0, 1)``, from 0; actions are shifted by ``scale * stddev * half range * x``. If rows
+    are keyed by episode, each episode starts a new process.
 
     Source: Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971.
     """
@@ -370,7 +374,7 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         scale: Points = 1.0,
         random_timesteps: int = 0,
     ) -> None:
-        """Take the process's pull to 0 and its noise; the rest as for GaussianNoise."""
+        """Set the process's pull to 0 and its noise; other arguments as for GaussianNoise."""
         super().__init__(distribution, stddev=stddev, scale=scale, random_timesteps=random_timesteps)
         self._theta, self._sigma = theta, sigma
         self._processes: dict[Hashable, F32] = {}
@@ -390,15 +394,16 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
 
 
 class StateDependentNoise(Exploration):
-    """Actions of a Gaussian whose noise is a function of the state, the same one for some steps (gSDE).
+    """Actions of a Gaussian with noise that is a function of the state, the same function for several steps (gSDE).
 
-    Each row has a matrix [F, A] of standard normal numbers for `sample_freq` steps. It makes a step's noise of the
-    features' shares in the deviations, which the network gives. The noise of any one state is standard normal, so
-    log-probabilities are those of the distribution.
+    Each row has a matrix [F, A] of standard normal numbers for `sample_freq` steps. A step's noise is the product of
+    this matrix and the features' shares in the deviations, which the network outputs. At any single state, the noise is
+    standard normal, so log-probabilities are those of the distribution.
 
-    What is drawn is the seed of each row's matrix. A row's matrix is made when its seed is first met, and held until
-    there is another. Rows that stay the same have their seeds drawn ahead: each step's noise names the matrix in force.
-    A row with a key takes the seed of its first step, so a row keyed by its episode has a new matrix in each.
+    The noise drawn is the seed of each row's matrix. A matrix is made when its seed first occurs, and kept until
+    another seed follows. For rows that stay the same, seeds are drawn in advance: each step's noise names the current
+    matrix. A row with a key uses the seed of its first step, so a row keyed by its episode has a new matrix in each
+    episode.
 
     Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, section 3.
     """
@@ -409,15 +414,15 @@ class StateDependentNoise(Exploration):
     distribution: DiagGaussian
 
     def __init__(self, distribution: ActionDistribution, *, sample_freq: int, random_timesteps: int = 0) -> None:
-        """Take how long matrices last.
+        """Set the lifetime of matrices.
 
         Args:
             distribution: a Gaussian with features.
-            sample_freq: steps of a row after which its matrix is drawn anew, 1 or more.
+            sample_freq: steps of a row after which its matrix is drawn again, 1 or more.
             random_timesteps: timesteps during which actions are uniform.
 
         Raises:
-            ConfigError: the policy has no such distribution, or a matrix would last no step.
+            ConfigError: when the policy has no such distribution, or `sample_freq` is below 1.
         """
         if sample_freq < 1:
             raise ConfigError(
@@ -426,26 +431,26 @@ class StateDependentNoise(Exploration):
             )  # fmt: skip
         if not isinstance(distribution, DiagGaussian) or not distribution.num_features:
             raise ConfigError(
-                "exploration StateDependentNoise needs deviations that the policy's features make up, which this one "
-                "does not have.", key="exploration.type", value="StateDependentNoise",
-                hint="Set use_sde: true, which goes with built-in networks, or explore otherwise.",
+                "exploration StateDependentNoise needs deviations that depend on the policy's features, which this "
+                "policy does not have.", key="exploration.type", value="StateDependentNoise",
+                hint="Set use_sde: true, which works with built-in networks, or use another exploration.",
             )  # fmt: skip
         super().__init__(distribution, _SEED_SIZE, random_timesteps=random_timesteps)
         self._sample_freq = sample_freq
         self._matrix_size = distribution.num_features * distribution.size
-        self._rng: np.random.Generator | None = None  # of seeds that are drawn ahead
-        self._ahead = _no_seeds(0)  # of rows that stay the same
-        self._steps_ahead = 0  # for which they are good
-        self._seeds = _no_seeds(0)  # those of `_matrices`
-        self._matrices: F32 = np.empty((0, self._matrix_size), np.float32)  # of rows that stay the same
-        self._held: dict[Hashable, tuple[F32, int]] = {}  # matrix, and steps that it is still good for
+        self._rng: np.random.Generator | None = None  # for seeds drawn in advance
+        self._ahead = _no_seeds(0)  # seeds of rows that stay the same
+        self._steps_ahead = 0  # steps for which these seeds are still valid
+        self._seeds = _no_seeds(0)  # seeds of `_matrices`
+        self._matrices: F32 = np.empty((0, self._matrix_size), np.float32)  # matrices of rows that stay the same
+        self._held: dict[Hashable, tuple[F32, int]] = {}  # matrix, and steps for which it is still valid
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
         if len(leading) == 1:
             return _draw_seeds(rng, *leading)
         steps, rows = leading
         if self._rng is None or len(self._ahead) != rows:
-            # a generator of their own: how many steps are drawn at a time makes no difference
+            # a separate generator, so that the number of steps drawn at a time makes no difference
             self._rng = np.random.default_rng(rng.integers(np.iinfo(np.int64).max))
             self._ahead, self._steps_ahead = _no_seeds(rows), 0
         noise = np.empty((steps, rows, _SEED_SIZE), np.float32)
@@ -471,7 +476,7 @@ class StateDependentNoise(Exploration):
         kind.sample_into(inputs, noise, actions, logp)
 
     def _matrices_of(self, seeds: F32) -> F32:
-        """Matrices [N, F * A] of seeds [N, 2]; made only where a row's seed is not that of the call before."""
+        """Return the matrices [N, F * A] of seeds [N, 2]; a matrix is made only if its row has a new seed."""
         if len(seeds) != len(self._seeds):
             self._seeds = _no_seeds(len(seeds))
             self._matrices = np.empty((len(seeds), self._matrix_size), np.float32)
@@ -481,7 +486,7 @@ class StateDependentNoise(Exploration):
         return self._matrices
 
     def _matrix_of(self, key: Hashable, seed: F32) -> F32:
-        """The matrix [F * A] that a row holds; where it is not or no longer good, that of the seed drawn now."""
+        """Return the matrix [F * A] of a row: its current one or, if that has expired, a new one from ``seed``."""
         matrix, steps = self._held.get(key, (None, 0))
         if matrix is None or not steps:
             matrix, steps = np.empty(self._matrix_size, np.float32), self._sample_freq
@@ -495,12 +500,12 @@ class StateDependentNoise(Exploration):
 
 
 def _draw_seeds(rng: np.random.Generator, rows: int) -> F32:
-    """Seeds [N, 2] of matrices: whole numbers that float32 holds."""
+    """Draw seeds [N, 2] of matrices: whole numbers that float32 represents exactly."""
     return rng.integers(1 << _SEED_BITS, size=(rows, _SEED_SIZE)).astype(np.float32)
 
 
 def _no_seeds(rows: int) -> F32:
-    """Seeds [N, 2] that are equal to none."""
+    """Return seeds [N, 2] that are equal to no seed."""
     return np.full((rows, _SEED_SIZE), np.nan, np.float32)
 
 
@@ -510,7 +515,7 @@ def _make_matrix(seed: F32, matrix: F32) -> None:
 
 
 def _forget(memory: dict[Hashable, Any], episode: Any) -> None:
-    """Drop what is kept of an episode's rows."""
+    """Delete the entries of an episode's rows."""
     ended = getattr(episode, "episode_id", None)
     if ended is not None:
         for key in [key for key in memory if isinstance(key, tuple) and key[0] == ended]:
@@ -523,10 +528,10 @@ _PLAIN = "StochasticSampling"
 
 
 class StochasticSampling(Exploration):
-    """Samples from the distribution, at first perhaps uniformly; without such a start the same as no object."""
+    """Samples from the distribution; without a uniform start it is the same as having no exploration object."""
 
     def __init__(self, distribution: ActionDistribution, *, random_timesteps: int = 0) -> None:
-        """Take the number of timesteps during which actions are uniform."""
+        """Set the number of timesteps during which actions are uniform."""
         super().__init__(distribution, distribution.noise_size, random_timesteps=random_timesteps)
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
@@ -537,10 +542,10 @@ class StochasticSampling(Exploration):
 
 
 class RandomExploration(Exploration):
-    """Uniform over the action space; within unbounded components standard normal."""
+    """Uniform actions; unbounded components are standard normal."""
 
     def __init__(self, distribution: ActionDistribution) -> None:
-        """Take the distribution; there are no settings."""
+        """Use a policy's distribution; there are no settings."""
         super().__init__(distribution, 0)
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
@@ -551,17 +556,17 @@ class RandomExploration(Exploration):
 
 
 class EpsilonGreedy(Exploration):
-    """The best action, or with probability epsilon a uniform one.
+    """The best action or, with probability epsilon, a uniform one.
 
     The inputs of the distribution are logits or action values.
     """
 
     def __init__(self, distribution: ActionDistribution, *, epsilon: Points = ((0, 1.0), (10_000, 0.02))) -> None:
-        """Take epsilon: a constant, or points [timestep, value] joined by straight lines.
+        """Set epsilon: a constant, or points [timestep, value] joined by straight lines.
 
         Raises:
-            UnsupportedSpaceError: actions are not choices.
-            ConfigError: invalid points of a schedule, or a value outside of [0, 1].
+            UnsupportedSpaceError: when actions are not choices.
+            ConfigError: when the points of a schedule are invalid, or a value is outside of [0, 1].
         """
         space = distribution.action_space
         kinds = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -591,23 +596,23 @@ class EpsilonGreedy(Exploration):
 
 
 class PerWorkerEpsilonGreedy(EpsilonGreedy):
-    """Epsilon-greedy with a constant epsilon of each worker's own.
+    """Epsilon-greedy with a different constant epsilon for each worker.
 
     Source: Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
     """
 
     def __init__(self, distribution: ActionDistribution, *, worker_index: int = 0, num_workers: int = 0) -> None:
-        """Take the worker's place among all; see `worker_epsilon`."""
+        """Set epsilon from the worker's index; see `worker_epsilon`."""
         super().__init__(distribution, epsilon=worker_epsilon(worker_index, num_workers))
 
 
 def worker_epsilon(worker_index: int, num_workers: int) -> float:
-    """Ape-X's epsilon of a worker: 0.4 for the first, 0.4^8 for the last; 0 for the learner's own.
+    """Return Ape-X's epsilon of a worker: 0.4 for the first, 0.4^8 for the last, 0 for the learner's own worker.
 
     Args:
         worker_index: 0 for the learner's own worker, else from 1.
-        num_workers: number of remote workers; an index beyond it, of a late joiner, counts from 1 again. 0: nobody
-            knows how many join, and eight have the shares of eight.
+        num_workers: number of remote workers; the index of a late joiner beyond it wraps around to 1. With 0, the
+            number is unknown, and the shares of eight workers are used.
     """
     if worker_index < 1:
         return 0.0
@@ -629,9 +634,9 @@ EXPLORATIONS: dict[str, type[Exploration]] = {
 
 
 def exploration_has_memory(settings: str | Mapping[str, Any] | None) -> bool:
-    """Whether the exploration that settings ask for must be told which row is whose, even of the same rows in turn.
+    """Return whether the configured exploration needs keys of rows, even for the same rows in succession.
 
-    False where there is none, or where noise that is drawn ahead for all steps holds what it remembers.
+    False without exploration, and for kinds that keep their memory in noise drawn for all steps in advance.
     """
     if settings is None:
         return False
@@ -640,10 +645,10 @@ def exploration_has_memory(settings: str | Mapping[str, Any] | None) -> bool:
 
 
 def _kind_of(name: Any) -> type[Exploration]:
-    """Return the class that a name in EXPLORATIONS, or an import path, is of.
+    """Return the exploration class of a name in EXPLORATIONS, or of an import path.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: when there is none.
     """
     if isinstance(name, str) and name in EXPLORATIONS:
         return EXPLORATIONS[name]
@@ -670,18 +675,18 @@ def make_exploration(
     worker_index: int = 0,
     num_workers: int = 0,
 ) -> Exploration | None:
-    """The exploration object that settings ask for.
+    """Make the configured exploration object.
 
     Args:
-        settings: a name in EXPLORATIONS, or the import path of a class, or a mapping with that under "type" and the
-            kind's own settings; None or plain stochastic sampling needs no object.
+        settings: a name in EXPLORATIONS, the import path of a class, or a mapping with either of these under "type" and
+            the kind's own settings. None and plain stochastic sampling need no object.
         distribution: the policy's action distribution.
         worker_index: the worker's index, for kinds that differ between workers.
         num_workers: number of remote workers.
 
     Raises:
-        ConfigError: an unknown kind or setting.
-        UnsupportedSpaceError: a kind that doesn't go with the action space.
+        ConfigError: when a kind or setting is unknown.
+        UnsupportedSpaceError: when the kind does not support the action space.
     """
     if settings is None:
         return None

@@ -459,5 +459,5 @@ def test_a_graph_that_looks_back_takes_previous_actions_and_rewards(network):
     for prev in (None, (actions[:1], rewards), (actions, rewards[:1]), (actions[:, None], rewards)):
         with pytest.raises(PolicyError, match="previous actions"):
             graph.run(obs, (), prev)
-    with pytest.raises(PolicyError, match="takes no previous"):
+    with pytest.raises(PolicyError, match="does not use previous"):
         acting_of(network).run(obs, (), (actions, rewards))

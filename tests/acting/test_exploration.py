@@ -180,7 +180,7 @@ def test_settings_name_a_kind_and_its_own_settings():
         ("EpsilonGredy", "Did you mean 'EpsilonGreedy'"),
         ({"type": "EpsilonGreedy", "eps": 1}, "eps"),
         ({"type": "EpsilonGreedy", "epsilon": 2.0}, "probabilities"),
-        ({"type": "EpsilonGreedy", "epsilon": [[5, 1.0], [5, 0.5]]}, "must rise"),
+        ({"type": "EpsilonGreedy", "epsilon": [[5, 1.0], [5, 0.5]]}, "must increase"),
         ({"type": "StochasticSampling", "epsilon": 1}, "epsilon"),
     ],
 )
@@ -281,7 +281,7 @@ def test_values_lie_on_straight_lines_between_the_points_and_stay_beyond_them(en
 
 @pytest.mark.parametrize(
     ("points", "said"),
-    [([], "no points"), ([[0, 1], [0, 2]], "must rise"), ([[5, 1], [3, 2]], "must rise"), ([[0, 1, 2]], "is \\["),
+    [([], "no points"), ([[0, 1], [0, 2]], "must increase"), ([[5, 1], [3, 2]], "must increase"), ([[0, 1, 2]], "is \\["),
      ([[-1, 1.0]], "is \\["), ([[0, math.nan]], "is \\["), ([[math.inf, 1.0]], "is \\[")],
 )  # fmt: skip
 def test_bad_points_are_refused_by_the_name_of_the_setting(points: list[list[float]], said: str) -> None:
