@@ -1,22 +1,22 @@
-"""Action distributions on NumPy: what a worker samples from.
+"""Action distributions on NumPy, for sampling at workers.
 
-A distribution is made once for an action space and holds no state. It reads its parameters from the rows of
-``inputs`` [N, P], as the acting graph puts them out:
+A distribution is made once for an action space and holds no state. It reads its parameters from the rows of ``inputs``
+[N, P], the acting graph's output:
 
 - Categorical: A logits.
 - Greedy: the values of A actions.
-- MultiCategorical: the logits of each component, one after the other.
-- Bernoulli: the logit of each bit's being 1.
+- MultiCategorical: the logits of each component, one component after the other.
+- Bernoulli: for each bit, the logit of being 1.
 - DiagGaussian and SquashedGaussian: A means, then A logarithms of standard deviations, clamped to
-  [LOG_STD_MIN, LOG_STD_MAX]. The squashed one is mapped by tanh into the bounds of the space.
+  [LOG_STD_MIN, LOG_STD_MAX]. SquashedGaussian maps its samples by tanh into the bounds of the space.
 
-An input of MASKED_LOGIT forbids its action (for a bit: being 1): it is never sampled, is not the mode, and adds exactly
-nothing to entropy and divergence. Networks put it where an action mask says so.
+An input of MASKED_LOGIT forbids its action (for a bit: being 1). A forbidden action is never sampled, is not the mode,
+and adds exactly nothing to entropy and divergence. Networks output it for actions that an action mask forbids.
 
-Sampling is a pure function of inputs and noise. Noise is drawn ahead for many steps at once
-(`draw_noise`), which is both cheaper and exactly reproducible; what its numbers mean is the distribution's
-own business. `aiorl.learning.models.distributions` is the twin of this module on TensorFlow. Distributions over Tuple
-and Dict spaces are put together from the others (`Composite`).
+Sampling is a pure function of inputs and noise. Noise is drawn in advance for many steps together (`draw_noise`), which
+is both cheaper and exactly reproducible; each distribution defines the meaning of its noise numbers. The TensorFlow
+counterpart of this module is `aiorl.learning.models.distributions`. Distributions over Tuple and Dict spaces consist of
+the other ones (`Composite`).
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ from aiorl.errors import ConfigError, PolicyError, UnsupportedSpaceError
 F32 = NDArray[np.float32]
 
 MASKED_LOGIT = -1e30
-"""Logit of what is forbidden, and of what pads short components; gives probability 0, and 0 * logit is still 0."""
+"""Logit of forbidden actions and of padding; gives probability 0, and 0 * logit is still 0."""
 
 
 class ActionDistribution(ABC):
-    """Base class of action distributions. N rows, P inputs and K numbers of noise per row.
+    """Base class of action distributions. N rows, P inputs and K noise numbers per row.
 
     Attributes:
         name: key in DISTRIBUTIONS.
-        over: kinds of action spaces that it is for.
+        over: kinds of action spaces that it supports.
         action_space: single-environment action space.
         num_inputs: P.
         noise_size: K.
         action_shape: shape of one action.
         action_dtype: dtype of actions, that of the space.
-        num_features: F, of what a network gives beside the inputs (see `DiagGaussian`); 0 for nothing.
-        logp_is_apart: `choose_into` takes less than `sample_into`, and `logp` of what it chose is the same to the bit.
+        num_features: F, features that a network outputs along with the inputs (see `DiagGaussian`); 0 for none.
+        logp_is_apart: True if `choose_into` is cheaper than `sample_into`, and `logp` of its actions is equal to the
+            bit.
     """
 
     name: ClassVar[str]
@@ -68,16 +69,16 @@ class ActionDistribution(ABC):
 
     @property
     def num_outputs(self) -> int:
-        """Numbers of a row that a network gives for acting, the inputs first."""
+        """Numbers that a network outputs for acting per row, the inputs first."""
         return self.num_inputs
 
     @property
     def choice_inputs(self) -> NDArray[np.int64]:
-        """[M]: which inputs an action mask has an entry for, in the order of the entries; by default all."""
+        """[M]: inputs that have an entry in an action mask, in the order of the entries; by default all."""
         return np.arange(self.num_inputs)
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Noise for `leading` (for instance T, N) samples: float32 [*leading, K], by default uniform in [0, 1)."""
+        """Draw noise for `leading` (for example T, N) samples: float32 [*leading, K], by default uniform in [0, 1)."""
         return rng.random((*leading, self.noise_size), dtype=np.float32)
 
     @abstractmethod
@@ -85,30 +86,34 @@ class ActionDistribution(ABC):
         """Write actions [N, *action_shape] and their log-probabilities [N] for inputs [N, P], noise [N, K]."""
 
     def choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> None:
-        """Write the actions that `sample_into` does."""
+        """Write the same actions as `sample_into`."""
         self.sample_into(inputs, noise, actions, np.empty(len(inputs), np.float32))
 
     @abstractmethod
     def deterministic(self, inputs: F32) -> NDArray[Any]:
-        """The mode (for the squashed Gaussian: the squashed mean), [N, *action_shape]."""
+        """Return the mode (for the squashed Gaussian, the squashed mean), [N, *action_shape]."""
 
     @abstractmethod
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
-        """Log-probability (or log-density) of actions [N, *action_shape]: float32 [N]."""
+        """Return the log-probability (or log-density) of actions [N, *action_shape]: float32 [N]."""
 
     def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
-        """Values of actions, where the inputs are values of actions.
+        """Return the values of actions, if the inputs are values of actions.
 
         Args:
             inputs: [..., P].
             actions: [..., *action_shape].
-        Returns: float32 [...].
-        Raises: PolicyError: they are not, as in most distributions.
+
+        Returns:
+            float32 [...].
+
+        Raises:
+            PolicyError: when the inputs are not values, as for most distributions.
         """
-        raise PolicyError(f"a {self.name} distribution has no values of actions; that of a network of Q values has")
+        raise PolicyError(f"a {self.name} distribution has no values of actions; use a network of Q values")
 
     def sample_with_logp(self, inputs: F32, noise: F32) -> tuple[NDArray[Any], F32]:
-        """Actions [N, *action_shape] and their log-probabilities [N]; see `sample_into`."""
+        """Return actions [N, *action_shape] and their log-probabilities [N]; see `sample_into`."""
         rows = len(inputs)
         actions = np.empty((rows, *self.action_shape), self.action_dtype)
         logp = np.empty(rows, np.float32)
@@ -116,31 +121,31 @@ class ActionDistribution(ABC):
         return actions, logp
 
     def sample(self, inputs: F32, rng: np.random.Generator) -> NDArray[Any]:
-        """Actions [N, *action_shape] with noise drawn now."""
+        """Return actions [N, *action_shape] with noise drawn now."""
         return self.sample_with_logp(inputs, self.draw_noise(rng, len(inputs)))[0]
 
 
 LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
 EDGE = 2.0**-24
-"""Least distance of a squashed action from its bounds, as a share of their range, at which logp is taken."""
+"""Smallest distance of a squashed action from its bounds for logp, as a share of their range."""
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def _has_bounds(space: spaces.Box) -> bool:
-    """Whether actions can be squashed into the bounds: float32's own, which some take for none, are too far apart."""
+    """Return whether actions can be squashed into the bounds; some spaces use float32's limits for no bounds."""
     with np.errstate(over="ignore"):
         return space.is_bounded("both") and bool(np.isfinite(2.0 * (space.high - space.low).astype(np.float32)).all())
 
 
 class DiagGaussian(ActionDistribution):
-    """Independent normal components of a Box, unbounded: clipping is left to whoever steps the environment.
+    """Independent normal components of a Box, unbounded; the code that steps the environment clips them.
 
     Attributes:
         size: A, numbers in an action.
-        num_features: F, where noise is a function of the state (see `noise_of_state`); 0 where it is of each step by
-            itself.
+        num_features: F, if noise is a function of the state (see `noise_of_state`); 0 if each step has independent
+            noise.
     """
 
     name = "diag_gaussian"
@@ -154,25 +159,25 @@ class DiagGaussian(ActionDistribution):
         super().__init__(action_space, num_inputs=2 * self.size, noise_size=self.size)
 
     def with_features(self, num_features: int) -> Self:
-        """The same with features."""
+        """Return the same distribution with features."""
         return type(self)(self.action_space, num_features)
 
     @property
     def num_outputs(self) -> int:
-        """See the base class; behind the inputs come the features' shares in the deviations, F by A."""
+        """See the base class; the features' shares in the deviations, F by A, follow the inputs."""
         return self.num_inputs + self.num_features * self.size
 
     @property
     def choice_inputs(self) -> NDArray[np.int64]:
-        """None: these are numbers, not choices."""
+        """Empty, because actions are numbers, not choices."""
         return np.zeros(0, np.int64)
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Standard normal numbers, one per component."""
+        """Draw standard normal numbers, one per component."""
         return rng.standard_normal((*leading, self.noise_size), dtype=np.float32)
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """Mean plus standard deviation times noise."""
+        """Write mean plus standard deviation times noise."""
         mean, log_std = self._parameters(inputs)
         actions[...] = (mean + np.exp(log_std) * noise).reshape(actions.shape)
         density = noise * noise
@@ -182,11 +187,16 @@ class DiagGaussian(ActionDistribution):
         logp -= np.float32(self.size * _HALF_LOG_2PI)
 
     def noise_of_state(self, outputs: F32, matrices: F32) -> F32:
-        """Noise [N, A] for `sample_into` that is linear in the features: the same at the same state.
+        """Return noise [N, A] for `sample_into` that is linear in the features, and so equal at equal states.
 
         Args:
-            outputs: [N, P + F * A] of the network; those behind the inputs are the features' shares in the deviations.
-            matrices: [N, F * A] standard normal; then so is the noise, as the squares of the shares sum to 1.
+            outputs: [N, P + F * A] outputs of the network; the features' shares in the deviations follow the inputs.
+            matrices: [N, F * A] standard normal numbers. The noise is then standard normal, too, because the squares of
+                the shares sum to 1.
+
+        Returns:
+            float32 [N, A].
+
         Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, eq. 7 to 9, over the deviation.
         """
         shape = (-1, self.num_features, self.size)
@@ -194,7 +204,7 @@ class DiagGaussian(ActionDistribution):
         return noise
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
-        """The mean."""
+        """Return the mean."""
         return inputs[:, : self.size].astype(self.action_dtype).reshape(-1, *self.action_shape)
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
@@ -216,10 +226,10 @@ class DiagGaussian(ActionDistribution):
 class SquashedGaussian(DiagGaussian):
     """A normal variable u mapped into the bounds of a Box: low + (high - low) * (tanh(u) + 1) / 2.
 
-    The log-density is taken from the action as it is stored, by inverting the map, and not from u: so a
-    learner that sees only the action computes the same number. With p and q the distances from the lower and
-    the upper bound as shares of the range (each exact near its own bound, and held at or above EDGE),
-    u = (log p - log q) / 2 and log |da/du| = log(2 (high - low)) + log p + log q.
+    The log-density is computed from the stored action by inverting the map, not from u, so that a learner that sees
+    only the action computes the same number. Let p and q be the distances from the lower and the upper bound as shares
+    of the range, each exact near its own bound, and at least EDGE. Then u = (log p - log q) / 2 and
+    log |da/du| = log(2 (high - low)) + log p + log q.
     """
 
     name = "squashed_gaussian"
@@ -230,30 +240,30 @@ class SquashedGaussian(DiagGaussian):
             raise UnsupportedSpaceError(
                 "a squashed Gaussian over",
                 action_space,
-                ["Box of floats bounded on both sides, and not as far as float32 goes"],
+                ["Box of floats bounded on both sides, within less than float32's range"],
                 "Bound the space or use the unsquashed distribution.",
             )
         self.low: F32 = action_space.low.astype(np.float32).ravel()
         self.high: F32 = action_space.high.astype(np.float32).ravel()
         self.span: F32 = self.high - self.low
         if not (self.span > 0).all():
-            raise ConfigError(f"the action space {action_space} has a component without room.", value=action_space)
+            raise ConfigError(f"the action space {action_space} has a component without range.", value=action_space)
         self._log_2span: F32 = np.log(2.0 * self.span)
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """The squashed sample; its log-density as `logp` gives it."""
+        """Write the squashed sample, and its log-density as computed by `logp`."""
         mean, log_std = self._parameters(inputs)
         squashed = self._squash(mean + np.exp(log_std) * noise)
         actions[...] = squashed.reshape(actions.shape)
         logp[...] = self._squashed_logp(inputs, squashed)
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
-        """The squashed mean."""
+        """Return the squashed mean."""
         squashed = self._squash(inputs[:, : self.size])
         return squashed.astype(self.action_dtype).reshape(-1, *self.action_shape)
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
-        """See the base class; actions beyond the bounds count as on them."""
+        """See the base class; actions beyond the bounds count as on the bounds."""
         return self._squashed_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
 
     def _squash(self, values: NDArray[Any]) -> F32:
@@ -287,7 +297,7 @@ class Categorical(ActionDistribution):
         self.start = int(action_space.start)
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """By inversion: the first action whose cumulative probability exceeds the uniform number."""
+        """Sample by inversion: the first action with a cumulative probability above the uniform number."""
         choice, log_probability = _choose(inputs, noise)
         if self.start:
             choice += self.start
@@ -295,7 +305,7 @@ class Categorical(ActionDistribution):
         logp[...] = log_probability
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
-        """The likeliest action."""
+        """Return the likeliest action."""
         actions: NDArray[Any] = (inputs.argmax(axis=1) + self.start).astype(self.action_dtype)
         return actions
 
@@ -306,7 +316,7 @@ class Categorical(ActionDistribution):
         return chosen
 
     def probabilities(self, inputs: F32) -> NDArray[np.float64]:
-        """[N, A]: of each action."""
+        """Return the probability of each action, [N, A]."""
         shifted = inputs.astype(np.float64)
         shifted -= shifted.max(axis=1, keepdims=True)
         np.exp(shifted, out=shifted)
@@ -315,16 +325,16 @@ class Categorical(ActionDistribution):
 
 
 class TwoClassCategorical(Categorical):
-    """Categorical with A = 2, in fewer steps: only the difference of the logits counts."""
+    """Categorical with A = 2, computed in fewer steps: only the difference of the logits matters."""
 
     logp_is_apart = True
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Standard logistic numbers: log(u / (1 - u)) of a uniform u."""
+        """Draw standard logistic numbers: log(u / (1 - u)) of a uniform u."""
         return rng.logistic(size=(*leading, 1)).astype(np.float32)
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """The second action where the difference of logits exceeds the logistic number."""
+        """Choose the second action if the difference of the logits exceeds the logistic number."""
         logp[...] = _two_class_logp(*self._choose_into(inputs, noise, actions))
 
     def choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> None:
@@ -332,7 +342,7 @@ class TwoClassCategorical(Categorical):
         self._choose_into(inputs, noise, actions)
 
     def _choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> tuple[F32, NDArray[np.bool_]]:
-        """Choose actions; return the differences of the logits [N], and where the second action is chosen [N]."""
+        """Choose actions; return the differences of the logits [N], and True for each second action [N]."""
         difference: F32 = inputs[:, 1] - inputs[:, 0]
         is_second: NDArray[np.bool_] = difference > noise[:, 0]
         actions[...] = is_second
@@ -346,9 +356,9 @@ class TwoClassCategorical(Categorical):
 
 
 class Greedy(Categorical):
-    """The action of A with the largest value, without chance; inputs are the values of A actions.
+    """The action of A with the largest value, without randomness; inputs are the values of A actions.
 
-    What explores departs from it (`aiorl.acting.exploration`). Of several as good as each other it is the first.
+    Exploration departs from it (`aiorl.acting.exploration`). Of several equally good actions, the first one is chosen.
     """
 
     name = "greedy"
@@ -358,23 +368,23 @@ class Greedy(Categorical):
         self.noise_size = 0
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """The best action, with probability 1."""
+        """Write the best action, with probability 1."""
         actions[...] = self.deterministic(inputs)
         logp[...] = 0.0
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
-        """0 for the best action, and so low for the others that they have no probability at all."""
+        """Return 0 for the best action; for all others a number so low that their probability is 0."""
         found: F32 = np.where(self.deterministic(inputs) == actions, _ZERO, np.float32(MASKED_LOGIT))
         return found
 
     def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
-        """The inputs of the actions."""
+        """Return the inputs of the actions."""
         index = actions.astype(np.int64) - self.start
         found: F32 = np.take_along_axis(inputs, index[..., None], axis=-1)[..., 0]
         return found
 
     def probabilities(self, inputs: F32) -> NDArray[np.float64]:
-        """1 for the best action."""
+        """Return 1 for the best action, and 0 for the others, [N, A]."""
         chosen: NDArray[np.float64] = np.eye(self.num_inputs)[inputs.argmax(axis=1)]
         return chosen
 
@@ -383,9 +393,9 @@ class MultiCategorical(ActionDistribution):
     """Independent choices, one per component of a MultiDiscrete space.
 
     Attributes:
-        sizes: actions of each component.
+        sizes: number of actions of each component.
         start: number of each component's first action.
-        positions: [P], where each logit stands among components padded to the widest one.
+        positions: [P], position of each logit among components padded to the widest one.
     """
 
     name = "multi_categorical"
@@ -401,7 +411,7 @@ class MultiCategorical(ActionDistribution):
         )
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """Each component by inversion, as in `Categorical`."""
+        """Sample each component by inversion, as in `Categorical`."""
         logits = self._padded(inputs).reshape(-1, self._widest)
         choice, log_probability = _choose(logits, noise.reshape(-1, 1))
         components = choice.reshape(len(inputs), -1) + self.start
@@ -409,7 +419,7 @@ class MultiCategorical(ActionDistribution):
         np.add.reduce(log_probability.reshape(len(inputs), -1), axis=1, out=logp)
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
-        """The likeliest action of each component."""
+        """Return the likeliest action of each component."""
         best = self._padded(inputs).argmax(axis=2) + self.start
         actions: NDArray[Any] = best.astype(self.action_dtype).reshape(-1, *self.action_shape)
         return actions
@@ -422,7 +432,7 @@ class MultiCategorical(ActionDistribution):
         return total
 
     def _padded(self, inputs: F32) -> F32:
-        """Logits as [N, components, widest]."""
+        """Return logits as [N, components, widest]."""
         rows, components = len(inputs), len(self.sizes)
         if self.num_inputs == components * self._widest:
             return inputs.reshape(rows, components, self._widest)
@@ -432,7 +442,7 @@ class MultiCategorical(ActionDistribution):
 
 
 class Bernoulli(ActionDistribution):
-    """Independent bits of a MultiBinary space; inputs are the logits of their being 1."""
+    """Independent bits of a MultiBinary space; inputs are the logits of being 1."""
 
     name = "bernoulli"
     over = (spaces.MultiBinary,)
@@ -442,13 +452,13 @@ class Bernoulli(ActionDistribution):
         super().__init__(action_space, num_inputs=size, noise_size=size)
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """Each bit is 1 where its probability exceeds the uniform number."""
+        """Set each bit to 1 if its probability exceeds the uniform number."""
         bits = noise < _sigmoid(inputs)
         actions[...] = bits.reshape(actions.shape)
         logp[...] = _bernoulli_logp(inputs, bits)
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
-        """The bits that are likelier 1 than 0."""
+        """Return the likelier value of each bit."""
         return (inputs > 0).astype(self.action_dtype).reshape(-1, *self.action_shape)
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
@@ -457,7 +467,7 @@ class Bernoulli(ActionDistribution):
 
 
 def _two_class_logp(difference: F32, is_second: NDArray[Any]) -> F32:
-    """Return -log(1 + exp(-d)) for the second action and -log(1 + exp(d)) for the first, in the memory of d."""
+    """Return -log(1 + exp(-d)) for the second action and -log(1 + exp(d)) for the first; overwrites d."""
     np.negative(difference, out=difference, where=is_second)
     np.logaddexp(difference, _ZERO, out=difference)
     found: F32 = np.negative(difference, out=difference)
@@ -465,10 +475,10 @@ def _two_class_logp(difference: F32, is_second: NDArray[Any]) -> F32:
 
 
 def _choose(logits: F32, uniform: F32) -> tuple[NDArray[np.int64], F32]:
-    """Choices [R] and their log-probabilities [R], for logits [R, A] and uniform numbers [R, 1] below 1.
+    """Return choices [R] and their log-probabilities [R], for logits [R, A] and uniform numbers [R, 1] below 1.
 
-    A uniform float32 below 1 times the total stays below the total, so a choice is always found, and none
-    of probability 0 can be.
+    The product of a uniform float32 below 1 and the total stays below the total. A choice is therefore always found,
+    and never one of probability 0.
     """
     shifted = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
     cumulative = np.add.accumulate(np.exp(shifted), axis=1)
@@ -499,7 +509,7 @@ class CompositePart(NamedTuple):
     """One component.
 
     Attributes:
-        distribution: over the component.
+        distribution: distribution over the component.
         inputs: its columns among the inputs.
         noise: its columns among the noise.
         actions: its columns among the flat actions.
@@ -512,12 +522,12 @@ class CompositePart(NamedTuple):
 
 
 class Composite(ActionDistribution):
-    """Independent components; inputs, noise and actions are those of the components one after the other.
+    """Independent components; inputs, noise and actions are concatenated in the order of the components.
 
-    Actions are in column form (`aiorl.data.actions`): a flat row each.
+    Actions are in column form (`aiorl.data.actions`), a flat row for each.
 
     Attributes:
-        layout: how components lie in a row.
+        layout: layout of the components in a row.
         parts: the components, in order.
     """
 
@@ -544,16 +554,16 @@ class Composite(ActionDistribution):
         return np.concatenate([part.distribution.choice_inputs + part.inputs.start for part in self.parts])
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Each component's own noise."""
+        """Draw each component's own noise."""
         return np.concatenate([part.distribution.draw_noise(rng, *leading) for part in self.parts], axis=-1)
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """Each component's own sample; their log-probabilities are added."""
+        """Sample each component, and add up their log-probabilities."""
         rows = len(inputs)
         logp[...] = 0.0
         for part in self.parts:
             kind = part.distribution
-            # a component may need its own dtype or shape on the way into the flat row
+            # a component may need its own dtype or shape before it goes into the flat row
             chosen = np.empty((rows, *kind.action_shape), kind.action_dtype)
             chosen_logp = np.empty(rows, np.float32)
             kind.sample_into(inputs[:, part.inputs], noise[:, part.noise], chosen, chosen_logp)
@@ -561,7 +571,7 @@ class Composite(ActionDistribution):
             logp += chosen_logp
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
-        """The mode of each component."""
+        """Return the mode of each component."""
         actions = self.layout.zeros(len(inputs))
         for part in self.parts:
             mode = part.distribution.deterministic(inputs[:, part.inputs])
@@ -576,7 +586,7 @@ class Composite(ActionDistribution):
 
 
 class SquashedComposite(Composite):
-    """Composite whose Boxes are squashed into their bounds."""
+    """Composite that squashes Boxes into their bounds."""
 
     name = "squashed_composite"
     is_squashed = True
@@ -585,19 +595,19 @@ class SquashedComposite(Composite):
 _KINDS: tuple[type[ActionDistribution], ...] = (
     Categorical, Greedy, MultiCategorical, Bernoulli, DiagGaussian, SquashedGaussian, Composite, SquashedComposite,
 )  # fmt: skip
-DISTRIBUTIONS: dict[str, Any] = {kind.name: kind for kind in _KINDS}  # Any: a space is all that each is made of
-"""Distributions by name; the first one over a kind of space is the one that goes with it."""
+DISTRIBUTIONS: dict[str, Any] = {kind.name: kind for kind in _KINDS}  # Any: each is made from a space alone
+"""Distributions by name; the first one that supports a kind of space is its default."""
 
 
 def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) -> ActionDistribution:
-    """The distribution that goes with an action space.
+    """Make the default distribution for an action space.
 
     Args:
-        action_space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Tuple or Dict of these, however
-            nested.
-        squash: for Boxes, squash actions into their bounds instead of leaving them unbounded.
+        action_space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Tuple or Dict of these, at any depth.
+        squash: True to squash the actions of Boxes into their bounds instead of leaving them unbounded.
 
-    Raises: UnsupportedSpaceError for any other space, or a Box without bounds when `squash` is set.
+    Raises:
+        UnsupportedSpaceError: for any other space, and for a Box without bounds if `squash` is set.
     """
     kind = next((kind for kind in _KINDS if isinstance(action_space, kind.over)), None)
     if kind is None:
@@ -607,14 +617,16 @@ def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) 
 
 
 def make_named_distribution(name: str, action_space: spaces.Space[Any], num_features: int = 0) -> ActionDistribution:
-    """The distribution of that name over an action space.
+    """Make the distribution of a name for an action space.
 
     Args:
         name: key in DISTRIBUTIONS.
         action_space: single-environment action space.
-        num_features: F of a Gaussian whose noise is a function of the state; 0 = there are none.
-    Raises: PolicyError for an unknown name, or features of another distribution; UnsupportedSpaceError if name and
-        space don't go together.
+        num_features: F of a Gaussian with state-dependent noise, 0 for none.
+
+    Raises:
+        PolicyError: when the name is unknown, or the distribution does not support features.
+        UnsupportedSpaceError: when the distribution does not support the space.
     """
     if name not in DISTRIBUTIONS:
         raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(DISTRIBUTIONS))}")
@@ -622,7 +634,7 @@ def make_named_distribution(name: str, action_space: spaces.Space[Any], num_feat
     if not isinstance(action_space, kind.over):
         raise UnsupportedSpaceError(f"a {name} distribution over", action_space, [own.__name__ for own in kind.over])
     if num_features and not issubclass(kind, DiagGaussian):
-        raise PolicyError(f"noise of {num_features} features is for Gaussian actions; these are {name}")
+        raise PolicyError(f"noise of {num_features} features requires Gaussian actions; these are {name}")
     if kind is Categorical and getattr(action_space, "n", 0) == 2:
         kind = TwoClassCategorical
     made: ActionDistribution = kind(action_space, num_features) if num_features else kind(action_space)

@@ -1,10 +1,10 @@
-"""Running observation filters whose statistics can be merged exactly across workers.
+"""Running observation filters with statistics that can be merged exactly across workers.
 
-A filter holds two statistics: what it normalises with, and a *delta*, what it saw since it last handed its
-delta out. Deltas travel under increasing sequence numbers; the learner merges each once and publishes the
-merged state with the highest number merged per worker. A worker that adopts a published state keeps on top of
-it whatever the learner has not acknowledged: deltas in flight, and the buffer. So nothing is counted twice or
-lost, in any order of messages. Source of the merge: Chan, Golub, LeVeque 1983, pairwise combination.
+A filter holds two statistics: the one it normalises with, and a *delta* of all samples since the last delta was taken.
+Deltas are sent under increasing sequence numbers. The learner merges each one once, and publishes the merged state with
+the highest number merged per worker. A worker that adopts a published state adds everything that the learner has not
+acknowledged: deltas in flight, and the buffer. As a result, no sample is counted twice or lost, in any order of
+messages. Source of the merge: Chan, Golub, LeVeque 1983, pairwise combination.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError, CheckpointError, ConfigError, nearest
 
 FilterState = dict[str, NDArray[Any]]
-"""``n`` [] float64, ``mean`` and ``m2`` float64 of the filter's shape; empty for NoFilter."""
+"""``n`` [] int64, ``mean`` and ``m2`` float64 of the filter's shape; empty for NoFilter."""
 
 EPSILON = 1e-8
 
 _MAX_COUNT = 1 << 53
-"""Samples a statistic may count: what a float64 counts exactly."""
+"""Limit of a statistic's sample count: float64 represents all counts up to it exactly."""
 
 
 class RunningStat:
@@ -44,11 +44,11 @@ class RunningStat:
         self.m2 = np.zeros(shape, np.float64)
 
     def push(self, batch: NDArray[Any]) -> None:
-        """Take in samples ``[B, *shape]``."""
+        """Add samples ``[B, *shape]``."""
         self.merge_moments(*_moments(batch))
 
     def merge_moments(self, n: int, mean: NDArray[np.float64], m2: NDArray[np.float64] | float) -> None:
-        """Take in n samples of which only the moments are known."""
+        """Add n samples given by their moments."""
         if n == 0:
             return
         if self.n == 0:
@@ -64,35 +64,35 @@ class RunningStat:
         self.n = total
 
     def merge(self, other: RunningStat) -> None:
-        """Take in all that another statistic saw."""
+        """Add all samples of another statistic."""
         self.merge_moments(other.n, other.mean, other.m2)
 
     @property
     def var(self) -> NDArray[np.float64]:
-        """Variance with ddof 1; ones below two samples."""
+        """Variance with ddof 1; ones for fewer than two samples."""
         return self.m2 / (self.n - 1) if self.n > 1 else np.ones_like(self.m2)
 
     @property
     def std(self) -> NDArray[np.float64]:
-        """Standard deviation with ddof 1; ones below two samples."""
+        """Standard deviation with ddof 1; ones for fewer than two samples."""
         return np.sqrt(self.var)
 
     def copy(self) -> RunningStat:
-        """An independent statistic of the same samples."""
+        """Return an independent statistic of the same samples."""
         other = RunningStat(self.mean.shape)
         other.n, other.mean, other.m2 = self.n, self.mean.copy(), self.m2.copy()
         return other
 
     def to_state(self) -> FilterState:
-        """As arrays, for the wire and for checkpoints."""
+        """Return the statistic as arrays, for the wire and for checkpoints."""
         return {"n": np.asarray(self.n, np.int64), "mean": self.mean.copy(), "m2": self.m2.copy()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> RunningStat:
-        """The statistic that ``to_state`` wrote.
+        """Return the statistic in a result of ``to_state``.
 
         Raises:
-            BatchError: an entry is missing, not finite or not of the filter's shape.
+            BatchError: when an entry is missing, not finite or not of the filter's shape.
         """
         stat = cls(shape)
         for name in ("mean", "m2"):
@@ -109,7 +109,7 @@ class RunningStat:
 
 
 def _moments(batch: NDArray[Any]) -> tuple[int, NDArray[np.float64], NDArray[np.float64] | float]:
-    """Count, mean and sum of squared deviations of samples ``[B, ...]``."""
+    """Return count, mean and sum of squared deviations of samples ``[B, ...]``."""
     count = len(batch)
     if count == 1:
         return 1, batch[0].astype(np.float64), 0.0
@@ -124,10 +124,10 @@ class ObservationFilter:
     """Interface of observation filters, with the methods of one that has no statistics.
 
     Attributes:
-        is_concurrent: safe to call from several threads.
-        is_identity: returns observations as they are.
-        is_frozen: its statistics stay as they are, whatever it sees; False unless it is set.
-        shape: shape of one observation; means nothing where it returns them as they are.
+        is_concurrent: True if several threads can use it together.
+        is_identity: True if it returns observations unchanged.
+        is_frozen: True if no sample changes its statistics; False by default.
+        shape: shape of one observation; meaningless for an identity.
     """
 
     is_concurrent = True
@@ -136,14 +136,14 @@ class ObservationFilter:
     shape: tuple[int, ...] = ()
 
     def output_dtype(self, dtype: DTypeLike) -> np.dtype[Any]:
-        """Dtype of what comes out for observations of a dtype: what policies and models take.
+        """Return the dtype of filtered observations, the input of policies and models, for a dtype of observations.
 
-        This is the one place that says so: samplers, graphs and models all have to agree.
+        Samplers, graphs and models must agree on this dtype, so only this method defines it.
         """
         return np.dtype(dtype) if self.is_identity else np.dtype(np.float32)
 
     def output_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """Space of what comes out for observations of a space, preprocessed: what policies are told."""
+        """Return the space of filtered observations, the input of policies, for a space of preprocessed ones."""
         if self.is_identity:
             return space
         layout = layout_of(space)
@@ -151,87 +151,88 @@ class ObservationFilter:
         return LaidOutBox(-np.inf, np.inf, layout if fits else ObsLayout(self.shape), np.float32)
 
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
-        """Filtered observations; with ``update`` they also enter the statistics.
+        """Return filtered observations; with ``update``, they also enter the statistics.
 
         Args:
             obs: one sample of the filter's shape, or a batch ``[B, *shape]``.
-            update: False reads without learning.
+            update: False leaves the statistics unchanged.
 
         Raises:
-            ValueError: any other shape.
+            ValueError: for any other shape.
         """
         return obs
 
     def learn(self, obs: NDArray[Any]) -> None:
-        """Take a batch ``[B, *shape]`` into the statistics, unless they are frozen."""
+        """Add a batch ``[B, *shape]`` to the statistics, unless they are frozen."""
 
     def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """A batch ``[B, *shape]`` filtered as by one call for each row, in order: what comes later counts for none."""
+        """Filter a batch ``[B, *shape]`` as by one call per row, in order: later rows do not affect earlier ones."""
         return obs
 
     def take_delta(self, sequence: int | None = None) -> FilterState:
-        """Return the statistics of what was seen since the last call, now in flight under a sequence number.
+        """Return the statistics of all samples since the last call; they are now in flight under a sequence number.
 
         Args:
-            sequence: number the delta is sent under, larger than every one before; None = one more than the
+            sequence: number under which the delta is sent, larger than every one before; None = one more than the
                 last.
 
         Raises:
-            ValueError: a sequence number that does not increase.
+            ValueError: when the sequence number does not increase.
         """
         return {}
 
     def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
-        """Take another filter's delta into the statistics only (the learner's side)."""
+        """Add another filter's delta to the statistics, but not to this filter's own delta (for the learner)."""
 
     def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
-        """Statistics = published state + deltas in flight above ``acked_sequence`` + buffer."""
+        """Set statistics = published state + deltas in flight above ``acked_sequence`` + buffer."""
 
     def acknowledge(self, acked_sequence: int) -> None:
-        """Forget deltas in flight up to ``acked_sequence``; for filters that keep statistics of their own."""
+        """Forget deltas in flight up to ``acked_sequence``; for filters that keep their own statistics."""
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Replace everything by a saved state; what was pending or in flight is forgotten.
+        """Replace everything by a saved state; pending deltas and those in flight are forgotten.
 
         Raises:
-            BatchError: a state of another kind of filter, of another shape, or not finite; nothing is changed then.
+            BatchError: when the state belongs to another kind of filter, has another shape, or is not finite; the
+                filter then stays unchanged.
         """
         if state:
             raise BatchError("filter state", "none, since observations are taken as they are", sorted(state))
 
     def state(self) -> FilterState:
-        """The statistics, without buffer, to publish or save."""
+        """Return the statistics, without the buffer, to publish or save."""
         return {}
 
     def as_serializable(self) -> ObservationFilter:
-        """A plain copy that needs no lock; itself where it has no state."""
+        """Return a plain copy without a lock, or the filter itself if it has no state."""
         return self
 
     def copy(self) -> ObservationFilter:
-        """An independent filter in the same state; itself where it has none."""
+        """Return an independent filter in the same state, or the filter itself if it has none."""
         return self
 
     def clear_buffer(self) -> None:
-        """Forget the delta; the statistics stay."""
+        """Forget the delta, but keep the statistics."""
 
     def sync(self, other: ObservationFilter) -> None:
-        """Adopt the other's statistics and keep the own unsent delta on top; its buffer is ignored."""
+        """Adopt another filter's statistics without its buffer, and keep this filter's unsent delta on top."""
 
     def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
-        """Merge the other's delta into the own statistics; with the flag also adopt it as own delta."""
+        """Merge another filter's delta into the statistics; with the flag, it also becomes this filter's own delta."""
 
 
 class NoFilter(ObservationFilter):
-    """Observations as they are."""
+    """Observations without any change."""
 
 
 class MeanStdFilter(ObservationFilter):
-    """Observations less their running mean, over their running standard deviation, element-wise, float32.
+    """Observations minus their running mean, divided by their running standard deviation, element-wise, float32.
 
     Attributes:
         shape: shape of one observation.
-        clip: outputs are limited to ``[-clip, clip]``; None = not at all.
-        num_kept: so many numbers at the start of a flat observation, such as an action mask, come through as they are
+        clip: outputs are limited to ``[-clip, clip]``; None = no limit.
+        num_kept: number of entries at the start of a flat observation, for example an action mask, that stay unchanged
             and enter no statistic.
     """
 
@@ -253,17 +254,17 @@ class MeanStdFilter(ObservationFilter):
 
     @property
     def count(self) -> int:
-        """Samples in the statistics."""
+        """Number of samples in the statistics."""
         return self._stat.n
 
     @property
     def buffer_count(self) -> int:
-        """Samples in the delta not yet handed out."""
+        """Number of samples in the delta not taken yet."""
         return self._buffer.n
 
     def affine(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and factor of the filter's shape, by which observations come out now: ``(obs - mean) * factor``."""
-        stat = self._stat  # one look at it: another thread may merge
+        """Return mean and factor of the filter's shape; it currently computes ``(obs - mean) * factor``."""
+        stat = self._stat  # read once: another thread may merge
         mean, scale = stat.mean, 1.0 / (stat.std + EPSILON)
         if not self.num_kept:
             return mean, scale
@@ -305,11 +306,11 @@ class MeanStdFilter(ObservationFilter):
             self._scale = None
 
     def _changed(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """Return the numbers of observations [B, *shape] that are filtered."""
+        """Return the part of observations [B, *shape] that is filtered."""
         return obs[:, self.num_kept :] if self.num_kept else obs
 
     def _finished(self, out: NDArray[np.float32], obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Clip filtered numbers and put those of observations [B, *shape] before them that are kept."""
+        """Clip filtered numbers, and prepend the kept entries of observations [B, *shape]."""
         if self.clip is not None:
             np.clip(out, -self.clip, self.clip, out=out)
         if not self.num_kept:
@@ -325,7 +326,7 @@ class MeanStdFilter(ObservationFilter):
             if before.n == 0:
                 return np.concatenate([self(row[None]) for row in obs])
             batch = self._changed(obs)
-            # Welford 1962 for all rows at once; everything is measured from the mean before
+            # Welford 1962 for all rows together, relative to the mean before them
             counts = np.arange(before.n + 1.0, before.n + len(obs) + 1.0).reshape(-1, *(1,) * len(self.shape))
             samples = batch - before.mean
             means = np.add.accumulate(samples, axis=0) / counts
@@ -354,24 +355,24 @@ class MeanStdFilter(ObservationFilter):
         """See ObservationFilter.
 
         Raises:
-            BatchError: a delta that does not fit the filter's shape or is not finite.
+            BatchError: when the delta does not fit the filter's shape or is not finite.
         """
         other = RunningStat.from_state(delta, self._stat_shape)
         with self._lock:
             merged = self._stat.copy()
             with np.errstate(over="ignore", invalid="ignore"):
                 merged.merge(other)
-            # nobody could take up a state that is not finite, so what would make one is left out
+            # no filter could adopt a state that is not finite, so a delta that leads to one is refused
             if merged.n > _MAX_COUNT or not (np.isfinite(merged.mean).all() and np.isfinite(merged.m2).all()):
                 raise BatchError("filter delta", "numbers that keep the statistics finite", "an overflow")
             self._stat = merged
             self._scale = None
 
     def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
-        """See ObservationFilter. States are adopted in the order of their versions: that is the caller's part.
+        """See ObservationFilter. The caller must adopt states in the order of their versions.
 
         Raises:
-            BatchError: a state that does not fit the filter's shape or is not finite.
+            BatchError: when the state does not fit the filter's shape or is not finite.
         """
         stat = RunningStat.from_state(state, self._stat_shape)
         with self._lock:
@@ -406,7 +407,7 @@ class MeanStdFilter(ObservationFilter):
             return self._stat.to_state()
 
     def delta(self) -> FilterState:
-        """The pending delta, left where it is."""
+        """Return the pending delta without taking it."""
         with self._lock:
             return self._buffer.to_state()
 
@@ -458,7 +459,7 @@ class MeanStdFilter(ObservationFilter):
 
 
 class ConcurrentMeanStdFilter(MeanStdFilter):
-    """MeanStdFilter that several threads may use at once."""
+    """MeanStdFilter that several threads can use together."""
 
     is_concurrent = True
 
@@ -469,12 +470,12 @@ class ConcurrentMeanStdFilter(MeanStdFilter):
 
 
 class LearningFilter(ObservationFilter):
-    """Observations as they are, from whose numbers another filter learns, for whoever filters them later."""
+    """Identity on observations that another filter learns from; the observations are filtered later."""
 
     is_identity = False
 
     def __init__(self, own: ObservationFilter) -> None:
-        """Have `own` learn from what comes."""
+        """Let `own` learn from all observations."""
         self._own = own
         self.shape, self.is_concurrent = own.shape, own.is_concurrent
 
@@ -492,10 +493,10 @@ class LearningFilter(ObservationFilter):
 
 @dataclass(frozen=True, slots=True)
 class Normalisation:
-    """An observation filter as ``(obs - centre) * scale - shift``, all of the shape of an observation, float32.
+    """Observation filter as ``(obs - centre) * scale - shift``, all of the shape of an observation, float32.
 
-    The mean of a float64 filter is the centre and a rest, which is taken off after scaling: so no digits of an
-    observation are lost that the filter keeps, and nothing that simplifies graphs can join the two into one.
+    The mean of a float64 filter is split into the centre and a rest, which is subtracted after scaling. The result is
+    as precise as the filter, and graph optimisers cannot merge the two parts.
     """
 
     centre: NDArray[np.float32]
@@ -503,13 +504,13 @@ class Normalisation:
     shift: NDArray[np.float32]
 
     def __call__(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Observations [..., *shape] filtered."""
+        """Return filtered observations [..., *shape]."""
         filtered: NDArray[np.float32] = (obs - self.centre) * self.scale - self.shift
         return filtered
 
     @classmethod
     def of(cls, own: MeanStdFilter) -> Self:
-        """The filter with its statistics as they are; numbers that it keeps as they are stay so."""
+        """Return the normalisation of a filter with its current statistics; kept entries stay unchanged."""
         mean, scale = own.affine()
         centre = mean.astype(np.float32)
         return cls(centre, scale.astype(np.float32), ((mean - centre) * scale).astype(np.float32))
@@ -523,15 +524,15 @@ FILTER_NAMES = ("NoFilter", *_FILTERS)
 
 
 def make_filter(name: str, shape: tuple[int, ...], num_kept: int = 0) -> ObservationFilter:
-    """The filter of that name for observations of that shape.
+    """Make the filter of a name for observations of a shape.
 
     Args:
         name: one of FILTER_NAMES.
         shape: shape of one observation.
-        num_kept: so many numbers at the start of a flat observation are left as they are.
+        num_kept: number of entries at the start of a flat observation that stay unchanged.
 
     Raises:
-        ConfigError: no filter of that name (also a ValueError).
+        ConfigError: when no filter has that name (also a ValueError).
     """
     if name == "NoFilter":
         return NoFilter()
@@ -549,30 +550,30 @@ F32 = NDArray[np.float32]
 
 _CLIP = 10.0
 _MAX_CARRIED = 1 << 16
-"""Trajectories whose return is remembered until they go on; some are broken off and never do."""
+"""Limit of trajectories with a remembered return; some are broken off and never continue."""
 
 
 def check_states(
     filters: Mapping[str, ObservationFilter], states: Mapping[str, Mapping[str, NDArray[Any]]], where: object
 ) -> None:
-    """Check that each filter can go on from its state; change none.
+    """Check that each filter can continue from its state, without changing any.
 
-    A policy has learned from filtered observations or from plain ones, and means nothing to the others.
+    A policy has learned from filtered observations or from plain ones, and is useless with the other kind.
 
     Args:
-        filters: by name.
-        states: of these, and perhaps of others.
-        where: the states are from.
+        filters: filters by name.
+        states: states of these filters, and possibly of others.
+        where: source of the states, for errors.
 
     Raises:
-        CheckpointError: a state of another kind of filter, or of other observations.
+        CheckpointError: when a state belongs to another kind of filter, or to other observations.
     """
     for name, found in filters.items():
         state = states[name]
         if bool(state) == found.is_identity:
             raise CheckpointError(
                 where,
-                f"policy {name!r} was saved {'with' if state else 'without'} statistics of observations, and its "
+                f"policy {name!r} was saved {'with' if state else 'without'} statistics of observations, but its "
                 f"filter here is a {type(found).__name__}; use the observation_filter it was saved with",
             )
         try:
@@ -582,7 +583,7 @@ def check_states(
 
 
 def returns_of(policy_id: str) -> str:
-    """Name, among the filters by policy id, of the statistic of a policy's returns; no policy has a slash in its id."""
+    """Return the name of a policy's return statistic among the filters; no policy id contains a slash."""
     return f"{policy_id}/returns"
 
 
@@ -590,11 +591,11 @@ class ReturnFilter(ConcurrentMeanStdFilter):
     """Running statistic of discounted returns."""
 
     def __init__(self, shape: tuple[int, ...] = (1,), clip: float | None = _CLIP, *, num_kept: int = 0) -> None:
-        """Start with no samples; the arguments are those of every filter."""
+        """Start with no samples; arguments as for every filter."""
         super().__init__(shape, clip, num_kept=num_kept)
 
     def scale(self, returns: NDArray[np.float64]) -> float:
-        """Take returns [B] in, unless the statistic is frozen; return what rewards are multiplied with then."""
+        """Add returns [B], unless the statistic is frozen, and return the resulting factor for rewards."""
         with self._lock:
             if len(returns) and not self.is_frozen:
                 self(returns[:, None])
@@ -603,14 +604,14 @@ class ReturnFilter(ConcurrentMeanStdFilter):
 
 
 class RewardScaler:
-    """Scales the rewards of one sampler's trajectories, and remembers the returns of those that go on.
+    """Scales the rewards of one sampler's trajectories, and remembers the returns of unfinished ones.
 
-    All rewards of a call are scaled alike, by the statistic that has taken their returns in. Returns begin anew with
-    each episode.
+    All rewards of a call are scaled by the same factor, from the statistic that already includes their returns. Returns
+    start again at 0 with each episode.
     """
 
     def __init__(self, returns: ReturnFilter, discount: float) -> None:
-        """Take the statistic, and the discount of a return per step."""
+        """Use a return statistic, and the discount per step."""
         self._returns = returns
         self._discount = discount
         self._by_env: NDArray[np.float64] | None = None
@@ -621,9 +622,11 @@ class RewardScaler:
 
         Args:
             rewards: [T, N] float32.
-            dones: [T, N], where an episode ends.
-            valid: [T, N], False where a row is no transition; None = all are.
-        Returns: [T, N] float32.
+            dones: [T, N], True where an episode ends.
+            valid: [T, N], False where a row is no transition; None = all are transitions.
+
+        Returns:
+            float32 [T, N].
         """
         own = rewards.astype(np.float64)
         if valid is not None:
@@ -637,14 +640,16 @@ class RewardScaler:
     def of_trajectories(
         self, rewards: F32, ends: NDArray[np.int64], is_over: NDArray[np.bool_], keys: Sequence[Hashable]
     ) -> F32:
-        """Scale trajectories that lie one behind the other.
+        """Scale trajectories that lie one after the other.
 
         Args:
             rewards: [B] float32.
-            ends: [K] behind the last row of each.
-            is_over: [K] no more of it follows.
-            keys: [K] what tells whose trajectory goes on later.
-        Returns: [B] float32.
+            ends: [K], index after the last row of each trajectory.
+            is_over: [K], True if the trajectory does not continue.
+            keys: [K], identities under which trajectories continue later.
+
+        Returns:
+            float32 [B].
         """
         own = rewards.astype(np.float64)
         cut = np.zeros((len(own), 1), np.bool_)
@@ -662,7 +667,7 @@ class RewardScaler:
         return self._scaled(rewards, sums)
 
     def _sums(self, rewards: NDArray[np.float64], dones: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Discounted sums [T, N] of what came until each step, from the beginning of its episode."""
+        """Return the discounted sums [T, N] of all rewards up to each step, from the start of its episode."""
         decay = np.empty_like(rewards)
         decay[0] = 0.0
         decay[1:] = np.where(dones[:-1], 0.0, self._discount)
