@@ -1,1 +1,1 @@
-"""Acting: policies, distributions, filters, checkpoints and loaded policies, on NumPy and ONNX Runtime only."""
+"""Acting: policies, distributions, filters, checkpoints and loaded policies, with only NumPy and ONNX Runtime."""

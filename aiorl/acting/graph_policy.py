@@ -1,4 +1,4 @@
-"""GraphPolicy: acting with a network, an action distribution, and noise drawn ahead, whatever runs the network."""
+"""GraphPolicy: acting with a network, an action distribution, and noise drawn in advance, for any network runtime."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class ActResult(NamedTuple):
 
 
 class ActRows(NamedTuple):
-    """Rows of columns that the results for N observations are written into; all but the first one float32.
+    """Rows of columns that receive the results for N observations; all but the first one float32.
 
     Attributes:
         actions: [N, *action_shape] in column form.
         dist_inputs: [N, P] inputs of the action distribution.
         values: [N].
-        logp: [N] log-probabilities; None, where `logp_is_apart`, leaves them out.
+        logp: [N] log-probabilities; None, allowed if `logp_is_apart`, skips them.
     """
 
     actions: NDArray[Any]
@@ -64,7 +64,7 @@ class ActRows(NamedTuple):
 
 
 class ActingNetwork(Protocol):
-    """Interface of whatever runs the network, such as `ActingGraph`."""
+    """Interface of a network that acts, for example `ActingGraph`."""
 
     def run(
         self,
@@ -74,33 +74,33 @@ class ActingNetwork(Protocol):
         out: tuple[F32, F32] | None = None,
         noise: F32 | None = None,
     ) -> tuple[F32, F32, list[F32]]:
-        """Inputs of the action distribution [N, P] and values [N], in `out` if given, and state after the step.
+        """Return inputs of the action distribution [N, P] and values [N], in `out` if given, and the next state.
 
-        Behind the inputs come the shares of the spec's features, if it has any. Noisy layers take `noise`, or their
-        means without it.
+        The shares of the spec's features, if it has any, follow the inputs. Noisy layers use `noise`, or their means if
+        it is None.
         """
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take up new weights, all at once."""
+        """Replace all weights together."""
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """The weights in force, by name."""
+        """Return the current weights by name."""
 
 
 class GraphPolicy(Policy):
-    """Acts with a network and samples on NumPy.
+    """Policy that acts with a network and samples on NumPy.
 
-    Not to be called by several threads at once, except that `set_weights` may come from another one.
+    Only one thread can call it at a time, except that `set_weights` can be called from another one.
 
     Attributes:
-        acting_spec: description of the network of all objects of a class, where that is known; else None.
-        graph: runs the network.
+        acting_spec: description of the network of all instances of a class if known, else None.
+        graph: the network.
         spec: its description.
-        distribution: of the actions.
+        distribution: distribution of the actions.
         layout: column form and environment form of the actions.
-        takes_raw: observations in its rows are to be those before the filter; see `filter_inputs`.
-        return_discount: discount of the returns that its rewards are scaled by; None = they are not.
-        reward_scaler: scales the rewards of trajectories; whoever samples sets it. None leaves them as they are.
+        takes_raw: True if its rows contain observations before the filter; see `filter_inputs`.
+        return_discount: discount of the returns that its rewards are scaled by; None = rewards are not scaled.
+        reward_scaler: scales the rewards of trajectories; the sampler sets it. None leaves rewards unchanged.
     """
 
     reward_scaler: RewardScaler | None = None
@@ -120,18 +120,17 @@ class GraphPolicy(Policy):
         Args:
             graph: the network.
             spec: its description.
-            observation_space: space of the observations it takes; by default an unbounded Box of the
-                spec's shape and dtype.
-            config: the policy's own settings. Read here: "exploration" (see `make_exploration`, with
-                "worker_index" and "num_workers"), "explore" (False: `act` takes the distribution's mode where it
-                is not told), "learning" (see `learning`), "postprocess" (a name in POSTPROCESSORS),
-                "postprocess_params" (its keyword arguments), "bootstrap_values" (True: trajectories get
-                that column), "raw_obs" (`takes_raw`) and "return_discount" (see the class).
+            observation_space: space of its observations; by default an unbounded Box of the spec's shape and dtype.
+            config: the policy's own settings. This class reads "exploration" (see `make_exploration`, with
+                "worker_index" and "num_workers"), "explore" (False: `act` uses the distribution's mode by default),
+                "learning" (see `learning`), "postprocess" (a name in POSTPROCESSORS), "postprocess_params" (its keyword
+                arguments), "bootstrap_values" (True: trajectories get that column), "raw_obs" (`takes_raw`) and
+                "return_discount" (see the class).
             seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
 
         Raises:
-            PolicyError: graph and spec don't fit each other or the action space.
-            ConfigError: settings that can't be honoured.
+            PolicyError: when graph and spec don't fit each other or the action space.
+            ConfigError: when settings can't be applied.
         """
         action_space = space_from_dict(spec.action_space)
         space = spec.observation_space if observation_space is None else observation_space
@@ -140,7 +139,7 @@ class GraphPolicy(Policy):
         if self.distribution.num_inputs != spec.num_dist_inputs:
             raise PolicyError(
                 f"the acting graph has {spec.num_dist_inputs} outputs for a {spec.distribution} distribution over "
-                f"{action_space}, which takes {self.distribution.num_inputs}"
+                f"{action_space}, which needs {self.distribution.num_inputs}"
             )
         self.layout = ActionLayout(action_space)
         self.graph = graph
@@ -158,32 +157,32 @@ class GraphPolicy(Policy):
 
     @property
     def logp_is_apart(self) -> bool:
-        """Rows that are acted into need no log-probabilities: `distribution.logp` has the same later."""
+        """True if `act_into` needs no log-probabilities, because `distribution.logp` returns the same ones later."""
         return self.exploration is None and self.distribution.logp_is_apart
 
     def filter_inputs(self, filtered: Callable[..., NDArray[Any]]) -> None:
-        """Have observations filtered between the policy and its network, for rows that hold them as they are.
+        """Filter observations between the policy and its network, so that rows contain unfiltered ones.
 
         Args:
-            filtered: called with observations [N, ...] and ``update=False``.
+            filtered: filter, called with observations [N, ...] and ``update=False``.
         """
         self.graph = _Filtering(self.graph, filtered)
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the network has state."""
+        """True if the network has state."""
         return bool(self.spec.state_shapes)
 
     def initial_state(self, num_rows: int) -> list[F32]:
-        """State of N rows at the start of their episodes: zeros [N, ...] for each component."""
+        """Return the state of N rows at the start of their episodes: zeros [N, ...] for each component."""
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.spec.state_shapes]
 
     def get_initial_state(self) -> list[F32]:
-        """State of one row at the start of an episode."""
+        """Return the state of one row at the start of an episode."""
         return [np.zeros(shape, np.float32) for shape in self.spec.state_shapes]
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Noise for [*leading] rows, for instance T, N: float32 [*leading, K]; that of noisy layers comes first."""
+        """Draw noise for [*leading] rows, for example T, N: float32 [*leading, K]; noisy layers' part comes first."""
         drawn = (self.exploration or self.distribution).draw_noise(rng, *leading)
         if not (size := self.spec.noise_size):
             return drawn
@@ -200,18 +199,20 @@ class GraphPolicy(Policy):
         timestep: int | None = None,
         keys: Sequence[Hashable] | None = None,
     ) -> ActResult:
-        """Actions for N observations.
+        """Return actions for N observations.
 
         Args:
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, ...] for each component.
-            noise: [N, K] of `draw_noise`; None = drawn now. Not read when `explore` is False.
-            prev: actions in column form and rewards of the step before, for a network that looks back.
-            explore: False takes the distribution's mode; None does as the policy's settings say.
-            timestep: for the exploration's schedules; None = the global timestep.
-            keys: what identifies rows from call to call, for exploration with memory; None = their position, for
-                which noise that is given may have been drawn ahead.
-        Raises: PolicyError if the arrays don't fit or there are no weights yet.
+            noise: [N, K], a result of `draw_noise`; None = drawn now. Not read if `explore` is False.
+            prev: previous actions in column form and previous rewards, for a network that looks back.
+            explore: False uses the distribution's mode; None follows the policy's settings.
+            timestep: timestep for the exploration's schedules; None = the global timestep.
+            keys: identities of the rows across calls, for exploration with memory. None identifies rows by position,
+                for which `noise` can be drawn in advance.
+
+        Raises:
+            PolicyError: when the arrays don't fit or there are no weights yet.
         """
         num_rows = len(obs)
         if not (self._explores if explore is None else explore):
@@ -222,7 +223,7 @@ class GraphPolicy(Policy):
         else:
             if noise is None:
                 noise = self.draw_noise(self._rng, num_rows)
-                keys = range(num_rows) if keys is None else keys  # nothing was drawn ahead
+                keys = range(num_rows) if keys is None else keys  # no noise was drawn in advance
             actions = np.empty((num_rows, *self.layout.shape), self.layout.dtype)
             dist_inputs = np.empty((num_rows, self.spec.num_dist_inputs), np.float32)
             values, logp = np.empty(num_rows, np.float32), np.empty(num_rows, np.float32)
@@ -242,18 +243,22 @@ class GraphPolicy(Policy):
         timestep: int | None = None,
         keys: Sequence[Hashable] | None = None,
     ) -> list[F32]:
-        """Choose actions for N observations and write the results straight into columns.
+        """Choose actions for N observations, and write the results directly into columns.
 
         Args:
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, ...] for each component.
-            noise: [N, K] of `draw_noise`.
-            rows: where to write.
-            prev: actions in column form and rewards of the step before, for a network that looks back.
+            noise: [N, K], a result of `draw_noise`.
+            rows: columns to write.
+            prev: previous actions in column form and previous rewards, for a network that looks back.
             timestep: see `act`.
             keys: see `act`.
-        Returns: recurrent state after the step.
-        Raises: PolicyError if the arrays don't fit or there are no weights yet.
+
+        Returns:
+            Recurrent state after the step.
+
+        Raises:
+            PolicyError: when the arrays don't fit or there are no weights yet.
         """
         actions, dist_inputs, values, logp = rows
         of_layers, noise = self._parted(noise)
@@ -272,7 +277,7 @@ class GraphPolicy(Policy):
         return state_out
 
     def values(self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None) -> F32:
-        """Values [N] of N observations, for bootstrapping."""
+        """Return the values [N] of N observations, for bootstrapping."""
         return self.graph.run(obs, state, prev)[1]
 
     def compute_actions(
@@ -288,9 +293,9 @@ class GraphPolicy(Policy):
         explore: bool | None = None,
         agent_ids: Sequence[Hashable] | None = None,
     ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
-        """See `Policy`; noise is drawn from the policy's own generator, unknown previous steps count as zeros.
+        """See `Policy`; noise comes from the policy's own generator, and unknown previous steps count as zeros.
 
-        Samplers give N agent ids as well where the exploration has a memory, which follows an agent in its episode.
+        Samplers also pass N agent ids if the exploration has a memory, which then follows an agent through its episode.
         """
         result = self.act(
             obs,
@@ -305,14 +310,14 @@ class GraphPolicy(Policy):
 
     @functools.cached_property
     def learning(self) -> Any:
-        """The run's algorithm at work for this policy, a `PolicyLearning`; made, with TensorFlow, at its first use.
+        """Learning part of the run's algorithm for this policy, a `PolicyLearning`; first use loads TensorFlow.
 
-        Which it is, and how fragments are cut, is in the setting "learning": see `PolicyLearning.of`.
+        The setting "learning" defines the algorithm and how fragments are cut: see `PolicyLearning.of`.
 
         Raises:
-            NotImplementedError: the policy doesn't know of any, or there are no gradients of batches in its update.
-            ConfigError: TensorFlow is not installed, or the settings make no such algorithm here.
-            PolicyError: the algorithm's network is not the one that acts.
+            NotImplementedError: when the policy has no such setting, or its update has no gradients of batches.
+            ConfigError: when TensorFlow is not installed, or the settings make no such algorithm here.
+            PolicyError: when the algorithm's network is not the one that acts.
         """
         said = self.config.get("learning")
         if said is None:
@@ -320,14 +325,18 @@ class GraphPolicy(Policy):
         threads = int(said.get("num_cpus_per_worker", 1))
         with needed_by("computing gradients on a worker", "TensorFlow", "learner", key="gradients", value="workers"):
             load_tensorflow(threads=threads)
-            # a worker loads no TensorFlow unless it must, so this name is not in its import graph
+            # a worker loads TensorFlow only if it must, so a static import of this name is not allowed
             module = importlib.import_module(_LEARNING)
         return module.PolicyLearning.of(self, said)
 
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """See `Policy`; by weight name, at the weights in force.
+        """See `Policy`; gradients by weight name, at the current weights.
 
-        Raises: as `learning`; BatchError if a column or all rows are missing; PolicyError if a number is not finite.
+        Raises:
+            BatchError: when a column or all rows are missing.
+            PolicyError: when a number is not finite.
+
+        Other errors are those of `learning`.
         """
         found: tuple[Any, dict[str, Any]] = self.learning.compute_gradients(batch)
         return found
@@ -335,40 +344,41 @@ class GraphPolicy(Policy):
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
         """See `Policy`.
 
-        Raises: as `learning`; PolicyError if they are not those of the weights, or not finite.
+        Raises:
+            PolicyError: when gradients don't fit the weights, or are not finite.
+
+        Other errors are those of `learning`.
         """
         figures: dict[str, Any] = self.learning.apply_gradients(gradients)
         return figures
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
-        """See `Policy`.
-
-        Raises: as the two others.
-        """
+        """See `Policy`; errors are those of `compute_gradients` and `apply_gradients`."""
         gradients, figures = self.compute_gradients(batch)
         return figures | self.apply_gradients(gradients)
 
     def postprocess_trajectory(
         self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
     ) -> Any:
-        """One agent's rows of one episode, with advantages and value targets where the settings ask for them.
+        """Return one agent's rows of one episode, with advantages and value targets if configured.
 
-        The value of what followed the last row is that of its `new_obs`, 0 if it terminated. It is also its bootstrap
-        value if it was truncated, where the settings ask for that column.
+        The value after the last row is that of its `new_obs`, or 0 if it terminated. If the row was truncated, this is
+        also its bootstrap value, if that column is configured.
 
-        Raises: BatchError if a column that is needed is missing.
+        Raises:
+            BatchError: when a required column is missing.
         """
         self.postprocess_trajectories(batch, np.array([batch.count]))
         return batch
 
     def postprocess_trajectories(self, batch: Any, ends: NDArray[np.int64]) -> None:
-        """As `postprocess_trajectory`, for several that lie one behind the other; all are bootstrapped in one call.
+        """Postprocess several trajectories that lie one after the other, and bootstrap all of them in one call.
 
-        Where rewards are scaled, the scaled ones are a column of their own, and advantages come of them.
+        If rewards are scaled, the scaled ones are a separate column, and advantages are computed from it.
 
         Args:
-            batch: their rows.
-            ends: behind the last row of each.
+            batch: rows of the trajectories.
+            ends: [K], index after the last row of each trajectory.
         """
         name = self.config.get("postprocess", "none")
         wants_bootstrap = self.config.get("bootstrap_values", False)
@@ -382,7 +392,7 @@ class GraphPolicy(Policy):
         by_values, by_inputs = name == "none" or needs_values, name in NEED_ACTION_VALUES
         own = (*((c.ACTION_DIST_INPUTS,) if by_inputs else ()), *((c.VF_PREDS,) if by_values else ()))
         if any(column not in batch for column in own) and c.OBS in batch and not self.spec.state_shapes:
-            # of another policy, which had none to store
+            # rows of another policy, which had none to store
             dist_inputs, values, _ = self.graph.run(batch[c.OBS])
             found = {c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
             for column in own:
@@ -403,7 +413,7 @@ class GraphPolicy(Policy):
         if wants_bootstrap:
             batch[c.BOOTSTRAP_VALUES] = np.where(truncateds & ~terminateds, following, np.float32(0.0))
         cut = truncateds.copy()
-        cut[last] = True  # whatever follows is of another trajectory
+        cut[last] = True  # the next row belongs to another trajectory
         rewards = batch[c.REWARDS if self.reward_scaler is None else c.SCALED_REWARDS]
         columns = {
             c.REWARDS: rewards, c.TERMINATEDS: terminateds, c.TRUNCATEDS: cut, c.BOOTSTRAP_VALUES: following,
@@ -419,14 +429,16 @@ class GraphPolicy(Policy):
             batch[column] = values[:, 0]
 
     def recall(self, batch: Any) -> None:
-        """Give a stored trajectory the states, values and previous steps that this policy would have had in it.
+        """Add the states, values and previous steps that this policy would have had to a stored trajectory.
 
-        It begins as an episode does, also where it was cut. Whatever policy played it, the columns are this one's.
+        The trajectory begins like an episode, even if it was cut. The columns are this policy's, regardless of the
+        policy that played it.
 
         Args:
-            batch: rows of one agent in one episode, in the order of time.
+            batch: rows of one agent in one episode, in order of time.
 
-        Raises: BatchError if a column that is needed is missing, or does not fit.
+        Raises:
+            BatchError: when a required column is missing, or does not fit.
         """
         _want(batch, (c.OBS, c.ACTIONS, c.REWARDS), "a recurrent policy")
         count = batch.count
@@ -449,28 +461,29 @@ class GraphPolicy(Policy):
             batch[c.AGENT_INDEX] = np.zeros(count, np.int64)
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """The weights in force, by name."""
+        """Return the current weights by name."""
         return self.graph.get_weights()
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take up new weights, all at once; see `ActingGraph.set_weights`."""
+        """Replace all weights together; see `ActingGraph.set_weights`."""
         self.graph.set_weights(weights)
 
     def _parted(self, noise: F32) -> tuple[F32 | None, F32]:
-        """Split noise [N, K] into that of noisy layers, None without them, and that of the choice of actions."""
+        """Split noise [N, K] into the parts for noisy layers (None without them) and for the choice of actions."""
         size = self.spec.noise_size
         return (noise[:, :size], noise[:, size:]) if size else (None, noise)
 
     def _dist_inputs(self, outputs: F32) -> F32:
-        """Inputs of the distribution [N, P] of what the network gives; of wider rows a copy, to be kept without them.
+        """Return the distribution's inputs [N, P] in the network's output, as a copy if the output is wider.
 
-        Raises: PolicyError if rows are not as wide as features make them.
+        Raises:
+            PolicyError: when the output does not have the width that the features require.
         """
         if not self.spec.num_features:
             return outputs
         if outputs.shape[1] != self.distribution.num_outputs:
             raise PolicyError(
-                f"the acting graph gives {outputs.shape[1]} numbers for a {self.distribution.name} distribution with "
+                f"the acting graph returns {outputs.shape[1]} numbers for a {self.distribution.name} distribution with "
                 f"{self.spec.num_features} features, expected {self.distribution.num_outputs}"
             )
         return outputs[:, : self.spec.num_dist_inputs].copy()
@@ -485,7 +498,7 @@ class GraphPolicy(Policy):
 
 
 class _Filtering:
-    """A network that observations are filtered for."""
+    """Network with a filter for its observations."""
 
     def __init__(self, network: ActingNetwork, filtered: Callable[..., NDArray[Any]]) -> None:
         self._network, self._filtered = network, filtered
@@ -497,14 +510,14 @@ class _Filtering:
 
 
 def _scaled(scaler: RewardScaler, batch: Any, ends: NDArray[np.int64]) -> F32:
-    """Scaled rewards of trajectories that lie one behind the other."""
+    """Return the scaled rewards of trajectories that lie one after the other."""
     last = ends - 1
     keys = list(zip(batch[c.EPS_ID][last].tolist(), batch[c.AGENT_INDEX][last].tolist(), strict=True))
     return scaler.of_trajectories(batch[c.REWARDS], ends, batch[c.TERMINATEDS][last] | batch[c.TRUNCATEDS][last], keys)
 
 
 def _row_keys(episodes: Sequence[Any], agent_ids: Sequence[Hashable] | None) -> list[Hashable]:
-    """For each row its episode's id and its agent's; without these, how many rows of the episode came before it."""
+    """Return (episode id, agent id) for each row, with the row's number in its episode if agent ids are unknown."""
     ids = [getattr(episode, "episode_id", None) for episode in episodes]
     if agent_ids is not None:
         return list(zip(ids, agent_ids, strict=True))
@@ -523,10 +536,10 @@ def _want(batch: Mapping[str, Any], columns: Iterable[str], name: str) -> None:
 
 
 def in_front_of(policy: Policy, own: ObservationFilter) -> ObservationFilter:
-    """Put a filter into place, and return the one in front of the policy's rows.
+    """Install a filter, and return the filter to apply before the policy.
 
-    Where rows hold raw observations, the policy filters them by `own` itself, between its rows and its network, and
-    the filter in front only learns.
+    If rows contain raw observations, the policy itself applies `own` between its rows and its network, and the returned
+    filter only learns.
     """
     if own.is_identity or not (isinstance(policy, GraphPolicy) and policy.takes_raw):
         return own
@@ -535,26 +548,26 @@ def in_front_of(policy: Policy, own: ObservationFilter) -> ObservationFilter:
 
 
 class OnnxPolicy(GraphPolicy):
-    """Acts with an exported network and samples on NumPy; needs no deep-learning framework.
+    """Policy that acts with an exported network and samples on NumPy, without a deep-learning framework.
 
-    Not to be called by several threads at once, except that `set_weights` may come from another one.
+    Only one thread can call it at a time, except that `set_weights` can be called from another one.
     """
 
     def __init__(
         self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: float = math.inf, **own: Any
     ) -> None:
-        """Make a policy from what the learner exported; it can act once it has weights.
+        """Make a policy from an export of the learner; it can act once it has weights.
 
         Args:
             graph: serialised ONNX model.
             spec: its description.
-            threads: threads an evaluation may use.
-            runs_per_weights: about how many evaluations there are before weights are new.
+            threads: threads that an evaluation can use.
+            runs_per_weights: approximate number of evaluations between two updates of the weights.
             **own: "observation_space", "config" and "seed" of GraphPolicy.
 
         Raises:
-            PolicyError: graph and spec don't fit each other or the action space.
-            ConfigError: settings that can't be honoured.
+            PolicyError: when graph and spec don't fit each other or the action space.
+            ConfigError: when settings can't be applied.
         """
         super().__init__(ActingGraph(graph, spec, threads=threads, runs_per_weights=runs_per_weights), spec, **own)
 
@@ -562,25 +575,25 @@ class OnnxPolicy(GraphPolicy):
 def learned_policy_class(
     graph: bytes, description: Mapping[str, Any], *, threads: int = 1, runs_per_weights: float = math.inf
 ) -> type[GraphPolicy]:
-    """The class of a learner's policy, made like any Policy; objects act once they have weights.
+    """Return the class of a learner's policy, constructed like any Policy; instances can act once they have weights.
 
     Args:
-        graph: the acting graph; empty for a network that has none and is run in TensorFlow.
-        description: `ActingSpec.to_dict`; beside an empty graph with the model's settings under "tf_model".
-        threads: threads an evaluation may use.
-        runs_per_weights: about how many evaluations there are before weights are new.
+        graph: the acting graph; empty for a network without one, which runs in TensorFlow.
+        description: a result of `ActingSpec.to_dict`; with an empty graph, also the model's settings under "tf_model".
+        threads: threads that an evaluation can use.
+        runs_per_weights: approximate number of evaluations between two updates of the weights.
 
     Raises:
-        PolicyError: a damaged description; and, when an object is made, a graph that doesn't fit it, or spaces that are
-            not the learner's.
-        ImportError: the network needs TensorFlow, which is not installed here.
+        PolicyError: when the description is damaged; and, at construction of an instance, when the graph doesn't fit
+            it, or the spaces are not the learner's.
+        ImportError: when the network needs TensorFlow, which is not installed here.
     """
     spec = ActingSpec.from_dict(description)
     if not graph:
         return _tensorflow_class(spec, description.get("tf_model"))
 
     class LearnedPolicy(OnnxPolicy):
-        """Acts with the learner's graph."""
+        """Policy with the learner's graph."""
 
         acting_spec = spec
 
@@ -605,11 +618,11 @@ def _tensorflow_class(spec: ActingSpec, model_config: Any) -> type[GraphPolicy]:
     if not isinstance(model_config, Mapping):
         raise PolicyError("the learner sent neither an acting graph nor the settings of a model")
     _log.warning(
-        "The learner's model has no acting graph, so this process runs it in TensorFlow: it takes more memory and acts "
-        "more slowly. The learner's log says why."
+        "The learner's model has no acting graph, so this process runs it in TensorFlow, with more memory and more "
+        "slowly. The learner's log gives the reason."
     )
     try:
-        # a worker loads no TensorFlow unless it must, so this name is not in its import graph
+        # a worker loads TensorFlow only if it must, so a static import of this name is not allowed
         module = importlib.import_module(_TF_POLICY)
     except ImportError as error:
         raise ImportError(

@@ -1,7 +1,7 @@
-"""The interface every policy has, whatever it computes with.
+"""Interface of all policies, independent of their computation.
 
-A policy in plain Python implements `compute_actions` and, if it has weights, `get_weights` and
-`set_weights`. What only learners do (gradients, exports) raises NotImplementedError until a policy offers it.
+A policy in plain Python implements `compute_actions` and, if it has weights, `get_weights` and `set_weights`. Methods
+that only learners need (gradients, exports) raise NotImplementedError unless a policy implements them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Policy(ABC):
     """Chooses actions for batches of observations.
 
     Attributes:
-        observation_space: space of the observations it takes (a preprocessor's output).
-        action_space: space of the actions it gives.
+        observation_space: space of its observations (a preprocessor's output).
+        action_space: space of its actions.
         config: the policy's own settings.
-        global_timestep: env steps sampled so far by all workers, as last heard.
-        exploration: departs from what the policy computes, and hears of episodes' starts and ends; None if it has none.
+        global_timestep: env steps sampled by all workers, as last reported.
+        exploration: object that replaces sampling, and whose methods run at episodes' starts and ends; None for none.
     """
 
     exploration: Exploration | None = None
@@ -42,10 +42,11 @@ class Policy(ABC):
     def __init__(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
     ) -> None:
-        """Note spaces and settings.
+        """Set spaces and settings.
 
-        Raises: UnsupportedSpaceError (a ValueError) for a raw Tuple or Dict observation space: policies take what
-            comes out of a preprocessor.
+        Raises:
+            UnsupportedSpaceError: for a raw Tuple or Dict observation space, because policies take a preprocessor's
+                output (also a ValueError).
         """
         check_policy_input(observation_space)
         self.observation_space = observation_space
@@ -66,21 +67,23 @@ class Policy(ABC):
         *,
         explore: bool = True,
     ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Actions for N observations.
+        """Return actions for N observations.
 
         Args:
             obs: [N, *shape], preprocessed and filtered.
             state_batches: recurrent state, [N, ...] for each component.
-            prev_action_batch: [N, ...] actions before these in column form (`aiorl.data.actions`), zeros at an
-                episode's start.
-            prev_reward_batch: [N] rewards before these, 0 at an episode's start.
+            prev_action_batch: [N, ...] previous actions in column form (`aiorl.data.actions`), zeros at an episode's
+                start.
+            prev_reward_batch: [N] previous rewards, 0 at an episode's start.
             info_batch: N info dicts.
             episodes: N episodes.
             timestep: the global timestep.
-            explore: False asks for the policy's best action instead of a sample.
-        Returns: actions [N, ...], recurrent state after the step, and columns [N, ...] to be recorded: the same ones at
-            every evaluation, under names that rows do not have without them. For a Tuple or Dict action space, actions
-            are one batch per component, nested as the space is.
+            explore: False requests the policy's best action instead of a sample.
+
+        Returns:
+            Actions [N, ...], recurrent state after the step, and columns [N, ...] to record. The columns must be the
+            same at every evaluation, and their names must differ from the standard columns of rows. For a Tuple or
+            Dict action space, actions are one batch per component, nested like the space.
         """
 
     def compute_single_action(
@@ -95,22 +98,23 @@ class Policy(ABC):
         *,
         explore: bool = True,
     ) -> tuple[Any, list[NDArray[Any]], dict[str, Any]]:
-        """One action for one observation; arrays have no leading axis.
+        """Return one action for one observation; arrays have no leading axis.
 
         Args:
             obs: [*shape], preprocessed and filtered.
-            state: recurrent state, [...] for each component; empty for a recurrent policy = its initial state.
-            prev_action: action before this one, in the form an environment takes; None at an episode's start.
-            prev_reward: reward before this one.
+            state: recurrent state, [...] for each component; empty = the initial state.
+            prev_action: previous action in the environment's form; None at an episode's start.
+            prev_reward: previous reward.
             info: info that came with the observation.
             episode: the episode.
             timestep: the global timestep.
-            explore: False asks for the policy's best action instead of a sample.
-        Returns: the action in the form an environment takes, recurrent state after the step, and the values to be
-            recorded.
+            explore: False requests the policy's best action instead of a sample.
+
+        Returns:
+            The action in the environment's form, recurrent state after the step, and the values to record.
 
         Raises:
-            PolicyError: the observation's action mask forbids every action.
+            PolicyError: when the observation's action mask forbids every action.
         """
         if self.has_action_mask and len(self.rows_without_action(obs[None])):
             raise PolicyError("there is no action to take: the observation's action mask forbids every one")
@@ -133,13 +137,13 @@ class Policy(ABC):
 
     @property
     def has_action_mask(self) -> bool:
-        """Whether observations bring an action mask, before their own numbers (`aiorl.data.obs_layout`)."""
+        """True if observations begin with an action mask (`aiorl.data.obs_layout`)."""
         return layout_of(self.observation_space).num_mask > 0
 
     def rows_without_action(self, obs: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the indices of observations [N, *shape] whose action mask forbids every action.
+        """Return the indices of observations [N, *shape] with an action mask that forbids every action.
 
-        Callers check before they act, leaving out final observations, whose masks have no meaning.
+        Callers check this before they act. They leave out final observations, which have meaningless masks.
         """
         _, masks = layout_of(self.observation_space).split(obs)
         return np.zeros(0, np.int64) if masks is None else self._mask_layout.rows_without_action(masks)
@@ -149,28 +153,29 @@ class Policy(ABC):
         return MaskLayout(self.action_space)
 
     def get_initial_state(self) -> list[NDArray[np.float32]]:
-        """Recurrent state of one row at an episode's start; empty without recurrence."""
+        """Return the recurrent state of one row at an episode's start; empty without recurrence."""
         return []
 
     def postprocess_trajectory(
         self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
     ) -> Any:
-        """One agent's rows of one episode, with whatever columns learning needs added.
+        """Return one agent's rows of one episode with the columns that learning needs.
 
-        Where rows in between were not recorded (``training_enabled: False`` in an info), it is called for the rows
-        before and behind them apart.
+        If rows in between were not recorded (``training_enabled: False`` in an info), the method is called separately
+        for the rows before and after them.
         """
         return batch
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Weights by name; empty for a policy without any."""
+        """Return the weights by name; empty for a policy without any."""
         return {}
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take up new weights, all at once.
+        """Replace all weights together.
 
-        Raises: PolicyError if they don't fit; the old ones then stay in force. This base class has no weights and
-            refuses any.
+        Raises:
+            PolicyError: when they don't fit; the old ones then stay in force. This base class has no weights and
+                refuses any.
         """
         if weights:
             raise PolicyError(f"{type(self).__name__} has no weights to set")
@@ -180,24 +185,24 @@ class Policy(ABC):
         return {"weights": self.get_weights(), "global_timestep": self.global_timestep}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned."""
+        """Restore a state returned by `get_state`."""
         self.set_weights(state["weights"])
         self.global_timestep = int(state["global_timestep"])
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Take up new global variables; `timestep` is the global timestep."""
+        """Apply new global variables; `timestep` is the global timestep."""
         self.global_timestep = int(global_vars.get("timestep", self.global_timestep))
 
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """Gradients of the loss on a batch, and figures about it."""
+        """Return the gradients of the loss on a batch, and figures about it."""
         raise NotImplementedError(f"{type(self).__name__} computes no gradients")
 
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
-        """Apply gradients; returns figures about the step."""
+        """Apply gradients, and return figures about the step."""
         raise NotImplementedError(f"{type(self).__name__} applies no gradients")
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
-        """Compute and apply gradients; returns figures about the step."""
+        """Compute and apply gradients, and return figures about the step."""
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 
     def export_model(self, export_dir: str) -> None:
@@ -214,11 +219,15 @@ class Policy(ABC):
 
 
 def check_policy_input(observation_space: spaces.Space[Any] | None) -> None:
-    """Raise UnsupportedSpaceError (a ValueError) for a raw Tuple or Dict, which no policy takes."""
+    """Check that an observation space is not a raw Tuple or Dict, which no policy supports.
+
+    Raises:
+        UnsupportedSpaceError: when it is one (also a ValueError).
+    """
     if isinstance(observation_space, spaces.Tuple | spaces.Dict):
         raise UnsupportedSpaceError(
             "a policy's observation space",
             observation_space,
             SIMPLE_KINDS,
-            "Leave the preprocessor on, which makes one vector of it.",
+            "Leave the preprocessor on; it converts the observation to one vector.",
         )

@@ -1,4 +1,4 @@
-"""PolicyMap: policies by id, and which one acts for an agent during an episode."""
+"""PolicyMap: policies by id, and the assignment of agents to policies during an episode."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, UnknownPolicyError
 
 PolicyMappingFn = Callable[..., str]
-"""Agent id -> policy id. It may be random: a binding asks it once per agent and episode.
+"""Agent id -> policy id. The function can be random: it is called once per agent and episode.
 
-It may take the episode and the worker as well, by the names ``episode`` and ``worker`` or as required arguments behind
-the agent's id.
+It can also take the episode and the worker, by the names ``episode`` and ``worker`` or as required arguments after the
+agent id.
 """
 
 _WANTED = ("episode", "worker")
 
 
 def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
-    """Return what a mapping function takes besides the agent id: parameter -> ``"episode"`` or ``"worker"``."""
+    """Return the parameters of a mapping function besides the agent id: name -> ``"episode"`` or ``"worker"``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):  # some built-in functions have no signature
@@ -33,14 +33,14 @@ def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
     wanted = {name: name for name in _WANTED if takes_any or name in names}
     required = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty]
     for name, value in zip(required, _WANTED, strict=False):
-        if name not in _WANTED:  # by whatever name: it is the second or third
+        if name not in _WANTED:  # under another name, it is the second or third argument
             wanted.pop(value, None)
             wanted[name] = value
     return wanted
 
 
 def mapping_by_table(policy_ids: Mapping[str, str]) -> PolicyMappingFn:
-    """Return the mapping function of a table: agent id, as text -> policy id."""
+    """Return a mapping function for a table from agent ids, as text, to policy ids."""
 
     def choose(agent_id: Any) -> str:
         try:
@@ -59,7 +59,7 @@ class PolicyMap(dict[str, Policy]):
 
     Attributes:
         trainable_ids: ids of the policies that learn, in order.
-        is_multi_agent: whether the ids differ from exactly the default one.
+        is_multi_agent: True unless the only id is the default one.
     """
 
     def __init__(
@@ -68,14 +68,15 @@ class PolicyMap(dict[str, Policy]):
         mapping_fn: PolicyMappingFn | None = None,
         policies_to_train: Collection[str] | None = None,
     ) -> None:
-        """Take policies and the rule that binds agents to them.
+        """Set the policies and the assignment of agents.
 
         Args:
             policies: policy id -> policy.
-            mapping_fn: agent id -> policy id; None binds every agent to the default policy.
+            mapping_fn: agent id -> policy id; None assigns every agent to the default policy.
             policies_to_train: ids of the policies that learn; None or empty = all.
 
-        Raises: ConfigError if the mapping function can't be called, or an id to train is not among the policies.
+        Raises:
+            ConfigError: when the mapping function can't be called, or an id to train is not among the policies.
         """
         if mapping_fn is not None and not callable(mapping_fn):
             raise ConfigError(
@@ -103,18 +104,19 @@ class PolicyMap(dict[str, Policy]):
 
     @property
     def asks_by_episode(self) -> bool:
-        """Return whether the mapping function takes the episode."""
+        """True if the mapping function takes the episode."""
         return "episode" in self._wanted.values()
 
     def choose(self, agent_id: Any, episode: Any = None, get_worker: Callable[[], Any] = lambda: None) -> str:
-        """Ask the mapping function for an agent's policy id.
+        """Return the mapping function's policy id for an agent.
 
         Args:
             agent_id: the agent.
-            episode: in which it acts, for a function that takes it.
-            get_worker: gives the worker that samples, likewise.
+            episode: its episode, for a function that takes it.
+            get_worker: returns the worker that samples, for a function that takes it.
 
-        Raises: UnknownPolicyError (a ValueError and KeyError) if it names no policy.
+        Raises:
+            UnknownPolicyError: when no policy has the id (also a ValueError and KeyError).
         """
         more = {name: episode if what == "episode" else get_worker() for name, what in self._wanted.items()}
         policy_id = DEFAULT_POLICY_ID if self._mapping_fn is None else self._mapping_fn(agent_id, **more)
@@ -123,12 +125,12 @@ class PolicyMap(dict[str, Policy]):
         return policy_id
 
     def binding(self, get_worker: Callable[[], Any] = lambda: None) -> AgentBinding:
-        """The bindings of one episode, none yet; ``get_worker`` gives the worker that samples it."""
+        """Return an empty binding for one episode; ``get_worker`` returns the worker that samples it."""
         return AgentBinding(self, get_worker)
 
 
 class AgentBinding:
-    """Binding of agents to policies within one episode, made when an agent first appears."""
+    """Assignment of agents to policies in one episode, made when an agent first appears."""
 
     __slots__ = ("_by_agent", "_get_worker", "_policies")
 
@@ -138,9 +140,10 @@ class AgentBinding:
         self._by_agent: dict[Any, str] = {}
 
     def policy_for(self, agent_id: Any, episode: Any = None) -> str:
-        """The agent's policy id, the same throughout the episode.
+        """Return the agent's policy id, which stays the same throughout the episode.
 
-        Raises: UnknownPolicyError if the mapping function names no policy; the agent then stays unbound.
+        Raises:
+            UnknownPolicyError: when the mapping function returns an unknown id; the agent then stays unassigned.
         """
         policy_id = self._by_agent.get(agent_id)
         if policy_id is None:
@@ -149,5 +152,5 @@ class AgentBinding:
 
 
 def policy_seed(seed: int, position: int) -> int:
-    """Seed of one of several policies, in the order of their ids: the one given for the first, else another each."""
+    """Return the seed of one of several policies in id order: the given one for the first, different ones after it."""
     return seed if position == 0 else int(np.random.SeedSequence((seed, position)).generate_state(1)[0])
