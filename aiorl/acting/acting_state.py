@@ -1,6 +1,6 @@
-"""What a checkpoint holds for acting: all that a worker is told of its policies; and policies made of it.
+"""Acting part of a checkpoint: everything that workers receive for their policies; and policies made from it.
 
-So neither TensorFlow nor the environment is needed to act with them. `SavedRun` finds it by any path into a run.
+Acting with them needs neither TensorFlow nor the environment. `SavedRun` finds a checkpoint by any path into a run.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _MAX_DEPTH = 64
 
 
 class PolicyParts(NamedTuple):
-    """What a policy acts with.
+    """Parts that a policy needs to act.
 
     Attributes:
         policy_id: its id.
-        policy: the network, and what chooses actions.
-        preprocessor: of its observations.
-        filter: behind the preprocessor.
+        policy: the network and its choice of actions.
+        preprocessor: preprocessor of its observations.
+        filter: observation filter after the preprocessor.
     """
 
     policy_id: str
@@ -60,12 +60,12 @@ class PolicyParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ActingState:
-    """The learner's configuration and what it has made of it for workers; the same in all checkpoints of a run.
+    """The learner's configuration, and the data for workers made from it; equal in all checkpoints of a run.
 
     Attributes:
-        config: the effective configuration, as `CommonConfig.to_dict` gives it.
+        config: the effective configuration, as returned by `CommonConfig.to_dict`.
         part: the workers' part of it.
-        graphs: policy id -> acting graph, of the learner's networks.
+        graphs: policy id -> acting graph, for the learner's networks.
         spaces: policy id -> spaces of its agents, "observation" and "action", as plain data.
     """
 
@@ -82,21 +82,21 @@ class ActingState:
         graphs: Mapping[str, PolicyGraph],
         spaces: Mapping[str, Mapping[str, Any]],
     ) -> Self:
-        """Without secrets, and without what belongs to a run rather than to its policies."""
+        """Make the state without secrets, and without settings that belong to a run rather than to its policies."""
         own = without_secrets(config.model_copy(update={"resume": None, "run_dir": None}).to_dict())
         name = "extra_python_environs_for_worker"
         return cls(own, part.model_copy(update={"log_dir": None, "life": 0, name: own[name]}), graphs, spaces)
 
     def with_network(self, policy_id: str | None, where: str | Path) -> str:
-        """Return which policy is meant; it is one of the learner's networks.
+        """Return a policy's id, after checking that the policy is one of the learner's networks.
 
         Args:
-            policy_id: None is the only one, or the default one of several.
-            where: what this was read from, for messages.
+            policy_id: id of the policy; None stands for the only one, or for the default one of several.
+            where: source of this state, for messages.
 
         Raises:
-            UnknownPolicyError: there is no such policy, or it must be said which of several (also a ValueError).
-            PolicyError: it is none of the networks (also a ValueError).
+            UnknownPolicyError: when there is no such policy, or several and no default one (also a ValueError).
+            PolicyError: when the policy is not one of the networks (also a ValueError).
         """
         known = self.part.policies
         if policy_id is None:
@@ -106,21 +106,21 @@ class ActingState:
         if policy_id not in self.graphs:
             raise PolicyError(
                 f"policy {policy_id!r} of {where} is of a class of your own, {known[policy_id].policy_class}, which a "
-                "checkpoint doesn't hold; make one yourself"
+                "checkpoint does not contain; create the policy yourself"
             )
         return policy_id
 
     def parts_of(self, policy_id: str, *, threads: int = 1, seed: int | None = None) -> PolicyParts:
-        """Return what a network acts with; weights and statistics are still to be set.
+        """Return the parts of a network, still without weights and statistics.
 
         Args:
-            policy_id: which, see `with_network`.
-            threads: threads an evaluation of the network may use.
-            seed: of its exploration.
+            policy_id: id of the policy, see `with_network`.
+            threads: threads that an evaluation of the network can use.
+            seed: seed of its exploration.
 
         Raises:
-            PolicyError, ConfigError: what is kept of it makes no sense.
-            ImportError: its network can only be run in TensorFlow, which is not installed.
+            PolicyError, ConfigError: when the stored data about it is invalid.
+            ImportError: when its network can only be run in TensorFlow, which is not installed.
         """
         graph, own_part = self.graphs[policy_id], self.part.policies[policy_id]
         config = {**own_part.config, "raw_obs": own_part.sample_plan.raw_obs, "seed": seed}
@@ -139,7 +139,7 @@ class ActingState:
         return PolicyParts(policy_id, policy, preprocessor, own)
 
     def actor(self, parts: PolicyParts) -> Actor:
-        """Return the actor that the parts of a policy are."""
+        """Return the actor made of the parts of a policy."""
         parts = parts._replace(filter=in_front_of(parts.policy, parts.filter))
         return Actor(*parts, clip_actions=self.part.clip_actions)
 
@@ -147,10 +147,10 @@ class ActingState:
         return space_from_dict(self.spaces[policy_id][name])
 
     def to_tensors(self) -> dict[str, NDArray[Any]]:
-        """As one array of bytes, for a checkpoint.
+        """Return the state as one array of bytes, for a checkpoint.
 
         Raises:
-            TypeError: the configuration holds what is no plain data.
+            TypeError: when the configuration contains values that are not plain data.
         """
         content = {
             "format": _FORMAT, "config": dict(self.config), "part": self.part.to_dict(),
@@ -161,9 +161,9 @@ class ActingState:
 
     @classmethod
     def taken_from(cls, checkpoint: Checkpoint) -> Self:
-        """Return what a checkpoint holds, to act or train with.
+        """Return the acting state of a checkpoint, to act or train with.
 
-        If somebody else wrote it, a warning first shows all code and environment variables that it names.
+        If another user wrote it, a warning first lists all code and environment variables that it names.
 
         Raises:
             CheckpointError: see `from_checkpoint`.
@@ -176,17 +176,17 @@ class ActingState:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
-        """What a checkpoint holds, checked as far as that needs no policy to be made.
+        """Return the acting state of a checkpoint, checked as far as possible without making a policy.
 
         Raises:
-            CheckpointError: nothing, or what makes no sense.
+            CheckpointError: when there is none, or it is invalid.
         """
         packed = checkpoint.tensors.get(_NAME)
         if packed is None:
             raise CheckpointError(
                 checkpoint.path,
                 "it was written by an aiorl that kept no acting graphs in checkpoints; resume its run once, and the "
-                "next checkpoint has them",
+                "next checkpoint will contain them",
             )
         try:
             content = unpack(packed.tobytes())
@@ -210,30 +210,28 @@ class ActingState:
                 raise ValueError(f"no spaces of {sorted(missing)}")
             return cls(dict(content["config"]), part, graphs, spaces)
         except (BadFrame, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(
-                checkpoint.path, f"what it holds for acting makes no sense: {error!r:.300}"
-            ) from error
+            raise CheckpointError(checkpoint.path, f"its data for acting makes no sense: {error!r:.300}") from error
 
 
 def _bytes(value: Any) -> bytes:
-    if not isinstance(value, bytes):  # bytes() would make as many of them as a number says
-        raise TypeError(f"{value!r:.50} is no graph")
+    if not isinstance(value, bytes):  # bytes(n) of a number would make n zero bytes
+        raise TypeError(f"{value!r:.50} is not a graph")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.50} is no name")
+        raise TypeError(f"{value!r:.50} is not a name")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """The policies of a checkpoint.
+    """Policies of a checkpoint.
 
     Attributes:
-        checkpoint: what was read.
-        acting: what workers were told of the policies.
+        checkpoint: the checkpoint read.
+        acting: the data that workers received for the policies.
     """
 
     checkpoint: Checkpoint
@@ -241,32 +239,32 @@ class SavedRun:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Read a checkpoint, or the newest one that is whole of a run or of a directory of checkpoints.
+        """Read a checkpoint, or the newest undamaged one of a run or of a directory of checkpoints.
 
-        If somebody else wrote it, a warning shows what code it names before any of that is imported.
+        If another user wrote it, a warning lists the code that it names before any of it is imported.
 
         Raises:
-            CheckpointError: there is none, or it can't be used.
+            CheckpointError: when there is none, or it can't be used.
         """
         found = find_checkpoint(path, ActingState.from_checkpoint)
         return cls(found, ActingState.taken_from(found))
 
     @property
     def env_steps(self) -> int:
-        """Env steps that were trained on; 0 where the checkpoint doesn't say."""
+        """Env steps that were trained on; 0 if the checkpoint doesn't say."""
         counters = self.checkpoint.meta.get("counters")
         steps = counters.get("env_steps_trained") if isinstance(counters, Mapping) else None
         return steps if isinstance(steps, int) else 0
 
     def weights(self, policy_id: str) -> dict[str, NDArray[Any]]:
-        """Weights of a policy, by the names its acting graph knows."""
+        """Return the weights of a policy, by their names in its acting graph."""
         return self.checkpoint.under(f"algorithm/{policy_id}/weights/")
 
     def restore_filter(self, policy_id: str, own: ObservationFilter) -> None:
-        """Give a filter the statistics that the policy was trained with.
+        """Restore the statistics that the policy was trained with in a filter.
 
         Raises:
-            CheckpointError: they don't fit.
+            CheckpointError: when they don't fit.
         """
         try:
             own.restore(self.checkpoint.filter_state(policy_id))
@@ -279,74 +277,74 @@ class SavedRun:
         """Return a policy with its preprocessor and filter, ready to act.
 
         Args:
-            policy_id: which; None is the only one, or the default one of several.
-            threads: threads an evaluation of the network may use.
-            seed: of its exploration.
+            policy_id: id of the policy; None stands for the only one, or for the default one of several.
+            threads: threads that an evaluation of the network can use.
+            seed: seed of its exploration.
 
-        Raises: as `parts`.
+        Errors are those of `parts`.
         """
         return self.acting.actor(self.parts(policy_id, threads=threads, seed=seed))
 
     def parts(self, policy_id: str | None = None, *, threads: int = 1, seed: int | None = None) -> PolicyParts:
-        """Return what a policy acts with, each part by itself, with the weights and statistics of the checkpoint.
+        """Return the parts of a policy, with the weights and statistics of the checkpoint.
 
         Args:
-            policy_id: which; None is the only one, or the default one of several.
-            threads: threads an evaluation of the network may use.
-            seed: of its exploration.
+            policy_id: id of the policy; None stands for the only one, or for the default one of several.
+            threads: threads that an evaluation of the network can use.
+            seed: seed of its exploration.
 
         Raises:
-            UnknownPolicyError: there is no such policy, or it must be said which of several (also a ValueError).
-            PolicyError: it is not one of the learner's networks (also a ValueError).
-            CheckpointError: what the checkpoint holds makes no sense.
-            ImportError: its network can only be run in TensorFlow, which is not installed.
+            UnknownPolicyError: when there is no such policy, or several and no default one (also a ValueError).
+            PolicyError: when it is not one of the learner's networks (also a ValueError).
+            CheckpointError: when the checkpoint's data is invalid.
+            ImportError: when its network can only be run in TensorFlow, which is not installed.
         """
         policy_id = self.acting.with_network(policy_id, self.checkpoint.path)
         try:
             parts = self.acting.parts_of(policy_id, threads=threads, seed=seed)
             self.restore_filter(policy_id, parts.filter)
             parts.policy.set_weights(self.weights(policy_id))
-            parts.policy.on_global_var_update({"timestep": self.env_steps})  # exploration goes by it
+            parts.policy.on_global_var_update({"timestep": self.env_steps})  # schedules of exploration use it
         except (PolicyError, ConfigError) as error:
-            raise CheckpointError(self.checkpoint.path, f"policy {policy_id!r} can't be made of it: {error}") from error
+            raise CheckpointError(self.checkpoint.path, f"can't make policy {policy_id!r} from it: {error}") from error
         return parts
 
 
 def load_policy(
     path: str | Path, policy_id: str | None = None, *, threads: int = 1, seed: int | None = None
 ) -> LoadedPolicy:
-    """Load a policy from a checkpoint; code of the reader's own, such as a custom preprocessor, must be importable.
+    """Load a policy from a checkpoint; your own code that it uses, such as a custom preprocessor, must be importable.
 
     Args:
-        path: a checkpoint, a run directory, or a directory of checkpoints; of several the newest that is whole.
-        policy_id: which of several policies; None is the only one, or ``default_policy``.
-        threads: threads that an evaluation of the network may use.
-        seed: of actions that are drawn (``explore=True``).
+        path: a checkpoint, a run directory, or a directory of checkpoints, of which the newest undamaged one is used.
+        policy_id: id of one of several policies; None stands for the only one, or for ``default_policy``.
+        threads: threads that an evaluation of the network can use.
+        seed: seed of sampled actions (``explore=True``).
 
     Raises:
-        CheckpointError: there is none, or it can't be used.
-        UnknownPolicyError: there is no such policy (also a ValueError).
-        PolicyError: it is of a class of the user's own, which a checkpoint doesn't hold (also a ValueError).
-        ImportError: its network can only be run in TensorFlow, which is not installed.
+        CheckpointError: when there is none, or it can't be used.
+        UnknownPolicyError: when there is no such policy (also a ValueError).
+        PolicyError: when the policy is of the user's own class, which a checkpoint doesn't contain (also a ValueError).
+        ImportError: when its network can only be run in TensorFlow, which is not installed.
     """
     run = SavedRun.open(path)
     return LoadedPolicy(run, run.actor(policy_id, threads=threads, seed=seed))
 
 
 class LoadedPolicy:
-    """Acts on observations as its environment gives them: preprocessor, filter and clipping are part of it.
+    """Policy that acts on an environment's own observations: it includes preprocessor, filter and clipping.
 
-    Filter statistics stay those of the checkpoint. One thread at a time may call it.
+    Filter statistics stay those of the checkpoint. Only one thread can call it at a time.
 
     Attributes:
         policy_id: its id.
-        path: the checkpoint.
+        path: path of the checkpoint.
         env: name of the environment that it was trained on.
-        env_steps: env steps that were trained on.
+        env_steps: env steps that it was trained on.
         gamma: discount that it was trained with.
-        policy: the network behind preprocessor and filter; rows that aiorl stores hold what it takes and gives.
-        observation_space: of the observations that it takes, as the environment's wrappers give them.
-        action_space: of its actions.
+        policy: the network after preprocessor and filter; rows stored by aiorl contain its inputs and outputs.
+        observation_space: space of its observations, as returned by the environment's wrappers.
+        action_space: space of its actions.
     """
 
     def __init__(self, run: SavedRun, actor: Actor) -> None:
@@ -363,25 +361,25 @@ class LoadedPolicy:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether it has a state, which goes from step to step."""
+        """True if it has a state, which is passed from step to step."""
         return bool(self._actor.initial_state)
 
     @property
     def is_filtered(self) -> bool:
-        """Whether what it takes is filtered: equal observations may come out differently as statistics change."""
+        """True if its inputs are filtered: outputs for equal observations can change with the statistics."""
         return self._actor.is_filtered and not getattr(self.policy, "takes_raw", False)
 
     def observe(self, observations: Sequence[Any]) -> Array:
-        """What the network takes [N, ...] for N observations, as environments give them.
+        """Return the network's inputs [N, ...] for N observations of environments.
 
         Raises:
-            BatchError: one does not fit the space (also a ValueError).
-            ValueError: one is not finite.
+            BatchError: when one does not fit the space (also a ValueError).
+            ValueError: when one is not finite.
         """
         return self._actor.observe(observations, update=False)
 
     def get_initial_state(self) -> list[Array]:
-        """Recurrent state at an episode's start, one array of each component; empty for a policy without."""
+        """Return the recurrent state at an episode's start, one array per component; empty for a policy without."""
         return [component.copy() for component in self._actor.initial_state]
 
     def compute_single_action(
@@ -394,21 +392,23 @@ class LoadedPolicy:
         explore: bool = False,
         full_fetch: bool = False,
     ) -> Any:
-        """The action for one observation.
+        """Return the action for one observation.
 
         Args:
-            obs: the observation, as the environment gives it.
-            state: recurrent state; None or empty is that of an episode's start.
-            prev_action: action before this one, for a policy that looks back; None at an episode's start.
-            prev_reward: reward before this one.
-            explore: True draws from the action distribution, False takes its most likely action.
-            full_fetch: also without a state, return all three.
-        Returns: the action, as the environment takes it; with a state given, or ``full_fetch``, that, the state after
-            the step, and a dict of what was computed beside: ``action_logp``, ``action_dist_inputs``, ``vf_preds``.
+            obs: the observation, as returned by the environment.
+            state: recurrent state; None or empty stands for the state at an episode's start.
+            prev_action: previous action, for a policy that looks back; None at an episode's start.
+            prev_reward: previous reward.
+            explore: True samples from the action distribution, False uses its most likely action.
+            full_fetch: True returns all three results even without a state.
+
+        Returns:
+            The action in the environment's form. With a state or ``full_fetch``: the action, the state after the step,
+            and a dict of further outputs: ``action_logp``, ``action_dist_inputs``, ``vf_preds``.
 
         Raises:
-            BatchError: the observation does not fit the space (also a ValueError).
-            PolicyError: its action mask forbids every action, or the state does not fit (also a ValueError).
+            BatchError: when the observation does not fit the space (also a ValueError).
+            PolicyError: when its action mask forbids every action, or the state does not fit (also a ValueError).
         """
         given = () if state is None else state
         result = self._actor.compute_single_action(obs, given, prev_action, prev_reward, explore=explore)
@@ -423,17 +423,19 @@ class LoadedPolicy:
         *,
         explore: bool = False,
     ) -> tuple[list[Any], list[Array], dict[str, Array]]:
-        """Actions for N observations, in one evaluation.
+        """Return actions for N observations, in one evaluation.
 
         Args:
-            observations: N observations, as environments give them.
-            states: recurrent state, [N, ...] of each component; None or empty is that of an episode's start.
-            prev_actions: N actions before, as environments take them; None = none yet.
-            prev_rewards: N rewards before.
+            observations: N observations of environments.
+            states: recurrent state, [N, ...] of each component; None or empty stands for an episode's start.
+            prev_actions: N previous actions in the environment's form; None = none yet.
+            prev_rewards: N previous rewards.
             explore: see `compute_single_action`.
-        Returns: N actions, states after the step [N, ...], and what was computed beside [N, ...].
 
-        Raises: as `compute_single_action`.
+        Returns:
+            N actions, states after the step [N, ...], and further outputs [N, ...].
+
+        Errors are those of `compute_single_action`.
         """
         given = () if states is None else states
         return self._actor.compute_actions(observations, given, prev_actions, prev_rewards, explore=explore)

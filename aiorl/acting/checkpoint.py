@@ -1,12 +1,12 @@
-"""Checkpoints: a directory of safetensors and JSON, written at once or not at all.
+"""Checkpoints: a directory of safetensors and JSON, written completely or not at all.
 
     checkpoints/checkpoint-000123/
         tensors.safetensors    weights, optimiser, filters: every array
-        pieces/000000.safetensors    stored experience, where there is any: rows of one array each
-        meta.json              what the arrays belong to, counters, random states, and digests of all
+        pieces/000000.safetensors    stored experience, if any: rows of one array in each file
+        meta.json              description of the arrays, counters, random states, and digests of everything
 
-A checkpoint is written under a temporary name, flushed to disk and renamed, so a directory of the final name is
-whole unless the disk damaged it later; the digest tells. Loading one runs no code.
+A checkpoint is written under a temporary name, flushed to disk and renamed. A directory with the final name is
+therefore complete unless the disk damaged it later, which the digests reveal. Loading a checkpoint runs no code.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _ASIDE = f"{_TEMPORARY}old-"
 _SUPERSEDED = "superseded"
 _MAX_META_BYTES = 64 << 20
 _LARGE_BYTES = 4 << 30
-"""Of stored experience that takes some seconds to check."""
+"""Size of stored experience above which checking takes several seconds."""
 
 
 class _PieceFile(NamedTuple):
-    """Where a piece is, and how large; the digest is that of the file."""
+    """Location, size and digest of the file of a piece."""
 
     owner: StrictStr
     name: StrictStr
@@ -71,7 +71,7 @@ class _PieceFile(NamedTuple):
     def read(self, checkpoint: Path) -> NDArray[Any]:
         payload = _read(checkpoint, f"{_PIECES}/{self.file}", self.num_bytes)
         if hashlib.sha256(payload).hexdigest() != self.sha256:
-            raise CheckpointError(checkpoint, f"{self.file} is damaged: its digest is not the one in {_META}")
+            raise CheckpointError(checkpoint, f"{self.file} is damaged: it does not match its digest in {_META}")
         try:
             rows: NDArray[Any] = load_tensors(payload)[self.name]
         except (SafetensorError, ValueError, TypeError, KeyError) as error:
@@ -84,24 +84,24 @@ class _Header(BaseModel):
 
     format_version: StrictInt
     number: StrictInt
-    tensors_bytes: StrictInt = 4 << 30  # older checkpoints don't say how large their tensors are
+    tensors_bytes: StrictInt = 4 << 30  # older checkpoints don't contain the size of their tensors
     tensors_sha256: StrictStr
     meta: dict[str, Any]
     meta_sha256: StrictStr
     pieces: list[_PieceFile] = []
-    pieces_sha256: StrictStr | None = None  # older ones lack it
+    pieces_sha256: StrictStr | None = None  # missing in older checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was read back.
+    """Contents of a checkpoint.
 
     Attributes:
         path: its directory.
-        number: its number; they rise.
+        number: its number; numbers increase.
         tensors: name -> array, as given to `save_checkpoint`.
         meta: as given to `save_checkpoint`.
-        pieces: what is known of each piece of the larger arrays, in order.
+        pieces: description of each piece of the larger arrays, in order.
     """
 
     path: Path
@@ -112,13 +112,14 @@ class Checkpoint:
 
     @property
     def files(self) -> list[Path]:
-        """Its directory and what is in it."""
+        """The checkpoint's directory and its files."""
         return [self.path, self.path / _META, self.path / _TENSORS]
 
     def check_pieces(self) -> None:
-        """Read all pieces, one at a time, and compare their digests; takes as long as the disk does.
+        """Read all pieces, one at a time, and compare their digests; this takes as long as the disk does.
 
-        Raises: CheckpointError if one is missing or damaged.
+        Raises:
+            CheckpointError: when one is missing or damaged.
         """
         size = sum(piece.num_bytes for piece in self.pieces)
         if size > _LARGE_BYTES:
@@ -127,20 +128,21 @@ class Checkpoint:
             piece.read(self.path)
 
     def pieces_of(self, owner: str) -> Iterator[Piece]:
-        """The pieces of one owner, in order; each is read when its turn comes.
+        """Yield the pieces of one owner in order, reading each one just before.
 
-        Raises: CheckpointError if one is missing or damaged.
+        Raises:
+            CheckpointError: when one is missing or damaged.
         """
         for piece in self.pieces:
             if piece.owner == owner:
                 yield piece.name, piece.first, piece.read(self.path)
 
     def under(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """The tensors whose names begin so, by the rest of their names."""
+        """Return the tensors with names that begin with ``prefix``, by the rest of their names."""
         return {name.removeprefix(prefix): array for name, array in self.tensors.items() if name.startswith(prefix)}
 
     def filter_state(self, name: str) -> dict[str, NDArray[Any]]:
-        """State of a filter by its name, a policy's id or what `returns_of` makes of it; empty where it has none."""
+        """Return the state of a filter, named by policy id or by `returns_of`; empty if there is none."""
         found = self.under(f"filter/{name}/")
         return {entry: array for entry, array in found.items() if "/" not in entry}
 
@@ -154,20 +156,25 @@ def save_checkpoint(
     keep: int | None = 3,
     pieces: Mapping[str, Iterable[Piece]] | None = None,
 ) -> Path:
-    """Write one checkpoint, which is the newest then, and remove all but the newest `keep`.
+    """Write a checkpoint, which becomes the newest one, and remove all but the newest `keep`.
 
-    Blocks for as long as the disk takes. On failure the older checkpoints are as they were.
+    The call blocks for as long as the disk takes. On failure, older checkpoints stay unchanged.
 
     Args:
-        directory: where checkpoints are; made if missing.
-        number: number of the new one; one of the same number is replaced, those of higher ones go to ``superseded/``.
+        directory: directory of checkpoints; created if missing.
+        number: number of the new one. One with the same number is replaced; those with higher ones move to
+            ``superseded/``.
         tensors: arrays of bool, int, uint or float, any shape.
-        meta: what JSON can hold: run_id, env, algo, spaces, counters, random states.
-        keep: checkpoints to keep, the new one included; None keeps all.
-        pieces: owner -> larger arrays piece by piece, one of which is in memory at a time.
-    Returns: the new checkpoint's directory.
-    Raises: CheckpointError in one plain sentence if the disk is full, the directory can't be written, or something
-        in it has no place in a checkpoint.
+        meta: JSON values: run_id, env, algo, spaces, counters, random states.
+        keep: number of checkpoints to keep, including the new one; None keeps all.
+        pieces: owner -> larger arrays piece by piece, of which one is in memory at a time.
+
+    Returns:
+        The new checkpoint's directory.
+
+    Raises:
+        CheckpointError: when the disk is full, the directory can't be written, or a value can't be stored in a
+            checkpoint; the message is one plain sentence.
     """
     path = directory / _name(number)
     temporary = directory / f"{_TEMPORARY}{path.name}"
@@ -179,7 +186,7 @@ def save_checkpoint(
             "tensors_sha256": digest, "meta": dict(meta), "meta_sha256": _digest_of(meta),
         }  # fmt: skip
     except (TypeError, ValueError, KeyError, RecursionError, SafetensorError) as error:
-        raise CheckpointError(path, f"something in it can't be stored: {error}") from error
+        raise CheckpointError(path, f"one of its values can't be stored: {error}") from error
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _remove(temporary)
@@ -205,10 +212,11 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint and check it against its digest.
+    """Read a checkpoint, and compare it with its digest.
 
-    Raises: CheckpointError if a file is missing, unreadable or damaged, or of another format version, or if a weight of
-        a policy or critic is not finite.
+    Raises:
+        CheckpointError: when a file is missing, unreadable, damaged or of another format version, or when a weight of
+            a policy or critic is not finite.
     """
     try:
         header = _Header.model_validate(parse_json(_read(path, _META, _MAX_META_BYTES)))
@@ -216,7 +224,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         said: object = error
         if isinstance(error, ValidationError):
             place = ".".join(map(str, error.errors()[0]["loc"]))
-            said = f"{place} is missing, or of a wrong kind"
+            said = f"{place} is missing, or has the wrong type"
         raise CheckpointError(path, f"{_META} is damaged: {said!s:.200}") from error
     if header.format_version != FORMAT_VERSION:
         raise CheckpointError(
@@ -225,27 +233,27 @@ def load_checkpoint(path: Path) -> Checkpoint:
             "load it with the aiorl that wrote it",
         )
     if path.name != _name(header.number):
-        raise CheckpointError(path, f"{_META} is damaged: it says that it is number {header.number}")
+        raise CheckpointError(path, f"{_META} is damaged: it has the number {header.number}")
     if _digest_of(header.meta) != header.meta_sha256:
-        raise CheckpointError(path, f"{_META} is damaged: its digest is not the one it says")
+        raise CheckpointError(path, f"{_META} is damaged: its contents do not match its digest")
     payload = _read(path, _TENSORS, header.tensors_bytes)
     if hashlib.sha256(payload).hexdigest() != header.tensors_sha256:
-        raise CheckpointError(path, f"{_TENSORS} is damaged: its digest is not the one in {_META}")
+        raise CheckpointError(path, f"{_TENSORS} is damaged: it does not match its digest in {_META}")
     try:
         tensors = load_tensors(payload)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the latter of dtypes that NumPy has not
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:  # KeyError: a dtype unknown to NumPy
         raise CheckpointError(path, f"{_TENSORS} is damaged: {error}") from error
     for name, array in tensors.items():
         if ("/weights/" in name or "/critics/" in name) and not np.isfinite(array).all():
-            raise CheckpointError(path, f"{name!r:.200} holds numbers that are not finite")
+            raise CheckpointError(path, f"{name!r:.200} contains numbers that are not finite")
     _check_sizes(path, header)
     return Checkpoint(path, header.number, tensors, header.meta, tuple(header.pieces))
 
 
 def _check_sizes(path: Path, header: _Header) -> None:
-    """Check that each piece is there and of its size; of their contents, see `Checkpoint.check_pieces`."""
+    """Check the presence and size of each piece; `Checkpoint.check_pieces` checks contents."""
     if header.pieces_sha256 is not None and _digest_of(header.pieces) != header.pieces_sha256:
-        raise CheckpointError(path, f"{_META} is damaged: its pieces are not those of their digest")
+        raise CheckpointError(path, f"{_META} is damaged: its list of pieces does not match its digest")
     if len({piece.file for piece in header.pieces}) != len(header.pieces):
         raise CheckpointError(path, f"{_META} is damaged: it names a piece twice")
     for piece in header.pieces:
@@ -258,12 +266,14 @@ def _check_sizes(path: Path, header: _Header) -> None:
 
 
 def load_newest_valid(directory: Path, check: Callable[[Checkpoint], object] = lambda found: None) -> Checkpoint:
-    """Read the newest checkpoint that is whole, naming in the log those that are not.
+    """Read the newest undamaged checkpoint, and name the damaged ones in the log.
 
     Args:
-        directory: where checkpoints are.
-        check: raises CheckpointError where what was read makes no sense; the one before is taken then, too.
-    Raises: CheckpointError if there is none, or none that is whole.
+        directory: directory of checkpoints.
+        check: raises CheckpointError if the contents are invalid; the previous checkpoint is then used.
+
+    Raises:
+        CheckpointError: when there is none, or none that is undamaged.
     """
     damaged: list[Path] = []
     for path in reversed(list_checkpoints(directory)):
@@ -271,7 +281,7 @@ def load_newest_valid(directory: Path, check: Callable[[Checkpoint], object] = l
             found = load_checkpoint(path)
             check(found)
         except CheckpointError as error:
-            _log.warning("%s; taking the one before it", error)
+            _log.warning("%s; using the previous one", error)
             damaged.append(path)
         else:
             return found
@@ -282,12 +292,14 @@ def load_newest_valid(directory: Path, check: Callable[[Checkpoint], object] = l
 
 
 def find_checkpoint(path: str | Path, check: Callable[[Checkpoint], object] = lambda found: None) -> Checkpoint:
-    """Read a checkpoint, or the newest that is whole of a run directory or a directory of checkpoints.
+    """Read a checkpoint, or the newest undamaged one of a run directory or of a directory of checkpoints.
 
     Args:
-        path: any of these; of a checkpoint, where it was written.
-        check: raises CheckpointError where what was read makes no sense; the one before is taken then, too.
-    Raises: CheckpointError if there is none, or none that can be used.
+        path: any of these; for a checkpoint, the path at which it was written.
+        check: raises CheckpointError if the contents are invalid; the previous checkpoint is then used.
+
+    Raises:
+        CheckpointError: when there is none, or none that can be used.
     """
     path = Path(path).expanduser().absolute()
     aside = path.parent / _SUPERSEDED / path.name
@@ -305,9 +317,10 @@ def find_checkpoint(path: str | Path, check: Callable[[Checkpoint], object] = la
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Directories of finished checkpoints, oldest first; empty if `directory` doesn't exist.
+    """Return the directories of finished checkpoints, oldest first; empty if `directory` doesn't exist.
 
-    Raises: CheckpointError if it can't be read.
+    Raises:
+        CheckpointError: when it can't be read.
     """
     try:
         found = [(int(match[1]), path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -319,11 +332,12 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 
 def clear_partial(directory: Path) -> None:
-    """Remove what a writer that was killed left behind; only for who may write there alone.
+    """Remove the remains of a killed writer; the caller must be the only writer.
 
-    A checkpoint that was being replaced by another of its number is put back.
+    A checkpoint that was being replaced by one of the same number is restored.
 
-    Raises: OSError if the directory can't be read.
+    Raises:
+        OSError: when the directory can't be read.
     """
     left = [path for path in directory.iterdir() if path.name.startswith(_TEMPORARY)]
     for path in left:
@@ -336,12 +350,14 @@ def clear_partial(directory: Path) -> None:
 
 
 def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that belongs to something else.
+    """Check that a checkpoint belongs to the current run.
 
     Args:
-        checkpoint: what was loaded.
-        expected: what its `meta` must say, such as {"algo": "ppo", "env": "CartPole-v1", "spaces": {...}}.
-    Raises: CheckpointError naming all that differs, both values of each.
+        checkpoint: the checkpoint.
+        expected: required entries of its `meta`, for example {"algo": "ppo", "env": "CartPole-v1", "spaces": {...}}.
+
+    Raises:
+        CheckpointError: when entries differ; it names all of them, with both values of each.
     """
     differing = [
         f"{name} is {checkpoint.meta.get(name)!r} there and {_as_json(value)!r} here"
@@ -351,21 +367,21 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
     if differing:
         raise CheckpointError(
             checkpoint.path,
-            f"belongs to another run: {'; '.join(differing)}. A new run can begin with its weights: give its path as "
-            "init_from",
+            f"belongs to another run: {'; '.join(differing)}. A new run can begin with its weights: set init_from to "
+            "its path",
         )
 
 
 def _is_same(name: str, there: Any, here: Any) -> bool:
-    """Return whether two values are alike; an environment may be defined again, or named without its module there."""
+    """Return whether two values agree; an environment may be redefined, or named without its module in the file."""
     if name == "env" and isinstance(there, str) and isinstance(here, str):
         there, here = (env.partition("#")[0] if is_local(env) else env for env in (there, here))
         return bool(here == there or here.endswith(f":{there}"))
     return bool(there == here)
 
 
-def _as_json(value: Any) -> Any:  # Any: whatever JSON holds
-    """The value as it would come back from a file: tuples are lists there."""
+def _as_json(value: Any) -> Any:  # Any: all types of JSON
+    """Return the value as it would be read back from a file, where tuples become lists."""
     return json.loads(json.dumps(value))
 
 
@@ -399,9 +415,9 @@ def _write(path: Path, payload: bytes) -> None:
 
 
 def _move_into_place(temporary: Path, path: Path) -> None:
-    """Give a new checkpoint its name.
+    """Rename a new checkpoint to its final name.
 
-    A directory can't be renamed onto a full one: an old one of that name stays until the new is in place.
+    A directory can't be renamed onto one with contents, so an old one with that name stays until the new is in place.
     """
     aside = path.with_name(f"{_ASIDE}{path.name}")
     _remove(aside)
@@ -418,9 +434,9 @@ def _move_into_place(temporary: Path, path: Path) -> None:
 
 
 def _set_aside_newer(directory: Path, number: int) -> None:
-    """Move those of higher numbers out of the way, so that the newest is always the one that was written last.
+    """Move checkpoints with higher numbers away, so that the newest is always the one written last.
 
-    A trainer went back to the one before them, another run wrote them, or they are damaged.
+    They exist if a trainer went back to an earlier checkpoint, if another run wrote them, or if they are damaged.
     """
     for path in list_checkpoints(directory):
         if int(path.name.rpartition("-")[2]) > number:
@@ -431,7 +447,7 @@ def _set_aside_newer(directory: Path, number: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove whatever is there; failing to is no reason to end a training run."""
+    """Remove a file or directory; a failure is no reason to end a training run."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

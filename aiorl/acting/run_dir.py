@@ -1,16 +1,16 @@
-"""The run directory: where every file of a run lives.
+"""The run directory, which contains all files of a run.
 
-It holds:
+Its contents:
 
     config.yaml          the effective configuration
-    run.json             run id and the address workers connect to, for a resume; the seed
+    run.json             run id and address for workers, for a resume; the seed
     lock                 the learner that writes here, while it does
-    log.txt              the learner's log; logs/worker-<slot>.txt those of local workers
+    log.txt              the learner's log; logs/worker-<slot>.txt are those of local workers
     progress.csv, result.jsonl, events.out.tfevents.*, learning_curve.png
     checkpoints/
 
-Nothing outside of it is written but the sockets by which workers of the same user join (`aiorl.net.transport.local`),
-and what XLA compiled, for later runs (`aiorl.learning.compilation_cache`).
+A run writes only two things elsewhere: sockets for workers of the same user (`aiorl.net.transport.local`), and code
+compiled by XLA, for later runs (`aiorl.learning.compilation_cache`).
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _HOST = re.compile(r"[0-9A-Za-z._:-]{1,255}")
 
 
 class RunLock:
-    """An advisory lock on the file ``lock``, which says who has it.
+    """Advisory lock on the file ``lock``, which names its owner.
 
-    Only its owner can open it: whoever may read a file may lock it, and keep every learner from it.
+    Only its owner can open the file, because any user who can read a file can lock it, and so block every learner.
 
-    It is free as soon as its process has ended, however it ended. Where the file system has no locks, the file's word
-    is taken instead: a process of this host is looked for, one of another host is believed to live.
+    The lock is free as soon as its process has ended, however it ended. On a file system without locks, the contents of
+    the file decide instead: a process of this host is looked up, and one of another host is assumed to be alive.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Take over a locked file; `acquire` locks one."""
+        """Wrap a locked file; `acquire` locks one."""
         self._path = path
         self._descriptor: int | None = descriptor
         _held.add(self)
@@ -65,8 +65,8 @@ class RunLock:
         """Lock a directory without waiting.
 
         Raises:
-            ConfigError: another has it; the message says who.
-            OSError: the file can't be made or written.
+            ConfigError: when another process holds the lock; the message names it.
+            OSError: when the file can't be made or written.
         """
         path = directory / _NAME
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -96,7 +96,7 @@ class RunLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the file is still the one that was locked: it may have been removed, with all around it."""
+        """True while the locked file still exists; it can be removed together with its directory."""
         if self._descriptor is None:
             return False
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ class RunLock:
         return False
 
     def release(self) -> None:
-        """Let another have it; may be repeated."""
+        """Release the lock; can be called again."""
         if self._descriptor is None:
             return
         with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Close a forked child's copies of locks, which would outlive the parent's."""
+    """Close a forked child's copies of locks, which could outlive the parent's."""
     for lock in list(_held):
         lock._close()
 
@@ -132,12 +132,12 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 def _close_to_others(descriptor: int) -> None:
     found = os.fstat(descriptor)
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
-        with contextlib.suppress(OSError):  # where the file system has no modes
+        with contextlib.suppress(OSError):  # some file systems have no modes
             os.fchmod(descriptor, 0o600)
 
 
 def _owner(path: Path) -> dict[str, Any] | None:
-    """Host, pid and start of who has the lock; None where the file does not tell."""
+    """Return host, pid and start time of the lock's owner, or None if the file does not name them."""
     try:
         facts = parse_json(read_regular(path, max_bytes=_MAX_BYTES))
         if _HOST.fullmatch(facts["host"]) and type(facts["pid"]) is int and 0 < facts["pid"] < 1 << 31:
@@ -173,16 +173,16 @@ _OWN_DIRECTORIES = ("logs", "checkpoints", "checkpoints/superseded", "best", "ev
 
 @dataclass(eq=False)
 class RunDirectory:
-    """Paths of one run, and the right to write there: no two learners have it at a time.
+    """Paths of one run, and the exclusive right to write there.
 
     Attributes:
-        path: the directory, absolute.
-        lock: on it.
+        path: absolute path of the directory.
+        lock: lock of the directory.
         run_id: random name of the run, kept over a resume.
-        last_address: where the learner listened before the resume, "" for a new run.
-        seed: of the run.
-        is_new: it is not resumed.
-        is_made: its directory was made for it.
+        last_address: address of the learner before the resume, "" for a new run.
+        seed: seed of the run.
+        is_new: True unless the run is resumed.
+        is_made: True if the directory was created for this run.
     """
 
     path: Path
@@ -204,34 +204,34 @@ class RunDirectory:
         return self.path / "log.txt"
 
     def worker_log(self, slot: int) -> Path:
-        """Log file of the local worker of a slot."""
+        """Return the log file of the local worker in a slot."""
         return self.path / "logs" / f"worker-{slot}.txt"
 
     def logs(self, num_workers: int) -> list[Path]:
-        """All log files of a run with so many local workers."""
+        """Return all log files of a run with ``num_workers`` local workers."""
         return [self.log, *map(self.worker_log, range(1, num_workers + 1))]
 
     @property
     def shown(self) -> Path:
-        """The path for people, shorter where it is below the working directory."""
-        with contextlib.suppress(OSError, ValueError):  # there is none any more; or it is elsewhere
+        """Path for people, relative if it is below the working directory."""
+        with contextlib.suppress(OSError, ValueError):  # the working directory is gone, or the path is elsewhere
             return self.path.relative_to(Path.cwd())
         return self.path
 
     @classmethod
     def open(cls, config: CommonConfig) -> Self:
-        """Create the directory of a new run and write ``config.yaml``, or take that of the run to resume.
+        """Create the directory of a new run and write ``config.yaml``, or open the directory of the run to resume.
 
-        A resumed run's ``config.yaml`` is left as it is until `save_config`: options that turn out not to fit the
-        checkpoint shall not stay behind.
+        A resumed run's ``config.yaml`` stays unchanged until `save_config`, so that options that turn out not to fit
+        the checkpoint leave no trace.
 
         Raises:
-            ConfigError: it cannot be created or written, another learner writes there, it belongs to another run, or
-                it holds no run to resume.
+            ConfigError: when it cannot be created or written, another learner writes there, it belongs to another run,
+                or it contains no run to resume.
         """
         is_new, is_made = config.resume is None, False
         if config.resume is not None:
-            path = Path(config.resume).absolute()  # also where somebody changes the working directory
+            path = Path(config.resume).absolute()  # the working directory may change later
             run_id, address = _facts(path)
         else:
             path, is_made = _make_new(config)
@@ -243,7 +243,7 @@ class RunDirectory:
         directory = cls(path, lock, run_id, address, seed=config.seed, is_new=is_new, is_made=is_made)
         try:
             if is_new and (path / _RUN).exists():
-                hint = f"Go on with it by --resume {path}, or give another directory."
+                hint = f"Continue it with --resume {path}, or give another directory."
                 raise _unusable(path, f"{path} already holds a run.", hint)
             directory._prepare()
             if is_new:
@@ -254,11 +254,11 @@ class RunDirectory:
         return directory
 
     def close(self) -> None:
-        """Let others write here; may be repeated."""
+        """Let others write here; can be called again."""
         self.lock.release()
 
     def abandon(self) -> None:
-        """Give the place back of a new run that could not begin, so that the mended command may have it."""
+        """Clean up after a new run that could not begin, so that the corrected command can use the same directory."""
         if self.is_new:
             for name in (_RUN, CONFIG_FILE):
                 (self.path / name).unlink(missing_ok=True)
@@ -275,15 +275,15 @@ class RunDirectory:
         """Write ``config.yaml``.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: when it cannot be written.
         """
         save_config(config, self.path)
 
     def save_address(self, address: str) -> None:
-        """Remember where the learner listens, so that after a resume workers find it again.
+        """Save the learner's address, so that workers find it again after a resume.
 
         Raises:
-            ConfigError: the file cannot be written.
+            ConfigError: when the file cannot be written.
         """
         facts = {"run_id": self.run_id, "address": address, "seed": self.seed}
         temporary = self.path / f"{_RUN}.tmp"
@@ -298,21 +298,21 @@ class RunDirectory:
         """Check that the directory is still the one that was opened.
 
         Raises:
-            CheckpointError: it was removed, renamed or replaced.
+            CheckpointError: when it was removed, renamed or replaced.
         """
         if not self.lock.is_held:
             reason = (
-                "the run directory was removed, renamed or replaced while the run went on; nothing more can be saved"
+                "the run directory was removed, renamed or replaced while the run continued; nothing more can be saved"
             )
             raise CheckpointError(self.path, reason)
 
     def _prepare(self) -> None:
-        """Make what is missing, and see that nothing in it leads a writer elsewhere."""
+        """Create missing directories, and check that no link leads a writer elsewhere."""
         try:
             for name in _OWN_DIRECTORIES:
                 if (self.path / name).is_symlink():
-                    said = f"{self.path / name} is a link, so nothing is written to or removed from where it leads."
-                    raise _unusable(self.path, said, "Remove it, or move what it leads to here.")
+                    said = f"{self.path / name} is a link, so nothing is written to or removed from its target."
+                    raise _unusable(self.path, said, "Remove it, or move its target here.")
             (self.path / "logs").mkdir(exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
             for path in (*self.path.iterdir(), *(self.path / "logs").iterdir()):
@@ -330,10 +330,10 @@ def _make(path: Path, *, exist_ok: bool) -> None:
     except FileExistsError:
         if not exist_ok:
             raise
-        raise _unwritable(path, "it is no directory") from None
+        raise _unwritable(path, "it is not a directory") from None
     except OSError as error:
         raise _unwritable(path, error.strerror) from error
-    except ValueError as error:  # a NUL in it
+    except ValueError as error:  # the path contains a NUL
         raise _unwritable(path, str(error)) from error
 
 
@@ -347,24 +347,24 @@ def _unusable(path: Path, said: str, hint: str = "", *, key: str = "run_dir") ->
 
 
 def _facts(path: Path) -> tuple[str, str]:
-    """Run id and address in ``run.json``.
+    """Return run id and address in ``run.json``.
 
     Raises:
-        ConfigError: it is missing, or is none.
+        ConfigError: when the file is missing or invalid.
     """
     try:
         facts = parse_json(read_regular(path / _RUN, max_bytes=_MAX_RUN_BYTES))
         if not isinstance(facts, dict):
-            raise ValueError("it holds no run id and address")
+            raise ValueError("it contains no run id and address")
         run_id, address = facts.get("run_id"), facts.get("address")
         if not isinstance(run_id, str) or not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
-            raise ValueError(f"{run_id!r:.100} is no run id")
+            raise ValueError(f"{run_id!r:.100} is not a run id")
         if not isinstance(address, str) or not address.isprintable():
-            raise ValueError(f"{address!r:.100} is no address")
+            raise ValueError(f"{address!r:.100} is not an address")
         split_address(address, key="address")
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Give the directory that the run named at its end."
-        raise _unusable(path, f"{path} is no run directory: it holds no {_RUN}.", hint, key="resume") from error
+        hint = "Give the directory that the run named when it ended."
+        raise _unusable(path, f"{path} is not a run directory: it has no {_RUN}.", hint, key="resume") from error
     except (OSError, ValueError) as error:
         said = f"{path / _RUN} can't be read: {getattr(error, 'strerror', None) or error}."
         raise _unusable(path, said, key="resume") from error
@@ -372,9 +372,9 @@ def _facts(path: Path) -> tuple[str, str]:
 
 
 def _make_new(config: CommonConfig) -> tuple[Path, bool]:
-    """A directory for a new run, absolute, and whether it was made just now.
+    """Return an absolute directory for a new run, and True if it was created just now.
 
-    A default name is nobody else's, also where several begin in one second.
+    A default name is unique, even if several runs begin in the same second.
     """
     if config.run_dir is not None:
         path = Path(config.run_dir).expanduser().absolute()

@@ -119,7 +119,7 @@ def test_pieces_that_are_described_as_none_can_be_are_refused(tmp_path: Path, ch
         load_checkpoint(path)
     header["pieces"][1][2] = 5  # the row where it begins
     edit_meta(path / "meta.json", **header)
-    with pytest.raises(CheckpointError, match="its pieces are not those of their digest"):
+    with pytest.raises(CheckpointError, match="its list of pieces does not match its digest"):
         load_checkpoint(path)
 
 
@@ -235,7 +235,7 @@ DAMAGE = {
     "a device for meta": (lambda d: replace(d / "meta.json", lambda p: p.symlink_to("/dev/zero")), "symbolic link"),
     "a link for tensors": (lambda d: link_to_itself_elsewhere(d / "tensors.safetensors"), "symbolic link"),
     "sparse tensors of 20 GB": (lambda d: os.truncate(d / "tensors.safetensors", 20 << 30), "more than the"),
-    "another number than its own": (lambda d: edit_meta(d / "meta.json", number=3), "it says that it is number 3"),
+    "another number than its own": (lambda d: edit_meta(d / "meta.json", number=3), "it has the number 3"),
     "a number that is none": (lambda d: edit_meta(d / "meta.json", number=True), "meta.json is damaged"),
     "a size that is none": (lambda d: edit_meta(d / "meta.json", tensors_bytes="200"), "meta.json is damaged"),
     "a byte of the tensors": (lambda d: flip_a_byte(d / "tensors.safetensors"), "digest"),
