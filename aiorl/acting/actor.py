@@ -1,6 +1,6 @@
-"""Actor: one policy with all that stands before and behind it, from observations to actions as environments take them.
+"""Actor: one policy with everything around it, from an environment's observations to actions in the environment's form.
 
-Preprocessor, filter, policy with its exploration, and clipping: one role, whoever plays it.
+It consists of preprocessor, filter, policy with its exploration, and clipping. Samplers and loaded policies share it.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _ROW_COLUMNS = frozenset(
         c.TRUNCATEDS, c.DONES, c.INFOS, c.NEW_OBS,
     }
 )  # fmt: skip
-"""Columns that every row has; a policy cannot add one of that name."""
+"""Columns that every row has; a policy cannot add one with such a name."""
 
 
 _NO_ROWS = np.zeros(0, np.int64)
 
 
 class Question(NamedTuple):
-    """What a policy is told beside observations and states, for N rows; a network is told what it asks for.
+    """Inputs of a policy besides observations and states, for N rows; a network gets only those that it uses.
 
     Attributes:
         prev_actions: [N, ...] in column form.
         prev_rewards: float32 [N].
         infos: N dicts.
         episodes: N episodes.
-        agent_ids: whose rows they are.
+        agent_ids: N agent ids.
     """
 
     prev_actions: Array
@@ -55,13 +55,13 @@ class Question(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """What one evaluation gave.
+    """Result of one evaluation.
 
     Attributes:
         actions: [N, ...] in column form, unclipped.
         states: recurrent state after the step, N rows of each component.
-        columns: what the policy adds to the rows.
-        seconds: how long the policy took.
+        columns: columns that the policy adds to the rows.
+        seconds: duration of the policy's evaluation.
     """
 
     actions: Array
@@ -71,14 +71,14 @@ class Acted(NamedTuple):
 
 
 class Actor:
-    """Observes and acts for any number of rows at once.
+    """Observes and acts for any number of rows together.
 
     Attributes:
         policy_id: the policy's name.
         policy: the policy.
         layout: column form and environment form of the actions.
-        observation_space: of observations as environments give them.
-        obs_shape: shape of an observation as the policy gets it.
+        observation_space: space of the environment's observations.
+        obs_shape: shape of an observation at the policy.
         obs_dtype: its dtype.
         initial_state: recurrent state of one row at an episode's start.
     """
@@ -92,17 +92,17 @@ class Actor:
         *,
         clip_actions: bool = True,
     ) -> None:
-        """Get ready.
+        """Connect a policy with its other parts.
 
         Args:
             policy_id: the policy's name.
             policy: the policy.
-            preprocessor: of its observations.
-            observation_filter: behind the preprocessor.
-            clip_actions: what environments get is clipped to the bounds of their action space.
+            preprocessor: preprocessor of its observations.
+            observation_filter: filter after the preprocessor.
+            clip_actions: True to clip the environment's actions to the bounds of their space.
 
         Raises:
-            UnsupportedSpaceError: the policy asks for nested observations (also a ValueError).
+            UnsupportedSpaceError: when the policy requires nested observations (also a ValueError).
         """
         check_policy_input(getattr(policy, "observation_space", None))
         self.policy_id = policy_id
@@ -117,35 +117,35 @@ class Actor:
         self._clip_actions = clip_actions
         self._has_mask = getattr(policy, "has_action_mask", False)
         self._own_columns: frozenset[str] | None = None
-        # what is ours needs neither infos nor episodes, and gives what need not be checked
+        # our own policies need neither infos nor episodes, and their results need no check
         self._is_ours = getattr(policy.compute_actions, "__func__", None) is GraphPolicy.compute_actions
 
     @property
     def is_plain(self) -> bool:
-        """Its policy acts on observations, states and previous steps alone: no other code sees infos or episodes."""
+        """True if the policy uses only observations, states and previous steps, and no code gets infos or episodes."""
         return self._is_ours and self.policy.exploration is None
 
     @property
     def looks_back(self) -> bool:
-        """Its policy takes previous actions and rewards, as far as is known."""
+        """True if the policy uses previous actions and rewards, or if that is unknown."""
         return not (self.is_plain and isinstance(self.policy, GraphPolicy) and self.policy.spec.prev_action is None)
 
     @property
     def is_filtered(self) -> bool:
-        """What acts on observations depends on those that came before."""
+        """True if the policy's input for an observation depends on earlier observations."""
         return not self._filter.is_identity
 
     def observe(self, observations: Sequence[Any], *, update: bool = True) -> Array:
-        """Observations [N, ...] as the policy gets them.
+        """Return the policy's inputs [N, ...] for observations.
 
         Args:
-            observations: N observations as environments give them.
-            update: each enters the filter's statistics, once.
+            observations: N observations of environments.
+            update: True to add each one to the filter's statistics.
 
         Raises:
-            BatchError: one does not fit the space (also a ValueError).
-            ValueError: likewise, or one is not finite.
-            TypeError: likewise.
+            BatchError: when one does not fit the space (also a ValueError).
+            ValueError: when one does not fit the space, or is not finite.
+            TypeError: when one does not fit the space.
         """
         batch = self._preprocessor.transform_rows(observations)
         if batch.dtype.kind == "f" and not all_finite(batch):
@@ -156,7 +156,7 @@ class Actor:
         return filtered
 
     def fault_of(self, observation: Any) -> str:
-        """What is wrong with one observation; "" for nothing."""
+        """Return the fault of one observation, "" for none."""
         try:
             row = self._preprocessor.transform_rows([observation])
         except (BatchError, ValueError, TypeError) as error:
@@ -166,7 +166,7 @@ class Actor:
         return f"observation holds NaN or infinity: {summarize(observation)}"
 
     def rows_without_action(self, obs: Array) -> NDArray[np.int64]:
-        """Rows whose action mask forbids every action, which nobody can act upon."""
+        """Return the rows with an action mask that forbids every action, so that no action is possible."""
         return self.policy.rows_without_action(obs) if self._has_mask else _NO_ROWS
 
     def act(self, obs: Array, states: Sequence[Array], question: Callable[[], Question]) -> Acted:
@@ -175,12 +175,12 @@ class Actor:
         Args:
             obs: [N, ...] from `observe`; the policy may write into it.
             states: recurrent state, [N, ...] of each component.
-            question: gives the rest, where the policy takes it.
+            question: returns the other inputs; called only if the policy uses them.
 
         Raises:
-            BatchError: the policy returned another number of rows or states than it was given, other columns than
-                before, or actions that its space cannot hold (also a ValueError).
-            PolicyError: what it returned is not actions, states and columns (also a ValueError).
+            BatchError: when the policy returns another number of rows or states than it was given, other columns than
+                before, or actions that its space cannot represent (also a ValueError).
+            PolicyError: when it does not return actions, states and columns (also a ValueError).
         """
         report("compute_actions_input", self.policy_id, [obs, *states])
         policy = self.policy
@@ -218,22 +218,24 @@ class Actor:
         *,
         explore: bool = True,
     ) -> tuple[Any, list[Array], dict[str, Any]]:
-        """One action for one observation as an environment gives it, which does not enter the filter's statistics.
+        """Return one action for one observation of an environment, without changing the filter's statistics.
 
         Args:
             obs: the observation.
             state: recurrent state, [...] of each component; empty = the initial one.
-            prev_action: action before this one, as an environment takes it; None at an episode's start.
-            prev_reward: reward before this one.
+            prev_action: previous action in the environment's form; None at an episode's start.
+            prev_reward: previous reward.
             info: info that came with the observation.
-            explore: False asks for the policy's best action instead of a sample.
-        Returns: the action as an environment takes it, recurrent state after the step, and what the policy computed
-            beside, such as "vf_preds".
+            explore: False requests the policy's best action instead of a sample.
+
+        Returns:
+            The action in the environment's form, recurrent state after the step, and further outputs of the policy, for
+            example "vf_preds".
 
         Raises:
-            BatchError: the observation does not fit the space (also a ValueError).
-            ValueError: likewise, or it is not finite.
-            PolicyError: its action mask forbids every action, or the state does not fit (also a ValueError).
+            BatchError: when the observation does not fit the space (also a ValueError).
+            ValueError: when it does not fit the space, or is not finite.
+            PolicyError: when its action mask forbids every action, or the state does not fit (also a ValueError).
         """
         row = self.observe([obs], update=False)[0]
         action, state_out, columns = self.policy.compute_single_action(
@@ -250,9 +252,9 @@ class Actor:
         *,
         explore: bool = True,
     ) -> tuple[list[Any], list[Array], dict[str, Array]]:
-        """The same for N observations in one evaluation; states and what comes beside are [N, ...].
+        """Return actions for N observations in one evaluation; states and further outputs are [N, ...].
 
-        Raises: as `compute_single_action`.
+        See `compute_single_action` for arguments and errors.
         """
         rows = self.observe(observations, update=False)
         if len(stuck := self.rows_without_action(rows)):
@@ -269,7 +271,7 @@ class Actor:
         return self.to_env(self.layout.to_column(actions)), states_out, columns
 
     def to_env(self, actions: Array) -> list[Any]:
-        """N actions as environments take them, clipped if that is asked for."""
+        """Return N actions in the environment's form, clipped if configured."""
         return self.layout.to_env(self.layout.clip(actions) if self._clip_actions else actions)
 
     def _checked(self, result: Any, rows: int, seconds: float) -> Acted:
@@ -282,13 +284,13 @@ class Actor:
             given = f"({', '.join(type(part).__name__ for part in result)})" if isinstance(result, tuple) else result
             raise PolicyError(
                 f"compute_actions of policy {self.policy_id!r} ({type(self.policy).__name__}) returned {given!s:.200}, "
-                "expected (actions, list of states, dict of columns); return empty ones where there is nothing to give"
+                "expected (actions, list of states, dict of columns); return an empty list or dict if there are none"
             )
         actions, states, columns = result
         if len(states) != len(self.initial_state):
             raise BatchError(
                 "state_out",
-                f"{len(self.initial_state)} recurrent states of policy {self.policy_id!r}, as it has initially",
+                f"{len(self.initial_state)} recurrent states of policy {self.policy_id!r}, as in its initial state",
                 f"{len(states)}",
             )
         if columns.keys() != self._own_columns:
@@ -311,7 +313,7 @@ class Actor:
         return values
 
     def _settle_columns(self, columns: Mapping[str, Any]) -> None:
-        """The columns of the first evaluation are those of all."""
+        """Fix the columns of the first evaluation, and check that later ones have the same."""
         if self._own_columns is None:
             indices = range(len(self.initial_state))
             taken = sorted(columns.keys() & {*_ROW_COLUMNS, *map(c.state_in, indices), *map(c.state_out, indices)})

@@ -17,7 +17,7 @@ from aiorl.errors import BatchError
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
-_BLOCK = 256  # environments done at once: so many that temporaries of usual lengths stay in the cache
+_BLOCK = 256  # environments per block: their temporaries of usual lengths stay in the cache
 
 
 def gae(
@@ -32,28 +32,30 @@ def gae(
     lam: float,
     valid: NDArray[np.bool_] | None = None,
 ) -> tuple[F32, F32]:
-    """Generalised advantage estimates and the value targets that go with them.
+    """Return generalised advantage estimates, and the corresponding value targets.
 
-    With V' the value of what followed the step (0 after a termination, the value of the true final
-    observation after a truncation, else that of the next row):
-    ``delta_t = r_t + gamma V'_t - V_t`` and ``A_t = delta_t + gamma lam A_{t+1}``, the second term only where
-    the episode goes on. ``value_targets = A + V``. `lam` = 0 gives one-step targets, `lam` = 1 discounted
-    returns. A row that is both terminated and truncated is terminated.
+    Let V' be the value after the step: 0 after a termination, the value of the true final observation after a
+    truncation, else the value of the next row. Then ``delta_t = r_t + gamma V'_t - V_t`` and ``A_t = delta_t + gamma
+    lam A_{t+1}``, where the second term is left out at the end of an episode. ``value_targets = A + V``. `lam` = 0
+    gives one-step targets, `lam` = 1 discounted returns. A row that is both terminated and truncated counts as
+    terminated.
 
     Args:
         rewards: [T, N] float32.
         vf_preds: [T, N] float32, V_t.
-        bootstrap: [N] float32, value of the observation after the last row; not read where that row ended
-            an episode.
+        bootstrap: [N] float32, value of the observation after the last row; ignored if that row ended an episode.
         terminateds: [T, N] bool.
         truncateds: [T, N] bool.
-        truncation_values: [T, N] float32, value of the true final observation at truncated rows, anything
-            elsewhere; None = no row is truncated, or none has a value.
+        truncation_values: [T, N] float32, value of the true final observation at truncated rows, ignored elsewhere;
+            None = no row is truncated, or none has a value.
         gamma: discount per step.
         lam: decay of the estimator.
         valid: [T, N] bool, False where a row is no transition: its advantage is 0 and its target V_t.
-    Returns: advantages and value_targets, both float32 [T, N]. Computed in float64; the numbers of one
-        environment don't depend on how many others stand beside it.
+
+    Returns:
+        Advantages and value_targets, both float32 [T, N]. They are computed in float64, and the numbers of one
+        environment don't depend on the number of other environments.
+
     Source: Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16.
     """
     shape = rewards.shape
@@ -90,7 +92,7 @@ def _following_values(
     truncateds: NDArray[np.bool_],
     truncation_values: F32 | None,
 ) -> NDArray[np.float64]:
-    """V' of each row: the value of what followed the step."""
+    """Return V' of each row: the value after the step."""
     following = np.empty_like(values)
     following[:-1] = values[1:]
     following[-1:] = bootstrap
@@ -110,9 +112,9 @@ def returns(
     gamma: float,
     valid: NDArray[np.bool_] | None = None,
 ) -> dict[str, Array]:
-    """ADVANTAGES [T, N]: discounted sums of the rewards from each row to the end of its episode or fragment.
+    """Return ADVANTAGES [T, N]: discounted sums of the rewards from each row to the end of its episode or fragment.
 
-    For arguments and errors see `gae`, which this is without values.
+    This is `gae` without values; see there for arguments.
     """
     no_values = np.zeros_like(rewards)
     sums, _ = gae(rewards, no_values, no_values[0], terminateds, truncateds, gamma=gamma, lam=1.0, valid=valid)
@@ -120,7 +122,7 @@ def returns(
 
 
 def n_step_columns(**given: Any) -> dict[str, Array]:
-    """N_STEP_RETURNS, DISCOUNTS and N_STEPS [T, N] of up to n steps; see `n_step`."""
+    """Return N_STEP_RETURNS, DISCOUNTS and N_STEPS [T, N] of up to n steps; see `n_step`."""
     return dict(zip((c.N_STEP_RETURNS, c.DISCOUNTS, c.N_STEPS), n_step(**given), strict=True))
 
 
@@ -137,10 +139,10 @@ def n_step_priorities(
     n: float,
     valid: NDArray[np.bool_] | None = None,
 ) -> dict[str, Array]:
-    """The columns of `n_step_columns`, and PRIORITIES [T, N]: the size of each row's TD error to who sampled it.
+    """Return the columns of `n_step_columns`, and PRIORITIES [T, N]: the size of each row's TD error at the sampler.
 
-    It is ``|returns + discounts V' - Q|``, with V' the largest value of an action at the observation behind the row's
-    steps, and Q the value of the action taken, all by the network that acted; 0 for what is no transition.
+    It is ``|returns + discounts V' - Q|``. V' is the largest value of an action at the observation after the row's
+    steps, and Q the value of the action taken, both from the network that acted. Rows that are no transition get 0.
 
     Args:
         rewards: [T, N] float32.
@@ -151,25 +153,26 @@ def n_step_priorities(
         truncation_values: [T, N] float32, the same at the true final observation of truncated rows; see `gae`.
         action_values: [T, N] float32, Q.
         gamma: discount per step.
-        n: most steps, at least 1.
-        valid: [T, N] bool, False where a row is no transition; None = all are.
+        n: largest number of steps, at least 1.
+        valid: [T, N] bool, False where a row is no transition; None = all are transitions.
+
     Source: Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 3 and algorithm 1.
     """
     made = n_step_columns(
         rewards=rewards, terminateds=terminateds, truncateds=truncateds, gamma=gamma, n=n, valid=valid
     )
     following = _following_values(vf_preds.astype(np.float64), bootstrap, terminateds, truncateds, truncation_values)
-    following[following <= MASKED_LOGIT] = 0.0  # behind a truncation there may be no legal action
+    following[following <= MASKED_LOGIT] = 0.0  # after a truncation there may be no legal action
     behind = np.take_along_axis(following, last_rows(made[c.N_STEPS]), axis=0)
     priorities = np.abs(made[c.N_STEP_RETURNS] + made[c.DISCOUNTS] * behind - action_values)
-    priorities[action_values <= MASKED_LOGIT] = 0.0  # actions of somebody else's may be illegal
+    priorities[action_values <= MASKED_LOGIT] = 0.0  # actions of other policies may be illegal
     if valid is not None:
         priorities[~valid] = 0.0
     return {**made, c.PRIORITIES: priorities.astype(np.float32)}
 
 
 def gae_columns(**given: Any) -> dict[str, Array]:
-    """ADVANTAGES and VALUE_TARGETS [T, N]; see `gae`."""
+    """Return ADVANTAGES and VALUE_TARGETS [T, N]; see `gae`."""
     return dict(zip((c.ADVANTAGES, c.VALUE_TARGETS), gae(**given), strict=True))
 
 
@@ -177,31 +180,31 @@ POSTPROCESSORS: dict[str, Callable[..., dict[str, Array]]] = {
     "gae": gae_columns,
     "n_step": n_step_columns,
     "n_step_priorities": n_step_priorities,
-    "none": lambda **given: {},  # the learner makes the targets, as of V-trace
+    "none": lambda **given: {},  # the learner computes the targets, for example for V-trace
     "returns": returns,
 }
-"""Postprocessors by the name an algorithm asks for.
+"""Postprocessors by the name in an algorithm's settings.
 
-Each gives columns [T, N] by name. It is told rewards, terminateds, truncateds, valid and the settings; where it needs
-values also vf_preds, bootstrap and truncation_values; and where it needs those of actions, action_values [T, N]: all by
-these names, see `gae`.
+Each returns columns [T, N] by name. Its keyword arguments are rewards, terminateds, truncateds, valid and the settings.
+If it needs values, it also gets vf_preds, bootstrap and truncation_values; if it needs values of actions, also
+action_values [T, N]. See `gae` for their meaning.
 """
 NEED_VALUES, NEED_ACTION_VALUES = frozenset({"gae", "n_step_priorities"}), frozenset({"n_step_priorities"})
-"""Those for which the policy's values must be known, and those of the actions taken."""
+"""Postprocessors that need the policy's values, and those that need the values of the actions taken."""
 
 
 def postprocessed(
     name: str, columns: Mapping[str, Any], settings: Mapping[str, Any], bootstrap: F32 | None = None
 ) -> dict[str, Array]:
-    """The columns [T, N] that a postprocessor makes of others, by name.
+    """Return the columns [T, N] that a postprocessor computes, by name.
 
     Args:
-        name: in POSTPROCESSORS.
-        columns: rewards and flags, [T, N] each; where values are needed also these, bootstrap values of truncated
-            rows, and values of actions where those are; which rows are transitions, if not all; scaled rewards, which
-            are taken instead of the others.
-        settings: of the postprocessor, such as gamma and lam.
-        bootstrap: [N], values after the last rows; None = all of these ended an episode.
+        name: name in POSTPROCESSORS.
+        columns: rewards and flags, [T, N] each; values, bootstrap values of truncated rows, and values of actions if
+            the postprocessor needs them; a column of valid rows unless all are transitions; and, optionally, scaled
+            rewards, which replace the others.
+        settings: settings of the postprocessor, for example gamma and lam.
+        bootstrap: [N], values after the last rows; None = all of these rows ended an episode.
     """
     rewards = columns.get(c.SCALED_REWARDS, columns[c.REWARDS])
     values: dict[str, Any] = {}
@@ -227,7 +230,7 @@ Bools = NDArray[np.bool_]
 
 
 class NStep(NamedTuple):
-    """What value-based algorithms learn from: ``returns + discounts V(observation behind those steps)``."""
+    """Targets of value-based algorithms: ``returns + discounts V(observation after these steps)``."""
 
     returns: F32
     discounts: F32
@@ -237,21 +240,26 @@ class NStep(NamedTuple):
 def n_step(
     rewards: F32, terminateds: Bools, truncateds: Bools, *, gamma: float, n: float, valid: Bools | None = None
 ) -> NStep:
-    """Rewards of up to n steps, and what they bootstrap with.
+    """Return rewards of up to n steps, and the discounts for bootstrapping.
 
-    Row t takes k steps: n, or fewer where its episode, the fragment or a run of transitions ends before.
-    ``returns_t = sum of gamma^i r_{t+i}`` over i < k, ``discounts_t = gamma^k``, or 0 where the last of these steps
-    terminated. A truncation bootstraps from the true final observation; a row that is both is terminated.
+    Row t takes k steps: n, or fewer if its episode, the fragment or a run of transitions ends earlier. ``returns_t =
+    sum of gamma^i r_{t+i}`` over i < k, and ``discounts_t = gamma^k``, or 0 if the last of these steps terminated. A
+    truncation bootstraps from the true final observation; a row that is both counts as terminated.
 
     Args:
         rewards: [T, N] float32.
         terminateds: [T, N] bool.
         truncateds: [T, N] bool.
         gamma: discount per step.
-        n: most steps, at least 1.
+        n: largest number of steps, at least 1.
         valid: [T, N] bool, False where a row is no transition: it has return and discount 0, and takes one step.
-    Returns: returns and discounts [T, N] float32, computed in float64, and k, [T, N] int32.
-    Raises: BatchError if the shapes differ.
+
+    Returns:
+        Returns and discounts [T, N] float32, computed in float64, and k, [T, N] int32.
+
+    Raises:
+        BatchError: when the shapes differ.
+
     Source: Sutton 1988, Learning to predict by the methods of temporal differences; Mnih et al. 2016,
         https://arxiv.org/abs/1602.01783.
     """
@@ -265,7 +273,7 @@ def n_step(
         goes_on[:-1] &= valid[1:]
     returns = rewards.astype(np.float64)
     steps = np.ones(shape, np.int32)
-    is_taking = goes_on.copy()  # whether the row takes a step more, the one that `ahead` rows on begins
+    is_taking = goes_on.copy()  # True where the row takes one more step, into the row `ahead` rows later
     for ahead in range(1, min(int(n), len(rewards))):
         is_taking = is_taking[:-1]
         if not is_taking.any():
@@ -283,10 +291,10 @@ def n_step(
 
 
 def n_step_new_obs(arrays: Mapping[str, Array]) -> Array:
-    """Observation behind the steps of each row of a fragment, [T, N, ...], however it is kept.
+    """Return the observation after the steps of each row of a fragment, [T, N, ...], from any way of storing it.
 
     Raises:
-        BatchError: it is not there, or what there is does not fit together.
+        BatchError: when it is missing, or its columns do not fit together.
     """
     following = new_obs(arrays)
     steps = arrays.get(c.N_STEPS)
@@ -297,6 +305,6 @@ def n_step_new_obs(arrays: Mapping[str, Array]) -> Array:
 
 
 def last_rows(steps: Array) -> NDArray[np.int64]:
-    """The row [T, N] in which the steps of each row end."""
+    """Return the row [T, N] in which the steps of each row end."""
     rows: NDArray[np.int64] = np.arange(len(steps))[:, None] + steps.astype(np.int64) - 1
     return rows

@@ -1,8 +1,7 @@
-"""Preprocessors: from observations of any space to the plain arrays that models take.
+"""Preprocessors: conversion of observations of any space to plain arrays for models.
 
-A preprocessor works on a batch at a time, in the form Gymnasium's vector environments batch a space: arrays
-``[N, ...]`` for the simple spaces, a tuple or dict of batches for Tuple and Dict. Observations that come one by one
-go through `transform_rows`.
+A preprocessor converts a batch at a time, in the form that Gymnasium's vector environments use: arrays ``[N, ...]`` for
+simple spaces, a tuple or dict of batches for Tuple and Dict. Single observations go through `transform_rows`.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
 
 MAX_ONE_HOT = 1 << 14
-"""Most numbers that a one-hot observation may have: each row holds all of them."""
+"""Largest size of a one-hot observation, because each row contains all of its numbers."""
 
 
 _FORM = (
-    "It is made of the space alone, calls super().__init__(space, shape, dtype), and its transform(obs) gives "
+    "Its constructor takes only the space and calls super().__init__(space, shape, dtype). Its transform(obs) returns "
     "[N, *shape] for a batch of N observations."
 )
 
 
 class Preprocessor(ABC):
-    """Turns observations of one space into model inputs.
+    """Converts observations of one space to model inputs.
 
-    One of your own passes the space, and shape and dtype of what it gives, to ``super().__init__`` and defines
-    ``transform``. That is all: the policy's observation space follows.
+    A preprocessor of your own passes the space, and the shape and dtype of its output, to ``super().__init__``, and
+    defines ``transform``. The policy's observation space follows from these.
 
     Attributes:
         space: the environment's space of one observation.
         shape: shape of one model input.
         dtype: float32, or uint8 for byte images.
-        is_identity: ``transform`` returns its argument's values unchanged.
+        is_identity: True if ``transform`` returns the values of its argument unchanged.
     """
 
     is_identity = False
 
     def __init__(self, space: spaces.Space[Any], shape: tuple[int, ...], dtype: DTypeLike) -> None:
-        """Note the space, and shape and dtype of one model input."""
+        """Set the space, and shape and dtype of one model input."""
         self.space = space
         self.shape = shape
         self.dtype = np.dtype(dtype)
@@ -56,16 +55,17 @@ class Preprocessor(ABC):
 
     @abstractmethod
     def transform(self, obs: Any) -> NDArray[Any]:
-        """Model inputs ``[N, *shape]`` for a batch of N observations.
+        """Return model inputs ``[N, *shape]`` for a batch of N observations.
 
         Args:
             obs: batched observations, ``[N, ...]``; for Tuple and Dict a tuple or dict of such batches.
         """
 
     def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
-        """Model inputs ``[N, *shape]`` for N observations as environments give them, one by one.
+        """Return model inputs ``[N, *shape]`` for N single observations of environments.
 
-        Raises: BatchError (a ValueError) if one doesn't fit the space.
+        Raises:
+            BatchError: when one doesn't fit the space (also a ValueError).
         """
         obs = _batched(observations, self.space)
         if isinstance(obs, np.ndarray):
@@ -75,12 +75,16 @@ class Preprocessor(ABC):
         inputs = self.transform(obs)
         shape = getattr(inputs, "shape", type(inputs).__name__)
         if shape != (len(observations), *self.shape):
-            expected = f"{type(self).__name__}.transform to give {[len(observations), *self.shape]}"
+            expected = f"{type(self).__name__}.transform to return {[len(observations), *self.shape]}"
             raise BatchError("obs", expected, list(shape) if isinstance(shape, tuple) else shape)
         return inputs
 
     def _check_range(self, obs: NDArray[Any]) -> None:
-        """Raise BatchError if ``[N, *space.shape]`` holds what `transform` can't represent; by default nothing is."""
+        """Check that `transform` can represent all values in ``[N, *space.shape]``; by default it can.
+
+        Raises:
+            BatchError: when it cannot.
+        """
         return
 
     @property
@@ -90,7 +94,7 @@ class Preprocessor(ABC):
 
     @property
     def observation_space(self) -> spaces.Space[Any]:
-        """Space of the model inputs: what a policy is told."""
+        """Space of the model inputs, which a policy gets as its observation space."""
         if self.is_identity:
             return self.space
         if not self._is_built_in:
@@ -102,12 +106,12 @@ class Preprocessor(ABC):
 
     @property
     def _is_built_in(self) -> bool:
-        """Whether ``transform`` is one of this module's, so that order and bounds of what it gives are known."""
+        """True if ``transform`` is one of this module's, so that order and bounds of its output are known."""
         return type(self).transform.__module__ == __name__
 
 
 class BoxPreprocessor(Preprocessor):
-    """Boxes of any shape, and bits, as they are: bytes stay bytes, every other number becomes float32."""
+    """Boxes of any shape, and bits, unchanged: bytes stay bytes, all other numbers become float32."""
 
     def __init__(self, space: spaces.Box | spaces.MultiBinary) -> None:
         """Keep the shape; a box without dimensions becomes a vector of one."""
@@ -124,17 +128,17 @@ class OneHotPreprocessor(Preprocessor):
     """Discrete numbers as their one-hot vectors, one after the other, float32."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
-        """One entry per value of each number.
+        """Reserve one entry per value of each number.
 
         Raises:
-            UnsupportedSpaceError: more values than a row can have numbers.
+            UnsupportedSpaceError: when there are more values than the largest one-hot size.
         """
         sizes = np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n, np.int64)
         size = int(sizes.sum())
         if size > MAX_ONE_HOT:
             raise UnsupportedSpaceError(
                 "the observation space", space, [f"up to {MAX_ONE_HOT} values one-hot"],
-                f"Each row would hold {size} numbers. Have the environment show what its number is made of, such as "
+                f"Each row would hold {size} numbers. Let the environment return the parts of this number, for example "
                 "coordinates (a Box, or MultiDiscrete of few values each), or set model.custom_preprocessor.",
             )  # fmt: skip
         super().__init__(space, (size,), np.float32)
@@ -157,9 +161,9 @@ class OneHotPreprocessor(Preprocessor):
 
 
 class NestedPreprocessor(Preprocessor):
-    """Tuples and Dicts, however nested, as one float32 vector: their components' model inputs, flattened.
+    """Tuples and Dicts, at any depth, as one float32 vector: their components' model inputs, flattened.
 
-    Components follow each other in the order of the space, those within a component in C order, as in
+    Components follow each other in the order of the space; numbers within a component are in C order, as in
     ``gymnasium.spaces.flatten``. Byte images keep their values of 0 to 255 as floats.
     """
 
@@ -220,21 +224,21 @@ class NestedPreprocessor(Preprocessor):
 
 
 class MaskedPreprocessor(Preprocessor):
-    """Observations with an action mask: the rest of the observation as it is without one, with the mask before it.
+    """Observations with an action mask: the mask, followed by the model input of the rest of the observation.
 
-    Masks are not fed to the model or to observation filters; see `aiorl.data.obs_layout`.
+    Models and observation filters don't get the mask; see `aiorl.data.obs_layout`.
     """
 
     def __init__(self, space: spaces.Dict, action_space: spaces.Space[Any], inner: Preprocessor) -> None:
-        """Put a mask before what another preprocessor gives.
+        """Prepend a mask to another preprocessor's output.
 
         Args:
             space: the environment's space, with the part "action_mask".
-            action_space: of the actions that the mask is about.
+            action_space: space of the actions that the mask allows or forbids.
             inner: preprocessor of `without_mask(space)`.
 
         Raises:
-            UnsupportedSpaceError: the mask's space does not fit the action space.
+            UnsupportedSpaceError: when the mask's space does not fit the action space.
         """
         self._masks = MaskLayout(action_space)
         self._masks.check_space(space.spaces[ACTION_MASK])
@@ -286,10 +290,10 @@ class MaskedPreprocessor(Preprocessor):
 
 
 def without_mask(space: spaces.Dict) -> spaces.Space[Any]:
-    """Return an observation space without its action mask: the one other part itself, or a Dict of several.
+    """Return an observation space without its action mask: the only other part itself, or a Dict of several parts.
 
     Raises:
-        UnsupportedSpaceError: there is no other part.
+        UnsupportedSpaceError: when there is no other part.
     """
     only = _only_part(space)
     if only is not None:
@@ -307,14 +311,15 @@ def _only_part(space: spaces.Dict) -> str | None:
 
 
 class IdentityPreprocessor(Preprocessor):
-    """Arrays exactly as the environment gives them: for observations its wrappers prepared already."""
+    """Arrays exactly as the environment returns them, for observations that its wrappers have already prepared."""
 
     is_identity = True
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         """Keep shape and dtype.
 
-        Raises: UnsupportedSpaceError if an observation is not one array, as in a Tuple or Dict.
+        Raises:
+            UnsupportedSpaceError: when an observation is not one array, as in a Tuple or Dict.
         """
         if space.shape is None or space.dtype is None:
             raise UnsupportedSpaceError("without a preprocessor, the observation space", space, SIMPLE_KINDS)
@@ -327,10 +332,10 @@ class IdentityPreprocessor(Preprocessor):
 
 
 def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
-    """The preprocessor of an observation space.
+    """Make the default preprocessor of an observation space.
 
     Raises:
-        UnsupportedSpaceError: no preprocessor exists for that kind of space.
+        UnsupportedSpaceError: when no preprocessor exists for that kind of space.
     """
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return BoxPreprocessor(space)
@@ -341,8 +346,8 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
     hint = "model.custom_preprocessor names a preprocessor of your own."
     if isinstance(space, spaces.Text):
         hint = (
-            "Leave the text out by a wrapper, such as wrappers: ['minigrid.wrappers:ImgObsWrapper'] for MiniGrid, or "
-            "make numbers of it by model.custom_preprocessor."
+            "Remove the text with a wrapper, such as wrappers: ['minigrid.wrappers:ImgObsWrapper'] for MiniGrid, or "
+            "convert it to numbers with model.custom_preprocessor."
         )
     raise UnsupportedSpaceError("the observation space", space, KINDS, hint)
 
@@ -354,19 +359,19 @@ def make_preprocessor(
     custom_preprocessor: str | type[Preprocessor] | None = None,
     is_enabled: bool = True,
 ) -> Preprocessor:
-    """The preprocessor a worker uses: a user's own, none at all, or the one for the space.
+    """Make the preprocessor of a worker: a user's own, none at all, or the default one for the space.
 
-    An action mask in the observations is kept off any of these, and put before what they give.
+    An action mask in the observations bypasses any of these, and is prepended to the output.
 
     Args:
         space: the environment's observation space.
-        action_space: the environment's action space; None takes an action mask for any other part.
+        action_space: the environment's action space; None treats an action mask like any other part.
         custom_preprocessor: subclass of Preprocessor, or its import path; it is called with the space.
-        is_enabled: False takes observations as they are, unless there is a custom preprocessor.
+        is_enabled: False leaves observations unchanged, unless there is a custom preprocessor.
 
     Raises:
-        ConfigError: a custom preprocessor that can't be imported or is no Preprocessor.
-        UnsupportedSpaceError: no preprocessor exists for that kind of space.
+        ConfigError: when a custom preprocessor can't be imported or is no Preprocessor.
+        UnsupportedSpaceError: when no preprocessor exists for that kind of space.
     """
     if action_space is not None and isinstance(space, spaces.Dict) and is_masked(space):
         inner = make_preprocessor(without_mask(space), custom_preprocessor=custom_preprocessor, is_enabled=is_enabled)
@@ -377,10 +382,10 @@ def make_preprocessor(
 
 
 def _made_of_users(custom_preprocessor: str | type[Preprocessor], space: spaces.Space[Any]) -> Preprocessor:
-    """Make a user's own preprocessor, whose failures name the setting.
+    """Make a user's own preprocessor; its failures name the setting.
 
     Raises:
-        ConfigError: it can't be imported or made, or is no Preprocessor.
+        ConfigError: when it can't be imported or made, or is no Preprocessor.
     """
     key = "model.custom_preprocessor"
     kind: Any = custom_preprocessor
@@ -394,8 +399,8 @@ def _made_of_users(custom_preprocessor: str | type[Preprocessor], space: spaces.
     what = f"{key} {custom_preprocessor!r}"
 
     def make() -> Any:
-        made = kind(space)  # type: ignore[call-arg]  # a concrete kind takes the space alone
-        if made.dtype not in (np.float32, np.uint8):  # no attribute where the base class's constructor was not called
+        made = kind(space)  # type: ignore[call-arg]  # a concrete kind takes only the space
+        if made.dtype not in (np.float32, np.uint8):  # AttributeError if super().__init__ was not called
             raise TypeError(f"its dtype is {made.dtype}, expected float32 or uint8")
         return made
 
@@ -405,7 +410,7 @@ def _made_of_users(custom_preprocessor: str | type[Preprocessor], space: spaces.
 
 
 def _unbounded(layout: ObsLayout, dtype: np.dtype[Any]) -> LaidOutBox:
-    """The space of model inputs of which nothing else is known."""
+    """Return the space of model inputs of which only layout and dtype are known."""
     if dtype.kind == "f":
         return LaidOutBox(-np.inf, np.inf, layout, dtype)
     limits = np.iinfo(dtype)
@@ -417,8 +422,8 @@ def _form(obs: Any) -> Any:
 
 
 def _batched(observations: Sequence[Any], space: spaces.Space[Any]) -> Any:
-    """Observations of any space as one batch, in the form that ``transform`` takes."""
-    if isinstance(space, spaces.Box):  # asked first, as the classes of the others take long to say
+    """Return observations of any space as one batch, in the form for ``transform``."""
+    if isinstance(space, spaces.Box):  # checked first, because isinstance is slow for the other classes
         return _stacked(observations, space)
     try:
         if isinstance(space, spaces.Dict):
@@ -432,7 +437,7 @@ def _batched(observations: Sequence[Any], space: spaces.Space[Any]) -> Any:
 
 
 def _stacked(observations: Sequence[Any], space: spaces.Space[Any]) -> NDArray[Any]:
-    """Observations of a simple space as one batch ``[N, *space.shape]``."""
+    """Return observations of a simple space as one batch ``[N, *space.shape]``."""
     try:
         batch = np.array(observations)
     except ValueError as error:

@@ -219,7 +219,7 @@ def test_a_custom_preprocessor_that_gives_another_shape_than_it_says_is_told():
         def transform(self, obs):
             return super().transform(obs)[:, 0]
 
-    with pytest.raises(BatchError, match=r"Wrong.transform to give \[1, 2, 3\], got \[1, 3\]"):
+    with pytest.raises(BatchError, match=r"Wrong.transform to return \[1, 2, 3\], got \[1, 3\]"):
         make_preprocessor(spaces.Box(-1, 1, (2,)), custom_preprocessor=Wrong).transform_rows([np.zeros(2)])
 
 
