@@ -1,10 +1,10 @@
-"""Worker sessions and a learner session joined by a network that delays, cuts and loses broadcasts (Hypothesis).
+"""Worker sessions and a learner session on a network that delays, cuts and loses broadcasts (Hypothesis).
 
-After each step: the ledger balances, no fragment is accepted twice, the fragments of an incarnation come in
-order, no lease is overdrawn and no honest peer is taken for a bad one. Once the network heals everybody is
-registered again and a whole deal comes in.
+After each step, the ledger balances, no fragment is accepted twice, the fragments of an incarnation arrive in order, no
+lease is overdrawn, and no honest peer is dropped. Once the network heals, all workers are registered again and a whole
+deal arrives.
 
-In a second machine fragments carry the deltas of real filters, which a real publisher merges.
+In a second machine, fragments carry the deltas of real filters, which a real publisher merges.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEPS = 10
 
 
 class Node:
-    """A worker process: its session, its shell, and the two ends of its connection."""
+    """Worker process: its session, its shell, and the two ends of its connection."""
 
     def __init__(self, index: int, life: int, ids: itertools.count) -> None:
         self.index = index
@@ -53,7 +53,7 @@ class Node:
         self.down: deque[list[bytes]] = deque()
         self.sub: deque[list[bytes]] = deque()
         self.version = -1
-        self.open: list[tuple[int, int, str]] = []  # lease begun, policy version and incarnation it was begun with
+        self.open: list[tuple[int, int, str]] = []  # lease, policy version and incarnation of each fragment begun
 
     @property
     def linked(self) -> bool:
@@ -75,10 +75,10 @@ class Node:
                 raise AssertionError(f"an honest worker was refused: {event}")
 
     def heard(self, event: ev.WorkerEvent) -> None:
-        """For those who have more to do."""
+        """Do nothing; subclasses override this."""
 
     def take_deltas(self) -> dict[str, dict[str, np.ndarray]]:
-        """What the fragment that is done adds to the filters."""
+        """Return the finished fragment's filter deltas."""
         return {}
 
 
@@ -87,7 +87,7 @@ def freeze(message: Message) -> list[bytes]:
 
 
 class FaultyNetwork(RuleBasedStateMachine):
-    """What may happen to the system, one rule each."""
+    """Possible events of the system, one rule for each."""
 
     node_class = Node
 
@@ -148,7 +148,7 @@ class FaultyNetwork(RuleBasedStateMachine):
         elif isinstance(event, ev.WorkerLost):
             assert self.live.pop(event.incarnation) == event.slot
         elif isinstance(event, ev.LeaseOverdue):
-            self.dealt += event.fragments  # leased to others, and may still come
+            self.dealt += event.fragments  # leased to others, but can still arrive
         elif isinstance(event, ev.PeerRejected):
             raise AssertionError(f"an honest peer was dropped: {event.reason}")
 
@@ -251,7 +251,7 @@ class FaultyNetwork(RuleBasedStateMachine):
     def late_message_comes_in(self, number: int) -> None:
         if self.zombies:
             peer, _ = self.zombies[number % len(self.zombies)]
-            first = next(zombie for zombie in self.zombies if zombie[0] == peer)  # a connection keeps their order
+            first = next(zombie for zombie in self.zombies if zombie[0] == peer)  # a connection keeps the order
             self.zombies.remove(first)
             self.to_learner(*first)
 
@@ -312,7 +312,7 @@ class FaultyNetwork(RuleBasedStateMachine):
         self.queue.clear()
 
     def used(self, event: ev.SamplesAccepted) -> None:
-        """For those who have more to do."""
+        """Do nothing; subclasses override this."""
 
     @rule(index=nodes_index, begins=st.booleans(), abandon=st.booleans())
     def worker_works(self, index: int, begins: bool, abandon: bool) -> None:
@@ -344,7 +344,7 @@ class FaultyNetwork(RuleBasedStateMachine):
             assert node.session.fragment_done(fragment, self.now) == is_current
         node.shell()
 
-    # What holds always ------------------------------------------------------------------------------------
+    # Invariants -------------------------------------------------------------------------------------------
 
     @invariant()
     def the_books_balance(self) -> None:
@@ -357,7 +357,7 @@ class FaultyNetwork(RuleBasedStateMachine):
 
     @invariant()
     def no_env_step_is_unaccounted_for(self) -> None:
-        """Reported never exceeds taken, and what a live incarnation took is reported sooner or later."""
+        """Check that reports never exceed the steps taken, and that all steps of live incarnations get reported."""
         sessions = {node.session.incarnation: node.session for node in self.nodes}
         for incarnation, account in self.learner.ledger._accounts.items():
             if incarnation in sessions:
@@ -367,7 +367,7 @@ class FaultyNetwork(RuleBasedStateMachine):
         return [self.the_books_balance, self.no_env_step_is_unaccounted_for]
 
     def teardown(self) -> None:
-        """The network heals: everybody comes back and a whole deal comes in."""
+        """Heal the network: all workers come back and a whole deal arrives."""
         if self.learner.version < 0:
             self.publish()
         for node in self.nodes:
@@ -391,7 +391,7 @@ class FaultyNetwork(RuleBasedStateMachine):
         self.learner.deal(self.learner.version, 7)
         self.learner_shell()
         for node in self.nodes:
-            self.disconnect(node, told=False, late=False)  # every lease of the deal is lost on the way, a worker dies
+            self.disconnect(node, told=False, late=False)  # every lease of the deal is lost in flight, a worker dies
             self.connect(node)
         self.tick(0.25)
         self.worker_is_killed(index=0, told=True)
@@ -418,7 +418,7 @@ NUM_UNITS = 2
 
 
 def assert_saw(state, samples) -> None:
-    """The state is that of one filter that saw exactly these samples, to 1e-9."""
+    """Check that the state is that of one filter that saw exactly these samples, to 1e-9."""
     assert state["n"] == len(samples)
     if len(samples):
         data = np.asarray(samples, np.float64)
@@ -429,7 +429,7 @@ def assert_saw(state, samples) -> None:
 
 @dataclass
 class Unit:
-    """One sampler: a filter for each policy, and what they saw."""
+    """Sampler with a filter for each policy, and the samples they saw."""
 
     incarnation: str
     filters: dict[str, MeanStdFilter]
@@ -451,7 +451,7 @@ class Unit:
 
 
 class FilterNode(Node):
-    """A worker of several samplers, which are made anew for each registration."""
+    """Worker with several samplers, which are created again for each registration."""
 
     def __init__(self, index: int, life: int, ids: itertools.count) -> None:
         super().__init__(index, life, ids)
@@ -459,7 +459,7 @@ class FilterNode(Node):
         self.turn = 0
         self.rng = np.random.default_rng(index)
         self.spoils = False
-        self.fragments: dict[tuple[str, int], dict[str, list]] = {}  # what the learner can merge of each
+        self.fragments: dict[tuple[str, int], dict[str, list]] = {}  # samples of each fragment, for the learner
 
     def heard(self, event: ev.WorkerEvent) -> None:
         if isinstance(event, ev.Registered):
@@ -493,9 +493,10 @@ class FilterNode(Node):
 
 
 class FaultyNetworkWithFilters(FaultyNetwork):
-    """The same, with filters. R139, R142, R143: each accepted observation counts once, here and there.
+    """The same with filters. R139, R142, R143: each accepted observation counts once, at learner and workers.
 
-    As on-policy, deltas are merged when their fragments are used, in worker order, be their worker alive or not.
+    As in on-policy runs, deltas are merged in worker order when their fragments are used, whether or not the worker is
+    still alive.
     """
 
     node_class = FilterNode
@@ -591,7 +592,7 @@ class FaultyNetworkWithFilters(FaultyNetwork):
         return super().checks() + own
 
     def teardown(self) -> None:
-        """Once all is delivered, used and published, everybody's statistics are the same."""
+        """Check that all statistics are equal once everything is delivered, used and published."""
         super().teardown()
         self.learner_trains(discard=False)
         self.publish()
@@ -618,9 +619,9 @@ MACHINES = pytest.mark.parametrize("machine", [FaultyNetwork, FaultyNetworkWithF
 )
 @MACHINES
 def test_r139_r142_r143_the_protocol_survives_a_faulty_network(machine: type[FaultyNetwork], examples: int) -> None:
-    """R7 and LESSONS 20: nothing is lost in silence, doubled or reordered, whatever the network does.
+    """R7 and LESSONS 20: no fragment is lost silently, duplicated or reordered, whatever the network does.
 
-    Several samplers for each worker and several policies; deltas that fit no filter; workers that die in between.
+    Each worker has several samplers and several policies. Some deltas fit no filter, and workers die in between.
     """
     limits = settings(
         max_examples=examples, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
@@ -631,7 +632,7 @@ def test_r139_r142_r143_the_protocol_survives_a_faulty_network(machine: type[Fau
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 @MACHINES
 def test_r139_r142_r143_the_protocol_survives_a_long_run_of_faults(machine: type[FaultyNetwork], seed: int) -> None:
-    """R7: Hypothesis finds short ways to break things; this one goes deep, most of its time at work."""
+    """R7: Hypothesis finds short ways to break things; this long history goes deep."""
     net, rng = machine(), random.Random(seed)
     index = lambda: rng.randrange(NUM_WORKERS)  # noqa: E731
     channel = lambda: rng.choice(["up", "down", "sub"])  # noqa: E731

@@ -1,4 +1,4 @@
-"""The learner's session fed message by message: what it sends and what it tells."""
+"""The learner's session, fed message by message: its messages and its events."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_worker_gets_all_it_needs_before_its_first_fragment() -> None:
 
 
 def test_indices_begin_at_1_and_no_two_live_workers_have_the_same() -> None:
-    """R4: that of a worker that has left goes to the next one."""
+    """R4: the index of a worker that has left goes to the next one."""
     session = make(num_workers=2)
     peers = [f"peer-{number}".encode() for number in range(6)]
     slots = [join(session, peer, name=str(number)).slot for number, peer in enumerate(peers)]
@@ -97,7 +97,7 @@ def test_indices_begin_at_1_and_no_two_live_workers_have_the_same() -> None:
 
 
 def test_who_takes_the_slot_of_others_is_told_how_many_have_sampled_there() -> None:
-    """Its seeds are others than theirs."""
+    """Its seeds must differ from theirs."""
     session = make()
     for number, fragments in enumerate([0, 3, 1, 0]):
         config = join(session, A, str(number), float(number)).config
@@ -392,7 +392,7 @@ def test_streaming_shares_one_budget_out() -> None:
 
 @pytest.mark.parametrize("stood_still", [0.0, 100.0])
 def test_a_worker_that_beats_but_never_samples_is_named_and_its_share_dealt_again(stood_still: float) -> None:
-    """Time in which the learner stood still passes for nobody's slowness, whose fragment is read first afterwards."""
+    """Time in which the learner stood still counts for no worker; the fragment that arrived meanwhile is read first."""
     session = make("a", "b", lease_timeout_s=5.0)
     session.deal(1, 2)
     leases = {peer: message for peer, message in session.messages_to_send()}
@@ -649,7 +649,7 @@ def test_a_worker_whose_hellos_of_ten_minutes_come_at_once_is_told_of_its_end_no
 
 
 def test_undecodable_frames_cost_the_peer_its_place_and_nobody_else() -> None:
-    """Bad input: garbage, truncated, oversized frames: counted, told once, peer dropped."""
+    """Bad input: garbage, truncated and oversized frames are counted and reported once, and the peer is dropped."""
     session = make("a", "b")
     for peer in (A, b"unknown"):
         for _ in range(3):
@@ -673,13 +673,13 @@ def test_who_builds_its_environment_may_be_silent_for_longer_unless_it_has_hung_
     for peer, name in ((A, "a"), (B, "b"), (b"c", "c")):
         join(session, peer, name)
         session.receive(peer, building, 0.0)
-    session.receive(b"c", m.Beat(0, "sampling"), 0.5)  # it has built it
+    session.receive(b"c", m.Beat(0, "sampling"), 0.5)  # its environment is built
     session.peer_gone(A, 1.0, was_silent=True)
     session.peer_gone(B, 1.0)
     slots = {}
     for quarter in range(400):
         now = quarter / 4
-        if now == 20.0:  # it is there again, and builds on
+        if now == 20.0:  # it is back, and still building
             session.receive(b"a2", hello("a", learner_incarnation="learner-1"), now, key="key-a")
             session.receive(b"a2", building, now, key="key-a")
         session.tick(now)

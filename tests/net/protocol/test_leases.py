@@ -92,7 +92,7 @@ def test_exhausted_leases_are_forgotten_in_the_end() -> None:
 
 
 def test_what_a_worker_that_brings_nothing_owes_is_dealt_to_the_others() -> None:
-    """It lives, so no heartbeat tells; the others have brought theirs, so it is not the environment that is slow."""
+    """The worker lives, so heartbeats don't reveal it; the others have sent theirs, so environments aren't slow."""
     book = make(1, 2, 3)
     leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 6, 0.0)}
     for slot in (1, 2):
@@ -154,7 +154,7 @@ def test_the_only_worker_left_is_dealt_to_though_it_is_overdue() -> None:
 )
 def test_whatever_workers_do_a_deal_is_exactly_one_train_batch(fragments: int, history: list[tuple[str, int]]) -> None:
     book = make(1)
-    leases: dict[int, list[tuple[int, int]]] = {}  # slot -> ids of its leases, and of which deal
+    leases: dict[int, list[tuple[int, int]]] = {}  # slot -> ids of its leases, and their deals
     version = num_left = 0
     live = {1}
     for now, (what, slot) in enumerate([("deal", 0), *history]):
@@ -172,7 +172,7 @@ def test_whatever_workers_do_a_deal_is_exactly_one_train_batch(fragments: int, h
                 lease_id, of_deal = leases[slot].pop()
                 assert book.use(slot, lease_id, version, float(now)) == ""
                 num_left -= of_deal == version
-            case "again":  # what came could not be used
+            case "again":  # the fragments could not be used
                 book.held += 1
                 num_left += 1
             case "deal":

@@ -110,7 +110,7 @@ def test_more_than_leases_allow_cannot_be_on_its_way() -> None:
     ledger.report("a", 100, max_in_flight=100)
     ledger.receive("a", 60)
     before = ledger.as_dict()
-    with pytest.raises(RemoteProtocolError, match="where its leases allow 100 on their way"):
+    with pytest.raises(RemoteProtocolError, match="its leases allow 100 in flight"):
         ledger.report("a", 161, max_in_flight=100)
     assert ledger.as_dict() == before
     ledger.report("a", 160, max_in_flight=100)

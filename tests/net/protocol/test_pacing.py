@@ -1,4 +1,4 @@
-"""Whose turn it is, where workers are there that bring nothing."""
+"""Order of leases among workers, some of which send nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiorl.net.protocol.pacing import Pacing
 
 @pytest.mark.parametrize("stay", [True, False], ids=["that stay", "that come and go"])
 def test_newcomers_that_never_bring_anything_leave_a_worker_that_does_its_leases(stay: bool) -> None:
-    """Who floods the learner with registrations once took all leases there were, and training stood still."""
+    """Floods of registrations once took all leases, and training stood still."""
     pacing = Pacing(fragments_per_batch=1, max_policy_lag=10, per_worker=3)
     pacing.join(1)
     now, brought, owed = 0.0, 0, 0
@@ -64,7 +64,7 @@ def test_newcomers_are_tried_while_others_could_use_all_of_the_budget() -> None:
 
 
 class Starved:
-    """Workers that bring a fragment for each update, which always waits for it, however many may be under way."""
+    """Workers that send a fragment for each update, which always waits for it, whatever the budget."""
 
     def __init__(self, workers: int = 16) -> None:
         self.pacing = Pacing(fragments_per_batch=1, max_policy_lag=10, per_worker=3)
@@ -75,7 +75,7 @@ class Starved:
             self.pacing.join(slot)
 
     def bring(self, *, stale: bool = False, queued: int = 0) -> int:
-        """One fragment and an update; the budget after it."""
+        """Deliver one fragment and end an update; return the budget after it."""
         self._owed += self.pacing.next_leases(0, self._now)
         self._now += 0.05
         slot = self._owed.popleft()
@@ -89,7 +89,7 @@ class Starved:
         return self.pacing.budget
 
     def until(self, budget: int) -> int:
-        """Fragments until the budget is so large."""
+        """Return the number of fragments until the budget has this size."""
         before = self.num_brought
         while self.bring() < budget:
             assert self.num_brought < before + 10_000
@@ -109,7 +109,7 @@ def test_the_budget_grows_no_faster_than_what_came_of_the_growth_before_is_seen(
 
 
 def test_where_fragments_came_too_old_the_budget_does_not_return_for_hundreds_more() -> None:
-    """It once did after 140, in 4 steps a second: workers in each other's way threw 2 % away for nothing."""
+    """The budget once returned after 140, in 4 steps a second: workers in each other's way wasted 2 %."""
     starved = Starved()
     starved.until(8)
     while starved.bring(stale=True) >= 7:
@@ -128,7 +128,7 @@ def test_what_the_learner_did_not_need_for_a_while_it_gets_back_at_once() -> Non
 
 
 class Run:
-    """A run that makes an update every 0.1 s of a fragment of a quick worker, with others that take their time."""
+    """Run with an update every 0.1 s from fragments of a quick worker, next to slow workers."""
 
     def __init__(self) -> None:
         self.pacing = Pacing(fragments_per_batch=1, max_policy_lag=10, per_worker=3)
@@ -140,7 +140,7 @@ class Run:
         self._coming: list[tuple[float, float, int]] = []
 
     def go_on(self, seconds: float) -> dict[int, int]:
-        """Fragments that each worker brings in that time."""
+        """Return the number of fragments that each worker sends in this time."""
         self.brought = dict.fromkeys(self.took_s, 0)
         until = self._now + seconds
         while self._now < until:
@@ -166,7 +166,7 @@ class Run:
 
 
 def test_a_first_fragment_that_took_long_does_not_leave_a_worker_out() -> None:
-    """In it a worker builds its environments, or its connection broke: it once was left out for minutes."""
+    """The worker builds its environments, or its connection broke; it was once left out for minutes."""
     run = Run()
     run.go_on(5)
     run.join(2, 4.0)
@@ -177,7 +177,7 @@ def test_a_first_fragment_that_took_long_does_not_leave_a_worker_out() -> None:
 
 
 def test_workers_that_were_held_up_once_come_back_at_once() -> None:
-    """A host that stood still for 10 s had its workers left out until thousands of fragments had come of others."""
+    """Workers of a host that stood still for 10 s were once left out until others had sent thousands of fragments."""
     run = Run()
     for slot in (2, 3, 4):
         run.join(slot, 0.1)
@@ -185,7 +185,7 @@ def test_workers_that_were_held_up_once_come_back_at_once() -> None:
     run.took_s.update({2: 10.0, 3: 10.0, 4: 10.0})
     run.go_on(1)
     run.took_s.update({2: 0.1, 3: 0.1, 4: 0.1})
-    run.go_on(45)  # what they owed comes
+    run.go_on(45)  # the fragments they owed arrive
     assert min(run.go_on(10).values()) >= 10
     assert run.pacing.slow_workers() == []
 

@@ -1,4 +1,4 @@
-"""How often peers may do what costs us something."""
+"""Rate limits of peers."""
 
 from __future__ import annotations
 

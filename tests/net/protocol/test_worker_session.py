@@ -1,4 +1,4 @@
-"""A worker's session fed message by message: what it sends and what it tells."""
+"""A worker's session, fed message by message: its messages and its events."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_an_abandoned_fragment_leaves_its_lease_unused() -> None:
 
 
 def test_what_is_not_acknowledged_is_bounded() -> None:
-    """R7: with a slow learner the sampler waits."""
+    """R7: the sampler waits for a slow learner."""
     session = registered(leased=10, max_unacked=3)
     sample(session, 3)
     assert not session.may_sample(1)

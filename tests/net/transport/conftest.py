@@ -14,7 +14,7 @@ from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
 
 class Side:
-    """Records all that an endpoint tells, and lets a test wait for it."""
+    """Records all events and messages of an endpoint, and lets a test wait for them."""
 
     def __init__(self, endpoint: Any) -> None:
         self.endpoint = endpoint
@@ -75,14 +75,14 @@ class Side:
 
 
 class Stage:
-    """Makes endpoints on the running loop and closes them all."""
+    """Makes endpoints on the running loop, and closes all of them."""
 
     def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self.make_loop = make_loop
         self.sides: list[Side] = []
 
     def learner(self, bind: str = "tcp://127.0.0.1:0", **keywords: Any) -> Side:
-        keywords.setdefault("insecure", "keys" not in keywords)  # tests speak plain ZeroMQ to it
+        keywords.setdefault("insecure", "keys" not in keywords)  # tests speak plain ZeroMQ to the endpoint
         side = Side(ZmqLearnerEndpoint(bind, **keywords))
         side.endpoint.start()
         self.sides.append(side)
@@ -104,7 +104,7 @@ class Stage:
         return learner, await self.joined(learner.endpoint.address)
 
     async def exchange(self, learner: Side, worker: Side) -> tuple[bytes, str]:
-        """Have a message go each way and one to all; whom the learner takes the worker for."""
+        """Send a message each way and one to all; return the learner's name for the worker."""
         counts = len(learner.messages), len(worker.messages), len(worker.broadcasts)
         assert worker.endpoint.send([b"hello"])
         await learner.until(lambda: len(learner.messages) > counts[0])
@@ -117,7 +117,7 @@ class Stage:
         return peer, user_id
 
     async def eventually(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
-        """For what no event tells of."""
+        """Wait for a condition that no event reports."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         while True:
@@ -133,7 +133,7 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test's learners have their Unix sockets."""
+    """Directory of the Unix sockets of this test's learners."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path / "aiorl"
@@ -141,13 +141,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest) -> Stage:
-    """Endpoints of a test that is a coroutine: on uvloop, or where it asks for it on asyncio's own loop."""
+    """Endpoints for an async test: on uvloop, or on asyncio's own loop if the test requests it."""
     return Stage(asyncio.new_event_loop if getattr(request, "param", "") == "asyncio" else uvloop.new_event_loop)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test on a stage, in at most 30 s; a failed callback fails it."""
+    """Run a test on a stage, in at most 30 s; a failed callback fails the test."""
     stage = pyfuncitem.funcargs.get("stage")
     if not isinstance(stage, Stage):
         return None

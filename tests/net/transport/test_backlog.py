@@ -1,4 +1,4 @@
-"""The thread that bounds what peers have sent and the learner has not read."""
+"""The thread that limits the unread bytes of peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiorl.net.transport.endpoint import EndpointLimits
 
 
 class Table(ConnectionTable):
-    """One in which nothing is ever read, and of which looking or cutting off may fail."""
+    """Table of connections that are never read; checks and cuts can fail."""
 
     def __init__(self, fails: int = 0, look_s: float = 0.0, error: Exception | None = None) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Table(ConnectionTable):
         self.looked += 1
         if self._error is not None:
             raise self._error
-        time.sleep(self._look_s)  # as where the thread waits for the lock of the interpreter, or for a core
+        time.sleep(self._look_s)  # like a thread that waits for the interpreter lock, or for a core
         return 1 << 60
 
     def cut(self, connection: Connection, *, reset: bool = False) -> bool:
@@ -37,7 +37,7 @@ class Table(ConnectionTable):
 
 @contextmanager
 def _guarded(table: Table) -> Iterator[asyncio.Future[str]]:
-    """Why its only connection is cut off."""
+    """Return the reason for which the only connection is cut off."""
     cut: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     one, other = socket.socketpair()
     with one, other:
@@ -59,7 +59,7 @@ async def test_an_error_of_the_thread_is_raised_on_the_loop() -> None:
 
 @pytest.mark.parametrize("look_s", [0.0, 0.1], ids=["at once", "on a busy machine"])
 async def test_who_floods_is_cut_off_though_that_fails_at_first_and_though_a_look_takes_long(look_s: float) -> None:
-    """How long the thread was kept waiting is not what its look has cost others."""
+    """Time in which the thread waits does not count as the cost of its check."""
     table = Table(fails=3, look_s=look_s)
     with _guarded(table) as cut:
         assert "too much of its data is unread" in await asyncio.wait_for(cut, 5)

@@ -1,4 +1,4 @@
-"""What the broadcast port makes of those who say more than a subscription."""
+"""The broadcast port and peers that send more than a subscription."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiorl.net.transport.zmq_learner import Broadcaster
 def _listening(
     told: list[Event], check_key: Callable[[ListeningPort, Connection], None] = lambda *checked: None
 ) -> Iterator[tuple[ListeningPort, int]]:
-    """A broadcast port whose peers are served by ZeroMQ's own thread while the loop stands still."""
+    """Broadcast port with peers that ZeroMQ's own thread serves while the loop stands still."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, other = context.socket(zmq.XPUB), context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_VERBOSER, 1)
@@ -67,7 +67,7 @@ async def test_all_but_a_subscription_ends_the_connection_also_where_another_had
 
 
 async def test_a_key_that_a_connection_was_taken_to_have_is_mended_by_its_own_message() -> None:
-    """What came last over its descriptor before it may be read as its own, and have told the key of another."""
+    """An earlier connection's last message on the same descriptor can look like its own, with the other key."""
     checked: list[str] = []
     listening = _listening([], lambda _, connection: checked.append(connection.user_id))
     with listening as (port, number), RawPeer(number, "SUB") as subscriber:

@@ -1,4 +1,4 @@
-"""A learner's endpoint in a process of its own, and peers that mean it harm."""
+"""A learner's endpoint in its own process, and malicious peers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Learner(Started):
         self.port, self.max_peers = first["port"], first["max_peers"]
 
     def told(self, pattern: str, timeout_s: float = 15.0) -> dict[str, Any]:
-        """The first of what it tells that matches."""
+        """Return the first line of its output that matches."""
         return json.loads(self.lines[self.wait_for(pattern, timeout_s) - 1])
 
     def peer(self) -> RawPeer:
@@ -121,7 +121,7 @@ _PING = b"\x04\x07\x04PING\x00\x00"
 
 @pytest.mark.parametrize("said", [frame(bytes(1000)) * 50, (frame(bytes(100)) * 10 + _PING) * 20])
 def test_peers_that_reset_with_full_queues_do_not_abort_the_process(start, said):
-    """libzmq 4.3.5 aborts when it has a heartbeat to send on such a connection, or one to answer."""
+    """libzmq 4.3.5 aborts if it has a heartbeat to send or to answer on such a connection."""
     learner = start(slow_s=0.005, receive_messages=2, send_messages=2, broadcast_messages=1)
     for _ in range(4):
         peer, subscriber = learner.peer(), learner.subscriber()  # they never read
@@ -139,9 +139,10 @@ _FLOOD_BYTES_PER_S = 25e6
 
 
 def _flood(peer: RawPeer, payload: bytes, seconds: float) -> bool:
-    """Send the same bytes over and over; True if the other side has stopped taking them before the time was up.
+    """Send the same bytes repeatedly; return True if the other side has stopped reading before the time was up.
 
-    Not faster than most networks are: how much comes before a busy machine lets the learner see it says nothing.
+    The rate is below that of most networks, because the bytes that arrive before a busy machine runs the learner prove
+    nothing.
     """
     until = time.monotonic() + seconds
     peer.socket.settimeout(1)
@@ -182,10 +183,10 @@ def test_what_short_connections_leave_behind_is_bounded_too(start):
     learner = start(slow_s=0.01, max_message_bytes=8 << 20, max_unread_bytes=48 << 20)
     with learner.peer() as honest:
         assert _is_served(honest)
-        for _ in range(20):  # on a busy machine all that the first ones sent may have been read
+        for _ in range(20):  # on a busy machine, all data of the first ones may have been read
             with contextlib.suppress(OSError), learner.peer() as short:
                 short.socket.sendall(frame(b"x" * 1000) * 200)
-                short.socket.shutdown(socket.SHUT_WR)  # a close may reset it, and what was not read is gone then
+                short.socket.shutdown(socket.SHUT_WR)  # a close may reset the connection and discard unread data
                 while short.socket.recv(4096):
                     pass
             if "left too much unread data" in learner.text:
@@ -267,12 +268,12 @@ def test_out_of_descriptors_those_admitted_are_served_files_can_be_opened_and_cl
     with learner.peer() as peer, contextlib.ExitStack() as stack:
         for index in range(600):
             other = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):  # the bound may be reached before it is set up
+            with contextlib.suppress(OSError):  # the bound may be reached before the connection is set up
                 other.connect(("127.0.0.1", learner.port + index % 2))
         learner.told(f"{learner.max_peers} connections already")
         assert _is_served(peer)
         answer = [b"0"]
-        until = time.monotonic() + 5  # those beyond the bound exist for a moment
+        until = time.monotonic() + 5  # connections beyond the bound exist for a moment
         while answer != [b"40"] and time.monotonic() < until:
             peer.send(b"files", b"40")
             answer = peer.receive()

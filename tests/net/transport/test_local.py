@@ -1,4 +1,4 @@
-"""Unix sockets of this user's own: closed to other users, while this user's workers need to know nothing of them."""
+"""This user's own Unix sockets: closed to other users, and found by this user's workers without configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5
 
 
 def _leave_behind(path):
-    """Leave what a killed learner leaves: a file that nobody listens to."""
+    """Leave the socket file of a killed learner, without a listener."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -49,7 +49,7 @@ async def test_a_worker_of_the_same_user_joins_by_sockets_that_only_this_user_ca
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     assert sorted(place.iterdir()) == [path, Path(f"{path}.broadcast")]
     assert str(path) in caplog.text
-    for offset in (0, 1):  # nobody else is heard at all
+    for offset in (0, 1):  # no other connection is accepted at all
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", learner.port + offset), 1.0)
     await learner.endpoint.close()

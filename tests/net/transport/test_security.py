@@ -1,4 +1,4 @@
-"""Who may connect: binds, key files, the admitted directory, and what a refused handshake says on both sides."""
+"""Admission: binds, key files, the admitted directory, and reports of refused handshakes on both sides."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_keys_that_belong_to_somebody_else_are_refused_with_owner_and_command(ke
     said = rf"{keys / name} belongs to someone else \(owner 54321, mode 0\d+\).*`sudo chown -R 12345 {keys / name}`"
     with pytest.raises(SecurityError, match=said):
         load_both(keys)
-    os.chown(keys / name, 0, -1)  # root's, as where a system is set up for its users
+    os.chown(keys / name, 0, -1)  # owned by root, as on a system set up for its users
     load_both(keys)
 
 
@@ -120,7 +120,7 @@ def test_keys_made_under_any_umask_are_taken(tmp_path):
 
 
 def test_a_directory_that_a_users_private_group_may_write_to_is_taken_and_one_with_members_is_not(keys, monkeypatch):
-    """As made by `mkdir` where the umask is 0002."""
+    """As made by `mkdir` with umask 0002."""
     name, members = pwd.getpwuid(os.geteuid()).pw_name, []
     monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members)))
     os.chown(keys, -1, pwd.getpwuid(os.geteuid()).pw_gid)
@@ -132,7 +132,7 @@ def test_a_directory_that_a_users_private_group_may_write_to_is_taken_and_one_wi
 
 
 def test_a_secret_mounted_by_kubernetes_is_taken(keys, tmp_path):
-    """A sticky directory of links to links, whose files nobody else can replace."""
+    """A sticky directory of links to links, with files that no one else can replace."""
     mount = tmp_path / "mount"
     mount.mkdir()
     mount.chmod(0o1777)
@@ -350,7 +350,7 @@ async def test_a_key_replaced_under_its_name_is_another_key(stage, keys, tmp_pat
 
 @contextlib.asynccontextmanager
 async def _silent(stage, learner, keys, kind):
-    """A client that makes the handshake with the key 'other', on the port for its kind of socket, and says nothing."""
+    """A client that shakes hands with the key 'other', on the port for its kind of socket, and sends nothing."""
     mine = load_worker_keys(keys / "other.key_secret")
     with zmq.Context() as context, context.socket(kind) as client:
         client.linger = 0
@@ -372,7 +372,7 @@ async def test_a_connection_that_was_silent_when_its_key_was_withdrawn_is_cut_of
         (keys / "admitted" / "other.key").unlink()
         await learner.until_event(EventKind.DROPPED)
         client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
-        await learner.until_event(EventKind.REFUSED)  # when it comes again
+        await learner.until_event(EventKind.REFUSED)  # at its next attempt
         await stage.exchange(learner, worker)
         assert not client.poll(0)
     assert [frames for _, frames, _ in learner.messages] == [[b"hello"]], "only the worker's own"
@@ -395,7 +395,7 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(stag
 @pytest.mark.parametrize(
     ("learner_has", "worker_has", "theirs", "ours"),
     [
-        (True, "none", "--keys DIR", "keys"),  # which side hangs up first is a race: the one that sees it end guesses
+        (True, "none", "--keys DIR", "keys"),  # either side may hang up first: the other side guesses the cause
         (False, "own", "only one side has keys", "keys"),
         (True, "another learner's", "server key mismatch", "another learner's public key"),
     ],

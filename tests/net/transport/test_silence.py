@@ -1,4 +1,4 @@
-"""Connections over which nothing is heard any more, though nobody has closed them."""
+"""Connections that have become silent without being closed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_pair_whose_users_say_something_now_and_then_stays_connected(sta
 
 
 async def test_a_peer_that_stands_still_is_cut_off(stage):
-    """Its kernel confirms all that is sent to it, as that of a stopped process does."""
+    """Its kernel still acknowledges all data, as for a stopped process."""
     learner = stage.learner(limits=QUICK)
     peer = await asyncio.to_thread(RawPeer, learner.port)
     with peer:

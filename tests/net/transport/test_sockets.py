@@ -1,4 +1,4 @@
-"""Send queues: order, bounds, and what becomes of peers that are gone."""
+"""Send queues: order, bounds, and peers that are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of received frames stays with the process."""
+"""Memory of received frames, which stays with the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only
 
 
 def run(program: str, *arguments: str) -> int:
-    """The number that a Python program prints."""
+    """Return the number that a Python program prints."""
     command = [sys.executable, "-c", program, *arguments]
     return int(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
 
@@ -89,7 +89,7 @@ print(len(heaps))
 @needs_glibc
 def test_threads_share_one_heap_where_asked_to():
     heaps = {mode: run(_HEAPS, mode) for mode in ("one", "as it comes")}
-    assert heaps["one"] <= 2 < heaps["as it comes"], heaps  # the first heap may lie across a border
+    assert heaps["one"] <= 2 < heaps["as it comes"], heaps  # the first heap may consist of two mappings
 
 
 async def test_memory_is_given_back_later_where_no_thread_can_be_started_for_now(monkeypatch):

@@ -117,7 +117,7 @@ async def test_broadcasts_reach_every_worker_from_its_hello_on_and_in_order(stag
         learner.endpoint.broadcast([b"%d" % index, bytes(1000)])
         if index % 10 == 9:
             await asyncio.sleep(0.002)
-    await asyncio.sleep(0.2)  # who was too slow for some hears the next one
+    await asyncio.sleep(0.2)  # subscribers that were too slow for some get the next one
     learner.endpoint.broadcast([b"200", b""])
     for worker in workers:
         await worker.until(lambda worker=worker: worker.broadcasts and worker.broadcasts[-1][0] == b"200")
@@ -214,7 +214,7 @@ async def test_a_large_message_counts_as_unsent_until_it_has_left_or_its_receive
     await stage.eventually(lambda: not learner.endpoint.has_unsent(peer))
     worker.endpoint._channels[0].pump.close()  # it reads no more
     sent = 0
-    while not learner.endpoint.has_unsent(peer) or sent < 32:  # more than kernel and ZeroMQ take on the way
+    while not learner.endpoint.has_unsent(peer) or sent < 32:  # more than kernel and ZeroMQ buffer
         learner.endpoint.send(peer, [bytes(4_000_000)])
         sent += 1
         await asyncio.sleep(0.01)

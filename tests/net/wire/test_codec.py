@@ -124,7 +124,7 @@ def with_header(message: m.Message, position: int, value: Any) -> list[bytes]:
 
 
 def continued(frame: bytes, storage: bytes = bytes([RAW, CONTINUED])) -> list[bytes]:
-    """A message of two columns, 32 and 8 bytes, that says to have them so in its frame 1."""
+    """Return a message of two columns, 32 and 8 bytes, that claims to have both in its frame 1."""
     message = samples({"c0": np.zeros(8, np.float32), "c1": np.zeros(2, np.float32)})
     return [with_header(message, 4, storage)[0], frame]
 
@@ -181,7 +181,7 @@ def storage_of(message: m.Message) -> list[int]:
 
 @st.composite
 def views(draw: st.DrawFn) -> dict[str, np.ndarray]:
-    """Arrays in the memory of one or two others: next to each other, apart, overlapping, backwards, strided, empty."""
+    """Arrays in the memory of one or two others: adjacent, apart, overlapping, backwards, strided, empty."""
     bases = [np.frombuffer(random.Random(seed).randbytes(800), np.uint8).copy() for seed in (1, 2)]
     places = {0: 0, 1: 0}
     columns = {}
@@ -320,7 +320,7 @@ def test_what_does_not_travel_is_refused_before_it_is_sent(bad: m.Message) -> No
 
 def test_an_empty_array_travels_behind_as_much_as_one_frame_packs() -> None:
     full = {f"b{index:02}": PACK_MAX_BYTES for index in range(PACK_TOTAL_BYTES // PACK_MAX_BYTES - 1)}
-    sizes = {"a": 3, **full, "c": 3, "d": PACK_MAX_BYTES - 11}  # with what lies between them a little more
+    sizes = {"a": 3, **full, "c": 3, "d": PACK_MAX_BYTES - 11}  # with padding, slightly more
     columns = {**{name: np.zeros(size, np.int8) for name, size in sizes.items()}, "e": np.zeros((0, 4), np.float32)}
     message = decode(encode(samples(columns), compress=False))
     assert isinstance(message, m.Samples)
@@ -378,7 +378,7 @@ def test_an_empty_array_travels_behind_as_much_as_one_frame_packs() -> None:
     ],
 )
 def test_broken_frames_are_named(frames: list[bytes], kind: type[RemoteProtocolError], field: str) -> None:
-    for _ in range(2):  # the second time behind a sound message of the same layout, whose places are remembered
+    for _ in range(2):  # the second time after a valid message with the same layout, which is cached
         with pytest.raises(kind) as caught:
             decode(frames)
         assert caught.value.field == field
@@ -387,7 +387,7 @@ def test_broken_frames_are_named(frames: list[bytes], kind: type[RemoteProtocolE
 
 
 def test_arrays_are_right_whatever_came_before_under_the_same_names() -> None:
-    """Also where what the one header packs ends as the other does: 37265 is packed as cd 91 91."""
+    """Even if a packed header ends like another one: 37265 is packed as cd 91 91."""
     shapes = [(2, 4), (3, 2), (), (37264,), (1,), (37265, 1), (0,), (37265, 0), (0, 4), (8, 1), (2, 4, 1), (2, 4)]
     for index, shape in enumerate(shapes):
         obs = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) + np.float32(index)
@@ -579,7 +579,7 @@ def test_huge_claims_take_no_memory(number: int) -> None:
 
 
 def test_of_messages_with_more_names_than_any_of_ours_nothing_is_kept() -> None:
-    """In 8 messages of 1 MB each, that have nothing in common for a cache to keep."""
+    """8 messages of 1 MB each, without common names for a cache."""
     frames = [wire(samples(batches={f"{number}_{name:0250}": {} for name in range(3900)})) for number in range(8)]
     decode(frames.pop())
     tracemalloc.start()
@@ -601,7 +601,7 @@ HOSTILE = (
 
 
 def texts_in(value: Any) -> list[str]:
-    """Every string in a message, keys included."""
+    """Return every string in a message, including keys."""
     if isinstance(value, str):
         return [value]
     if dataclasses.is_dataclass(value):
@@ -619,7 +619,7 @@ def decoded_or_error(frames: list[bytes]) -> m.Message | str:
 
 
 def hostile_messages() -> list[list[bytes]]:
-    """Each message with a hostile text in each place that takes a string, the names of arrays included."""
+    """Yield each message with a hostile text in each place for a string, including the names of arrays."""
     found = []
     for message in EXAMPLES.values():
         scalars, tree = header(message)[2:4]
@@ -637,7 +637,7 @@ def hostile_messages() -> list[list[bytes]]:
 
 
 def test_no_text_of_a_message_can_do_anything_to_a_terminal_or_begin_a_line_of_a_log() -> None:
-    """Names are refused, texts made printable; an error that names what was wrong is printable too."""
+    """Names are refused, texts made printable; an error that quotes them is printable, too."""
     taken = 0
     hostile = hostile_messages()
     assert len(hostile) > 40
@@ -680,7 +680,7 @@ def test_names_are_short_and_numbers_within_their_range(message: m.Message, fiel
 
 @pytest.mark.parametrize("name", message_strategies)
 def test_whatever_text_a_message_is_given_it_can_be_sent_and_is_taken(name: str) -> None:
-    """A failure whose traceback is long, a name that a file system made up: said all the same, cut and printable."""
+    """A long traceback, or a name from a file system, is sent all the same, cut and printable."""
     kind = MESSAGE_TYPES[name]
     if not kind.texts:
         return
@@ -741,7 +741,7 @@ def test_what_is_short_and_no_message_is_refused_also_before_registration(frames
 
 
 NESTED = b"\x91" * 1000 + b"\xc0"
-"""Lists within lists, as deep as msgpack takes them: deeper than Python recurses."""
+"""Lists within lists, as deep as msgpack allows: deeper than Python recurses."""
 
 
 @pytest.mark.parametrize(
@@ -760,7 +760,7 @@ def test_what_is_nested_without_end_is_refused_in_a_short_sentence(part: str, ke
 
 
 def test_mutated_frames_raise_remote_protocol_errors_and_nothing_else() -> None:
-    """Bad input: what is taken all the same can be said again, and is the same then."""
+    """Bad input: messages that decode can be encoded again, and are then equal."""
     rng = random.Random(0)
     for message in example_messages():
         sound = wire(message)

@@ -49,7 +49,7 @@ def back(frame: bytes, column: np.ndarray) -> np.ndarray:
 
 @st.composite
 def columns(draw: st.DrawFn) -> np.ndarray:
-    """Stacks with resets anywhere and single bytes changed anywhere, of any size that travels so."""
+    """Stacks with resets and changed bytes anywhere, of any size that is sent as stacks."""
     steps, envs, count = draw(st.integers(1, 9)), draw(st.integers(1, 5)), draw(st.integers(2, 16))
     side = draw(st.integers(int(np.ceil(np.sqrt(MIN_STACK_BYTES / count))), 40))
     places = st.tuples(st.integers(1, 8), st.integers(0, 4))
@@ -69,14 +69,14 @@ def test_columns_come_back_byte_for_byte(column: np.ndarray) -> None:
 
 
 def test_each_frame_is_sent_once_and_a_reset_sends_its_stack() -> None:
-    """Hand-counted: 3 whole stacks (2 first rows, 1 reset) and 17 single frames of what no LZ4 can shrink."""
+    """Counted by hand: 3 whole stacks (2 first rows, 1 reset) and 17 single frames that LZ4 cannot shrink."""
     rng = np.random.default_rng(1)
     frames = rng.integers(0, 256, (13, 2, 32, 32), np.uint8)
     column = np.stack([frames[k : k + 10] for k in range(4)], axis=-1)
     column[6, 1] = rng.integers(0, 256, (32, 32, 4), np.uint8)
     frame = compress_stacks(column)
     assert frame is not None
-    # A row that is changed breaks with the one before and with the one after.
+    # A changed row continues neither the row before it, nor does the next row continue it.
     assert np.unpackbits(np.frombuffer(frame[:3], np.uint8)).tolist() == [1, 1, *[0] * 11, 1, 0, 1, *[0] * 8]
     blocks = 4 * 1024 * 4 + 16 * 1024
     assert blocks <= len(frame) <= 1.01 * blocks
