@@ -22,7 +22,7 @@ STATE_SIZE = 2
 def external_tensor(
     name: str, shape: tuple[int, ...], location: str = "weights", dtype: int = TensorProto.FLOAT
 ) -> TensorProto:
-    """An initialiser whose data lies elsewhere."""
+    """Return an initialiser with external data."""
     tensor = TensorProto(name=name, dims=shape, data_type=dtype, data_location=TensorProto.EXTERNAL)
     size = 4 * int(np.prod(shape))
     for key, value in (("location", location), ("offset", "0"), ("length", str(size))):
@@ -31,7 +31,7 @@ def external_tensor(
 
 
 class LinearNetwork:
-    """dist_inputs = obs W + b, vf = sum(dist_inputs), and with state: state_out = tanh(state_in + obs U)."""
+    """Build dist_inputs = obs W + b, vf = sum(dist_inputs), and with state: state_out = tanh(state_in + obs U)."""
 
     def __init__(self, action_space: spaces.Space[Any], *, recurrent: bool = False, squash: bool = False) -> None:
         distribution = make_distribution(action_space, squash=squash)
@@ -113,7 +113,7 @@ def make_external_tensor() -> Callable[..., TensorProto]:
 
 
 class GraphBytes:
-    """Protocol Buffers by hand, for what no library would write."""
+    """Protocol Buffers written by hand, for messages that no library would write."""
 
     @staticmethod
     def varint(number: int) -> bytes:
@@ -129,14 +129,14 @@ class GraphBytes:
 
     @classmethod
     def hidden(cls, number: int, value: bytes | int) -> bytes:
-        """A field whose tag ONNX Runtime's protobuf reads modulo 2^32."""
+        """Return a field with a tag that ONNX Runtime's protobuf reads modulo 2^32."""
         if isinstance(value, int):
             return cls.varint(1 << 32 | number << 3) + cls.varint(value)
         return cls.varint(1 << 32 | number << 3 | 2) + cls.varint(len(value)) + value
 
     @classmethod
     def model(cls, model: onnx.ModelProto, *more_of_graph: bytes) -> bytes:
-        """The model with raw fields at the end of its graph."""
+        """Return the model with raw fields at the end of its graph."""
         graph = model.graph.SerializeToString() + b"".join(more_of_graph)
         model.ClearField("graph")
         return cls.field(7, graph) + model.SerializeToString()

@@ -1,4 +1,4 @@
-"""Acting graphs: running, swapping weights, and refusing what doesn't fit."""
+"""Acting graphs: running, replacing weights, and refusing data that doesn't fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiorl.acting.acting_graph import ActingGraph, ActingSpec, ArraySpec
 from aiorl.errors import PolicyError
 
 EXPORTED = sorted(Path(__file__).with_name("graphs").glob("*.onnx"))
-"""As `aiorl.learning.models.export` makes them."""
+"""As made by `aiorl.learning.models.export`."""
 
 
 def obs_of(rows, seed=0):
@@ -38,7 +38,7 @@ def acting_of(network):
 
 @pytest.fixture(params=[True, False], ids=["weights as inputs", "weights in the session"])
 def weights_are_inputs(request, monkeypatch):
-    """All that holds for the weights of small networks holds for those of larger ones."""
+    """Run the test with the weights of small networks and of larger ones."""
     if not request.param:
         monkeypatch.setattr(acting_graph, "_MAX_INPUT_BYTES", -1)
     return request.param
@@ -83,7 +83,7 @@ def test_one_session_serves_all_weights_of_a_dense_network_that_is_small_or_gets
     acting = ActingGraph(network.graph(), network.spec, runs_per_weights=runs_per_weights)
     for seed in range(3):
         acting.set_weights(network.weights(seed))
-        for _ in range(8):  # the last ones in bound memory
+        for _ in range(8):  # the last ones run in bound memory
             got = acting.run(obs_of(4))[0]
             np.testing.assert_allclose(got, network.expected(network.weights(seed), obs_of(4))[0], rtol=1e-5, atol=1e-5)
     assert len(made) == (1 if weights_are_inputs or runs_per_weights == 8 else 3)
@@ -161,7 +161,7 @@ def test_a_graph_from_a_stranger_reads_no_file_and_no_memory(
     if location.startswith("*"):
         spy.external_data[1].value = str(secret.ctypes.data)
     model = network.model()
-    model.graph.node[0].input[1] = "spy"  # in place of the kernel
+    model.graph.node[0].input[1] = "spy"  # instead of the kernel
     if place == "attribute":
         model.graph.node.insert(0, helper.make_node("Constant", [], ["spy"], value=spy))
     elif place == "inner graph":
@@ -175,7 +175,7 @@ def test_a_graph_from_a_stranger_reads_no_file_and_no_memory(
     elif place == "initializer":
         model.graph.initializer.append(spy)
     graph = model.SerializeToString()
-    if place == "hidden tags":  # of five bytes, which only some readers understand
+    if place == "hidden tags":  # tags of five bytes, which only some readers understand
         entries = [
             by_hand.field(1, one.key.encode()) + by_hand.field(2, one.value.encode()) for one in spy.external_data
         ]
@@ -225,7 +225,7 @@ def test_junk_is_a_policy_error(network, junk):
 
 @pytest.mark.parametrize("path", EXPORTED, ids=lambda path: path.stem)
 def test_an_exported_graph_gives_the_numbers_that_onnx_runtime_gives_for_it(path):
-    """Those of the catalogue's models, and of users' with loops and branches."""
+    """Graphs of the catalogue's models, and of users' models with loops and branches."""
     graph = onnx.load(path, load_external_data=False).graph
     rng, weights = np.random.default_rng(0), {}
     for tensor in graph.initializer:
@@ -260,7 +260,7 @@ def test_an_exported_graph_gives_the_numbers_that_onnx_runtime_gives_for_it(path
 
 
 def test_a_file_of_onnx_runtimes_own_format_that_reads_as_a_graph_too_is_refused(network, by_hand, tmp_path):
-    """The flatbuffer's header is made a few fields, after which a harmless graph stands in what it doesn't look at."""
+    """The flatbuffer's header looks like a few fields; a harmless graph follows in a part that it ignores."""
     model = without_weights(network)
     harmless = model.graph.SerializeToString()
     options = ort.SessionOptions()
@@ -271,8 +271,8 @@ def test_a_file_of_onnx_runtimes_own_format_that_reads_as_a_graph_too_is_refused
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     flatbuffer = (tmp_path / "model.ort").read_bytes()
 
-    # the root's position: a number 0 in field 1, then field 1 again by two bytes, whose number is the "O" of "ORTM"
-    # and "RT" begins field 10 with 84 bytes
+    # the root's position: a number 0 in field 1, then field 1 again in two bytes, with the "O" of "ORTM" as its number;
+    # "RT" begins field 10 with 84 bytes
     old_root = int.from_bytes(flatbuffer[:4], "little")
     root = next(root for root in range(0x880008, 0x888008, 0x100) if (root - old_root) % 16 == 0)
     hidden_in = by_hand.field(7, harmless)
@@ -284,7 +284,7 @@ def test_a_file_of_onnx_runtimes_own_format_that_reads_as_a_graph_too_is_refused
 
 
 def without_weights(network):
-    """The network's model with numbers of its own."""
+    """Return the network's model with different numbers."""
     model = network.model()
     del model.graph.initializer[1:]
     for name, shape in network.shapes.items():
@@ -293,7 +293,7 @@ def without_weights(network):
 
 
 def leaked(graph, spec):
-    """What the graph gives, if it runs at all."""
+    """Return the graph's outputs, if it runs at all."""
     acting = ActingGraph(graph, spec)
     acting.set_weights({})
     return acting.run(np.ones((1, 3), np.float32))[0]
@@ -322,7 +322,7 @@ def test_a_description_of_another_graph_is_a_policy_error_at_the_first_run(netwo
 
 
 def test_runs_of_equal_size_give_each_its_own_numbers_in_memory_of_its_own(recurrent_network, weights_are_inputs):
-    """From some on, inputs and outputs are bound."""
+    """After several runs, inputs and outputs are bound."""
     acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
     acting.set_weights(weights)
     sizes = [4] * 8 + [2, 4, 4] + [2] * 8 + [0] * 8 + [4]
@@ -433,7 +433,7 @@ def test_a_damaged_description_is_a_policy_error(network, change):
 
 
 def with_previous(network):
-    """The network with the previous reward added to its value, and a previous action it casts and ignores."""
+    """Add the previous reward to the network's value; a previous action is cast and ignored."""
 
     def change(model):
         graph = model.graph

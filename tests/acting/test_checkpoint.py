@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, damage is found and named, and nothing is ever half written."""
+"""Checkpoints: round trips, detection of damage, and complete writes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy distributions against formulas written out in Python, and against what is sampled."""
+"""NumPy distributions compared with formulas in plain Python, and with sampled frequencies."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_inversion_chooses_an_action_that_has_probability_for_every_uniform_numb
 @pytest.mark.parametrize("start", [0, -3])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 64)])
 def test_log_probabilities_asked_for_later_are_those_of_sampling_to_the_bit(start, shape):
-    """H3: in lockstep they are computed once a fragment."""
+    """H3: in lockstep they are computed once per fragment."""
     distribution = TwoClassCategorical(spaces.Discrete(2, start=start))
     assert distribution.logp_is_apart
     rng = np.random.default_rng(0)
@@ -197,7 +197,7 @@ def test_squashed_logp_near_a_bound_agrees_with_exact_arithmetic():
 
 
 def test_bits_agree_with_numpys_own():
-    """A bit is 1 with the probability 1 / (1 + exp(-logit)), each on its own."""
+    """Each bit independently is 1 with probability 1 / (1 + exp(-logit))."""
     distribution = make_distribution(spaces.MultiBinary(2))
     inputs = np.tile(np.array([[1.5, -0.7]], np.float32), (50_000, 1))
     p = 1 / (1 + np.exp(-inputs.astype(np.float64)))
@@ -235,7 +235,7 @@ def test_r117_components_are_independent_and_their_log_probabilities_are_added(s
     np.testing.assert_allclose(logp, total, rtol=1e-5, atol=1e-5)
     modes = [part.deterministic(cut).reshape(5, -1) for part, cut in zip(parts, cuts, strict=True)]
     np.testing.assert_array_equal(distribution.deterministic(inputs), np.concatenate(modes, axis=1))
-    noise[:, -1] = 0.9 - noise[:, -1]  # of the last component
+    noise[:, -1] = 0.9 - noise[:, -1]  # noise of the last component
     changed, _ = distribution.sample_with_logp(inputs, noise)
     np.testing.assert_array_equal(changed[:, 0], actions[:, 0])
 
@@ -270,7 +270,7 @@ MASKED = [
 
 
 def legal_probabilities(leaf, inputs):
-    """Of each alternative of each choice, in float64 and without what is forbidden: [choices][alternatives]."""
+    """Return the probability of each alternative of each choice, in float64 and without forbidden ones."""
     allowed = inputs > 0.5 * MASKED_LOGIT
     if isinstance(leaf, spaces.MultiBinary):
         return [[1 - p, p] for p in np.where(allowed, 1 / (1 + np.exp(-np.where(allowed, inputs, 0.0))), 0.0)]
@@ -291,7 +291,7 @@ def test_what_is_forbidden_is_never_drawn_and_counts_for_nothing(space, seed):
     rng = np.random.default_rng(seed)
     rows = 40
     inputs = (rng.standard_normal((rows, distribution.num_inputs)) * 2).astype(np.float32)
-    # the same mask in all rows, with one legal alternative of each choice at least
+    # the same mask in all rows, with at least one legal alternative of each choice
     allowed = MaskLayout(space).from_rows([mask_of(space, rng)])[0] > 0
     inputs[:, distribution.choice_inputs[~allowed]] = MASKED_LOGIT
     actions, logp = distribution.sample_with_logp(inputs, distribution.draw_noise(rng, rows))

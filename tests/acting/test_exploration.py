@@ -1,4 +1,4 @@
-"""Exploration: how often which action is taken, and the log-probability recorded with it."""
+"""Exploration: frequencies of actions, and their recorded log-probabilities."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_epsilon_follows_its_schedule_over_timesteps():
 
 
 def test_workers_have_epsilons_of_their_own():
-    """Horgan et al. 2018, section 4.1, with 360 workers there; here 8."""
+    """Horgan et al. 2018, section 4.1, use 360 workers; here 8."""
     epsilons = [worker_epsilon(index, 8) for index in range(1, 9)]
     np.testing.assert_allclose(epsilons, [0.4 ** (1 + 7 * i / 7) for i in range(8)])
     assert worker_epsilon(0, 8) == 0.0
@@ -135,7 +135,7 @@ def test_ou_noise_is_the_process_by_hand():
 
 
 def test_ou_processes_follow_their_rows_however_these_are_batched():
-    """Rows keyed by episode: a process goes on whatever rows stand beside it, and ends with its episode."""
+    """Rows keyed by episode: a process continues whatever the other rows are, and ends with its episode."""
     together, alone = ou(), ou()
     inputs = np.zeros((2, 2), np.float32)
     for step in range(4):
@@ -219,7 +219,7 @@ def test_rows_are_chosen_alike_however_they_are_batched(settings, space, timeste
 
 
 class Softmax(Exploration):
-    """One of a user's own: samples after the outputs were divided by a temperature."""
+    """A user's own kind: samples after dividing the outputs by a temperature."""
 
     def __init__(self, distribution, *, temperature=1.0, worker_index=-1):
         super().__init__(distribution, distribution.noise_size)
@@ -280,8 +280,8 @@ def test_values_lie_on_straight_lines_between_the_points_and_stay_beyond_them(en
 
 
 @pytest.mark.parametrize(
-    ("points", "said"),
-    [([], "no points"), ([[0, 1], [0, 2]], "must increase"), ([[5, 1], [3, 2]], "must increase"), ([[0, 1, 2]], "is \\["),
+    ("points", "said"), [([], "no points"), ([[0, 1], [0, 2]], "must increase"), ([[5, 1], [3, 2]], "must increase"),
+    ([[0, 1, 2]], "is \\["),
      ([[-1, 1.0]], "is \\["), ([[0, math.nan]], "is \\["), ([[math.inf, 1.0]], "is \\[")],
 )  # fmt: skip
 def test_bad_points_are_refused_by_the_name_of_the_setting(points: list[list[float]], said: str) -> None:

@@ -1,4 +1,4 @@
-"""What every policy around a network does: previous steps, nested actions, exploration, postprocessing."""
+"""Common behaviour of policies with a network: previous steps, nested actions, exploration, postprocessing."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_r110_one_call_evaluates_all_rows_and_a_network_that_does_not_look_back_
 def test_r112_exploration_replaces_sampling_in_every_way_of_acting_at_the_timestep_given():
     config = {"exploration": {"type": "EpsilonGreedy", "epsilon": [[0, 1.0], [10, 0.0]]}}
     policy = make_policy(spaces.Discrete(4), config=config)
-    greedy = np.zeros(40, np.int64)  # equal logits: the first
+    greedy = np.zeros(40, np.int64)  # with equal logits, the first action
     assert (policy.compute_actions(obs_of(40))[0] != 0).any()
     np.testing.assert_array_equal(policy.compute_actions(obs_of(40), timestep=10)[0], greedy)
     policy.on_global_var_update({"timestep": 10})
@@ -210,7 +210,7 @@ SETTINGS = {"postprocess": "gae", "postprocess_params": {"gamma": 0.9, "lam": 0.
 @pytest.mark.parametrize("ending", [{}, {"terminated": True}, {"truncated": True}], ids=["cut", "term", "trunc"])
 @pytest.mark.parametrize("looks_back", [False, True])
 def test_a_trajectory_gets_advantages_bootstrapped_from_its_last_new_obs(ending, looks_back):
-    """SPEC 4.9: a cut mid-episode trajectory must be able to bootstrap from the last new_obs."""
+    """SPEC 4.9: a trajectory cut in mid-episode must be able to bootstrap from the last new_obs."""
     policy = make_policy(spaces.Discrete(4), config=SETTINGS, recurrent=True, looks_back=looks_back)
     batch = trajectory(policy, 6, **ending)
     last = batch[c.NEW_OBS][-1].sum() + 6.0  # the state after the last step
@@ -292,7 +292,7 @@ GREEDY_CONFIG = {"postprocess": "n_step_priorities", "postprocess_params": {"gam
 
 
 class ShownValues:
-    """Values of three actions are the observation itself."""
+    """Network with the observation itself as the values of three actions."""
 
     def run(self, obs, state=(), prev=None, out=None, noise=None):
         return obs.copy(), obs.max(axis=1), []
@@ -313,7 +313,7 @@ def make_greedy_policy(config=None, distribution="greedy"):
 
 
 def played(policy, *, has_outputs):
-    """Four rows, the last of which is the first of another trajectory."""
+    """Four rows; the last one is the first of another trajectory."""
     obs = np.array([[1, 3, 0], [4, 2, 0], [0, 8, 1], [6, 0, 5]], np.float32)
     rows = {
         c.OBS: obs, c.NEW_OBS: np.concatenate([obs[1:3], [[6, 5, 0], [2, 0, 0]]]).astype(np.float32),
@@ -327,7 +327,7 @@ def played(policy, *, has_outputs):
 
 @pytest.mark.parametrize("has_outputs", [True, False])
 def test_first_priorities_are_errors_by_the_values_that_the_policy_acted_by(has_outputs):
-    """|1 + .5*2 + .25*8 - 3|; |2 + .5*4 + .25*6 - 2|; |4 + .5*6 - 0|; |1 - 5|, it terminated."""
+    """|1 + .5*2 + .25*8 - 3|; |2 + .5*4 + .25*6 - 2|; |4 + .5*6 - 0|; |1 - 5|, terminated."""
     policy = make_greedy_policy()
     batch = played(policy, has_outputs=has_outputs)
     policy.postprocess_trajectories(batch, np.array([3, 4]))

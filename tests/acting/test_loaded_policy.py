@@ -1,4 +1,4 @@
-"""A policy out of a checkpoint acts as the network that was trained, without TensorFlow and environment."""
+"""Policies loaded from a checkpoint act like the trained network, without TensorFlow and environment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT = aiorl.DEFAULT_POLICY_ID
 
 
 class Shown(gymnasium.Env[Any, Any]):
-    """Shows samples of a space."""
+    """Environment with samples of a space as observations."""
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.observation_space, self.action_space = observation_space, action_space
@@ -62,7 +62,7 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
 
 
 def inputs_of(world: str, observations: list[Any]) -> np.ndarray[Any, Any]:
-    """What the network gets, by hand."""
+    """Compute the network's input by hand."""
     if world == "parts":
         observations = [[*obs["position"], *np.eye(3)[obs["room"]]] for obs in observations]
     return np.asarray(observations, np.uint8 if world == "frames" else np.float32)
@@ -76,7 +76,7 @@ def sequential(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of a run of CartPole-v1; for looking at only."""
+    """Run directory of CartPole-v1; read-only."""
     directory = tmp_path_factory.mktemp("saved")
     save_run(directory, env="CartPole-v1")
     return directory
@@ -84,7 +84,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of a run of a recurrent policy; for looking at only."""
+    """Run directory of a recurrent policy; read-only."""
     directory = tmp_path_factory.mktemp("recurrent")
     register_env("shown", lambda context: Shown(BOX, FOUR))
     save_run(directory, env="shown", model={"use_lstm": True, "lstm_cell_size": 8})
@@ -260,12 +260,12 @@ def test_code_that_somebody_elses_checkpoint_names_is_told(
 
 
 def forged(saved: Path, directory: Path, change: Callable[[dict[str, Any]], object], number: int = 8) -> Path:
-    """Write a checkpoint that is whole, and holds for acting what its maker wanted."""
+    """Write an undamaged checkpoint with acting data made up by its author."""
     found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
     content = unpack(found.tensors["acting"].tobytes())
     packed = change(content) or pack(content)
     tensors = {**found.tensors, "acting": np.frombuffer(packed, np.uint8)}
-    meta = {**found.meta, "counters": {**found.meta["counters"], "env_steps_trained": 0}}  # as its ledger has it
+    meta = {**found.meta, "counters": {**found.meta["counters"], "env_steps_trained": 0}}  # as in its ledger
     return save_checkpoint(directory, number, tensors, meta)
 
 
@@ -312,5 +312,5 @@ def test_a_checkpoint_nested_too_deeply_gives_way_to_the_one_before(saved: Path,
     forged(saved, directory, lambda content: None, number=7)
     forged(saved, directory, lambda content: packed)
     assert aiorl.load_policy(tmp_path).path.name == "checkpoint-000007"
-    with pytest.raises(ConfigError, match="no_such"):  # which is looked for when a checkpoint has been found
+    with pytest.raises(ConfigError, match="no_such"):  # the code is looked up once a checkpoint has been found
         aiorl.Trainer.restore(tmp_path, env="no_such:Env", run_dir=str(tmp_path / "run"))

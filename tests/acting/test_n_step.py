@@ -1,4 +1,4 @@
-"""N-step returns: hand-worked numbers, and a slow reference that walks every row forwards."""
+"""N-step returns: numbers computed by hand, and a slow reference that walks forwards from every row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fragments(draw):
 
 
 def slow(rewards, terminateds, truncateds, valid, gamma, n):
-    """Returns, discounts and steps as defined: every row on its own, step after step."""
+    """Compute returns, discounts and steps by definition: row by row, step by step."""
     returns, discounts, steps = np.zeros(rewards.shape), np.zeros(rewards.shape), np.ones(rewards.shape, int)
     for t, env in np.argwhere(valid):
         last = t

@@ -1,4 +1,4 @@
-"""The policy interface, by a policy in plain Python; and what importing it may load."""
+"""The policy interface, with a policy in plain Python; and the modules that importing it loads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiorl.errors import PolicyError
 
 
 class Constant(Policy):
-    """Always the same action; counts its calls in its state."""
+    """Policy with a constant action that counts its calls in its state."""
 
     def compute_actions(self, obs, state_batches=(), *args, explore=True, **kw):
         return np.full(len(obs), 7), [part + 1 for part in state_batches], {"seen": obs.sum(axis=1)}

@@ -1,4 +1,4 @@
-"""GAE against hand-worked numbers and a slow reference that sums forwards."""
+"""GAE compared with numbers computed by hand, and with a slow reference that sums forwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def flags(*values):
 
 
 def one_env(rewards, values, bootstrap, terminated=None, truncated=None, truncation_values=None, valid=None, **kw):
-    """GAE of one environment, as lists."""
+    """Return the GAE of one environment, as lists."""
     steps = len(rewards)
     advantages, targets = gae(
         column(*rewards),
@@ -47,7 +47,7 @@ def test_without_truncation_values_a_truncation_counts_as_worth_nothing():
 
 
 def reference(rewards, values, bootstrap, terminated, truncated, truncation_values, valid, gamma, lam):
-    """Sums forwards from each row, row by row, in Python's floats."""
+    """Sum forwards from each row, row by row, in Python's floats."""
     steps, width = rewards.shape
     advantages = np.zeros((steps, width))
     for n in range(width):
@@ -84,7 +84,7 @@ def test_any_fragment_agrees_with_the_forward_sum(seed, steps, width, gamma, lam
     bootstrap = rng.standard_normal(width).astype(np.float32)
     terminated, truncated = rng.random((2, steps, width)) < 0.2
     valid = np.ones((steps, width), bool)
-    if masked:  # the row after an end, as NEXT_STEP environments have it
+    if masked:  # the row after an end, as in NEXT_STEP environments
         valid[1:] = ~(terminated | truncated)[:-1]
         terminated &= valid
         truncated &= valid
@@ -119,7 +119,7 @@ def test_returns_are_sums_to_the_end_of_an_episode_or_of_the_fragment():
 
 
 def priorities(rewards, largest, taken, bootstrap, terminated=(), truncated=(), invalid=(), finals=None, **settings):
-    """First priorities of one environment, as a list; ends and gaps are given by their rows."""
+    """Return the first priorities of one environment as a list; ends and gaps are given by their rows."""
     steps = range(len(rewards))
     made = n_step_priorities(
         column(*rewards), column(*largest), np.array([bootstrap], np.float32), flags(*(t in terminated for t in steps)),
@@ -131,7 +131,7 @@ def priorities(rewards, largest, taken, bootstrap, terminated=(), truncated=(), 
 
 
 def test_a_first_priority_is_the_size_of_the_error_against_the_value_behind_so_many_steps():
-    # |1 + .5*2 + .25*8 - 3|;  |2 + .5*4 + .25*6 - 2|, behind the fragment;  |4 + .5*6 - 9|, one step is left
+    # |1 + .5*2 + .25*8 - 3|;  |2 + .5*4 + .25*6 - 2|, after the fragment;  |4 + .5*6 - 9|, one step is left
     assert priorities([1, 2, 4], [3, 4, 8], [3, 2, 9], 6, gamma=0.5, n=2) == [1, 3.5, 2]
 
 

@@ -1,4 +1,4 @@
-"""Noise of the state (gSDE): against the paper's formulas in NumPy, and how long which row's matrix lasts."""
+"""State-dependent noise (gSDE): compared with the paper's formulas in NumPy, and the lifetime of each row's matrix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATES = RNG.normal(size=(2, FEATURES))
 
 
 def inputs_of(means: Any, states: Any) -> np.ndarray[Any, Any]:
-    """Outputs of a network, for features [N, F] and `SIGMA`: inputs of the distribution, then shares."""
+    """Return a network's outputs for features [N, F] and `SIGMA`: inputs of the distribution, then shares."""
     weighted = states[:, :, None] * SIGMA
     deviation = np.sqrt(np.square(weighted).sum(axis=1))
     shares = (weighted / deviation[:, None]).reshape(len(states), -1)
@@ -45,7 +45,7 @@ def choose(
 
 
 def matrices_of(exploration: StateDependentNoise, noise: Any, keys: Any = None) -> Any:
-    """Matrices [N, F, A] of noise [N, K], seen by states that have one feature each."""
+    """Return the matrices [N, F, A] of noise [N, K], measured with states that have one feature each."""
     found = np.empty((len(noise), FEATURES, ACTIONS))
     for feature, state in enumerate(np.eye(FEATURES)):
         states = np.repeat(state[None], len(noise), axis=0)
@@ -56,7 +56,7 @@ def matrices_of(exploration: StateDependentNoise, noise: Any, keys: Any = None) 
 
 
 def test_an_action_is_the_mean_plus_the_features_times_a_matrix_of_their_deviations() -> None:
-    """Raffin et al. 2021, eq. 7: mu(s) + theta^T phi(s), theta of N(0, sigma^2), of which the covariances tell."""
+    """Raffin et al. 2021, eq. 7: mu(s) + theta^T phi(s), theta of N(0, sigma^2), checked by the covariances."""
     exploration = make()
     noise = exploration.draw_noise(np.random.default_rng(0), 1)
     theta = SIGMA * matrices_of(exploration, noise)[0]
@@ -76,7 +76,7 @@ def test_log_probability_is_that_of_a_gaussian_with_the_deviation_of_the_state()
 
 
 def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope_of_the_map() -> None:
-    """The slope by differences, in float64."""
+    """The slope is computed by differences, in float64."""
     exploration = make(kind=SquashedGaussian)
     actions, logp = choose(exploration, INPUTS, exploration.draw_noise(np.random.default_rng(3), 2))
     assert all(BOX.contains(action) for action in actions)
@@ -114,7 +114,7 @@ def test_rows_are_chosen_alike_however_many_stand_together() -> None:
 def test_noise_drawn_ahead_does_not_grow_with_the_features_and_a_matrix_is_made_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each is made by a generator of its own."""
+    """Each one is made by its own generator."""
     few, many = make(5), StateDependentNoise(DiagGaussian(BOX, 100 * FEATURES), sample_freq=5)
     ahead = few.draw_noise(np.random.default_rng(10), 20, 3)
     assert many.draw_noise(np.random.default_rng(10), 20, 3).nbytes == ahead.nbytes
@@ -126,7 +126,7 @@ def test_noise_drawn_ahead_does_not_grow_with_the_features_and_a_matrix_is_made_
 
 
 def test_the_matrix_of_an_agent_lasts_so_many_of_its_steps_and_ends_with_its_episode() -> None:
-    """Whatever rows stand beside it, which here come and go."""
+    """Other rows come and go without any effect."""
     exploration, rng = make(3), np.random.default_rng(7)
 
     def act(*keys: Any) -> dict[Any, tuple[float, ...]]:

@@ -16,7 +16,7 @@ from fuzz_targets import TARGETS, Target  # noqa: E402
 
 
 def _untraced(target: Target) -> list[str]:
-    """Our modules that the target has nothing to do with: `include` alone takes in the whole package of each name."""
+    """Return our modules that the target does not use; `include` alone would trace whole packages."""
     root = HERE.parents[1]
     paths = [path.relative_to(root).with_suffix("").parts for path in (root / "aiorl").rglob("*.py")]
     names = [".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in paths]
@@ -29,10 +29,10 @@ def main() -> None:
     with atheris.instrument_imports(include=list(target.traced), exclude=_untraced(target)):
         run = target.run
     logging.disable()
-    gc.freeze()  # what was imported needs no looking through again
+    gc.freeze()  # imported objects need no further garbage collection
     for number, seed in enumerate(target.seeds()):
         (Path(seeds) / f"{number:05}").write_bytes(seed)
-    # merging starts this command again, by a shell
+    # merging starts this command again through a shell
     atheris.Setup([f"{sys.executable} {__file__} {name} {seeds}", *flags], run)
     atheris.Fuzz()
 

@@ -1,8 +1,8 @@
-"""Fuzz everything that reads what others wrote, guided by coverage: `make fuzz`, 10 minutes by default.
+"""Fuzz all code that reads foreign data, guided by coverage: `make fuzz`, 10 minutes by default.
 
-Each target of `fuzz_targets` runs in a process of its own, as many at once as there are cores. A finding is saved in
-the target's folder of the corpus, where the tests run it from then on; the exit status is 1 then. `--update-corpus`
-adds the smallest inputs that reach what the corpus doesn't reach yet.
+Each target of `fuzz_targets` runs in its own process, as many processes at a time as there are cores. A finding is
+saved in the target's folder of the corpus, where the tests run it from then on; the exit status is then 1.
+`--update-corpus` adds the smallest inputs that reach code that the corpus does not reach yet.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fuzz(target: Target, seconds: float, scratch: Path, update: bool) -> bool:
-    """Return whether nothing was found; it is told here."""
+    """Print findings, and return True if there are none."""
     found, seeds, kept = scratch / "found", scratch / "seeds", CORPUS / target.name
     for directory in (found, seeds, kept):
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What fuzzing found, and what it needed to get everywhere, again and again: no input may do what none may do."""
+"""Inputs found by fuzzing, and inputs that reach all code, run again as tests: none of them may be a finding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_no_input_of_the_corpus_is_a_finding(name, caplog):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_guides_the_fuzzer_is_there(name):
-    """A module that was renamed would no more be traced, and nothing would say so."""
+    """A renamed module would no longer be traced, without any notice."""
     assert [module for module in TARGETS[name].traced if find_spec(module) is None] == []
 
 

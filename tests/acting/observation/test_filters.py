@@ -21,7 +21,7 @@ seeds = st.integers(0, 2**31)
 
 
 def assert_saw(state, samples) -> None:
-    """The state is that of a filter that saw exactly these samples."""
+    """Check that the state is that of a filter that saw exactly these samples."""
     assert state["n"] == len(samples)
     if len(samples):
         data = np.asarray(samples, np.float64)
@@ -52,7 +52,7 @@ def test_output_is_the_sample_less_mean_over_deviation():
     assert out.dtype == np.float32
     np.testing.assert_allclose(out, (data - [3, 20]) / [2, np.sqrt(300)], rtol=1e-6)
     np.testing.assert_allclose(observation_filter(data[0], update=False), out[0])
-    young = MeanStdFilter((1,), clip=1.5)  # below two samples the deviation is one
+    young = MeanStdFilter((1,), clip=1.5)  # below two samples, the deviation is 1
     np.testing.assert_allclose(young(np.array([5.0])), [0.0])
     np.testing.assert_allclose(young(np.array([[6.0], [7.0], [-9.0]]), update=False), [[1.0], [1.5], [-1.5]])
 
@@ -154,7 +154,7 @@ def test_states_are_synchronised_merged_and_restored():
     mine.apply_changes(other, with_buffer=True)
     assert_saw(mine.delta(), [[7.0]])
     mine.take_delta()
-    mine.restore(published.state())  # and whatever was on its way is forgotten
+    mine.restore(published.state())  # deltas in flight are forgotten, too
     mine.adopt(published.state(), 0)
     assert_saw(mine.state(), [[10.0], [20.0], [30.0]])
 
@@ -276,7 +276,7 @@ def test_a_delta_that_would_overflow_the_statistics_is_refused_and_changes_nothi
 @pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_numbers_kept_at_the_start_come_through_and_enter_no_statistic(name, dtype):
-    """An action mask is one; see data.obs_layout."""
+    """Action masks are kept like this; see data.obs_layout."""
     rng = np.random.default_rng(0)
     batches = [(rng.random((rows, 5)) * 9).astype(dtype) for rows in (1, 4, 3)]
     kept, plain = make_filter(name, (5,), 2), make_filter(name, (3,))

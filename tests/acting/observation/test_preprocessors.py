@@ -77,7 +77,7 @@ nested_spaces = st.recursive(
 @settings(deadline=None)
 @given(space=nested_spaces, rows=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_any_space_flattens_as_gymnasium_does_it(space, rows, seed):
-    """R39, R32: the policy's space has shape and bounds of what comes out, and is never nested."""
+    """R39, R32: the policy's space has the shape and bounds of the output, and is never nested."""
     space.seed(seed)
     observations = [space.sample() for _ in range(rows)]
     preprocessor = preprocessor_for(space)
@@ -89,7 +89,7 @@ def test_any_space_flattens_as_gymnasium_does_it(space, rows, seed):
     assert isinstance(told, spaces.Box)
     assert (told.shape, told.dtype) == (preprocessor.shape, preprocessor.dtype)
     assert all(map(told.contains, out))
-    # the same as a batch, in the form vector environments have it
+    # the same as a batch, in the form of vector environments
     batch = gymnasium.vector.utils.concatenate(
         space, observations, gymnasium.vector.utils.create_empty_array(space, rows)
     )
@@ -136,7 +136,7 @@ def test_r32_a_nested_space_needs_its_preprocessor(space):
 
 
 class Doubled(Preprocessor):
-    """A user's own."""
+    """A user's own preprocessor."""
 
     def __init__(self, space):
         super().__init__(space, (2,), np.float32)
@@ -165,14 +165,14 @@ def test_other_spaces_are_refused_by_name(space):
 
 
 class Scaled(BoxPreprocessor):
-    """Another range than its space."""
+    """Preprocessor with another range than its space."""
 
     def transform(self, obs):
         return super().transform(obs).astype(np.float32) / 255.0 - 0.5
 
 
 class Wider(Preprocessor):
-    """More numbers than its space has."""
+    """Preprocessor with more numbers than its space."""
 
     def __init__(self, space):
         super().__init__(space, (2, 3), np.float32)
@@ -182,7 +182,7 @@ class Wider(Preprocessor):
 
 
 class Summed(Preprocessor):
-    """A nested space, of which it takes batches."""
+    """Preprocessor of a nested space, which gets batches of the components."""
 
     def __init__(self, space):
         super().__init__(space, (1,), np.float32)
@@ -201,7 +201,7 @@ class Summed(Preprocessor):
     ],
 )
 def test_the_policys_space_is_that_of_what_a_custom_preprocessor_gives(kind, space):
-    """R23: SPEC 2.3. Nothing has to be overridden but what it is for."""
+    """R23: SPEC 2.3. A user's class overrides nothing but its own conversion."""
     preprocessor = make_preprocessor(space, custom_preprocessor=kind)
     space.seed(0)
     out = preprocessor.transform_rows([space.sample() for _ in range(3)])

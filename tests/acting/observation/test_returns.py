@@ -1,4 +1,4 @@
-"""Rewards over the running deviation of the discounted return, against Gymnasium's wrapper and a plain loop."""
+"""Rewards divided by the running deviation of the discounted return, compared with Gymnasium's wrapper and a loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GAMMA = 0.97
 
 
 def played(num_steps: int) -> tuple[np.ndarray, np.ndarray, gymnasium.wrappers.NormalizeReward]:
-    """Rewards of one long episode, the same as Gymnasium's wrapper gives them, and the wrapper."""
+    """Return the rewards of one long episode as scaled by Gymnasium's wrapper, and the wrapper."""
     raw = gymnasium.make("Pendulum-v1", max_episode_steps=num_steps + 1)
     env = gymnasium.wrappers.NormalizeReward(raw, gamma=GAMMA)
     env.reset(seed=3)
@@ -30,7 +30,7 @@ def test_the_statistic_is_that_of_gymnasiums_wrapper_and_steps_are_scaled_as_it_
     statistics = ReturnFilter(), ReturnFilter()
     by_step, by_fragment = (RewardScaler(statistic, GAMMA) for statistic in statistics)
     own = [by_step.of_envs(reward[None, None], np.zeros((1, 1), np.bool_))[0, 0] for reward in rewards]
-    # it begins with a deviation of 1 that weighs as much as a ten-thousandth of a step
+    # the wrapper begins with a deviation of 1 that weighs as much as a ten-thousandth of a step
     np.testing.assert_allclose(own[100:], scaled[100:], rtol=1e-5)
     np.testing.assert_allclose(own[10:], np.clip(scaled, -10, 10)[10:], rtol=1e-3)
     for part in np.split(rewards, [70, 160]):
@@ -43,7 +43,7 @@ def test_the_statistic_is_that_of_gymnasiums_wrapper_and_steps_are_scaled_as_it_
 
 
 def reference(rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray) -> list[float]:
-    """Returns of all steps [T, N] that are transitions, environment by environment."""
+    """Return the returns of all steps [T, N] that are transitions, environment by environment."""
     returns = []
     for env in range(rewards.shape[1]):
         running = 0.0

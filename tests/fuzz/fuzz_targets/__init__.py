@@ -1,7 +1,7 @@
-"""What is fuzzed: each module of this folder has `run`, which takes any bytes and raises for a finding only.
+"""Fuzzing targets: each module of this folder has a function `run`, which takes any bytes and raises only for a finding.
 
-A target is a function of its bytes alone, quick, and imports neither TensorFlow nor the fuzzer, so that the tests run
-the corpus through it. `seeds` are inputs to begin from, `WORDS` what inputs are made of.
+A target is a quick function of its bytes alone, and imports neither TensorFlow nor the fuzzer, so that tests can run
+the corpus through it. `seeds` are inputs to begin with, `WORDS` are building blocks of inputs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One thing to be fuzzed.
+    """Fuzzing target.
 
     Attributes:
-        name: of its module here and of its folder in the corpus.
-        share: of the fuzzing time.
-        traced: packages and modules whose branches are the coverage; as few as will do, since tracing takes time.
-        max_bytes: of an input.
+        name: name of its module here, and of its folder in the corpus.
+        share: share of the fuzzing time.
+        traced: packages and modules of which branches count as coverage; few, because tracing takes time.
+        max_bytes: limit of an input.
     """
 
     name: str
@@ -30,16 +30,16 @@ class Target:
 
     @property
     def module(self) -> Any:
-        """Its module, imported at the first use, after the fuzzer has set up what it traces."""
+        """Module of the target, imported at its first use, after the fuzzer has set up tracing."""
         return importlib.import_module(f"fuzz_targets.{self.name}")
 
     @property
     def run(self) -> Callable[[bytes], None]:
-        """Try one input."""
+        """Run one input."""
         return self.module.run
 
     def seeds(self) -> Iterable[bytes]:
-        """Inputs to begin from."""
+        """Return inputs to begin with."""
         return self.module.seeds()
 
 

@@ -1,4 +1,4 @@
-"""A whole checkpoint, digests and all, whose content somebody made up: a policy acts, or it is refused as damaged."""
+"""A complete checkpoint with valid digests and made-up contents: a policy acts, or the checkpoint is refused."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ def run(data: bytes) -> None:
 
 
 def _names_code(spec: Any) -> bool:
-    """Whether TensorFlow would be loaded for it, which is not to be fuzzed."""
+    """Return whether acting would load TensorFlow, which is not fuzzed."""
     return "tf_model" in spec

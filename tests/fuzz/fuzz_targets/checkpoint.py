@@ -1,4 +1,4 @@
-"""A damaged checkpoint beside a whole one: one of them is taken, and a run's state is read or refused."""
+"""A damaged checkpoint next to an undamaged one: one of them is used, and a run's state is read or refused."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def run(data: bytes) -> None:
         case 0:
             header = source.take(int.from_bytes(source.take(2), "little"))
             tensors = source.rest()
-        case 1:  # the content is anything, the digests are right
+        case 1:  # arbitrary contents, correct digests
             content = source.take(int.from_bytes(source.take(2), "little"))
             tensors = source.rest()
             try:
                 header = json.dumps(header_of(json.loads(content), tensors)).encode()
             except (ValueError, RecursionError):
                 return
-        case 3:  # what is said of the files is nearly right
+        case 3:  # almost correct descriptions of the files
             header_now, tensors = header_of(META, TENSORS) | {"pieces": [list(PIECE), list(PIECE)]}, TENSORS
             try:
                 while not source.is_empty:
@@ -75,7 +75,7 @@ def run(data: bytes) -> None:
                 header = json.dumps(as_json(header_now)).encode()
             except (ValueError, RecursionError):
                 return
-        case _:  # the content is nearly right
+        case _:  # almost correct contents
             meta, tensors = json.loads(json.dumps(META)), TENSORS
             try:
                 while not source.is_empty:
@@ -95,7 +95,7 @@ def run(data: bytes) -> None:
 
 
 def header_of(meta: Any, tensors: bytes) -> dict[str, Any]:
-    """What meta.json of checkpoint 2 holds if nothing damaged it."""
+    """Return the contents of meta.json of checkpoint 2 without damage."""
     return {
         "format_version": FORMAT_VERSION,
         "number": 2,

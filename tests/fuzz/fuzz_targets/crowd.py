@@ -1,6 +1,7 @@
-"""The same few things said again and again, by ever new peers under ever new names: nothing may grow.
+"""A few messages repeated by ever new peers under ever new names: no memory may grow.
 
-What is remembered of peers is bounded by a few thousand of each thing; it is some dozens here, so that growth shows.
+The memory of peers is bounded by a few thousand entries of each kind. Here the bounds are a few dozen, so that growth
+shows.
 """
 
 from __future__ import annotations

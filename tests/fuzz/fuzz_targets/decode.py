@@ -1,4 +1,4 @@
-"""Frames to messages: three declared errors, no more memory than allowed, and what is taken can be said again."""
+"""Frames to messages: three declared errors, bounded memory, and accepted messages can be encoded again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiorl.net.wire.format import Limits
 from fuzz_targets.examples import example_messages, same
 from fuzz_targets.source import Source
 
-BLOCK_BYTES = 1 << 12  # of LZ4: an array of several blocks is a small one then
+BLOCK_BYTES = 1 << 12  # of LZ4, so that an array of several blocks is small
 LIMITS = Limits(max_header_bytes=1 << 16, max_array_bytes=1 << 20, max_message_bytes=1 << 20)
 DECLARED = (BadFrame, MessageTooBig, VersionMismatch)
 HEADER = ("version", "type", "scalars", "layout", "storage", "shapes")
@@ -85,7 +85,7 @@ def _raw(source: Source) -> Iterator[bytes]:
 
 
 def _edited(source: Source) -> list[bytes]:
-    """The frames of an example after a few changes."""
+    """Return the frames of an example after a few changes."""
     header, frames = EXAMPLES[source.below(len(EXAMPLES))]
     version, name, scalars, layout, storage, shapes = header
     scalars, storage, frames = dict(scalars), bytearray(storage), list(frames)
@@ -130,7 +130,7 @@ def _edited(source: Source) -> list[bytes]:
         header[position] = value
     try:
         return [msgpack.packb(header), *frames]
-    except (OverflowError, ValueError):  # a number msgpack can't hold; nesting it can't write
+    except (OverflowError, ValueError):  # a number or a nesting that msgpack can't write
         return frames
 
 
@@ -144,7 +144,7 @@ def _value(source: Source) -> Any:
 
 
 def _compressed(source: Source) -> bytes:
-    """Blocks of LZ4 that are what they say, with a stack's bits before them or not."""
+    """Return valid LZ4 blocks, with or without the bits of stacks before them."""
     bits = source.take(source.below(4))
     content = source.take(source.byte())
     return bits + compress_blocks(memoryview(content.ljust(64 * source.byte(), b"\0")))

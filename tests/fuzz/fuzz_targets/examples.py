@@ -1,4 +1,4 @@
-"""One good message of each kind, and several of samples: small, with arrays in every storage there is."""
+"""One valid message of each type, and several Samples: small, with arrays in every kind of storage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_snapshot(version: int = 0, incarnation: str = "L") -> m.Snapshot:
 
 
 def stacked_frames() -> np.ndarray:
-    """Pictures [T, N, H, W, K] that overlap as stacks of frames do."""
+    """Return pictures [T, N, H, W, K] that overlap like stacks of frames."""
     rng = np.random.default_rng(0)
     frames = (rng.random((7, 2, 16, 16)) < 0.1).astype(np.uint8)
     return np.stack([np.moveaxis(frames[step : step + 4], 0, -1) for step in range(4)])
@@ -66,7 +66,7 @@ def example_messages() -> list[m.Message]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equality that looks into arrays and dataclasses, tells bool from int and takes no byte order for another one."""
+    """Compare arrays and dataclasses by contents; bool differs from int, and byte orders differ."""
     if isinstance(left, np.ndarray):
         return (
             isinstance(right, np.ndarray)

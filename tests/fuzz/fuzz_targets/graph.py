@@ -1,4 +1,4 @@
-"""Descriptions of acting graphs: refused with a PolicyError, or what they were made from."""
+"""Descriptions of acting graphs: refused with a PolicyError, or equal to their source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(data: bytes) -> None:
     if source.below(3) == 1:
         try:
             description = msgpack.unpackb(source.rest())
-        except Exception:  # whatever msgpack raises
+        except Exception:  # msgpack raises many types
             return
         if isinstance(description, dict):
             _check_spec(description)
@@ -47,5 +47,5 @@ def _check_spec(description: Any) -> None:
     except PolicyError:
         return
     again = ActingSpec.from_dict(spec.to_dict())
-    with contextlib.suppress(RecursionError):  # two spaces nested deeper than can be compared
+    with contextlib.suppress(RecursionError):  # two spaces may be nested too deeply to compare
         assert again == spec

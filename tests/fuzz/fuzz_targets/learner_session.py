@@ -1,6 +1,6 @@
-"""A learner among peers that say anything in any order, and commands in between.
+"""A learner with peers that send any messages in any order, and commands in between.
 
-No input raises, every account balances, and whatever the learner says can be read.
+No input raises an error, every account balances, and all messages of the learner can be decoded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(data: bytes) -> None:
 
 
 class HostileWorld:
-    """A session, and what the service around it must remember."""
+    """A session, and the memory of the service around it."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -59,7 +59,7 @@ class HostileWorld:
         self.version = 0
         self.queued: list[int] = []
         self.calls: set[int] = set()
-        self.is_read = source.below(16) == 1  # what it says, which takes as long as all the rest
+        self.is_read = source.below(16) == 1  # decode its messages, which takes as long as everything else
         max_lag = 2 if source.below(2) else None
         self.session = LearnerSession("run", "L", SETTINGS)
         self.session.leases.begin_streaming(Pacing(3, max_lag, 2))
@@ -68,7 +68,7 @@ class HostileWorld:
             self.session.publish(make_snapshot(0, ""), self.now)
 
     def step(self) -> None:
-        """One thing that happens."""
+        """Run one event."""
         source, session = self.source, self.session
         kind = source.below(24)
         peer = source.choice(PEERS)
@@ -118,14 +118,14 @@ class HostileWorld:
                     session.unread(peer, number)
 
     def command(self, source: Source) -> None:
-        """What needs a worker in the slot."""
+        """Run a command that needs a worker in the slot."""
         slot = source.below(NUM_WORKERS + 2)
         try:
             match source.below(4):
                 case 0:
                     self.session.deal_again(1 + source.below(4))
                 case 1:
-                    source.choice([None, 1.0])  # of no use, but the corpus has it
+                    source.choice([None, 1.0])  # unused, but the corpus contains it
                     self.calls.add(self.session.call(slot, "stacks", {}))
                 case 2:
                     self.session.lose(slot, "ended", self.now)
@@ -178,7 +178,7 @@ class HostileWorld:
                 return m.Beat(count(source), source.text(), 0.0, 0)
 
     def drain(self) -> None:
-        """Take what the session has to say."""
+        """Process the session's messages and events."""
         session = self.session
         for event in session.events():
             match event:
@@ -194,7 +194,7 @@ class HostileWorld:
                 decode([bytes(frame) for frame in encode(message)])
 
     def check(self) -> None:
-        """What holds after every step; what breaks it stays broken."""
+        """Check invariants after a step; once broken, they stay broken."""
         session = self.session
         session.ledger.check()
         if session.leases.pacing is not None:
@@ -205,6 +205,6 @@ class HostileWorld:
 
 
 def count(source: Source) -> int:
-    """A count as messages may hold it."""
+    """Return a count that messages can contain."""
     number = source.number()
     return number if 0 <= number <= 1 << 53 else 0

@@ -1,4 +1,4 @@
-"""Datasets of Minari, metadata and HDF5: episodes of bounded size out of this file alone, or faults of it."""
+"""Minari datasets, metadata and HDF5: episodes of bounded size from this file alone, or reported faults."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(data: bytes) -> None:
     except RecursionError:
         return
     with h5py.File(DATA / "main_data.hdf5", "w") as file, contextlib.suppress(ValueError, TypeError, OSError):
-        episode = file.create_group("episode_0")  # as far as h5py can make it
+        episode = file.create_group("episode_0")  # as far as h5py accepts it
         for name, space, rows in zip(NAMES, (*spaces, None, None, None), (4, 3, 3, 3, 3), strict=True):
             _fill(episode, name, space, rows)
         while not source.is_empty:
@@ -71,7 +71,7 @@ def run(data: bytes) -> None:
 
 
 def _fill(group: h5py.Group, name: str, space: Any, rows: int) -> None:
-    """Write what fits a space, as far as it is one."""
+    """Write data that fits a space, if it is one."""
     parts = space.get("subspaces") if isinstance(space, dict) else None
     if isinstance(parts, dict | list):
         inner = group.create_group(name)
@@ -84,7 +84,7 @@ def _fill(group: h5py.Group, name: str, space: Any, rows: int) -> None:
 
 
 def _edit(group: h5py.Group, source: Source) -> None:
-    """Put something else in the place of one of the arrays."""
+    """Replace one of the arrays by something else."""
     name = source.choice(NAMES)
     if name in group:
         del group[name]

@@ -1,4 +1,4 @@
-"""Nested values in msgpack, as checkpoints and child processes hold them: read, or refused as damaged."""
+"""Nested msgpack values, as in checkpoints and messages of child processes: read, or refused as damaged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(data: bytes) -> None:
 
 
 def _made(source: Source, depth: int) -> bytes:
-    """Bytes of a value, or of what is nearly one."""
+    """Return the bytes of a value, or almost of one."""
     match source.below(6 if depth else 1):
         case 0:
             return msgpack.packb(source.plain(0))

@@ -1,4 +1,4 @@
-"""Parquet files, and the headers of their pages: batches of bounded size, or faults of the file."""
+"""Parquet files and the headers of their pages: batches of bounded size, or reported faults."""
 
 from __future__ import annotations
 

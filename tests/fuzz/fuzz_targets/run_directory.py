@@ -1,4 +1,4 @@
-"""A run directory of somebody else's: its config and its facts are read, or refused with a ConfigError."""
+"""Another user's run directory: config and facts are read, or refused with a ConfigError."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def run(data: bytes) -> None:
 
 
 def _config_class(name: str) -> type[CommonConfig]:
-    """Of aiorl's algorithms: what the bytes name as a user's own is not to be imported here."""
+    """Accept only aiorl's own algorithms, because a user's own would be imported by name."""
     if is_import_path(name):
         raise ConfigError("not imported", key="algo", value=name)
     return config_class(name)
 
 
 def _edited(source: Source) -> bytes:
-    """A good config after a few changes, in the part of YAML that is JSON."""
+    """Return a valid config after a few changes, in the part of YAML that is JSON."""
     values: dict[str, Any] = {"env": "CartPole-v1", "algo": source.choice(["ppo", "impala"])}
     while not source.is_empty:
         values[source.choice(KEYS)] = source.plain()

@@ -1,4 +1,4 @@
-"""How much an object keeps, whatever it keeps it in."""
+"""Size of everything that an object keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEAVES = (type(None), bool, int, float, complex, str, bytes, type, np.ndarray, 
 
 
 def num_items(root: Any) -> int:
-    """Items of all containers that can be reached from an object, and a text or bytes for each 64 of its length."""
+    """Count the items of all containers reachable from an object, and one for each 64 characters or bytes."""
     seen: set[int] = set()
     waiting = [root]
     items = 0

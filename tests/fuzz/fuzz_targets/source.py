@@ -1,4 +1,4 @@
-"""Choices drawn from the bytes of an input, so that a small change of these is a small change of what is done."""
+"""Choices drawn from the bytes of an input, so that a small change of the input changes the actions only slightly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = [
 
 
 class Source:
-    """Reads bytes one after the other; zeros after the end."""
+    """Reads bytes one after the other, then zeros."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -51,7 +51,7 @@ class Source:
         return self.take(len(self._data))
 
     def number(self) -> int:
-        """A small number more often than a strange one."""
+        """Return a small number more often than a strange one."""
         kind = self.byte()
         if kind < 128:
             return kind % 16
@@ -69,7 +69,7 @@ class Source:
         return TEXTS[kind % len(TEXTS)] if kind < 240 else self.take(self.below(16)).decode("utf-8", "replace")
 
     def plain(self, depth: int = 3) -> Any:
-        """Anything that msgpack and JSON can hold."""
+        """Return any value that msgpack and JSON can represent."""
         match self.below(10 if depth else 7):
             case 0:
                 return None
@@ -95,7 +95,7 @@ class Source:
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON may hold it."""
+    """Return a value that JSON can represent."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Spaces as checkpoints and handshakes describe them: made within bounds and equal after a way back, or refused."""
+"""Spaces as described by checkpoints and handshakes: made within bounds and equal after a round trip, or refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(data: bytes) -> None:
     if source.below(2) == 0:
         try:
             description = msgpack.unpackb(source.rest())
-        except Exception:  # whatever msgpack raises
+        except Exception:  # msgpack raises many types
             return
     else:
         description = space_to_dict(source.choice(SPACES))
@@ -60,7 +60,7 @@ def run(data: bytes) -> None:
 
 
 def _edit(place: dict[str, Any], source: Source) -> None:
-    """Change one entry, of a part where there are parts."""
+    """Change one entry, of a part if there are parts."""
     while isinstance(parts := place.get("spaces"), list) and parts and source.below(3):
         part = source.choice(parts)
         inner = part[1] if isinstance(part, list) and len(part) == 2 else part

@@ -1,4 +1,4 @@
-"""Files of stored experience: each line is read as a batch of numbers or refused, and no pickle in it is run."""
+"""Files of stored experience: each line is read as a batch of numbers or refused, and no pickle in it is loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A worker whose learner says anything in any order.
+"""A worker with a learner that sends any messages in any order.
 
-Only messages that no learner sends are refused; what the worker keeps stays bounded, and what it says can be read.
+Only messages that no learner sends are refused. The worker's memory stays bounded, and its messages can be decoded.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ def run(data: bytes) -> None:
 
 
 class HostileWorld:
-    """A session, and what the service around it must remember."""
+    """A session, and the memory of the service around it."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.now = 100.0
         self.begun: list[int] = []
         self.calls: list[int] = []
-        self.is_read = source.below(16) == 1  # what it says, which takes as long as all the rest
+        self.is_read = source.below(16) == 1  # decode its messages, which takes as long as everything else
         self.newest = -1
         ids = counter(1)
         self.session = WorkerSession(SETTINGS, make_incarnation=lambda: f"i{next(ids)}")
         self.session.connected(self.now)
 
     def step(self) -> None:
-        """One thing that happens."""
+        """Run one event."""
         source, session = self.source, self.session
         match source.below(20):
             case 0:
@@ -102,7 +102,7 @@ class HostileWorld:
                 session.fragment_done(make_samples(lease_id=self.begun.pop(), env_steps=source.below(8)), self.now)
             case 14 if self.begun:
                 session.abandon_fragment(self.begun.pop())
-                source.below(8)  # of no use, but the corpus has it here and below
+                source.below(8)  # unused, but the corpus contains it here and below
             case 15:
                 source.below(8)
                 session.note_progress(source.text(), source.below(3))
@@ -120,7 +120,7 @@ class HostileWorld:
                 session.connected(self.now)
 
     def hear(self, message: m.Message) -> None:
-        """It comes to this worker alone, or to all."""
+        """Deliver a message to this worker alone, or to all."""
         feed = self.session.broadcast if self.source.below(4) == 3 else self.session.receive
         try:
             feed(message, self.now)
@@ -128,7 +128,7 @@ class HostileWorld:
             assert not isinstance(message, m.DownMessage) or feed == self.session.broadcast
 
     def check(self) -> None:
-        """What holds after every step."""
+        """Check invariants after a step."""
         session = self.session
         for event in session.events():
             match event:

@@ -402,7 +402,7 @@ class FaultyNetwork(RuleBasedStateMachine):
             for node in self.nodes:
                 self.end(node)
                 self.begin(node)
-        assert self.arrived == before + 7, "sampling did not go on"
+        assert self.arrived == before + 7, "sampling did not continue"
         self.tick(1.1)
         self.network_delivers_all()
         for node in self.nodes:

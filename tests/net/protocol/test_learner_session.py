@@ -381,7 +381,7 @@ def test_streaming_shares_one_budget_out() -> None:
     session.receive(A, fragment(1, leases[A].lease_id), 0.5)
     session.messages_to_send()
     session.stream(1, 1)
-    assert sent(session, m.Lease) == [], "what is queued counts"
+    assert sent(session, m.Lease) == [], "queued fragments count"
     session.stream(0, 1)
     assert [(message.lease_id, message.fragments) for message in sent(session, m.Lease)] == [(leases[A].lease_id, 2)]
     session.lose(1, "killed", 1.0)
@@ -574,7 +574,7 @@ def test_registrations_over_all_connections_are_bounded_and_the_rest_waits_its_t
                 session.receive(b"%d" % number, hello(str(number)), tenth / 10, host="10.0.0.1")
         session.tick(tenth / 10)
     assert session.num_waiting == 0
-    assert len(session.slots) == 500, "nobody was refused"
+    assert len(session.slots) == 500, "no worker was refused"
 
 
 def test_whoever_fills_the_line_keeps_others_waiting_for_one_turn_only() -> None:
@@ -617,7 +617,7 @@ def test_nobody_gets_another_snapshot_before_the_last_one_has_left() -> None:
     session = make()
     for name in ("a", "a2", "a3"):
         session.receive(A, hello(name), 0.0)
-    assert len(sent(session, m.Welcome)) == 1, "what is to be said yet counts"
+    assert len(sent(session, m.Welcome)) == 1, "unsent snapshots count"
     join(session, B, "b")
     for second in range(1, 10):
         session.publish(snapshot(second + 1), float(second))

@@ -104,7 +104,7 @@ def test_what_a_worker_that_brings_nothing_owes_is_dealt_to_the_others() -> None
     assert shares(again) == [(1, 1), (2, 1)]
     for slot, lease in again:
         assert book.use(slot, lease.lease_id, 1, 11.0) == ""
-    assert book.take_overdue(10.0, 60.0) == [], "told once"
+    assert book.take_overdue(10.0, 60.0) == [], "reported once"
     book.deal(2, 4, 61.0)
     assert book.outstanding(3) == 2, "nothing else is leased to it"
     assert book.use(3, leases[3], 1, 62.0) == "", "it may still come"
@@ -136,7 +136,7 @@ def test_a_worker_that_has_nothing_left_owes_nothing_and_gets_nothing(is_streami
     else:
         assert shares(book.redeal(1.0)) == [(2, owed)]
         assert shares(book.deal(2, 4, 2.0)) == [(2, 4)]
-    assert book.take_overdue(10.0, 1000.0) == [], "nobody waits for it"
+    assert book.take_overdue(10.0, 1000.0) == [], "no one waits for it"
 
 
 def test_the_only_worker_left_is_dealt_to_though_it_is_overdue() -> None:

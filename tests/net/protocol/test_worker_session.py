@@ -206,7 +206,7 @@ def test_after_a_reconnect_hello_comes_first_and_then_what_the_learner_has_not()
     assert session.messages_to_send() == []
     assert "reset by peer" in session.status_text(1.0)
     sample(session, 1)
-    assert session.messages_to_send() == [], "sampling goes on, sending does not"
+    assert session.messages_to_send() == [], "sampling continues, sending does not"
     session.connected(2.0)
     (hello,) = session.messages_to_send()
     assert (hello.incarnation, hello.slot_hint, hello.learner_incarnation) == ("i1", 3, "L1")

@@ -148,7 +148,7 @@ async def test_a_port_in_use_is_refused_also_where_nobody_would_listen_on_it(sta
             await stage.joined(former.endpoint.address)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_cannot_reach_the_sockets(stage, monkeypatch):
     def open_as(user):
         command = ["cat", str(path)]

@@ -11,7 +11,7 @@ import pytest
 
 from aiorl.net.transport import system
 
-needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told what to do")
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 
 
 def run(program: str, *arguments: str) -> int:
