@@ -88,7 +88,7 @@ def test_workers_have_epsilons_of_their_own():
     assert worker_epsilon(0, 8) == 0.0
     assert worker_epsilon(1, 1) == pytest.approx(0.4)
     assert worker_epsilon(9, 8) == worker_epsilon(1, 8)  # a late joiner
-    assert [worker_epsilon(index, 0) for index in range(1, 10)] == [*epsilons, epsilons[0]], "nobody knows how many"
+    assert [worker_epsilon(index, 0) for index in range(1, 10)] == [*epsilons, epsilons[0]], "their number is unknown"
     exploration = make_exploration(
         "PerWorkerEpsilonGreedy", make_distribution(spaces.Discrete(2)), worker_index=8, num_workers=8
     )

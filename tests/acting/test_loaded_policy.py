@@ -145,7 +145,7 @@ def test_several_policies_are_loaded_by_name_and_one_of_the_users_own_is_not_hel
     assert aiorl.load_policy(tmp_path, "left").policy_id == "left"
     with pytest.raises(PolicyError, match="a class of your own, general_runs:Pusher"):
         aiorl.load_policy(tmp_path, "right")
-    for unknown in ("nobody", None):
+    for unknown in ("absent", None):
         with pytest.raises(UnknownPolicyError, match="known ids: 'left', 'right'"):
             aiorl.load_policy(tmp_path, unknown)
 

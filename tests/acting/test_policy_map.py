@@ -43,9 +43,9 @@ def test_r17_the_mapping_function_is_asked_once_per_agent_and_episode_even_when_
 
 @pytest.mark.parametrize("builtin", [ValueError, KeyError])
 def test_r113_an_agent_mapped_to_an_unknown_policy_names_it_and_the_known_ones(builtin):
-    answers = iter(["nobody", "a"])
+    answers = iter(["absent", "a"])
     binding = PolicyMap(policies("a", "b"), lambda _: next(answers)).binding()
-    with pytest.raises(builtin, match=r"'nobody'.*'a', 'b'"):
+    with pytest.raises(builtin, match=r"'absent'.*'a', 'b'"):
         binding.policy_for("x")
     assert binding.policy_for("x") == "a", "a failed attempt binds nothing"
 

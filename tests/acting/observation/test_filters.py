@@ -320,7 +320,7 @@ def test_r144_without_synchronisation_the_learner_learns_and_the_worker_keeps_it
     slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, "a", synchronize_filters=False)
     slot.offer(publisher.next_snapshot({}, {}))
     slot.between_steps()
-    assert own.count == 2, "it starts from what is known"
+    assert own.count == 2, "it starts from the known statistics"
     for number in (1, 2, 3):
         own(np.full((4, 2), float(number)))
         publisher.merge_deltas("a", number, {DEFAULT_POLICY_ID: own.take_delta(number)})

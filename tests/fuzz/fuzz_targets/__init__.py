@@ -1,4 +1,4 @@
-"""Fuzzing targets: each module of this folder has a function `run`, which takes any bytes and raises only for a finding.
+"""Fuzzing targets: each module here has a function `run`, which takes any bytes and raises only for a finding.
 
 A target is a quick function of its bytes alone, and imports neither TensorFlow nor the fuzzer, so that tests can run
 the corpus through it. `seeds` are inputs to begin with, `WORDS` are building blocks of inputs.

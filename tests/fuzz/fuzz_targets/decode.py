@@ -76,7 +76,7 @@ def check(frames: list[bytes]) -> None:
         raise AssertionError(f"more arrays than are allowed in a {type(message).__name__}")
     again = decode([bytes(frame) for frame in encode(message)])
     if not same(message, again):
-        raise AssertionError(f"what was taken is not what is said again: {message!r:.300} and {again!r:.300}")
+        raise AssertionError(f"a message differs after a round trip: {message!r:.300} and {again!r:.300}")
 
 
 def _raw(source: Source) -> Iterator[bytes]:

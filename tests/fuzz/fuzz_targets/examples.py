@@ -50,7 +50,7 @@ def example_messages() -> list[m.Message]:
         m.SnapshotRequest(-1),
         m.Failure("EnvError", "it broke", "Traceback", fatal=True),
         m.Reply(1, True, {"a": [1, np.arange(3)], "b": None}),
-        m.Leaving("told to", 4, 0),
+        m.Leaving("by user", 4, 0),
         make_snapshot(),
         m.Welcome(
             1, 2, "run", "L", {"env": "x"}, {"default_policy": {"graph": b"\x08\x08", "spec": {"format": 1}}},

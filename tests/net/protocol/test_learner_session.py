@@ -96,7 +96,7 @@ def test_indices_begin_at_1_and_no_two_live_workers_have_the_same() -> None:
     assert session.slots == [1, 2, 3, 4, 5, 6, 7, 9]
 
 
-def test_who_takes_the_slot_of_others_is_told_how_many_have_sampled_there() -> None:
+def test_a_worker_gets_the_number_of_earlier_workers_in_its_slot() -> None:
     """Its seeds must differ from theirs."""
     session = make()
     for number, fragments in enumerate([0, 3, 1, 0]):
@@ -119,7 +119,7 @@ def test_early_workers_wait_and_are_admitted_in_the_order_they_came() -> None:
     assert [(event.slot, event.incarnation) for event in told(session)] == [(1, "i-a"), (2, "i-b")]
 
 
-def test_whoever_waits_and_falls_silent_or_leaves_is_forgotten() -> None:
+def test_a_waiting_worker_that_falls_silent_or_leaves_is_forgotten() -> None:
     session = LearnerSession("run", "learner-1")
     session.receive(A, hello("a"), 0.0)
     session.receive(B, hello("b"), 9.0)
@@ -172,7 +172,7 @@ def test_a_wrong_hello_is_refused_in_plain_words_and_the_peer_dropped(
     assert sent(session) == told(session) == []
 
 
-def test_a_second_hello_of_a_live_incarnation_says_everything_again() -> None:
+def test_a_second_hello_of_a_live_incarnation_is_answered_in_full() -> None:
     session = make("a")
     lease_id = lease(session)
     session.receive(A, fragment(1, lease_id), 0.5)
@@ -196,7 +196,7 @@ def test_a_worker_of_an_earlier_learner_is_asked_to_come_back_as_new() -> None:
 
 
 @pytest.mark.parametrize(("peer", "worker_id"), [(B, "w-a"), (A, "w-b")], ids=["of a process", "over a connection"])
-def test_a_new_incarnation_ends_the_old_one_at_once(peer: bytes, worker_id: str) -> None:
+def test_a_new_incarnation_ends_the_old_one_immediately(peer: bytes, worker_id: str) -> None:
     session = make("a")
     session.receive(peer, hello("b", worker_id=worker_id), 1.0, key="key-a")
     lost, joined = told(session)
@@ -248,7 +248,7 @@ def test_fragments_are_accepted_in_order_acknowledged_together_and_entered() -> 
     assert session.leases.outstanding(1) == 2
 
 
-def test_doubles_are_dropped() -> None:
+def test_duplicate_fragments_are_dropped() -> None:
     """D5; bad input: replayed frames."""
     session = make("a")
     lease_id = lease(session)
@@ -286,7 +286,7 @@ def test_a_fragment_against_the_rules_costs_the_peer_its_place(changes: dict[str
 
 
 @pytest.mark.parametrize("claim", [m.Beat(2**53, "sampling"), m.Leaving("bye", 2**53)])
-def test_nobody_is_believed_to_have_sampled_more_than_its_leases_allow(claim: m.Message) -> None:
+def test_no_worker_can_claim_more_steps_than_its_leases_allow(claim: m.Message) -> None:
     session = make("a")
     lease(session, fragments=3)
     session.receive(A, m.Beat(4 << 24, "sampling"), 1.0)
@@ -300,7 +300,7 @@ def test_nobody_is_believed_to_have_sampled_more_than_its_leases_allow(claim: m.
 # Life and death -------------------------------------------------------------------------------------------
 
 
-def test_a_silent_worker_is_lost_and_what_it_had_in_flight_is_counted() -> None:
+def test_a_silent_worker_is_lost_and_its_steps_in_flight_are_counted() -> None:
     """R8: within the heartbeat limit."""
     session = make("a")
     lease_id = lease(session)
@@ -322,7 +322,7 @@ def test_a_silent_worker_is_lost_and_what_it_had_in_flight_is_counted() -> None:
     assert sent(session)[0].code == m.RefusalCode.ENDED
 
 
-def test_a_buried_worker_with_much_under_way_is_not_taken_for_an_intruder() -> None:
+def test_a_buried_worker_with_many_messages_in_flight_is_not_dropped() -> None:
     session = make("a")
     session.lose(1, "killed", 1.0)
     for seq in range(500):
@@ -372,7 +372,7 @@ def test_a_lost_workers_share_is_dealt_to_the_others() -> None:
     assert [message.fragments for message in sent(session, m.Lease)] == [4]
 
 
-def test_streaming_shares_one_budget_out() -> None:
+def test_streaming_workers_share_one_budget() -> None:
     session = make("a", "b")
     session.leases.begin_streaming(Pacing(2, 0, 3))
     session.stream(0, 1)
@@ -391,7 +391,7 @@ def test_streaming_shares_one_budget_out() -> None:
 
 
 @pytest.mark.parametrize("stood_still", [0.0, 100.0])
-def test_a_worker_that_beats_but_never_samples_is_named_and_its_share_dealt_again(stood_still: float) -> None:
+def test_a_worker_that_beats_but_never_samples_is_reported_and_its_share_dealt_again(stood_still: float) -> None:
     """Time in which the learner stood still counts for no worker; the fragment that arrived meanwhile is read first."""
     session = make("a", "b", lease_timeout_s=5.0)
     session.deal(1, 2)
@@ -410,7 +410,7 @@ def test_a_worker_that_beats_but_never_samples_is_named_and_its_share_dealt_agai
     assert dealt[A].lease_id not in (leases[A].lease_id, leases[B].lease_id)
 
 
-def test_a_worker_that_leaves_frees_its_slot_at_once() -> None:
+def test_a_worker_that_leaves_frees_its_slot_immediately() -> None:
     session = make("a")
     session.receive(A, m.Leaving("SIGTERM", 12, 0), 1.0)
     assert told(session) == [ev.WorkerLost(1, "i-a", "left: SIGTERM", 12)]
@@ -453,7 +453,7 @@ def test_snapshots_are_broadcast_and_given_on_request_but_not_too_often() -> Non
         session.publish(snapshot(2), 0.0)
 
 
-def test_a_call_is_answered_once_by_the_worker_it_was_made_to() -> None:
+def test_a_call_is_answered_once_by_the_called_worker() -> None:
     session = make("a", "b")
     first = session.call(1, "ping", {"x": 1})
     assert [(message.method, message.args) for message in sent(session)] == [("ping", {"x": 1})]
@@ -472,7 +472,7 @@ def test_a_call_is_answered_once_by_the_worker_it_was_made_to() -> None:
 
 
 @pytest.mark.parametrize("message", [fragment(0, 1), m.Reply(3, True, None)])
-def test_who_sends_without_end_what_nobody_asked_for_is_dropped(message: m.UpMessage) -> None:
+def test_a_worker_that_keeps_sending_needless_messages_is_dropped(message: m.UpMessage) -> None:
     session = make("a", "b")
     for _ in range(1 << 16):
         session.receive(A, message, 1.0)
@@ -482,7 +482,7 @@ def test_who_sends_without_end_what_nobody_asked_for_is_dropped(message: m.UpMes
     assert "too many" in told(session, ev.WorkerLost)[0].reason
 
 
-def test_each_worker_gets_one_acknowledgement_after_all_else_and_none_without_a_connection() -> None:
+def test_each_connected_worker_gets_one_acknowledgement_after_all_other_messages() -> None:
     session = make()
     leases = []
     for peer, name in ((A, "a"), (B, "b")):
@@ -510,7 +510,7 @@ def test_goodbye_reaches_workers_and_latecomers() -> None:
 # Bad peers ------------------------------------------------------------------------------------------------
 
 
-def test_samples_before_hello_are_refused_and_their_sender_is_dropped_in_the_end() -> None:
+def test_samples_before_hello_are_refused_and_finally_the_sender_is_dropped() -> None:
     session = make("a")
     for _ in range(3):
         session.receive(B, fragment(1, 1), 1.0)
@@ -523,7 +523,7 @@ def test_samples_before_hello_are_refused_and_their_sender_is_dropped_in_the_end
     assert session.slots == [1]
 
 
-def test_what_is_far_too_large_for_a_hello_costs_a_stranger_its_connection_at_once() -> None:
+def test_a_stranger_is_dropped_after_one_message_far_too_large_for_a_hello() -> None:
     session = make()
     session.unread(A, 1 << 16)
     assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.HELLO_FIRST]
@@ -534,7 +534,7 @@ def test_what_is_far_too_large_for_a_hello_costs_a_stranger_its_connection_at_on
     assert sent(session) == told(session) == []
 
 
-def test_a_worker_counted_lost_may_have_much_under_way_but_not_go_on_for_ever() -> None:
+def test_a_lost_worker_may_have_many_messages_in_flight_but_not_endlessly_many() -> None:
     session = make("a")
     assert session.knows(A)
     session.lose(1, "killed", 1.0)
@@ -547,7 +547,7 @@ def test_a_worker_counted_lost_may_have_much_under_way_but_not_go_on_for_ever() 
     assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.VIOLATION]
 
 
-def test_what_ends_a_worker_is_told_however_many_share_its_key() -> None:
+def test_the_end_of_a_worker_is_reported_even_if_others_share_its_key() -> None:
     session = make()
     for number in range(200):
         peer = b"%d" % number
@@ -577,7 +577,7 @@ def test_registrations_over_all_connections_are_bounded_and_the_rest_waits_its_t
     assert len(session.slots) == 500, "no worker was refused"
 
 
-def test_whoever_fills_the_line_keeps_others_waiting_for_one_turn_only() -> None:
+def test_a_source_that_fills_the_line_delays_others_by_one_turn() -> None:
     session = make()
     for number in range(3000):
         session.receive(b"%d" % number, hello(str(number)), 0.0, host="192.0.2.1")
@@ -598,7 +598,7 @@ def test_large_snapshots_are_given_to_fewer() -> None:
     assert 8 <= len(sent(session, m.Welcome)) <= 14
 
 
-def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_many_snapshots() -> None:
+def test_a_connection_that_keeps_saying_hello_is_dropped_before_it_has_cost_many_snapshots() -> None:
     session = make()
     welcomes = 0
     for number in range(10_000):
@@ -613,7 +613,7 @@ def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_
     assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
 
 
-def test_nobody_gets_another_snapshot_before_the_last_one_has_left() -> None:
+def test_no_peer_gets_another_snapshot_before_the_last_one_has_left() -> None:
     session = make()
     for name in ("a", "a2", "a3"):
         session.receive(A, hello(name), 0.0)
@@ -635,7 +635,7 @@ def test_nobody_gets_another_snapshot_before_the_last_one_has_left() -> None:
     assert len(sent(session, m.Welcome)) == 1, "a new incarnation was only kept waiting"
 
 
-def test_a_worker_whose_hellos_of_ten_minutes_come_at_once_is_told_of_its_end_not_dropped() -> None:
+def test_a_lost_worker_with_ten_minutes_of_queued_hellos_is_refused_but_not_dropped() -> None:
     session = make("a")
     for second in range(0, 600, 5):
         session.tick(1.0 + second)
@@ -648,7 +648,7 @@ def test_a_worker_whose_hellos_of_ten_minutes_come_at_once_is_told_of_its_end_no
     assert {message.code for message in sent(session, m.Refused)} == {m.RefusalCode.ENDED}
 
 
-def test_undecodable_frames_cost_the_peer_its_place_and_nobody_else() -> None:
+def test_undecodable_frames_cost_only_their_sender_its_place() -> None:
     """Bad input: garbage, truncated and oversized frames are counted and reported once, and the peer is dropped."""
     session = make("a", "b")
     for peer in (A, b"unknown"):
@@ -661,13 +661,13 @@ def test_undecodable_frames_cost_the_peer_its_place_and_nobody_else() -> None:
     assert session.slots == [2]
 
 
-def test_what_only_a_learner_sends_is_a_violation() -> None:
+def test_a_message_that_only_learners_send_is_a_violation() -> None:
     session = make("a")
     session.receive(A, m.Ack(1), 1.0)
     assert "Ack" in told(session, ev.PeerRejected)[0].reason
 
 
-def test_who_builds_its_environment_may_be_silent_for_longer_unless_it_has_hung_up() -> None:
+def test_a_worker_that_builds_its_environment_may_be_silent_longer_unless_it_hung_up() -> None:
     building = m.Beat(0, m.BUILDING)
     session = make(heartbeat_timeout_s=10.0, build_timeout_s=60.0)
     for peer, name in ((A, "a"), (B, "b"), (b"c", "c")):
@@ -690,7 +690,7 @@ def test_who_builds_its_environment_may_be_silent_for_longer_unless_it_has_hung_
 
 
 @pytest.mark.parametrize("data_ends", [True, False])
-def test_only_where_data_ends_is_a_worker_believed_that_it_has(data_ends: bool) -> None:
+def test_out_of_data_counts_only_in_runs_where_data_ends(data_ends: bool) -> None:
     session = make("a", "b", data_ends=data_ends)
     session.deal(1, 4)
     before = sent(session, m.Lease)

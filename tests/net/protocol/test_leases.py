@@ -45,7 +45,7 @@ def test_streaming_raises_one_lease() -> None:
     assert book.extend(1, 1, 6, 0.0).lease == Lease(11, 1, 6)
 
 
-def test_fragments_outside_of_a_lease_are_told() -> None:
+def test_fragments_outside_of_a_lease_are_reported() -> None:
     book = make(1)
     (grant,) = book.deal(4, 1, 0.0)
     lease_id = grant.lease.lease_id
@@ -71,7 +71,7 @@ def test_a_worker_begins_the_oldest_lease_that_its_version_allows() -> None:
     assert leases.version_needed() is None
 
 
-def test_the_same_lease_said_twice_grants_nothing_twice() -> None:
+def test_a_repeated_lease_grants_nothing_more() -> None:
     leases = WorkerLeases()
     assert leases.add(Lease(1, 2, 0))
     assert not leases.add(Lease(1, 2, 0))
@@ -82,7 +82,7 @@ def test_the_same_lease_said_twice_grants_nothing_twice() -> None:
     assert leases.available(1) == 3
 
 
-def test_exhausted_leases_are_forgotten_in_the_end() -> None:
+def test_exhausted_leases_are_forgotten_eventually() -> None:
     leases = WorkerLeases()
     for number in range(1, 5000):
         leases.add(Lease(number, 1, 0))
@@ -91,7 +91,7 @@ def test_exhausted_leases_are_forgotten_in_the_end() -> None:
     assert len(leases._leases) <= 256
 
 
-def test_what_a_worker_that_brings_nothing_owes_is_dealt_to_the_others() -> None:
+def test_the_debt_of_a_worker_that_sends_nothing_is_dealt_to_the_others() -> None:
     """The worker lives, so heartbeats don't reveal it; the others have sent theirs, so environments aren't slow."""
     book = make(1, 2, 3)
     leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 6, 0.0)}
@@ -111,7 +111,7 @@ def test_what_a_worker_that_brings_nothing_owes_is_dealt_to_the_others() -> None
     assert {slot for slot, _ in shares(book.deal(3, 6, 63.0))} == {1, 2, 3}
 
 
-def test_nobody_is_overdue_where_all_are_slow() -> None:
+def test_no_worker_is_overdue_if_all_are_slow() -> None:
     book = make(1, 2)
     leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 4, 0.0)}
     assert book.take_overdue(10.0, 500.0) == [], "no other has brought anything yet"
@@ -139,7 +139,7 @@ def test_a_worker_that_has_nothing_left_owes_nothing_and_gets_nothing(is_streami
     assert book.take_overdue(10.0, 1000.0) == [], "no one waits for it"
 
 
-def test_the_only_worker_left_is_dealt_to_though_it_is_overdue() -> None:
+def test_the_only_worker_left_gets_the_deal_even_if_it_is_overdue() -> None:
     book = make(1, 2)
     leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 2, 0.0)}
     assert book.use(1, leases[1], 1, 1.0) == ""
@@ -152,7 +152,7 @@ def test_the_only_worker_left_is_dealt_to_though_it_is_overdue() -> None:
     st.integers(0, 9),
     st.lists(st.tuples(st.sampled_from(["join", "leave", "bring", "retire", "deal", "again"]), st.integers(1, 4))),
 )
-def test_whatever_workers_do_a_deal_is_exactly_one_train_batch(fragments: int, history: list[tuple[str, int]]) -> None:
+def test_a_deal_is_exactly_one_train_batch_whatever_workers_do(fragments: int, history: list[tuple[str, int]]) -> None:
     book = make(1)
     leases: dict[int, list[tuple[int, int]]] = {}  # slot -> ids of its leases, and their deals
     version = num_left = 0

@@ -48,7 +48,7 @@ def test_more_than_was_reported_cannot_arrive() -> None:
     assert ledger.as_dict() == before
 
 
-def test_a_resumed_ledger_counts_what_waited_as_lost() -> None:
+def test_a_resumed_ledger_counts_waiting_steps_as_lost() -> None:
     ledger = Ledger()
     ledger.open("a")
     ledger.report("a", 100)
@@ -60,7 +60,7 @@ def test_a_resumed_ledger_counts_what_waited_as_lost() -> None:
     }  # fmt: skip
 
 
-def test_check_finds_a_sum_that_is_off() -> None:
+def test_check_finds_a_wrong_sum() -> None:
     ledger = Ledger()
     ledger.trained = 1
     with pytest.raises(InternalError):
@@ -104,7 +104,7 @@ def test_the_ledger_balances_after_any_history(history: list[tuple[str, str, int
         ledger.check()
 
 
-def test_more_than_leases_allow_cannot_be_on_its_way() -> None:
+def test_more_than_leases_allow_cannot_be_in_flight() -> None:
     ledger = Ledger()
     ledger.open("a")
     ledger.report("a", 100, max_in_flight=100)

@@ -10,7 +10,7 @@ from aiorl.net.protocol.pacing import Pacing
 
 
 @pytest.mark.parametrize("stay", [True, False], ids=["that stay", "that come and go"])
-def test_newcomers_that_never_bring_anything_leave_a_worker_that_does_its_leases(stay: bool) -> None:
+def test_newcomers_that_send_nothing_do_not_take_all_leases(stay: bool) -> None:
     """Floods of registrations once took all leases, and training stood still."""
     pacing = Pacing(fragments_per_batch=1, max_policy_lag=10, per_worker=3)
     pacing.join(1)
@@ -32,7 +32,7 @@ def test_newcomers_that_never_bring_anything_leave_a_worker_that_does_its_leases
 
 
 @pytest.mark.parametrize(("largest", "expected"), [(6, 6), (1, 2), (None, 8)])
-def test_no_more_is_under_way_than_may_be_whatever_the_lag(largest: int | None, expected: int) -> None:
+def test_fragments_under_way_stay_within_the_bound_at_any_lag(largest: int | None, expected: int) -> None:
     pacing = Pacing(fragments_per_batch=2, max_policy_lag=None, per_worker=100, largest=largest)
     pacing.join(0)
     pacing.next_leases(0, 0.0)
@@ -47,7 +47,7 @@ def test_no_more_is_under_way_than_may_be_whatever_the_lag(largest: int | None, 
     pacing.check_valid()
 
 
-def test_newcomers_are_tried_while_others_could_use_all_of_the_budget() -> None:
+def test_newcomers_get_trials_while_others_could_use_the_whole_budget() -> None:
     pacing = Pacing(fragments_per_batch=1, max_policy_lag=10, per_worker=8)
     pacing.join(1)
     for now in (0.0, 0.1):  # the first one says little
@@ -96,7 +96,7 @@ class Starved:
         return self.num_brought - before
 
 
-def test_the_budget_grows_no_faster_than_what_came_of_the_growth_before_is_seen() -> None:
+def test_the_budget_grows_only_after_the_effect_of_the_last_growth_shows() -> None:
     starved = Starved()
     before, since = starved.pacing.budget, 0
     while starved.pacing.budget < starved.pacing.largest:
@@ -108,7 +108,7 @@ def test_the_budget_grows_no_faster_than_what_came_of_the_growth_before_is_seen(
     assert starved.num_brought < 300
 
 
-def test_where_fragments_came_too_old_the_budget_does_not_return_for_hundreds_more() -> None:
+def test_after_stale_fragments_the_budget_stays_low_for_hundreds_more() -> None:
     """The budget once returned after 140, in 4 steps a second: workers in each other's way wasted 2 %."""
     starved = Starved()
     starved.until(8)
@@ -118,7 +118,7 @@ def test_where_fragments_came_too_old_the_budget_does_not_return_for_hundreds_mo
     assert starved.until(8) >= 250
 
 
-def test_what_the_learner_did_not_need_for_a_while_it_gets_back_at_once() -> None:
+def test_a_budget_that_was_not_needed_for_a_while_returns_immediately() -> None:
     starved = Starved()
     starved.until(11)
     for _ in range(20):
@@ -165,7 +165,7 @@ class Run:
         self.pacing.join(slot)
 
 
-def test_a_first_fragment_that_took_long_does_not_leave_a_worker_out() -> None:
+def test_a_slow_first_fragment_does_not_leave_a_worker_out() -> None:
     """The worker builds its environments, or its connection broke; it was once left out for minutes."""
     run = Run()
     run.go_on(5)
@@ -176,7 +176,7 @@ def test_a_first_fragment_that_took_long_does_not_leave_a_worker_out() -> None:
     assert run.pacing.slow_workers() == []
 
 
-def test_workers_that_were_held_up_once_come_back_at_once() -> None:
+def test_workers_that_were_held_up_once_come_back_immediately() -> None:
     """Workers of a host that stood still for 10 s were once left out until others had sent thousands of fragments."""
     run = Run()
     for slot in (2, 3, 4):
@@ -190,7 +190,7 @@ def test_workers_that_were_held_up_once_come_back_at_once() -> None:
     assert run.pacing.slow_workers() == []
 
 
-def test_workers_that_were_too_slow_for_long_are_tried_until_they_have_become_faster() -> None:
+def test_workers_that_are_too_slow_get_trials_until_they_become_faster() -> None:
     run = Run()
     for slot in (2, 3, 4):
         run.join(slot, 5.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiorl.net.protocol.rates import Allowance
 
 
-def test_an_allowance_is_so_much_at_once_and_comes_back_with_time() -> None:
+def test_an_allowance_is_limited_and_refills_with_time() -> None:
     allowance = Allowance(3, 0.5)
     assert [allowance.take(10.0) for _ in range(5)] == [True] * 3 + [False] * 2
     assert not allowance.take(11.9)

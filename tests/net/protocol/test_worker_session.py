@@ -101,7 +101,7 @@ def test_a_welcome_for_an_older_incarnation_is_ignored() -> None:
     assert session.slot == 0
 
 
-def test_nothing_is_taken_up_before_the_welcome() -> None:
+def test_messages_before_the_welcome_are_ignored() -> None:
     session = make()
     session.connected(0.0)
     for message in (m.Ack(5), m.Lease(1, 5, 0), snapshot(9), m.Call(1, "x", {})):
@@ -174,7 +174,7 @@ def test_an_abandoned_fragment_leaves_its_lease_unused() -> None:
     assert session.may_sample(1)
 
 
-def test_what_is_not_acknowledged_is_bounded() -> None:
+def test_unacknowledged_fragments_are_bounded() -> None:
     """R7: the sampler waits for a slow learner."""
     session = registered(leased=10, max_unacked=3)
     sample(session, 3)
@@ -199,7 +199,7 @@ def test_fragments_are_sent_again_when_asked() -> None:
 # Connection and learner lost ------------------------------------------------------------------------------
 
 
-def test_after_a_reconnect_hello_comes_first_and_then_what_the_learner_has_not() -> None:
+def test_after_a_reconnect_hello_comes_first_and_then_missing_fragments() -> None:
     session = registered(leased=10)
     sample(session, 2)
     session.disconnected(1.0, "reset by peer")
@@ -243,7 +243,7 @@ def test_a_silent_learner_pauses_sampling_until_it_answers() -> None:
     assert session.may_sample(1)
 
 
-def test_a_worker_that_stood_still_first_hears_what_has_come() -> None:
+def test_a_worker_that_stood_still_first_reads_waiting_messages() -> None:
     session = registered()
     session.tick(0.5)
     session.tick(60.0)
@@ -255,7 +255,7 @@ def test_a_worker_that_stood_still_first_hears_what_has_come() -> None:
     assert session.state is WorkerState.PAUSED
 
 
-def test_a_worker_that_stood_still_and_has_heard_of_its_learner_is_not_deaf_to_its_silence_for_longer() -> None:
+def test_a_standstill_before_the_last_message_does_not_delay_detection_of_a_silent_learner() -> None:
     session = registered()
     session.tick(0.5)
     session.receive(m.LearnerBeat("L1", 1), 60.0)
@@ -274,7 +274,7 @@ def test_a_worker_that_stood_still_and_has_heard_of_its_learner_is_not_deaf_to_i
         lambda session: session.receive(m.Bye("back soon", False), 1.0),
     ],
 )
-def test_the_end_of_an_incarnation_drops_everything_and_begins_anew(end: Any) -> None:
+def test_the_end_of_an_incarnation_drops_everything_and_starts_again(end: Any) -> None:
     session = registered(leased=10)
     sample(session, 1)
     begun = session.start_fragment(1)
@@ -333,7 +333,7 @@ def test_newer_snapshots_are_taken_and_older_or_foreign_ones_ignored() -> None:
 
 
 @pytest.mark.parametrize("sign", [m.LearnerBeat("L1", 4), m.Lease(9, 1, 4)])
-def test_a_snapshot_that_does_not_come_is_asked_for_ever_more_rarely(sign: m.Message) -> None:
+def test_a_missing_snapshot_is_requested_less_and_less_often(sign: m.Message) -> None:
     session = registered()
     session.receive(sign, 0.0)
     asked = []
@@ -362,7 +362,7 @@ def test_a_call_is_run_and_answered() -> None:
     assert session.messages_to_send() == []
 
 
-def test_a_fatal_failure_and_leaving_end_the_session_after_a_last_word() -> None:
+def test_a_fatal_failure_and_leaving_end_the_session_after_a_last_message() -> None:
     session = registered(leased=1)
     sample(session, 1)
     session.messages_to_send()
@@ -380,7 +380,7 @@ def test_a_fatal_failure_and_leaving_end_the_session_after_a_last_word() -> None
     assert session.status_text(1.0) == "ended"
 
 
-def test_who_has_built_its_environment_says_so_at_once_since_a_learner_waits_longer_for_those_who_build() -> None:
+def test_a_worker_reports_immediately_that_its_environment_is_built() -> None:
     session = registered()
     said = []
     for tenth, doing in enumerate(["waiting", m.BUILDING, m.BUILDING, "sampling", "sampling", "waiting"], 1):
@@ -392,7 +392,7 @@ def test_who_has_built_its_environment_says_so_at_once_since_a_learner_waits_lon
 
 
 @pytest.mark.parametrize("message", [m.Beat(1, ""), m.Leaving("x")])
-def test_what_only_workers_send_is_refused(message: m.Message) -> None:
+def test_messages_that_only_workers_send_are_refused(message: m.Message) -> None:
     session = registered()
     with pytest.raises(RemoteProtocolError):
         session.receive(message, 0.0)

@@ -104,7 +104,7 @@ class Stage:
         return learner, await self.joined(learner.endpoint.address)
 
     async def exchange(self, learner: Side, worker: Side) -> tuple[bytes, str]:
-        """Send a message each way and one to all; return the learner's name for the worker."""
+        """Send a message each way and one to all; return peer and user id of the worker as seen by the learner."""
         counts = len(learner.messages), len(worker.messages), len(worker.broadcasts)
         assert worker.endpoint.send([b"hello"])
         await learner.until(lambda: len(learner.messages) > counts[0])

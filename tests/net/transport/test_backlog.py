@@ -58,7 +58,7 @@ async def test_an_error_of_the_thread_is_raised_on_the_loop() -> None:
 
 
 @pytest.mark.parametrize("look_s", [0.0, 0.1], ids=["at once", "on a busy machine"])
-async def test_who_floods_is_cut_off_though_that_fails_at_first_and_though_a_look_takes_long(look_s: float) -> None:
+async def test_a_flooding_peer_is_cut_off_even_if_a_first_cut_fails_and_checks_are_slow(look_s: float) -> None:
     """Time in which the thread waits does not count as the cost of its check."""
     table = Table(fails=3, look_s=look_s)
     with _guarded(table) as cut:

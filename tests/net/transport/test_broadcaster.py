@@ -53,7 +53,7 @@ async def _until_dropped(told: list[Event]) -> Event:
     ],
     ids=["a message", "an unsubscription", "to and fro", "two subscriptions", "in parts"],
 )
-async def test_all_but_a_subscription_ends_the_connection_also_where_another_had_its_descriptor(said: bytes) -> None:
+async def test_all_but_a_subscription_ends_the_connection_even_on_a_reused_descriptor(said: bytes) -> None:
     told: list[Event] = []
     with _listening(told) as (port, number):
         with RawPeer(number, "SUB") as first:
@@ -66,7 +66,7 @@ async def test_all_but_a_subscription_ends_the_connection_also_where_another_had
             assert "more than a subscription" in (await _until_dropped(told)).reason
 
 
-async def test_a_key_that_a_connection_was_taken_to_have_is_mended_by_its_own_message() -> None:
+async def test_a_wrongly_assigned_key_is_corrected_by_the_connections_own_message() -> None:
     """An earlier connection's last message on the same descriptor can look like its own, with the other key."""
     checked: list[str] = []
     listening = _listening([], lambda _, connection: checked.append(connection.user_id))

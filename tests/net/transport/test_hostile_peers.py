@@ -157,7 +157,7 @@ def _flood(peer: RawPeer, payload: bytes, seconds: float) -> bool:
 @pytest.mark.parametrize(
     "payload", [frame(bytes(1 << 20)), frame(bytes(1 << 20), more=True)], ids=["messages", "one without end"]
 )
-def test_what_peers_send_while_the_learner_is_busy_is_bounded_and_the_greedy_are_cut_off(start, payload):
+def test_unread_data_of_peers_is_bounded_while_the_learner_is_busy(start, payload):
     learner = start(slow_s=0.8, max_message_bytes=8 << 20, max_unread_bytes=48 << 20)
     with learner.peer() as honest, learner.peer() as busy, contextlib.ExitStack() as stack:
         assert _is_served(honest)
@@ -179,7 +179,7 @@ def test_what_peers_send_while_the_learner_is_busy_is_bounded_and_the_greedy_are
         assert peak_mb < before_mb + 600, "without a bound it is gigabytes"
 
 
-def test_what_short_connections_leave_behind_is_bounded_too(start):
+def test_unread_data_of_short_connections_is_bounded_too(start):
     learner = start(slow_s=0.01, max_message_bytes=8 << 20, max_unread_bytes=48 << 20)
     with learner.peer() as honest:
         assert _is_served(honest)
@@ -195,7 +195,7 @@ def test_what_short_connections_leave_behind_is_bounded_too(start):
         assert _is_served(honest)
 
 
-def test_a_message_without_end_of_empty_frames_from_a_stranger_is_cut_off_before_it_takes_much_memory(start):
+def test_an_endless_message_of_empty_frames_is_cut_off_before_it_takes_much_memory(start):
     learner = start()
     with learner.peer() as honest, learner.peer() as flooder:
         assert _is_served(honest)
@@ -212,7 +212,7 @@ def test_a_message_without_end_of_empty_frames_from_a_stranger_is_cut_off_before
     [frame(b"\x01"), frame(b"\x01") + frame(b"\x00"), frame(b"\x01" + bytes(200)), frame(b"\x01x", more=True)],
     ids=["one topic", "to and fro", "long topics", "without end"],
 )
-def test_a_flood_of_subscriptions_is_cut_off_and_others_go_on_hearing_broadcasts(start, subscriptions):
+def test_a_flood_of_subscriptions_is_cut_off_and_others_still_get_broadcasts(start, subscriptions):
     learner = start(tick_s=0.1)
     with learner.peer() as peer, learner.subscriber() as honest:
         before_mb = learner.rss_mb()
@@ -228,7 +228,7 @@ def test_a_flood_of_subscriptions_is_cut_off_and_others_go_on_hearing_broadcasts
         assert learner.rss_mb() < before_mb + 150
 
 
-def test_every_dropped_peer_hears_why(start):
+def test_every_dropped_peer_gets_the_reason(start):
     learner = start()
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(learner.peer()) for _ in range(20)]
@@ -239,7 +239,7 @@ def test_every_dropped_peer_hears_why(start):
             assert peer.receive() == []
 
 
-def test_a_dropped_peer_that_does_not_read_cannot_hold_its_end_up(start):
+def test_a_dropped_peer_that_does_not_read_cannot_delay_its_end(start):
     learner = start()
     with RawPeer(learner.port, receive_buffer=4096) as peer:
         peer.send(b"violation")
@@ -262,7 +262,7 @@ def test_a_storm_of_connections_and_resets_leaves_nothing_behind(start):
         assert len(os.listdir(f"/proc/{learner.process.pid}/fd")) < 60
 
 
-def test_out_of_descriptors_those_admitted_are_served_files_can_be_opened_and_closing_ends(start):
+def test_out_of_descriptors_admitted_peers_are_served_and_files_can_be_opened(start):
     learner = start(open_files=256)
     assert 20 < learner.max_peers < 100
     with learner.peer() as peer, contextlib.ExitStack() as stack:

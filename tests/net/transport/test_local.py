@@ -38,9 +38,7 @@ def _impostor(port=0):
         yield listener
 
 
-async def test_a_worker_of_the_same_user_joins_by_sockets_that_only_this_user_can_reach_and_that_go_with_the_learner(
-    stage, place, caplog
-):
+async def test_a_worker_of_the_same_user_joins_through_private_sockets_that_end_with_the_learner(stage, place, caplog):
     caplog.set_level(logging.INFO)
     learner = stage.learner(insecure=False)
     worker = await stage.joined(learner.endpoint.address)
@@ -97,9 +95,7 @@ async def test_a_worker_that_looked_on_the_network_before_its_learner_came_finds
     await worker.until_event(EventKind.CONNECTED)
 
 
-async def test_a_learner_with_keys_has_its_own_workers_beside_those_with_keys_and_withdraws_none_of_them(
-    stage, tmp_path
-):
+async def test_a_learner_with_keys_keeps_its_own_workers_along_with_those_with_keys(stage, tmp_path):
     keys = tmp_path / "keys"
     make_keys(keys)
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
@@ -115,7 +111,7 @@ async def test_a_learner_with_keys_has_its_own_workers_beside_those_with_keys_an
     assert EventKind.DISCONNECTED not in own.kinds()
 
 
-async def test_an_insecure_learner_takes_everyone_and_clears_away_what_the_one_before_has_left(stage, place):
+async def test_an_insecure_learner_admits_everyone_and_deletes_sockets_of_the_previous_one(stage, place):
     address = free_address()
     _leave_behind(place / address.rpartition(":")[2])
     learner = stage.learner(address, insecure=True)
@@ -125,7 +121,7 @@ async def test_an_insecure_learner_takes_everyone_and_clears_away_what_the_one_b
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["of a learner", "of another program"])
-async def test_a_port_in_use_is_refused_also_where_nobody_would_listen_on_it(stage, tmp_path, is_own):
+async def test_a_port_in_use_is_refused_even_if_the_learner_would_not_listen_on_it(stage, tmp_path, is_own):
     with contextlib.ExitStack() as stack:
         if is_own:
             former = stage.learner(insecure=False)
@@ -162,7 +158,7 @@ async def test_another_user_cannot_reach_the_sockets(stage, monkeypatch):
         assert "No such device" in await asyncio.to_thread(open_as, 0)  # a socket is found
 
 
-async def test_sockets_that_were_cleaned_away_are_made_anew(stage, place, monkeypatch):
+async def test_deleted_sockets_are_made_again(stage, place, monkeypatch):
     monkeypatch.setattr("aiorl.net.transport.zmq_learner._LOOK_FOR_FILES_S", 0.05)
     learner = stage.learner(insecure=False, limits=FAST)
     early = await stage.joined(learner.endpoint.address, limits=FAST)
@@ -196,7 +192,7 @@ def _replaceable(place, tmp_path):
 
 
 @pytest.mark.parametrize("spoil", [_open_to_others, _linked, _of_another_user, _replaceable])
-async def test_a_place_that_others_may_have_made_is_neither_used_nor_believed(
+async def test_a_directory_that_others_could_have_made_is_neither_used_nor_trusted(
     stage, place, tmp_path, spoil, monkeypatch
 ):
     spoil(place, tmp_path)

@@ -43,7 +43,7 @@ def keys(tmp_path):
     return tmp_path / "keys"
 
 
-async def test_an_insecure_learner_says_so_where_others_can_reach_it(stage, caplog):
+async def test_an_insecure_learner_warns_if_others_can_reach_it(stage, caplog):
     for bind in ("tcp://127.0.0.1:0", "tcp://0.0.0.0:0"):
         stage.learner(bind, insecure=True)
         assert ("open to everyone" in caplog.text) == ("0.0.0.0" in bind)
@@ -59,7 +59,7 @@ def test_keys_made_by_the_tool_load_on_both_sides(keys):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o666])
-def test_a_private_key_that_others_can_reach_is_refused_with_the_command_that_mends_it(keys, mode):
+def test_a_private_key_that_others_can_read_is_refused_with_the_command_that_repairs_it(keys, mode):
     path = keys / "worker.key_secret"
     path.chmod(mode)
     with pytest.raises(SecurityError, match=rf"mode {mode:04o}.*chmod 600 {path}"):
@@ -72,7 +72,7 @@ def load_both(keys):
 
 @pytest.mark.parametrize("mode", [0o020, 0o002, 0o022])
 @pytest.mark.parametrize("name", ["", "admitted", "learner.key"])
-def test_keys_that_others_could_change_are_refused_with_the_command_that_mends_it(keys, name, mode, monkeypatch):
+def test_keys_that_others_could_change_are_refused_with_the_command_that_repairs_them(keys, name, mode, monkeypatch):
     monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group(("staff", "x", number, [])))
     path = keys / name
     path.chmod(path.stat().st_mode | mode)
@@ -86,7 +86,7 @@ def test_keys_that_others_could_change_are_refused_with_the_command_that_mends_i
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("name", ["", "admitted", "learner.key_secret", "learner.key", "worker.key_secret"])
-def test_keys_that_belong_to_somebody_else_are_refused_with_owner_and_command(keys, name, monkeypatch):
+def test_keys_of_another_user_are_refused_with_owner_and_command(keys, name, monkeypatch):
     for path in (keys, *keys.rglob("*")):
         os.chown(path, 12345, 12345)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -100,7 +100,7 @@ def test_keys_that_belong_to_somebody_else_are_refused_with_owner_and_command(ke
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_root_takes_a_directory_of_somebody_as_in_a_container_but_nothing_there_of_a_third(keys):
+def test_root_accepts_another_users_directory_but_no_files_of_a_third_user_in_it(keys):
     for path in (keys, *keys.rglob("*")):
         os.chown(path, 12345, 12345)
     load_both(keys)
@@ -109,7 +109,7 @@ def test_root_takes_a_directory_of_somebody_as_in_a_container_but_nothing_there_
         load_worker_keys(keys)
 
 
-def test_keys_made_under_any_umask_are_taken(tmp_path):
+def test_keys_made_under_any_umask_are_accepted(tmp_path):
     for umask in (0o000, 0o002, 0o022, 0o077):
         before = os.umask(umask)
         try:
@@ -119,7 +119,7 @@ def test_keys_made_under_any_umask_are_taken(tmp_path):
         load_both(tmp_path / f"{umask:o}" / "keys")
 
 
-def test_a_directory_that_a_users_private_group_may_write_to_is_taken_and_one_with_members_is_not(keys, monkeypatch):
+def test_a_directory_writable_by_a_private_group_is_accepted_unless_the_group_has_members(keys, monkeypatch):
     """As made by `mkdir` with umask 0002."""
     name, members = pwd.getpwuid(os.geteuid()).pw_name, []
     monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members)))
@@ -131,7 +131,7 @@ def test_a_directory_that_a_users_private_group_may_write_to_is_taken_and_one_wi
         load_learner_keys(keys)
 
 
-def test_a_secret_mounted_by_kubernetes_is_taken(keys, tmp_path):
+def test_a_secret_mounted_by_kubernetes_is_accepted(keys, tmp_path):
     """A sticky directory of links to links, with files that no one else can replace."""
     mount = tmp_path / "mount"
     mount.mkdir()
@@ -148,7 +148,7 @@ def test_a_secret_mounted_by_kubernetes_is_taken(keys, tmp_path):
     assert len(AdmittedKeys(learner.admitted).refresh()) == 2
 
 
-def test_whoever_can_write_where_keys_are_admitted_is_not_admitted_while_a_run_goes_on(keys, tmp_path, caplog):
+def test_keys_added_to_a_directory_that_others_can_write_are_not_admitted_during_a_run(keys, tmp_path, caplog):
     admitted = AdmittedKeys(keys / "admitted")
     make_keys(tmp_path / "intruder", ("intruder",))
     before = admitted.refresh()
@@ -170,7 +170,7 @@ def test_whoever_can_write_where_keys_are_admitted_is_not_admitted_while_a_run_g
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_an_admitted_key_that_somebody_else_has_put_there_is_left_out(keys, caplog):
+def test_an_admitted_key_file_of_another_user_is_ignored(keys, caplog):
     os.chown(keys / "admitted" / "other.key", 54321, -1)
     assert [*AdmittedKeys(keys / "admitted").refresh().values()] == ["worker"]
     assert "other.key belongs to someone else (owner 54321, mode 0644)" in caplog.text
@@ -210,7 +210,7 @@ def _replace_by_holes(path):
         ),
     ],
 )
-def test_what_is_missing_or_no_key_is_named_and_never_waited_for(keys, name, spoil, words):
+def test_missing_or_invalid_key_files_are_named_and_never_block(keys, name, spoil, words):
     spoil(keys / name)
     with pytest.raises(SecurityError, match=f"{name} {words}"):
         load_both(keys)
@@ -230,7 +230,7 @@ def test_a_worker_says_which_of_several_private_keys_it_cannot_choose_from(keys,
 
 
 @given(st.binary(max_size=300))
-def test_no_file_content_gives_anything_but_a_key_or_a_security_error(tmp_path_factory, content):
+def test_any_file_content_gives_a_key_or_a_security_error(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("keys") / "x.key"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -250,7 +250,7 @@ def test_a_bare_key_and_pyzmqs_own_certificates_are_read_too(tmp_path):
     assert read_public_key(Path(public_file)) == expected[0]
 
 
-def test_admitted_keys_follow_the_directory_and_leave_out_what_is_no_key(keys, caplog):
+def test_admitted_keys_follow_the_directory_and_ignore_invalid_files(keys, caplog):
     admitted = AdmittedKeys(keys / "admitted")
     key = read_public_key(keys / "worker.key")
     assert admitted.refresh()[key] == "worker"
@@ -271,7 +271,7 @@ def test_admitted_keys_follow_the_directory_and_leave_out_what_is_no_key(keys, c
     assert not admitted.refresh()
 
 
-def test_a_directory_that_cannot_be_read_for_a_while_leaves_the_admitted_keys_as_they_are(keys, monkeypatch, caplog):
+def test_a_directory_that_is_unreadable_for_a_while_leaves_admitted_keys_unchanged(keys, monkeypatch, caplog):
     admitted = AdmittedKeys(keys / "admitted")
     before = admitted.refresh()
     with monkeypatch.context() as patch:
@@ -287,7 +287,7 @@ def _out_of_descriptors(path):
     raise OSError(errno.EMFILE, "Too many open files")
 
 
-def test_whoever_knocks_does_not_keep_the_learner_reading_its_directory(keys, monkeypatch):
+def test_frequent_handshakes_do_not_make_the_learner_reread_its_directory(keys, monkeypatch):
     looks = []
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scandir(path))
@@ -400,7 +400,7 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(stag
         (True, "another learner's", "server key mismatch", "another learner's public key"),
     ],
 )
-async def test_who_is_refused_for_keys_and_who_refuses_are_told_what_to_do(
+async def test_both_sides_of_a_handshake_refused_for_keys_report_what_to_do(
     stage, keys, tmp_path, monkeypatch, learner_has, worker_has, theirs, ours
 ):
     learner = stage.learner(limits=FAST, **({"keys": load_learner_keys(keys)} if learner_has else {}))
@@ -416,7 +416,7 @@ async def test_who_is_refused_for_keys_and_who_refuses_are_told_what_to_do(
 
 
 @pytest.mark.parametrize("kind", ["null", "plain", "junk", "silent"])
-async def test_whatever_has_no_key_is_refused_on_both_ports_and_costs_others_nothing(stage, keys, kind):
+async def test_peers_without_a_key_are_refused_on_both_ports_without_affecting_others(stage, keys, kind):
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
     worker = await stage.joined(learner.endpoint.address, keys=load_worker_keys(keys))
     port = int(learner.endpoint.address.rpartition(":")[2])
@@ -455,6 +455,6 @@ async def test_whatever_has_no_key_is_refused_on_both_ports_and_costs_others_not
         ("tcp://10.0.0.3:5557", "tcp://10.0.0.3:5557"),
     ],
 )
-def test_local_workers_meet_a_learner_on_all_interfaces_on_loopback(bound: str, here: str) -> None:
+def test_local_workers_use_loopback_if_the_learner_listens_on_all_interfaces(bound: str, here: str) -> None:
     assert reachable_from_here(bound) == here
     assert ("*" in bound or "0.0.0.0" in bound) == (socket.gethostname() in reachable_from_elsewhere(bound))

@@ -14,7 +14,7 @@ from aiorl.net.transport.endpoint import EndpointLimits, EventKind
 QUICK = EndpointLimits(dead_after_s=0.3, tick_s=0.03, retry_s=0.05, max_retry_s=0.1, handshake_s=0.2)
 
 
-async def test_a_worker_that_hears_nothing_any_more_ends_its_connection_and_makes_another(stage):
+async def test_a_worker_with_a_silent_connection_ends_it_and_makes_another(stage):
     learner = stage.learner()
     worker = await stage.joined(learner.endpoint.address, limits=QUICK)
     gone = await worker.until_event(EventKind.DISCONNECTED, timeout_s=3)
@@ -23,7 +23,7 @@ async def test_a_worker_that_hears_nothing_any_more_ends_its_connection_and_make
     await stage.exchange(learner, worker)
 
 
-async def test_a_pair_whose_users_say_something_now_and_then_stays_connected(stage):
+async def test_a_pair_with_occasional_messages_stays_connected(stage):
     learner = stage.learner(limits=QUICK)
     worker = await stage.joined(learner.endpoint.address, limits=QUICK)
     for _ in range(20):
@@ -47,7 +47,7 @@ async def test_a_peer_that_stands_still_is_cut_off(stage):
         assert "nothing was heard" in gone.reason
 
 
-async def test_connections_that_never_say_a_word_after_the_handshake_are_cut_off_on_both_ports(stage):
+async def test_connections_that_stay_silent_after_the_handshake_are_cut_off_on_both_ports(stage):
     learner = stage.learner(limits=QUICK)
     for port, kind in ((learner.port, "DEALER"), (learner.port + 1, "SUB")):
         with await asyncio.to_thread(RawPeer, port, kind) as peer:

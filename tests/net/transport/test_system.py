@@ -87,7 +87,7 @@ print(len(heaps))
 
 
 @needs_glibc
-def test_threads_share_one_heap_where_asked_to():
+def test_threads_share_one_heap_if_requested():
     heaps = {mode: run(_HEAPS, mode) for mode in ("one", "as it comes")}
     assert heaps["one"] <= 2 < heaps["as it comes"], heaps  # the first heap may consist of two mappings
 

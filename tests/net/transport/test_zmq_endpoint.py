@@ -185,7 +185,7 @@ async def test_where_bytes_cannot_be_counted_a_worker_is_held_back_and_loses_not
     assert [int.from_bytes(frames[0], "little") for _, frames, _ in learner.messages] == list(range(taken))
 
 
-async def test_a_worker_that_does_not_read_is_cut_off_once_its_queue_is_full_and_others_go_on(stage):
+async def test_a_worker_that_does_not_read_is_cut_off_once_its_queue_is_full_and_others_continue(stage):
     limits = EndpointLimits(receive_messages=2, send_messages=2, peer_queue_messages=4)
     learner = stage.learner(limits=limits)
     deaf = await stage.joined(learner.endpoint.address, limits=limits)
@@ -250,7 +250,7 @@ async def test_of_many_that_do_not_read_those_with_the_most_waiting_are_cut_off_
     assert learner.endpoint.send(reads_little, [b"still here"])
 
 
-async def test_all_that_a_worker_sent_is_delivered_before_its_end_is_told(stage):
+async def test_all_messages_of_a_worker_are_delivered_before_its_end_is_reported(stage):
     learner, worker = await stage.pair()
     for index in range(100):
         await worker.send([b"%d" % index, bytes(20_000)])
@@ -260,7 +260,7 @@ async def test_all_that_a_worker_sent_is_delivered_before_its_end_is_told(stage)
     assert kinds == ["message"] * 100 + ["event"]
 
 
-async def test_a_goodbye_sent_just_before_the_learner_closes_arrives_before_the_end_is_told(stage):
+async def test_a_goodbye_sent_just_before_the_learner_closes_arrives_before_the_end_is_reported(stage):
     learner, worker = await stage.pair()
     peer, _ = await stage.exchange(learner, worker)
     worker.tape.clear()

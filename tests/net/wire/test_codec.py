@@ -212,7 +212,7 @@ def test_arrays_come_out_as_they_went_in_wherever_they_lie_in_memory(
         assert same(message, decode(wire(message)))
 
 
-def test_arrays_that_lie_one_behind_the_other_leave_as_one_frame_without_a_copy() -> None:
+def test_adjacent_arrays_leave_as_one_frame_without_a_copy() -> None:
     arrays = allocate_together([((200, 64), np.float32), ((999,), np.float16), ((7, 300), np.float64)])
     for array in arrays:
         array[...] = np.arange(array.size).reshape(array.shape)
@@ -226,7 +226,7 @@ def test_arrays_that_lie_one_behind_the_other_leave_as_one_frame_without_a_copy(
     assert all(same(columns[name], out.batches["p"][name]) for name in columns)
 
 
-def test_only_what_is_next_in_memory_goes_on_in_a_frame() -> None:
+def test_only_adjacent_arrays_share_a_frame() -> None:
     first, second, third = allocate_together([((8000,), np.float32)] * 3)
     alone = np.zeros(8000, np.float32)
     assert storage_of(samples({"a": first, "b": second, "c": third})) == [RAW, CONTINUED, CONTINUED]
@@ -247,7 +247,7 @@ def test_only_what_is_next_in_memory_goes_on_in_a_frame() -> None:
     assert storage_of(samples({"a": pair[0], "b": pair[1]})) == [PACKED, PACKED]
 
 
-def test_frames_of_stacks_travel_once() -> None:
+def test_frames_of_stacks_are_sent_once() -> None:
     message = samples({"obs": stacked_frames(), "rewards": np.zeros((4, 2), np.float32)})
     assert storage_of(message) == [STACKED, PACKED]
     assert storage_of(samples({"obs": stacked_frames().astype(np.int8)})) != [STACKED]
@@ -263,7 +263,7 @@ def test_a_frame_of_several_arrays_is_no_longer_than_one_array_may_be() -> None:
     assert same(message, decode(frames))
 
 
-def test_arrays_in_memory_of_another_kind_travel_too() -> None:
+def test_arrays_in_other_kinds_of_memory_can_be_sent() -> None:
     structured = np.zeros(9000, [("x", "<f4"), ("y", "<f4")])
     dates = np.arange(9000).astype("M8[s]")
     windows = np.lib.stride_tricks.sliding_window_view(np.arange(20_000, dtype=np.float32), 9_000)[7]
@@ -313,12 +313,12 @@ def test_numpy_scalars_in_fields_become_plain_numbers() -> None:
         samples({"o" * 257: np.zeros(2)}),
     ],
 )
-def test_what_does_not_travel_is_refused_before_it_is_sent(bad: m.Message) -> None:
+def test_values_that_cannot_be_sent_are_refused_by_the_sender(bad: m.Message) -> None:
     with pytest.raises(LocalProtocolError):
         encode(bad)
 
 
-def test_an_empty_array_travels_behind_as_much_as_one_frame_packs() -> None:
+def test_an_empty_array_can_follow_a_full_packed_frame() -> None:
     full = {f"b{index:02}": PACK_MAX_BYTES for index in range(PACK_TOTAL_BYTES // PACK_MAX_BYTES - 1)}
     sizes = {"a": 3, **full, "c": 3, "d": PACK_MAX_BYTES - 11}  # with padding, slightly more
     columns = {**{name: np.zeros(size, np.int8) for name, size in sizes.items()}, "e": np.zeros((0, 4), np.float32)}
@@ -401,7 +401,7 @@ def test_arrays_are_right_whatever_came_before_under_the_same_names() -> None:
 @pytest.mark.parametrize(
     "shapes", [[[[[2, 4]]]], [b"\x91\x92\x02\x04"], [{"a": [[2, 4]]}], [[2.0, 4]], [[True, 8]], [msgpack.Timestamp(1)]]
 )
-def test_what_is_no_shape_is_refused_also_behind_one_like_it(shapes: list[Any]) -> None:
+def test_an_invalid_shape_is_refused_even_after_a_similar_valid_one(shapes: list[Any]) -> None:
     for obs in (np.zeros((2, 4), np.float32), np.zeros((1, 8), np.float32)):
         decode(wire(samples({"obs": obs})))
     with pytest.raises(BadFrame):
@@ -444,7 +444,7 @@ EXAMPLES = {MESSAGE_TYPES_BY_CLASS[type(message)].name: message for message in e
 
 
 @pytest.mark.parametrize("name", MESSAGE_TYPES)
-def test_each_field_is_needed_and_no_other_is_taken(name: str) -> None:
+def test_each_field_is_required_and_no_other_is_accepted(name: str) -> None:
     scalars = header(EXAMPLES[name])[2]
     for field in scalars:
         with pytest.raises(BadFrame) as caught:
@@ -495,7 +495,7 @@ def test_wrong_values_are_named(name: str, field: str, value: Any) -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 2, 5, 127])
 @pytest.mark.parametrize("data", [b"\0\0\0\0", b"\0"])
-def test_extension_types_travel_nowhere_but_where_they_stand_for_an_array(code: int, data: bytes) -> None:
+def test_extension_types_are_refused_unless_they_stand_for_an_array(code: int, data: bytes) -> None:
     for message, field in ((EXAMPLES["ack"], "seq"), (EXAMPLES["call"], "call_id")):
         with pytest.raises(BadFrame):
             decode(with_header(message, 2, header(message)[2] | {field: msgpack.ExtType(code, data)}))
@@ -578,7 +578,7 @@ def test_huge_claims_take_no_memory(number: int) -> None:
         tracemalloc.stop()
 
 
-def test_of_messages_with_more_names_than_any_of_ours_nothing_is_kept() -> None:
+def test_messages_with_excessively_many_names_are_not_cached() -> None:
     """8 messages of 1 MB each, without common names for a cache."""
     frames = [wire(samples(batches={f"{number}_{name:0250}": {} for name in range(3900)})) for number in range(8)]
     decode(frames.pop())
@@ -679,7 +679,7 @@ def test_names_are_short_and_numbers_within_their_range(message: m.Message, fiel
 
 
 @pytest.mark.parametrize("name", message_strategies)
-def test_whatever_text_a_message_is_given_it_can_be_sent_and_is_taken(name: str) -> None:
+def test_a_message_with_any_text_can_be_sent_and_decoded(name: str) -> None:
     """A long traceback, or a name from a file system, is sent all the same, cut and printable."""
     kind = MESSAGE_TYPES[name]
     if not kind.texts:
@@ -717,7 +717,7 @@ def test_a_snapshot_with_the_longest_names_of_all_workers_a_run_may_have_leaves_
     assert decode(frames, limits).filter_acks == acks
 
 
-def test_of_somebody_who_is_not_registered_only_a_hello_is_decoded() -> None:
+def test_only_a_hello_is_decoded_from_an_unregistered_peer() -> None:
     hello = m.Hello(1, "r" * 64, "w" * 64, "i" * 64, 2**31 - 1, "h" * 255, 2**31 - 1, "l" * 64)
     assert same(decode_hello(encode(hello)), hello)
     assert len(wire(hello)[0]) < MAX_HELLO_BYTES / 2
@@ -735,7 +735,7 @@ def test_of_somebody_who_is_not_registered_only_a_hello_is_decoded() -> None:
 
 
 @pytest.mark.parametrize("frames", [[b""], [b"\xc1"], [msgpack.packb([2, "hello", {}])], with_header(m.Ack(1), 2, 3)])
-def test_what_is_short_and_no_message_is_refused_also_before_registration(frames: list[bytes]) -> None:
+def test_short_frames_that_are_no_message_are_refused_before_registration(frames: list[bytes]) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_hello(frames)
 
@@ -748,7 +748,7 @@ NESTED = b"\x91" * 1000 + b"\xc0"
     ("part", "key"),
     [("scalars", "version"), ("shapes", 0), ("nodes", 0), ("columns", 0), ("columns", 1), ("columns", 2)],
 )
-def test_what_is_nested_without_end_is_refused_in_a_short_sentence(part: str, key: Any) -> None:
+def test_endless_nesting_is_refused_in_a_short_sentence(part: str, key: Any) -> None:
     version, name, scalars, layout, storage, shapes = header(make_snapshot())
     nodes, columns = msgpack.unpackb(layout)
     {"scalars": scalars, "shapes": shapes[0], "nodes": nodes[0], "columns": columns[0]}[part][key] = "hole"

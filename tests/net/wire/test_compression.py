@@ -33,11 +33,11 @@ def test_float_columns_are_never_tried() -> None:
     assert compress_array(np.zeros(1 << 20, np.float32)) is None
 
 
-def test_noise_is_found_out_by_its_first_bytes() -> None:
+def test_noise_is_recognised_by_its_first_bytes() -> None:
     assert compress_array(RNG.integers(0, 256, 1 << 20, np.uint8)) is None
 
 
-def test_what_shrinks_only_at_its_start_is_sent_raw() -> None:
+def test_data_that_shrinks_only_at_its_start_is_sent_raw() -> None:
     column = RNG.integers(0, 256, 1 << 20, np.uint8)
     column[: 1 << 15] = 0
     assert compress_array(column) is None

@@ -100,13 +100,13 @@ def test_resets_everywhere_are_not_worth_it() -> None:
     assert compress_stacks(one_step) is None
 
 
-def test_what_goes_on_in_its_first_pixel_only_is_found_out() -> None:
+def test_columns_that_continue_only_in_their_first_pixel_are_sent_raw() -> None:
     column = np.random.default_rng(0).integers(0, 256, (10, 4, 20, 20, 4), np.uint8)
     column[:, :, 0, 0] = 3
     assert compress_stacks(column) is None
 
 
-def test_zeros_that_pad_sequences_go_on() -> None:
+def test_zeros_that_pad_sequences_continue() -> None:
     column = game(20, 3, 20, 4)
     column[12:, 1] = 0
     frame = compress_stacks(column)
@@ -131,7 +131,7 @@ def test_zeros_that_pad_sequences_go_on() -> None:
         (np.uint8, (10, 0, 84, 84, 4), False),
     ],
 )
-def test_only_stacks_of_pictures_travel_so(dtype: type, shape: tuple[int, ...], expected: bool) -> None:
+def test_only_stacks_of_pictures_are_sent_as_stacks(dtype: type, shape: tuple[int, ...], expected: bool) -> None:
     assert is_shape_of_stacks(np.dtype(dtype), shape) is expected
     if not expected:
         assert compress_stacks(np.zeros(shape, dtype)) is None
