@@ -45,7 +45,7 @@ def weights_are_inputs(request, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_the_graph_gives_the_networks_numbers_for_any_number_of_rows(network, rows, weights_are_inputs):
+def test_the_graph_returns_the_networks_outputs_for_any_number_of_rows(network, rows, weights_are_inputs):
     acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
     acting.set_weights(weights)
     dist_inputs, values, state_out = acting.run(obs_of(rows))
@@ -188,7 +188,7 @@ def test_a_graph_from_a_stranger_reads_no_file_and_no_memory(
         acting.set_weights(network.weights())
 
 
-def test_a_weight_may_be_called_as_the_key_that_names_a_file(network, weights_are_inputs):
+def test_a_weight_may_have_the_name_of_the_key_for_files(network, weights_are_inputs):
     old, name = "policy/head/kernel", "policy/location/k"
     model = network.model()
     model.graph.node[0].input[1] = next(one for one in model.graph.initializer if one.name == old).name = name
@@ -208,7 +208,7 @@ def test_a_weight_may_be_called_as_the_key_that_names_a_file(network, weights_ar
     ("name", "shape", "dtype"),
     [("more", (3,), "float32"), ("policy/head/kernel", (4, 4), "float32"), ("policy/head/kernel", (3, 4), "float64")],
 )
-def test_weights_that_the_graph_has_not_are_refused(network, name, shape, dtype, weights_are_inputs):
+def test_weights_missing_in_the_graph_are_refused(network, name, shape, dtype, weights_are_inputs):
     kept = tuple(one for one in network.spec.weights if one.name != name)
     acting = ActingGraph(
         network.graph(), dataclasses.replace(network.spec, weights=(*kept, ArraySpec(name, shape, dtype)))
@@ -224,7 +224,7 @@ def test_junk_is_a_policy_error(network, junk):
 
 
 @pytest.mark.parametrize("path", EXPORTED, ids=lambda path: path.stem)
-def test_an_exported_graph_gives_the_numbers_that_onnx_runtime_gives_for_it(path):
+def test_an_exported_graph_returns_the_same_numbers_as_plain_onnx_runtime(path):
     """Graphs of the catalogue's models, and of users' models with loops and branches."""
     graph = onnx.load(path, load_external_data=False).graph
     rng, weights = np.random.default_rng(0), {}
@@ -259,7 +259,7 @@ def test_an_exported_graph_gives_the_numbers_that_onnx_runtime_gives_for_it(path
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_file_of_onnx_runtimes_own_format_that_reads_as_a_graph_too_is_refused(network, by_hand, tmp_path):
+def test_a_file_in_onnx_runtimes_own_format_that_is_also_a_valid_graph_is_refused(network, by_hand, tmp_path):
     """The flatbuffer's header looks like a few fields; a harmless graph follows in a part that it ignores."""
     model = without_weights(network)
     harmless = model.graph.SerializeToString()
@@ -321,7 +321,7 @@ def test_a_description_of_another_graph_is_a_policy_error_at_the_first_run(netwo
         acting.run(obs, [np.zeros((2, *shape), np.float32) for shape in spec.state_shapes])
 
 
-def test_runs_of_equal_size_give_each_its_own_numbers_in_memory_of_its_own(recurrent_network, weights_are_inputs):
+def test_runs_of_equal_size_return_independent_arrays(recurrent_network, weights_are_inputs):
     """After several runs, inputs and outputs are bound."""
     acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
     acting.set_weights(weights)
@@ -344,7 +344,7 @@ def test_runs_of_equal_size_give_each_its_own_numbers_in_memory_of_its_own(recur
     )
 
 
-def test_two_threads_that_run_at_once_do_not_disturb_each_other(network, weights_are_inputs):
+def test_two_threads_can_run_at_the_same_time(network, weights_are_inputs):
     acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
     acting.set_weights(weights)
     wrong = []
@@ -450,7 +450,7 @@ def with_previous(network):
     return graph
 
 
-def test_a_graph_that_looks_back_takes_previous_actions_and_rewards(network):
+def test_a_graph_that_looks_back_uses_previous_actions_and_rewards(network):
     graph = with_previous(network)
     obs = np.ones((2, 3), np.float32)
     actions, rewards = np.array([2, 0], np.int32), np.array([0.5, -1.0])

@@ -34,7 +34,7 @@ TENSORS = {"weights/a": np.arange(12, dtype=np.float32).reshape(3, 4).T[::2], "n
 META: dict[str, Any] = {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": [4]}, "rng": 2**100}
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_loaded(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "checkpoints", 12, TENSORS, META)
     assert path.name == "checkpoint-000012"
     found = load_newest_valid(tmp_path / "checkpoints")
@@ -58,7 +58,7 @@ def test_pieces_are_written_and_read_one_at_a_time_by_owner(tmp_path: Path) -> N
     assert not list(found.pieces_of("three"))
 
 
-def test_a_damaged_or_missing_piece_is_found_when_its_turn_comes(tmp_path: Path) -> None:
+def test_a_damaged_or_missing_piece_is_found_when_it_is_read(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
     found = load_checkpoint(path)
     file = path / "pieces" / "000001.safetensors"
@@ -75,9 +75,7 @@ def test_a_damaged_or_missing_piece_is_found_when_its_turn_comes(tmp_path: Path)
 
 
 @pytest.mark.parametrize("size", [None, 0, 3])
-def test_a_checkpoint_of_which_a_piece_is_missing_or_cut_off_gives_way_to_the_one_before(
-    tmp_path: Path, size: int | None
-) -> None:
+def test_a_checkpoint_with_a_missing_or_truncated_piece_is_skipped(tmp_path: Path, size: int | None) -> None:
     for number in (1, 2):
         path = save_checkpoint(tmp_path, number, TENSORS, META, pieces=pieces())
     file = path / "pieces" / "000001.safetensors"
@@ -111,7 +109,7 @@ def test_a_piece_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
         (lambda pieces: pieces[:1] * 1000, "twice"),
     ],
 )
-def test_pieces_that_are_described_as_none_can_be_are_refused(tmp_path: Path, change: Any, said: str) -> None:
+def test_impossible_descriptions_of_pieces_are_refused(tmp_path: Path, change: Any, said: str) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
     header = json.loads((path / "meta.json").read_text())
     edit_meta(path / "meta.json", pieces=change(header["pieces"]), pieces_sha256=None)
@@ -166,7 +164,7 @@ def test_anything_that_fits_comes_back_bit_by_bit(
         assert found.tensors[name].tobytes() == tensor.tobytes()
 
 
-def test_only_the_newest_are_kept_and_strangers_are_left_alone(tmp_path: Path) -> None:
+def test_only_the_newest_are_kept_and_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     for number in (1, 2, 9, 10, 1_000_000):
         save_checkpoint(tmp_path, number, TENSORS, META, keep=2)
@@ -256,7 +254,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_newest_is_named_and_the_one_before_it_taken(tmp_path: Path, kind: str, caplog: Any) -> None:
+def test_a_damaged_newest_is_named_and_the_previous_one_used(tmp_path: Path, kind: str, caplog: Any) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     newest = save_checkpoint(tmp_path, 2, TENSORS, META)
     damage, said = DAMAGE[kind]
@@ -269,7 +267,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_it_taken(tmp_path: Path, k
         load_checkpoint(newest)
 
 
-def test_a_checkpoint_that_makes_no_sense_is_passed_over_like_a_damaged_one(tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_skipped_like_a_damaged_one(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     save_checkpoint(tmp_path, 2, TENSORS, META)
 
@@ -281,7 +279,7 @@ def test_a_checkpoint_that_makes_no_sense_is_passed_over_like_a_damaged_one(tmp_
     assert found.number == 1
 
 
-def test_a_damaged_one_of_a_higher_number_takes_no_place_of_those_that_can_be_used(tmp_path: Path) -> None:
+def test_a_damaged_one_with_a_higher_number_does_not_count_as_kept(tmp_path: Path) -> None:
     flip_a_byte(save_checkpoint(tmp_path, 500, TENSORS, META) / "tensors.safetensors")
     for number in (401, 402):
         save_checkpoint(tmp_path, number, TENSORS, META, keep=1)
@@ -292,14 +290,14 @@ def test_a_damaged_one_of_a_higher_number_takes_no_place_of_those_that_can_be_us
         find_checkpoint(tmp_path / "checkpoint-000500")
 
 
-def test_tensors_that_are_none_are_damage_even_with_a_right_digest(tmp_path: Path, monkeypatch: Any) -> None:
+def test_invalid_tensors_are_damage_even_with_a_correct_digest(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "save_tensors", lambda tensors: b"no safetensors")
     path = save_checkpoint(tmp_path, 1, TENSORS, META)
     with pytest.raises(CheckpointError, match=r"tensors\.safetensors is damaged"):
         load_checkpoint(path)
 
 
-def test_where_none_can_be_used_the_error_says_so(tmp_path: Path) -> None:
+def test_the_error_says_if_no_checkpoint_can_be_used(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is none"):
         load_newest_valid(tmp_path / "missing")
     path = save_checkpoint(tmp_path, 1, TENSORS, META)
@@ -308,7 +306,7 @@ def test_where_none_can_be_used_the_error_says_so(tmp_path: Path) -> None:
         load_newest_valid(tmp_path)
 
 
-def test_a_checkpoint_of_something_else_is_refused_with_all_that_differs(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused_with_all_differences(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     found = load_newest_valid(tmp_path)
     check_compatible(found, {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": (4,)}})
@@ -329,7 +327,7 @@ def test_a_checkpoint_of_something_else_is_refused_with_all_that_differs(tmp_pat
         ("this-program:Own", "this-program:Other", False),
     ],
 )
-def test_an_environment_may_be_defined_again_or_be_named_with_its_module(
+def test_an_environment_may_be_redefined_or_named_with_its_module(
     tmp_path: Path, there: str, here: str, fits: bool
 ) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, {**META, "env": there})
@@ -359,7 +357,7 @@ def test_a_full_disk_leaves_the_older_ones_intact_and_nothing_behind(
     assert load_newest_valid(tmp_path).number == 1
 
 
-def test_a_place_that_cannot_be_written_or_read_is_one_plain_sentence(tmp_path: Path) -> None:
+def test_an_unwritable_or_unreadable_directory_is_one_plain_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="can't be written: "):
         save_checkpoint(tmp_path / "file", 1, TENSORS, META)
@@ -370,7 +368,7 @@ def test_a_place_that_cannot_be_written_or_read_is_one_plain_sentence(tmp_path: 
 @pytest.mark.parametrize(
     ("tensors", "meta"), [({"x": np.array([object()])}, {}), ({}, {"x": object()}), ({}, {"x": float("nan")})]
 )
-def test_what_has_no_place_in_a_checkpoint_is_refused_before_anything_is_written(
+def test_values_that_cannot_be_stored_are_refused_before_anything_is_written(
     tmp_path: Path, tensors: dict[str, Any], meta: dict[str, Any]
 ) -> None:
     with pytest.raises(CheckpointError, match="can't be stored"):
@@ -378,7 +376,7 @@ def test_what_has_no_place_in_a_checkpoint_is_refused_before_anything_is_written
     assert not (tmp_path / "new").exists()
 
 
-def test_what_a_killed_writer_left_is_cleared_away_and_a_replaced_one_is_put_back(tmp_path: Path) -> None:
+def test_remains_of_a_killed_writer_are_removed_and_a_replaced_checkpoint_is_restored(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     (tmp_path / ".partial-checkpoint-000002").mkdir()
     (tmp_path / ".partial-checkpoint-000002" / "meta.json").write_text("{")
@@ -405,9 +403,7 @@ def test_one_that_could_not_be_replaced_stays(tmp_path: Path, monkeypatch: Any) 
     assert load_newest_valid(tmp_path).meta == META
 
 
-def test_what_could_not_be_read_back_is_not_written_whatever_makes_it_so_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_meta_file_too_large_to_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     monkeypatch.setattr(module, "_MAX_META_BYTES", 2000)
     save_checkpoint(tmp_path, 2, TENSORS, META)

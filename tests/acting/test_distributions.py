@@ -91,7 +91,7 @@ def test_categorical_agrees_with_plain_python(logits, start):
 
 
 @pytest.mark.parametrize("actions", [2, 5])
-def test_categorical_samples_come_as_often_as_they_should(actions):
+def test_categorical_samples_have_the_right_frequencies(actions):
     distribution = make_distribution(spaces.Discrete(actions))
     logits = inputs_of(distribution, rows=1, seed=actions)
     rows = 200_000
@@ -143,7 +143,7 @@ def test_diagonal_gaussian_agrees_with_plain_python(seed):
     np.testing.assert_allclose(distribution.logp(inputs, actions)[0], logp, rtol=1e-4, atol=1e-4)
 
 
-def test_gaussian_samples_have_the_mean_and_deviation_they_should():
+def test_gaussian_samples_have_the_right_mean_and_deviation():
     distribution = make_distribution(spaces.Box(-1.0, 1.0, (2,)))
     inputs = np.array([[1.0, -2.0, math.log(0.5), math.log(3.0)]] * 100_000, np.float32)
     drawn = distribution.sample(inputs, np.random.default_rng(0))
@@ -208,7 +208,7 @@ def test_bits_agree_with_numpys_own():
     np.testing.assert_array_equal(distribution.deterministic(inputs[:1]), [[1, 0]])
 
 
-def test_the_greedy_action_is_certain_and_the_others_never_come():
+def test_the_greedy_action_is_certain_and_the_others_never_occur():
     greedy = Greedy(spaces.Discrete(3, start=2))
     inputs = np.array([[1.0, 3.0, 2.0], [4.0, MASKED_LOGIT, 4.0]], np.float32)
     actions, logp = greedy.sample_with_logp(inputs, greedy.draw_noise(np.random.default_rng(0), 2))
@@ -286,7 +286,7 @@ def legal_probabilities(leaf, inputs):
 @pytest.mark.parametrize("space", MASKED, ids=str)
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 2**31))
-def test_what_is_forbidden_is_never_drawn_and_counts_for_nothing(space, seed):
+def test_forbidden_actions_are_never_drawn_and_count_for_nothing(space, seed):
     distribution = make_distribution(space)
     rng = np.random.default_rng(seed)
     rows = 40

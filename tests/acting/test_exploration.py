@@ -43,7 +43,7 @@ def repeated(row, rows=ROWS):
     return np.tile(np.array(row, np.float32), (rows, 1))
 
 
-def test_epsilon_greedy_takes_each_action_as_often_as_it_says():
+def test_epsilon_greedy_takes_each_action_with_its_recorded_probability():
     exploration = EpsilonGreedy(make_distribution(spaces.Discrete(4, start=-1)), epsilon=0.2)
     actions, logp = choose(exploration, repeated([0.0, 3.0, 1.0, 2.0]))
     share = np.bincount(actions + 1, minlength=4) / ROWS
@@ -66,7 +66,7 @@ def test_epsilon_greedy_takes_each_action_as_often_as_it_says():
     ],
     ids=str,
 )
-def test_no_exploration_takes_what_is_forbidden(settings, space, inputs, legal):
+def test_no_exploration_takes_forbidden_actions(settings, space, inputs, legal):
     exploration = make_exploration(settings, make_distribution(space))
     actions, logp = choose(exploration, repeated(inputs))
     assert {tuple(np.atleast_1d(row)) for row in actions.tolist()} == legal
@@ -81,7 +81,7 @@ def test_epsilon_follows_its_schedule_over_timesteps():
     assert choose(exploration, repeated([0.0, 1.0]), timestep=100)[0].all()
 
 
-def test_workers_have_epsilons_of_their_own():
+def test_workers_have_different_epsilons():
     """Horgan et al. 2018, section 4.1, use 360 workers; here 8."""
     epsilons = [worker_epsilon(index, 8) for index in range(1, 9)]
     np.testing.assert_allclose(epsilons, [0.4 ** (1 + 7 * i / 7) for i in range(8)])
@@ -134,7 +134,7 @@ def test_ou_noise_is_the_process_by_hand():
         assert actions[0, 0] == pytest.approx(1.0 + 0.5 * state, abs=1e-5)
 
 
-def test_ou_processes_follow_their_rows_however_these_are_batched():
+def test_ou_processes_follow_their_rows_in_any_batches():
     """Rows keyed by episode: a process continues whatever the other rows are, and ends with its episode."""
     together, alone = ou(), ou()
     inputs = np.zeros((2, 2), np.float32)
@@ -156,7 +156,7 @@ def test_ou_processes_follow_their_rows_however_these_are_batched():
 
 
 @pytest.mark.parametrize("kind", [EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise])
-def test_a_kind_that_does_not_go_with_the_space_is_refused(kind):
+def test_a_kind_that_does_not_support_the_space_is_refused(kind):
     space = BOX if kind is EpsilonGreedy else spaces.Discrete(2)
     with pytest.raises(UnsupportedSpaceError, match="exploration over"):
         kind(make_distribution(space))
@@ -201,7 +201,7 @@ def test_settings_that_make_no_exploration_are_refused(settings, says):
     ids=str,
 )
 @pytest.mark.parametrize("timestep", [0, 100])
-def test_rows_are_chosen_alike_however_they_are_batched(settings, space, timestep):
+def test_actions_of_rows_do_not_depend_on_batching(settings, space, timestep):
     one, other = (make_exploration(settings, make_distribution(space)) for _ in range(2))
     distribution = one.distribution
     noise = one.draw_noise(np.random.default_rng(0), 3, 5)
@@ -239,7 +239,7 @@ class Failing(Softmax):
         raise KeyError("boom")
 
 
-def test_an_exploration_of_ones_own_is_named_by_its_import_path():
+def test_a_users_exploration_is_named_by_its_import_path():
     settings = {"type": f"{__name__}:Softmax", "temperature": 0.01}
     own = make_exploration(settings, make_distribution(spaces.Discrete(3)), worker_index=4)
     assert (own.temperature, own.worker_index) == (0.01, 4)
@@ -254,13 +254,13 @@ def test_an_exploration_of_ones_own_is_named_by_its_import_path():
 @pytest.mark.parametrize(
     "path", ["collections:OrderedDict", "no_such_module:Own", f"{__name__}:Exploration", "softmax"]
 )
-def test_what_is_no_exploration_is_refused_by_its_key(path):
+def test_a_value_that_is_no_exploration_is_refused_with_its_key(path):
     with pytest.raises(ConfigError) as caught:
         make_exploration({"type": path}, make_distribution(spaces.Discrete(3)))
     assert caught.value.key in ("exploration.type", "exploration")
 
 
-def test_what_an_exploration_of_ones_own_raises_names_the_setting():
+def test_errors_of_a_users_exploration_name_the_setting():
     own = make_exploration(f"{__name__}:Failing", make_distribution(spaces.Discrete(3)))
     noise = own.draw_noise(np.random.default_rng(0), 2)
     with pytest.raises(ConfigError, match="boom") as caught:
@@ -284,7 +284,7 @@ def test_values_lie_on_straight_lines_between_the_points_and_stay_beyond_them(en
     ([[0, 1, 2]], "is \\["),
      ([[-1, 1.0]], "is \\["), ([[0, math.nan]], "is \\["), ([[math.inf, 1.0]], "is \\[")],
 )  # fmt: skip
-def test_bad_points_are_refused_by_the_name_of_the_setting(points: list[list[float]], said: str) -> None:
+def test_invalid_points_are_refused_with_the_name_of_the_setting(points: list[list[float]], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         Schedule(points, key="lr_schedule")
     assert caught.value.key == "lr_schedule"

@@ -326,7 +326,7 @@ def played(policy, *, has_outputs):
 
 
 @pytest.mark.parametrize("has_outputs", [True, False])
-def test_first_priorities_are_errors_by_the_values_that_the_policy_acted_by(has_outputs):
+def test_first_priorities_are_errors_of_the_acting_policys_values(has_outputs):
     """|1 + .5*2 + .25*8 - 3|; |2 + .5*4 + .25*6 - 2|; |4 + .5*6 - 0|; |1 - 5|, terminated."""
     policy = make_greedy_policy()
     batch = played(policy, has_outputs=has_outputs)
@@ -337,7 +337,7 @@ def test_first_priorities_are_errors_by_the_values_that_the_policy_acted_by(has_
     assert batch[c.N_STEPS].tolist() == [2, 2, 1, 1]
 
 
-def test_where_actions_have_no_values_first_priorities_are_refused_by_the_distributions_name():
+def test_first_priorities_without_action_values_are_refused_with_the_distributions_name():
     policy = make_greedy_policy(distribution="categorical")
     with pytest.raises(PolicyError, match="a categorical distribution has no values of actions"):
         policy.postprocess_trajectories(played(policy, has_outputs=True), np.array([3, 4]))

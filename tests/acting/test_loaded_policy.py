@@ -92,7 +92,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_loaded_policy_acts_as_the_trained_network_does(
+def test_a_loaded_policy_acts_like_the_trained_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "users_models", types.SimpleNamespace(sequential=sequential))
@@ -135,7 +135,7 @@ def test_a_loaded_policy_acts_as_the_trained_network_does(
     assert np.array_equal(actions, each)
 
 
-def test_several_policies_are_loaded_by_name_and_one_of_the_users_own_is_not_held(tmp_path: Path) -> None:
+def test_several_policies_are_loaded_by_name_except_one_of_the_users_own_class(tmp_path: Path) -> None:
     multiagent = {
         "policies": {"left": None, "right": {"class": "general_runs:Pusher"}},
         "policy_mapping_fn": "general_runs:side",
@@ -150,7 +150,7 @@ def test_several_policies_are_loaded_by_name_and_one_of_the_users_own_is_not_hel
             aiorl.load_policy(tmp_path, unknown)
 
 
-def test_actions_are_drawn_only_where_that_is_asked_for(saved: Path) -> None:
+def test_actions_are_sampled_only_on_request(saved: Path) -> None:
     policy, again = (aiorl.load_policy(saved, seed=3) for _ in range(2))
     obs = np.zeros(4, np.float32)
     assert len({policy.compute_single_action(obs) for _ in range(50)}) == 1
@@ -169,7 +169,7 @@ def test_an_episode_may_begin_with_none_as_its_state(recurrent: Path) -> None:
     np.testing.assert_array_equal(policy.compute_actions([obs], None)[1][0][0], expected[0])
 
 
-def test_what_does_not_fit_is_refused(recurrent: Path) -> None:
+def test_observations_and_states_that_do_not_fit_are_refused(recurrent: Path) -> None:
     policy = aiorl.load_policy(recurrent)
     with pytest.raises(BatchError, match="shape"):
         policy.compute_single_action(np.zeros(4))
@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_refused(recurrent: Path) -> None:
         policy.compute_single_action(np.zeros(3), [np.zeros(8, np.float32)])
 
 
-def test_a_policy_is_found_by_every_path_into_its_run_and_the_newest_whole_one_is_taken(
+def test_a_policy_is_found_by_every_path_into_its_run_and_the_newest_undamaged_one_is_used(
     saved: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(saved, tmp_path / "run")
@@ -247,7 +247,7 @@ print(action, "gymnasium.envs.classic_control" in sys.modules)
     assert done.stdout.split()[1] == "False"
 
 
-def test_code_that_somebody_elses_checkpoint_names_is_told(
+def test_code_named_by_another_users_checkpoint_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_run(tmp_path, env="general_runs:Bits")
@@ -269,7 +269,7 @@ def forged(saved: Path, directory: Path, change: Callable[[dict[str, Any]], obje
     return save_checkpoint(directory, number, tensors, meta)
 
 
-def test_a_model_that_only_the_description_of_a_network_names_is_shown(
+def test_a_model_named_only_by_a_networks_description_is_shown(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def change(content: dict[str, Any]) -> None:
@@ -282,7 +282,7 @@ def test_a_model_that_only_the_description_of_a_network_names_is_shown(
     assert f"graphs.{DEFAULT}.tf_model.custom_model: 'their_net:make'" in caplog.text
 
 
-def test_a_trainer_shows_what_somebody_elses_checkpoint_names_before_any_of_it_takes_effect(
+def test_a_trainer_shows_code_named_by_another_users_checkpoint_before_importing_it(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "their_world.py").write_text("raise ValueError('it ran')")
@@ -304,7 +304,7 @@ def test_a_trainer_shows_what_somebody_elses_checkpoint_names_before_any_of_it_t
 
 
 @pytest.mark.parametrize("kind", ["tuples", "lists"])
-def test_a_checkpoint_nested_too_deeply_gives_way_to_the_one_before(saved: Path, tmp_path: Path, kind: str) -> None:
+def test_a_checkpoint_nested_too_deeply_is_skipped(saved: Path, tmp_path: Path, kind: str) -> None:
     packed = pack([])
     for _ in range(400):
         packed = msgpack.packb(msgpack.ExtType(3, b"\x91" + packed)) if kind == "tuples" else b"\x91" + packed

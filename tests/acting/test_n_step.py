@@ -59,7 +59,7 @@ def test_equals_a_walk_over_every_row(fragment, n, gamma):
         assert all((made == other).all() for made, other in zip(found, plain, strict=True))
 
 
-def test_the_observation_behind_the_steps_is_that_of_the_row_they_end_in():
+def test_the_observation_after_the_steps_is_that_of_their_last_row():
     obs = np.array([[0.0], [1.0], [10.0], [11.0]], np.float32)[:, :, None]
     arrays = {
         c.OBS: obs,

@@ -32,7 +32,7 @@ def obs_of(rows, seed=0):
 
 @pytest.mark.parametrize("space", ACTION_SPACES, ids=str)
 @pytest.mark.parametrize("rows", [1, 6])
-def test_act_gives_actions_and_the_columns_that_go_with_them(make_network, space, rows):
+def test_act_returns_actions_and_their_columns(make_network, space, rows):
     network = make_network(space)
     policy = policy_of(network)
     noise = policy.draw_noise(np.random.default_rng(1), 4, rows)

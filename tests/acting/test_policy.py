@@ -60,7 +60,7 @@ def test_r52_the_global_timestep_is_taken_up_and_kept(policy):
         ("import_model_from_h5", ["f"]),
     ],
 )
-def test_what_a_policy_does_not_offer_names_the_policy(policy, method, arguments):
+def test_errors_of_unsupported_methods_name_the_policy(policy, method, arguments):
     with pytest.raises(NotImplementedError, match="Constant"):
         getattr(policy, method)(*arguments)
 
@@ -88,7 +88,7 @@ def test_r32_a_raw_nested_observation_space_is_refused(space):
         Idle(space, spaces.Discrete(2), {})
 
 
-def test_a_single_action_gets_all_that_is_known_of_its_step():
+def test_a_single_action_gets_all_data_of_its_step():
     seen = []
 
     class Recording(Policy):

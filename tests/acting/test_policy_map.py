@@ -95,7 +95,7 @@ def test_r19_it_is_a_mapping_in_the_order_of_ids_that_names_the_known_ids_of_a_m
         (lambda agent, *_, **__: agent, {"episode": "episode", "worker": "worker"}),
     ],
 )
-def test_a_mapping_function_gets_the_episode_and_the_worker_where_it_takes_them(function, given):
+def test_a_mapping_function_gets_the_episode_and_the_worker_if_it_takes_them(function, given):
     assert wanted_of_mapping(function) == given
 
 

@@ -130,12 +130,12 @@ def priorities(rewards, largest, taken, bootstrap, terminated=(), truncated=(), 
     return made[c.PRIORITIES][:, 0].tolist()
 
 
-def test_a_first_priority_is_the_size_of_the_error_against_the_value_behind_so_many_steps():
+def test_a_first_priority_is_the_size_of_the_n_step_error():
     # |1 + .5*2 + .25*8 - 3|;  |2 + .5*4 + .25*6 - 2|, after the fragment;  |4 + .5*6 - 9|, one step is left
     assert priorities([1, 2, 4], [3, 4, 8], [3, 2, 9], 6, gamma=0.5, n=2) == [1, 3.5, 2]
 
 
-def test_a_first_priority_bootstraps_from_nothing_behind_a_termination_and_from_the_final_observation_else():
+def test_a_first_priority_bootstraps_from_the_final_observation_unless_terminated():
     # |1 + .5*2 - 3|;  |2 - 2.5|;  |4 + .5*6 - 9|
     assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, terminated=[1], gamma=0.5, n=2) == [1, 0.5, 2]
     # |1 + .5*2 + .25*12 - 3|;  |2 + .5*12 - 2.5|, the final observation's 12 and not the next row's 8

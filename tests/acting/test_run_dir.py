@@ -44,14 +44,14 @@ def test_a_run_is_found_again_with_its_id_address_and_seed(tmp_path: Path) -> No
     assert "seed: 11\n" in (run_dir / "config.yaml").read_text()
 
 
-def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+def test_a_directory_that_contains_a_run_is_not_overwritten(tmp_path: Path) -> None:
     with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
         directory.save_address("tcp://127.0.0.1:1")
     with pytest.raises(ConfigError, match="--resume"):
         RunDirectory.open(config(run_dir=str(tmp_path)))
 
 
-def test_a_new_run_that_could_not_begin_leaves_its_place_to_the_next(tmp_path: Path) -> None:
+def test_a_new_run_that_could_not_begin_leaves_its_directory_to_the_next(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "notes.txt").write_text("mine")
@@ -72,7 +72,7 @@ def test_a_new_run_that_could_not_begin_leaves_its_place_to_the_next(tmp_path: P
     ],
     ids=lambda content: repr(content)[:30],
 )  # fmt: skip
-def test_what_is_no_run_directory_is_named(tmp_path: Path, content: str | None) -> None:
+def test_an_invalid_run_directory_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
@@ -87,7 +87,7 @@ def test_a_directory_that_cannot_be_made_gets_a_hint(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_what_stands_for_a_run_is_never_waited_for(tmp_path: Path, make) -> None:
+def test_opening_a_run_directory_never_blocks(tmp_path: Path, make) -> None:
     make(tmp_path / "run.json")
     with pytest.raises(ConfigError, match=r"run\.json can't be read: it is"):
         RunDirectory.open(config(resume=str(tmp_path)))
@@ -110,7 +110,7 @@ def test_nothing_is_written_through_a_pipe_or_a_link(tmp_path: Path, make, name:
 
 
 @pytest.mark.parametrize("name", ["logs", "checkpoints", "checkpoints/superseded", "best", "evaluation"])
-def test_nothing_is_written_or_removed_where_a_linked_directory_leads(tmp_path: Path, name: str) -> None:
+def test_nothing_is_written_or_removed_in_the_target_of_a_linked_directory(tmp_path: Path, name: str) -> None:
     run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     with RunDirectory.open(config(run_dir=str(run_dir))) as directory:
         directory.save_address("tcp://127.0.0.1:1")
@@ -123,7 +123,7 @@ def test_nothing_is_written_or_removed_where_a_linked_directory_leads(tmp_path: 
     assert [path.name for path in elsewhere.iterdir()] == [".partial-checkpoint-000007"]
 
 
-def test_checkpoints_that_a_killed_learner_was_writing_are_cleared_away(tmp_path: Path) -> None:
+def test_partial_checkpoints_of_a_killed_learner_are_removed(tmp_path: Path) -> None:
     with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
         directory.save_address("tcp://127.0.0.1:1")
         (directory.checkpoints / ".partial-checkpoint-000007").mkdir()
@@ -160,7 +160,7 @@ def test_a_second_learner_is_told_who_the_first_is_until_that_one_is_dead(tmp_pa
     assert (tmp_path / "lock").read_text() == ""
 
 
-def test_only_its_owner_can_lock_a_directory_also_one_of_before(tmp_path: Path) -> None:
+def test_only_its_owner_can_lock_a_directory_even_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     for _ in ("new", "of before"):
         with RunDirectory.open(config(run_dir=str(tmp_path))):
@@ -168,7 +168,7 @@ def test_only_its_owner_can_lock_a_directory_also_one_of_before(tmp_path: Path) 
         path.chmod(0o644)
 
 
-def test_a_lock_that_nobody_has_signed_is_named(tmp_path: Path) -> None:
+def test_a_lock_without_an_owner_is_named(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match=f"if none runs, some process locks {tmp_path / 'lock'}: remove it"):
@@ -193,7 +193,7 @@ def without_locks(*_: object) -> None:
         (None, None),
     ],
 )
-def test_where_the_file_system_has_no_locks_the_file_is_believed(
+def test_on_a_file_system_without_locks_the_contents_of_the_file_decide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, said: str | None
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", without_locks)
@@ -206,7 +206,7 @@ def test_where_the_file_system_has_no_locks_the_file_is_believed(
             RunLock.acquire(tmp_path)
 
 
-def test_a_directory_that_was_removed_or_taken_over_by_another_run_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_was_removed_or_taken_over_by_another_run_is_reported(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     settings = config(run_dir=str(run_dir))
     with RunDirectory.open(settings) as directory:

@@ -89,7 +89,7 @@ def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope
     np.testing.assert_allclose(logp, np.log(density).sum(axis=1), rtol=1e-3, atol=1e-3)
 
 
-def test_rows_that_stay_the_same_have_matrices_for_so_many_steps_whatever_is_drawn_at_a_time() -> None:
+def test_matrices_of_unchanged_rows_last_sample_freq_steps_however_noise_is_drawn() -> None:
     exploration, rng = make(4), np.random.default_rng(5)
     noise = np.concatenate([exploration.draw_noise(rng, steps, 3) for steps in (3, 6, 3)])
     held = np.stack([matrices_of(exploration, step) for step in noise]).reshape(3, 4, 3, -1)
@@ -99,7 +99,7 @@ def test_rows_that_stay_the_same_have_matrices_for_so_many_steps_whatever_is_dra
     np.testing.assert_array_equal(make(4).draw_noise(np.random.default_rng(5), 12, 3), noise)
 
 
-def test_rows_are_chosen_alike_however_many_stand_together() -> None:
+def test_actions_of_rows_do_not_depend_on_other_rows() -> None:
     one, other = make(2), make(2)
     outputs = inputs_of(RNG.normal(size=(5, ACTIONS)), RNG.normal(size=(5, FEATURES)))
     for noise in one.draw_noise(np.random.default_rng(9), 4, 5):
@@ -125,7 +125,7 @@ def test_noise_drawn_ahead_does_not_grow_with_the_features_and_a_matrix_is_made_
     assert len(made) == 3 * 20 / 5
 
 
-def test_the_matrix_of_an_agent_lasts_so_many_of_its_steps_and_ends_with_its_episode() -> None:
+def test_an_agents_matrix_lasts_sample_freq_steps_and_ends_with_its_episode() -> None:
     """Other rows come and go without any effect."""
     exploration, rng = make(3), np.random.default_rng(7)
 

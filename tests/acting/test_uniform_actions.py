@@ -32,7 +32,7 @@ def choose(space):
     ],
     ids=str,
 )
-def test_whole_numbers_are_all_as_frequent(space, values):
+def test_whole_numbers_are_equally_frequent(space, values):
     actions, logp = choose(space)
     columns = actions.reshape(ROWS, -1)
     for column in columns.T:
@@ -42,7 +42,7 @@ def test_whole_numbers_are_all_as_frequent(space, values):
     np.testing.assert_allclose(logp, -columns.shape[1] * np.log(len(values)), rtol=1e-5)
 
 
-def test_unbounded_components_beside_others_are_standard_normal():
+def test_unbounded_components_among_others_are_standard_normal():
     space = spaces.Tuple([spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (1,))])
     actions, logp = choose(space)
     free = actions[:, 1]
@@ -71,7 +71,7 @@ FORBIDDEN = MASKED_LOGIT
     ],
     ids=str,
 )
-def test_what_the_inputs_forbid_is_never_chosen_and_the_rest_is_as_frequent(space, inputs, legal):
+def test_forbidden_actions_are_never_chosen_and_the_others_are_equally_frequent(space, inputs, legal):
     uniform, layout = UniformActions(space), ActionLayout(space)
     noise = uniform.draw_noise(np.random.default_rng(0), ROWS)
     actions, logp = np.empty((ROWS, *layout.shape), layout.dtype), np.empty(ROWS, np.float32)
@@ -82,7 +82,7 @@ def test_what_the_inputs_forbid_is_never_chosen_and_the_rest_is_as_frequent(spac
     np.testing.assert_allclose(np.exp(logp), next(iter(legal.values())), rtol=1e-5)
 
 
-def test_numbers_beside_forbidden_choices_stay_what_they_are():
+def test_numbers_next_to_forbidden_choices_stay_unchanged():
     space = spaces.Tuple([spaces.Discrete(2), spaces.Box(-2, 2, (1,)), spaces.Discrete(2)])
     uniform = UniformActions(space)
     noise = uniform.draw_noise(np.random.default_rng(0), ROWS)

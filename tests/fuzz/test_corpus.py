@@ -28,7 +28,7 @@ def test_no_input_of_the_corpus_is_a_finding(name, caplog):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_guides_the_fuzzer_is_there(name):
+def test_traced_modules_exist(name):
     """A renamed module would no longer be traced, without any notice."""
     assert [module for module in TARGETS[name].traced if find_spec(module) is None] == []
 

@@ -45,7 +45,7 @@ def test_statistics_are_numpys_mean_and_ddof_1_deviation_of_all_samples(seed, si
     np.testing.assert_allclose(stat.std, expected, rtol=1e-9)
 
 
-def test_output_is_the_sample_less_mean_over_deviation():
+def test_output_is_the_sample_minus_mean_divided_by_deviation():
     observation_filter = MeanStdFilter((2,))
     data = np.array([[1.0, 10.0], [3.0, 10.0], [5.0, 40.0]], np.float32)
     out = observation_filter(data)
@@ -123,7 +123,7 @@ def test_deltas_of_any_number_of_workers_in_any_order_equal_one_filter(seed, siz
     assert learner.buffer_count == 0, "R145"
 
 
-def test_a_delta_is_taken_once_under_numbers_that_grow_and_stays_in_the_statistics():
+def test_a_delta_is_taken_once_under_increasing_numbers_and_stays_in_the_statistics():
     """R138."""
     observation_filter = MeanStdFilter((1,))
     observation_filter(np.array([[1.0], [2.0]]))
@@ -192,7 +192,7 @@ def test_the_concurrent_filter_counts_exactly_under_parallel_pushes():
 
 
 @pytest.mark.parametrize("given", [[1.0, 2.0], None, *map(np.zeros, [(3,), (4, 3), (2, 2, 1), ()])], ids=repr)
-def test_what_is_no_sample_and_no_batch_is_refused(given):
+def test_a_value_that_is_neither_sample_nor_batch_is_refused(given):
     observation_filter = MeanStdFilter((2,))
     with pytest.raises(ValueError, match=r"expected .*\(2,\)"):
         observation_filter(given)
@@ -201,7 +201,7 @@ def test_what_is_no_sample_and_no_batch_is_refused(given):
 
 @pytest.mark.parametrize("name", ["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
-def test_a_filter_says_what_it_puts_out(name, dtype):
+def test_a_filter_knows_dtype_and_space_of_its_output(name, dtype):
     observation_filter = make_filter(name, (2,))
     space = spaces.Box(0, 100, (2,), dtype)
     batch = np.array([[0, 100], [100, 0], [3, 4]], dtype)
@@ -213,7 +213,7 @@ def test_a_filter_says_what_it_puts_out(name, dtype):
     assert told is space or name != "NoFilter"
 
 
-def test_statistics_are_not_dropped_in_silence_by_a_filter_that_has_none():
+def test_statistics_are_not_dropped_silently_by_a_filter_without_any():
     """R135."""
     with pytest.raises(BatchError, match="observations are taken as they are"):
         NoFilter().restore(MeanStdFilter((2,)).state())
@@ -275,7 +275,7 @@ def test_a_delta_that_would_overflow_the_statistics_is_refused_and_changes_nothi
 
 @pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
-def test_numbers_kept_at_the_start_come_through_and_enter_no_statistic(name, dtype):
+def test_numbers_kept_at_the_start_stay_unchanged_and_enter_no_statistic(name, dtype):
     """Action masks are kept like this; see data.obs_layout."""
     rng = np.random.default_rng(0)
     batches = [(rng.random((rows, 5)) * 9).astype(dtype) for rows in (1, 4, 3)]

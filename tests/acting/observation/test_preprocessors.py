@@ -33,7 +33,7 @@ from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
         (spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[0, 1], [5, 0]]), (8,), np.float32, False),
     ],
 )
-def test_shape_and_dtype_of_what_the_model_gets(space, shape, dtype, identity):
+def test_shape_and_dtype_of_model_inputs(space, shape, dtype, identity):
     preprocessor = preprocessor_for(space)
     space.seed(0)
     obs = np.stack([np.asarray(space.sample()) for _ in range(7)])
@@ -76,7 +76,7 @@ nested_spaces = st.recursive(
 
 @settings(deadline=None)
 @given(space=nested_spaces, rows=st.integers(1, 4), seed=st.integers(0, 2**31))
-def test_any_space_flattens_as_gymnasium_does_it(space, rows, seed):
+def test_any_space_flattens_as_in_gymnasium(space, rows, seed):
     """R39, R32: the policy's space has the shape and bounds of the output, and is never nested."""
     space.seed(seed)
     observations = [space.sample() for _ in range(rows)]
@@ -119,7 +119,7 @@ def test_an_observation_that_does_not_fit_its_space_is_refused(space, observatio
         preprocessor_for(space).transform_rows(observations)
 
 
-def test_r24_the_identity_takes_arrays_as_they_are():
+def test_r24_the_identity_leaves_arrays_unchanged():
     space = spaces.Box(-1, 1, (2, 2), np.float64)
     preprocessor = make_preprocessor(space, is_enabled=False)
     assert isinstance(preprocessor, IdentityPreprocessor)
@@ -200,7 +200,7 @@ class Summed(Preprocessor):
         (Summed, NESTED),
     ],
 )
-def test_the_policys_space_is_that_of_what_a_custom_preprocessor_gives(kind, space):
+def test_the_policys_space_is_that_of_a_custom_preprocessors_output(kind, space):
     """R23: SPEC 2.3. A user's class overrides nothing but its own conversion."""
     preprocessor = make_preprocessor(space, custom_preprocessor=kind)
     space.seed(0)
@@ -214,7 +214,7 @@ def test_the_policys_space_is_that_of_what_a_custom_preprocessor_gives(kind, spa
         assert all(told.contains(row) for row in out)
 
 
-def test_a_custom_preprocessor_that_gives_another_shape_than_it_says_is_told():
+def test_a_custom_preprocessor_with_a_wrong_output_shape_is_reported():
     class Wrong(Wider):
         def transform(self, obs):
             return super().transform(obs)[:, 0]
@@ -247,7 +247,7 @@ def masked(inner, mask_space=None):
 
 
 @pytest.mark.parametrize("inner", [PIXELS, spaces.Box(-1, 1, (2, 2)), spaces.Discrete(4), NESTED], ids=str)
-def test_an_action_mask_lies_before_what_the_rest_of_the_observation_gives_without_it(inner):
+def test_an_action_mask_precedes_the_model_input_of_the_rest(inner):
     space = masked(inner)
     preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3))
     plain = preprocessor_for(inner)
@@ -306,7 +306,7 @@ def test_an_observation_with_a_mask_that_does_not_fit_is_refused(obs):
         preprocessor.transform_rows([obs])
 
 
-def test_a_mask_that_is_none_of_the_action_space_is_refused_beforehand():
+def test_a_mask_that_does_not_fit_the_action_space_is_refused_at_construction():
     with pytest.raises(UnsupportedSpaceError, match="3 entries for the action space"):
         make_preprocessor(masked(PIXELS, spaces.MultiBinary(4)), action_space=spaces.Discrete(3))
     only = spaces.Dict({"action_mask": spaces.MultiBinary(3)})

@@ -25,7 +25,7 @@ def played(num_steps: int) -> tuple[np.ndarray, np.ndarray, gymnasium.wrappers.N
     return np.array(rewards, np.float32), np.array(scaled), env
 
 
-def test_the_statistic_is_that_of_gymnasiums_wrapper_and_steps_are_scaled_as_it_scales_them() -> None:
+def test_statistic_and_scaled_steps_agree_with_gymnasiums_wrapper() -> None:
     rewards, scaled, env = played(400)
     statistics = ReturnFilter(), ReturnFilter()
     by_step, by_fragment = (RewardScaler(statistic, GAMMA) for statistic in statistics)
@@ -57,7 +57,7 @@ def reference(rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray) -> list
 
 
 @pytest.mark.parametrize("has_resets", [False, True])
-def test_returns_begin_anew_with_each_episode_and_go_on_from_fragment_to_fragment(has_resets: bool) -> None:
+def test_returns_start_again_with_each_episode_and_continue_across_fragments(has_resets: bool) -> None:
     rng = np.random.default_rng(1)
     rewards = rng.normal(2, 3, (60, 4)).astype(np.float32)
     dones = rng.random((60, 4)) < 0.1
@@ -76,7 +76,7 @@ def test_returns_begin_anew_with_each_episode_and_go_on_from_fragment_to_fragmen
     np.testing.assert_allclose([state["mean"], state["m2"] / state["n"]], [[np.mean(expected)], [np.var(expected)]])
 
 
-def test_trajectories_have_the_returns_that_environments_in_lockstep_have() -> None:
+def test_trajectories_have_the_same_returns_as_environments_in_lockstep() -> None:
     rng = np.random.default_rng(2)
     rewards = rng.normal(1, 2, (40, 3)).astype(np.float32)
     dones = rng.random((40, 3)) < 0.1
@@ -100,7 +100,7 @@ def test_trajectories_have_the_returns_that_environments_in_lockstep_have() -> N
     np.testing.assert_allclose(in_lockstep.state()["m2"], one_by_one.state()["m2"])
 
 
-def test_rewards_are_clipped_to_ten_and_without_any_return_left_as_they_are() -> None:
+def test_rewards_are_clipped_to_ten_and_unchanged_without_any_return() -> None:
     scaler = RewardScaler(ReturnFilter(), GAMMA)
     rewards = np.zeros((1000, 1), np.float32)
     rewards[-1] = 5.0
@@ -111,7 +111,7 @@ def test_rewards_are_clipped_to_ten_and_without_any_return_left_as_they_are() ->
     assert frozen.state()["n"] == 0
 
 
-def test_the_statistic_is_exchanged_and_copied_like_every_filters() -> None:
+def test_the_statistic_is_exchanged_and_copied_like_those_of_filters() -> None:
     worker, learner = ReturnFilter(), ReturnFilter()
     RewardScaler(worker, GAMMA).of_envs(np.arange(6, dtype=np.float32)[:, None], np.zeros((6, 1), np.bool_))
     learner.merge_delta(worker.take_delta(1))
