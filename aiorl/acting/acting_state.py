@@ -185,7 +185,7 @@ class ActingState:
         if packed is None:
             raise CheckpointError(
                 checkpoint.path,
-                "it was written by an aiorl that kept no acting graphs in checkpoints; resume its run once, and the "
+                "it was written by an aiorl version that kept no acting graphs; resume its run once, and the "
                 "next checkpoint will contain them",
             )
         try:
@@ -195,7 +195,7 @@ class ActingState:
                 raise CheckpointError(
                     checkpoint.path,
                     f"its acting graphs have format {content['format']!r:.50}, but this aiorl reads {_FORMAT}; use the "
-                    "aiorl that wrote it",
+                    "version that wrote it",
                 )
             graphs = {
                 _text(policy_id): PolicyGraph(graph=_bytes(graph["graph"]), spec=dict(graph["spec"]))

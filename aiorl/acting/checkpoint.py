@@ -230,7 +230,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(
             path,
             f"format version {header.format_version!r}, but this aiorl reads {FORMAT_VERSION}; "
-            "load it with the aiorl that wrote it",
+            "load it with the version that wrote it",
         )
     if path.name != _name(header.number):
         raise CheckpointError(path, f"{_META} is damaged: it has the number {header.number}")

@@ -198,7 +198,7 @@ class ObservationFilter:
                 filter then stays unchanged.
         """
         if state:
-            raise BatchError("filter state", "none, since observations are taken as they are", sorted(state))
+            raise BatchError("filter state", "none, because observations are not filtered", sorted(state))
 
     def state(self) -> FilterState:
         """Return the statistics, without the buffer, to publish or save."""

@@ -132,7 +132,7 @@ class LearnerSession:
         """
         self._now = now
         if snapshot.version <= self.version:
-            raise LocalProtocolError(f"snapshot {snapshot.version} after {self.version}: versions must rise")
+            raise LocalProtocolError(f"snapshot {snapshot.version} after {self.version}: versions must increase")
         self._snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
         if self._roster.by_slot:
             self._say(BROADCAST, self._snapshot)

@@ -59,7 +59,7 @@ def bind_local(sockets: Sequence[zmq.Socket[bytes]], port: int) -> Path:
         else:
             return path
     raise SecurityError(
-        f"there is no place for the sockets for workers of this user on this host: {'; '.join(problems)}",
+        f"there is no place for the sockets that workers of this user on this host use: {'; '.join(problems)}",
         key="bind",
         hint="repair one of these directories, or set XDG_RUNTIME_DIR to one that is yours alone.",
     )

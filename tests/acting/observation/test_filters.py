@@ -215,7 +215,7 @@ def test_a_filter_knows_dtype_and_space_of_its_output(name, dtype):
 
 def test_statistics_are_not_dropped_silently_by_a_filter_without_any():
     """R135."""
-    with pytest.raises(BatchError, match="observations are taken as they are"):
+    with pytest.raises(BatchError, match="observations are not filtered"):
         NoFilter().restore(MeanStdFilter((2,)).state())
 
 
