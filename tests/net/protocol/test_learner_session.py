@@ -269,7 +269,7 @@ def test_duplicate_fragments_are_dropped() -> None:
         ({"sampled_total": 5}, "do not add up"),
         ({"abandoned_total": 11}, "do not add up"),
         ({"seq": 3}, "fragment 3 instead of 1"),
-        ({"sampled_total": 2**53}, "where its leases allow"),
+        ({"sampled_total": 2**53}, "its leases allow"),
     ],
 )
 def test_a_fragment_against_the_rules_costs_the_peer_its_place(changes: dict[str, Any], words: str) -> None:
