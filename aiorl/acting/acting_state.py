@@ -119,7 +119,8 @@ class ActingState:
             seed: seed of its exploration.
 
         Raises:
-            PolicyError, ConfigError: when the stored data about it is invalid.
+            PolicyError: when the stored graph or weights are invalid.
+            ConfigError: when the stored configuration is invalid.
             ImportError: when its network can only be run in TensorFlow, which is not installed.
         """
         graph, own_part = self.graphs[policy_id], self.part.policies[policy_id]

@@ -3,7 +3,7 @@
 All workers share one budget. Let a batch have ``B`` fragments and samples be at most ``L`` policy versions old. The
 fragments leased, queued and held by the learner together stay within at most ``(R + 1) B``, because the last of them is
 ``R`` versions old when its turn comes. The *reach* ``R`` begins at ``L``. Each fragment that arrives too old lowers it
-by one step: a tenth of ``L``, or less if more than 200 fragments may be under way. Each 400 fragments that arrive in
+by one step: a tenth of ``L``, or less if more than 200 fragments may be under way. Every 400 fragments that arrive in
 time raise it by one step.
 
 Within that bound the budget follows the learner. It grows by a quarter while the learner waits for fragments because
