@@ -67,7 +67,7 @@ def test_a_damaged_or_missing_piece_is_found_when_it_is_read(tmp_path: Path) -> 
     file.write_bytes(payload)
     read = found.pieces_of("one")
     next(read)
-    with pytest.raises(CheckpointError, match=r"000001\.safetensors is damaged: its digest"):
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors is damaged: it does not match its digest"):
         next(read)
     file.unlink()
     with pytest.raises(CheckpointError, match=r"000001\.safetensors can't be read"):
