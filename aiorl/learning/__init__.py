@@ -1,1 +1,1 @@
-"""Learning: algorithms, their losses and networks, and the replay. All but `replay` may load TensorFlow."""
+"""Learning: algorithms, their losses and networks, and the replay. Only `replay` never loads TensorFlow."""

@@ -1,12 +1,12 @@
-"""Compiled updates kept on disk: a later run of the same networks starts without XLA's compilation, seconds sooner.
+"""Compiled updates kept on disk: a later run with the same networks starts seconds sooner, without compiling.
 
-TensorFlow writes and reads the files, where ``TF_XLA_FLAGS`` tells it to, and executes what it finds. So only files
-stay that are as they were when a run had compiled and used them::
+TensorFlow writes and reads the files, in the folder that ``TF_XLA_FLAGS`` names, and executes their code. So only files
+stay that are unchanged since a run compiled and used them::
 
     ~/.cache/aiorl/xla/                              only this user's
         tf2.21.0-x86_64-1f0c9a7b2d3e4f50/            one for each TensorFlow, processor and number of threads
             xla_compile_cache__*.pb                  TensorFlow's, written under another name and renamed
-            sums.json                                name -> SHA-256 of those that a run has used
+            sums.json                                name -> SHA-256 of the files that a run has used
 
 An update that can't be written or read there is compiled as a plain graph (`CompiledFunction`).
 """
@@ -31,31 +31,32 @@ from aiorl.process.replaced_file import write_json
 _MAX_FILES, _MAX_BYTES = 200, 128 << 20
 _FILES, _SUMS = "xla_compile_cache__*", "sums.json"
 _LEFT_S = 600.0
-"""After so long nobody writes a temporary file any more."""
+"""Age in seconds at which a temporary file is certainly abandoned."""
 
 
 class CompilationCache:
-    """The directory of one kind of machine code, checked and tidied up.
+    """Directory for one kind of machine code, checked and cleaned.
 
     Attributes:
-        folder: where TensorFlow is to keep its files.
+        folder: directory in which TensorFlow keeps its files.
     """
 
     def __init__(self, folder: Path, sums: dict[str, str]) -> None:
-        """Take over a directory whose files have these sums; `open` checks one."""
+        """Take over a directory whose files have these checksums; `open` checks one first."""
         self.folder = folder
         self._sums = sums
 
     @classmethod
     def open(cls, root: Path, threads: int) -> Self:
-        """Make or take the directory for what is compiled here, rid of what can't be relied on.
+        """Open or create the directory for this kind of machine code, and remove files that can't be trusted.
 
         Args:
-            root: where those of each kind of machine code are.
-            threads: threads that TensorFlow will compute with.
+            root: directory with a subdirectory for each kind of machine code.
+            threads: number of threads that TensorFlow computes with.
 
         Raises:
-            OSError: it can't be used: others may write there, or nobody can. Says why.
+            OSError: it can't be used, because others can write there or it can't be written at all. The message says
+                why.
         """
         root.parent.mkdir(parents=True, exist_ok=True)
         root = root.parent.resolve() / root.name
@@ -69,7 +70,7 @@ class CompilationCache:
         return cls(folder, sums)
 
     def seal(self) -> None:
-        """Let later runs use what has been compiled by now."""
+        """Let later runs use the code compiled so far."""
         with contextlib.suppress(OSError):
             sums = {path.name: self._sums.get(path.name) or _sum_of(path) for path in self.folder.glob(f"{_FILES}.pb")}
             if sums != self._sums:
@@ -78,17 +79,17 @@ class CompilationCache:
 
 
 def _kind_of_code(threads: int) -> str:
-    """Name for all that makes machine code another, or unfit to run, and is not in TensorFlow's own names.
+    """Return a name for everything that changes machine code and isn't in the names of TensorFlow's files.
 
     Raises:
-        OSError: TensorFlow's version is not known.
+        OSError: TensorFlow's version is unknown.
     """
     for name in ("tensorflow-cpu", "tensorflow", "tf-nightly-cpu", "tf-nightly"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(name)
             break
     else:
-        raise OSError("the version of TensorFlow is not known")
+        raise OSError("TensorFlow's version is unknown")
     processor = platform.processor()
     with contextlib.suppress(OSError):
         first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")
@@ -101,20 +102,20 @@ def _kind_of_code(threads: int) -> str:
 
 
 def _check_private(folder: Path) -> None:
-    """Raise OSError unless only this user can write a directory and the one it is in, or put others in their place."""
+    """Raise OSError unless only this user can write or replace a directory and its parent."""
     me = os.geteuid()
     for place in (folder, folder.parent):
         found = place.lstat()
         if not stat.S_ISDIR(found.st_mode):
-            raise OSError(f"{place} is no directory")
+            raise OSError(f"{place} is not a directory")
         if fault := whose_else(found):
             raise OSError(f"{place} {fault}: make it yours with mode 0700")
     for place in folder.parent.parents:
         found = place.lstat()
         if found.st_uid not in (0, me):
-            raise OSError(f"{place}, in which it is, belongs to user {found.st_uid}")
+            raise OSError(f"its enclosing directory {place} belongs to user {found.st_uid}")
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-            raise OSError(f"{place}, in which it is, can be written by everybody")
+            raise OSError(f"its enclosing directory {place} is writable by everyone")
 
 
 def _sum_of(path: Path) -> str:
@@ -122,7 +123,7 @@ def _sum_of(path: Path) -> str:
 
 
 def _verified(folder: Path) -> dict[str, str]:
-    """Return the sums of files that are as they were when a run used them; remove others, and temporary ones."""
+    """Return the checksums of files that are unchanged since a run used them; remove other and temporary files."""
     known, sums = {}, {}
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(read_regular(folder / _SUMS, max_bytes=1 << 20)))
@@ -138,7 +139,7 @@ def _verified(folder: Path) -> dict[str, str]:
 
 
 def _remove_beyond_bounds(root: Path) -> None:
-    """Remove the oldest files of all kinds of machine code, so that few and not too large ones stay."""
+    """Remove the oldest files of all kinds of machine code until their number and size are within bounds."""
     found = []
     for path in root.glob(f"*/{_FILES}.pb"):
         with contextlib.suppress(FileNotFoundError):

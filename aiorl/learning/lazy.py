@@ -1,7 +1,7 @@
-"""`tf`: TensorFlow, loaded at its first use.
+"""Lazy `tf`: TensorFlow, loaded at first use.
 
-So an algorithm's keys, its class and its loss can stand in one module, which the command line reads in milliseconds and
-without TensorFlow.
+With it, one module can hold an algorithm's keys, class and loss, and the command line still imports that module in
+milliseconds, without TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = dict[str, "tf.Tensor"]
 class _Lazy(ModuleType):
     def __getattr__(self, name: str) -> Any:
         found = getattr(importlib.import_module(self.__name__), name)
-        setattr(self, name, found)  # the next one finds it at once
+        setattr(self, name, found)  # so the next access needs no lookup
         return found
 
 

@@ -1,7 +1,7 @@
-"""TensorFlow's process-wide settings, made before it is first imported.
+"""TensorFlow's process-wide settings, which are made before its first import.
 
-TensorFlow reads its thread counts and devices once; so this module is called before anything of ``models``,
-``losses`` or ``algorithms`` is imported.
+TensorFlow reads its thread counts and devices only once, so this module is called before ``models``, ``losses`` or
+``algorithms`` are imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aiorl.process.machine import usable_cores
 logger = logging.getLogger(__name__)
 
 _CACHE_FLAG = "--tf_xla_persistent_cache_directory"
-_cache: CompilationCache | None = None  # of this process: TensorFlow reads its variables once
+_cache: CompilationCache | None = None  # one per process: TensorFlow reads its variables only once
 
 
 def prepare_environment(config: CommonConfig) -> None:
@@ -39,15 +39,15 @@ def prepare_environment(config: CommonConfig) -> None:
 
 
 def compilation_cache() -> CompilationCache | None:
-    """What keeps compiled updates on disk; None where nothing does, or the user's own ``TF_XLA_FLAGS`` do."""
+    """Return the on-disk cache of compiled updates; None without one, or if the user set ``TF_XLA_FLAGS``."""
     return _cache
 
 
 def _keep_compilations(config: CommonConfig) -> None:
-    """Tell TensorFlow where to keep what it compiles, unless the user has done so; the log says why it is not done."""
+    """Let TensorFlow keep compiled code on disk unless the user already does; log why if that is impossible."""
     global _cache
     flags, setting = os.environ.get("TF_XLA_FLAGS", "").strip(), config.compilation_cache
-    if _CACHE_FLAG in flags or (flags and not flags.startswith("-")):  # what does not begin so is the name of a file
+    if _CACHE_FLAG in flags or (flags and not flags.startswith("-")):  # otherwise it is the name of a file
         return
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     root = os.path.expanduser(os.path.join(base, "aiorl", "xla") if setting == "auto" else setting)
@@ -55,11 +55,11 @@ def _keep_compilations(config: CommonConfig) -> None:
         if not os.path.isabs(root) and setting == "auto":
             raise OSError("there is no home directory")
         if not root.isprintable() or set(root) & set(" '\"\\"):
-            raise OSError("its name has blanks or quotes, which TF_XLA_FLAGS can't hold")
+            raise OSError("its name has blanks or quotes, which TF_XLA_FLAGS can't contain")
         _cache = CompilationCache.open(Path(root), num_threads(config))
     except OSError as error:
         level = logging.INFO if setting == "auto" else logging.WARNING
-        logger.log(level, "what XLA compiles is not kept in %s for later runs: %s", root, error)
+        logger.log(level, "XLA's compiled code is not kept in %s for later runs: %s", root, error)
         return
     os.environ["TF_XLA_FLAGS"] = (
         f"{flags} {_CACHE_FLAG}={_cache.folder} --tf_xla_persistent_cache_device_types=CPU".strip()
@@ -67,16 +67,16 @@ def _keep_compilations(config: CommonConfig) -> None:
 
 
 def num_threads(config: CommonConfig) -> int:
-    """Threads for TensorFlow's kernels: as configured, but no more than there are cores to run on."""
+    """Return the number of threads for TensorFlow's kernels: as configured, but not more than the available cores."""
     cores = usable_cores()
     wanted = config.threads or int(config.session_args().get("intra_op_parallelism_threads", cores))
     return max(1, min(wanted, cores))
 
 
 def begin_loading() -> None:
-    """Have TensorFlow's libraries loaded in a thread, half a second, while other modules are imported.
+    """Load TensorFlow's libraries in a thread, which takes half a second, while other modules are imported.
 
-    The import finds them loaded then, or waits for the rest. By the C function, which Python's lock is released for.
+    The import then finds them loaded, or waits for the rest. The thread calls the C function, which releases the GIL.
     """
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
@@ -88,13 +88,13 @@ def begin_loading() -> None:
     def load_all() -> None:
         with _without_greetings:
             for library in libraries:
-                load(os.fsencode(library), os.RTLD_NOW)  # what fails here fails in the import, which says why
+                load(os.fsencode(library), os.RTLD_NOW)  # the import reports any failure
 
     threading.Thread(target=load_all, name="tensorflow", daemon=True).start()
 
 
 def import_tensorflow(config: CommonConfig) -> None:
-    """Import it, in as little time as can be; no thread of its own runs afterwards."""
+    """Import TensorFlow as fast as possible; leaves none of its own threads running."""
     prepare_environment(config)
     with _without_greetings:
         load_tensorflow()
@@ -103,10 +103,10 @@ def import_tensorflow(config: CommonConfig) -> None:
 def configure_tensorflow(config: CommonConfig) -> None:
     """Import TensorFlow with the threads and devices of the config; takes a few seconds.
 
-    Threads stay as they are in a process that has used TensorFlow before.
+    In a process that has used TensorFlow before, threads stay unchanged.
 
     Raises:
-        ConfigError: GPUs were asked for and TensorFlow sees none.
+        ConfigError: GPUs were requested and TensorFlow sees none.
     """
     import_tensorflow(config)
     import tensorflow as tf
@@ -123,8 +123,8 @@ def configure_tensorflow(config: CommonConfig) -> None:
         _split_cpu(tf, int(options.get("device_count", {}).get("CPU", 1)))
         _use_gpus(tf, config.num_gpus, may_grow=bool(options.get("gpu_options", {}).get("allow_growth", True)))
     except RuntimeError:
-        logger.info("TensorFlow is at work in this process already, so it keeps the threads and devices it has")
-    # the update says itself when it compiles for another size of batch; a warning about it would alarm for nothing
+        logger.info("TensorFlow is already in use in this process and keeps its threads and devices")
+    # the update itself logs when it compiles for another batch size; TensorFlow's warning would only alarm
     tf.get_logger().addFilter(lambda record: "tf.function retracing" not in record.getMessage())
 
 
@@ -135,7 +135,7 @@ def _split_cpu(tf: Any, count: int) -> None:
 
 
 def _check_gpus(tf: Any, wanted: float) -> None:
-    """Raise ConfigError if TensorFlow sees fewer GPUs than are wanted."""
+    """Raise ConfigError if TensorFlow sees too few GPUs."""
     gpus = tf.config.list_physical_devices("GPU")
     if wanted > len(gpus):
         raise ConfigError(
@@ -147,7 +147,7 @@ def _check_gpus(tf: Any, wanted: float) -> None:
 
 
 def _use_gpus(tf: Any, wanted: float, *, may_grow: bool) -> None:
-    """Let TensorFlow see as many GPUs as are wanted, or of the first one a share of its memory."""
+    """Make the wanted number of GPUs visible to TensorFlow, or a share of the memory of the first."""
     gpus = tf.config.list_physical_devices("GPU")
     used = gpus[: math.ceil(wanted)]
     if gpus:
@@ -161,29 +161,29 @@ def _use_gpus(tf: Any, wanted: float, *, may_grow: bool) -> None:
 
 
 def _gpu_memory_mib() -> float:
-    """Memory of the smallest GPU of this host; TensorFlow tells nothing of it."""
+    """Return the memory of this host's smallest GPU, which TensorFlow doesn't report."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         return min(float(line) for line in done.stdout.splitlines())
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigError(
-            f"num_gpus is a fraction, but nvidia-smi doesn't tell how much memory there is: {error}.",
+            f"num_gpus is a fraction, but nvidia-smi doesn't report the GPU's memory: {error}.",
             key="num_gpus",
             hint="Set a whole number.",
         ) from error
 
 
 class _Greetings:
-    """Drops what C and C++ libraries print on standard error while any thread loads TensorFlow; Linux only.
+    """Suppression of the output of C and C++ libraries on standard error while any thread loads TensorFlow; Linux only.
 
-    No setting silences them. Descriptor 2 and Python's streams belong to the program and stay as they are.
+    No setting silences them. Descriptor 2 and Python's streams belong to the program and are not changed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_users = 0
-        self._nowhere: int | None = None  # open for good, since some thread may be writing to it
+        self._nowhere: int | None = None  # never closed, because a thread may still write to it
 
     def __enter__(self) -> None:
         with self._lock:

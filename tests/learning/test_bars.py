@@ -1,8 +1,8 @@
-"""The bars of the literature, with real training through real processes; long, so marked slow.
+"""Scores from the literature, with real training in real processes; long, so marked slow.
 
 Returns are true means of the last 100 finished episodes. Solved scores: CartPole-v1 475 (its reward threshold),
 Pendulum-v1 -250 (a swing-up from a random angle costs 120 to 400). RecallEnv: a policy without memory earns 0.5 in
-expectation whatever it does (proof in its docstring), one with memory 1.
+expectation whatever it does (proof in its docstring), a policy with memory 1.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.slow
 
 
 def seeds(count: int, *, quick: int = 0) -> list[Any]:
-    """Seeds from 1 on; all but the first few are left to the nightly run."""
+    """Return seeds from 1 on; all but the first few are left to the nightly run."""
     marks = [[], [pytest.mark.nightly]]
     return [pytest.param(seed, marks=marks[seed > quick]) for seed in range(1, count + 1)]
 
 
 def train(run_dir: Path, *options: str) -> dict[str, Any]:
-    """The last result of a run; it must have ended by reaching its return."""
+    """Return the last result of a run, which must have ended by reaching its return."""
     done = subprocess.run(
         [sys.executable, "-m", "aiorl.learner", f"--run-dir={run_dir}", *options],
         capture_output=True,
@@ -42,7 +42,7 @@ def train(run_dir: Path, *options: str) -> dict[str, Any]:
 
 
 def train_for(run_dir: Path, env_steps: int, *options: str) -> dict[str, Any]:
-    """The last result of a run of so many env steps."""
+    """Return the last result of a run with this number of env steps."""
     learner = [sys.executable, "-m", "aiorl.learner", f"--run-dir={run_dir}", f"--stop-timesteps={env_steps}"]
     subprocess.run([*learner, *options], capture_output=True, timeout=280, check=True)
     return json.loads((run_dir / "result.jsonl").read_text().splitlines()[-1])
@@ -70,7 +70,7 @@ def test_pg_learns_cartpole_from_returns_alone(tmp_path: Path, seed: int) -> Non
 
 @pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("algo", ["appo", "impala"])
-def test_cartpole_is_learned_from_a_stream_and_not_unlearned_by_a_million_steps(
+def test_cartpole_is_learned_from_a_stream_and_still_solved_after_a_million_steps(
     tmp_path: Path, algo: str, seed: int
 ) -> None:
     run_dir = tmp_path / "run"
@@ -97,11 +97,11 @@ def test_apex_solves_cartpole_through_two_workers_that_send_first_priorities(tmp
 
 
 @pytest.mark.nightly
-def test_a_recurrent_dqn_balances_a_pole_whose_velocity_it_does_not_see(tmp_path: Path) -> None:
+def test_a_recurrent_dqn_balances_a_pole_without_seeing_its_velocity(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     env = "--env=aiorl.testing.envs:CartPoleWithoutVelocities"
     result = train_for(run_dir, 100_000, env, "--algo=dqn", "--preset=auto", "--seed=1")
-    assert result["episode_reward_mean_last_100"] >= 150  # half way, one checkpoint may be much worse than the next
+    assert result["episode_reward_mean_last_100"] >= 150  # midway, one checkpoint can be much worse than the next
 
 
 @pytest.mark.parametrize("seed", seeds(3))
@@ -115,7 +115,7 @@ def test_ppo_solves_pendulum_with_continuous_actions_and_a_filter(tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", seeds(2, quick=1))
-def test_sac_swings_a_pendulum_up_by_noise_of_the_state(tmp_path: Path, seed: int) -> None:
+def test_sac_swings_a_pendulum_up_with_state_dependent_noise(tmp_path: Path, seed: int) -> None:
     run_dir = tmp_path / "run"
     options = ("--env=Pendulum-v1", "--algo=sac", "--preset=sac-pendulum", "--use-sde=true", f"--seed={seed}")
     train_for(run_dir, 10_000, *options)

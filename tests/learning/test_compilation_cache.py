@@ -1,4 +1,4 @@
-"""What XLA compiled is kept for later runs: only where nobody else can write, and only what is whole."""
+"""Compiled code is kept for later runs only where no one else can write, and only if it is intact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kept(root: Path) -> Path:
-    """A file that TensorFlow wrote and a run sealed."""
+    """Return a file that TensorFlow wrote and a run sealed."""
     cache = CompilationCache.open(root, 2)
     file = cache.folder / NAME
     file.write_bytes(b"code")
@@ -34,7 +34,7 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("xla*")}
 
 
-def test_what_was_sealed_is_there_for_the_next_run_and_closed_to_others(root: Path, kept: Path) -> None:
+def test_sealed_files_are_there_for_the_next_run_and_private(root: Path, kept: Path) -> None:
     again = CompilationCache.open(root, 2)
     assert again.folder == kept.parent
     again.seal()
@@ -59,26 +59,26 @@ def test_what_was_sealed_is_there_for_the_next_run_and_closed_to_others(root: Pa
         lambda file: (file.unlink(), os.mkfifo(file)),
     ],
 )
-def test_what_is_not_as_it_was_sealed_is_removed(root: Path, kept: Path, damage: Callable[[Path], object]) -> None:
+def test_files_changed_since_sealing_are_removed(root: Path, kept: Path, damage: Callable[[Path], object]) -> None:
     damage(kept)
     CompilationCache.open(root, 2)
     assert not files(kept.parent)
 
 
-def test_a_file_that_no_run_has_sealed_is_removed(root: Path, kept: Path) -> None:
-    """Its learner was killed while it compiled, or another program put it there."""
+def test_unsealed_files_are_removed(root: Path, kept: Path) -> None:
+    """Its learner was killed while compiling, or another program put it there."""
     other = kept.with_name(NAME.replace("__1__", "__7__"))
     other.write_bytes(b"half")
     partial = kept.with_name(f"{NAME}_0.tmp")
     partial.write_bytes(b"half")
     CompilationCache.open(root, 2)
-    assert files(kept.parent) == {NAME, partial.name}, "it may be written just now"
+    assert files(kept.parent) == {NAME, partial.name}, "it can still be in use"
     os.utime(partial, (time.time() - 3600,) * 2)
     CompilationCache.open(root, 2)
     assert files(kept.parent) == {NAME}
 
 
-def test_another_tensorflow_processor_or_number_of_threads_has_a_directory_of_its_own(
+def test_each_tensorflow_processor_and_number_of_threads_has_its_own_directory(
     root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = {CompilationCache.open(root, 1).folder, kept.parent}
@@ -99,7 +99,7 @@ def test_another_tensorflow_processor_or_number_of_threads_has_a_directory_of_it
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_directory_of_another_user_is_not_used(root: Path, kept: Path) -> None:
+def test_another_users_directory_is_not_used(root: Path, kept: Path) -> None:
     for place in (kept.parent, root, root.parent):
         os.chown(place, 12345, -1)
         with pytest.raises(OSError, match="belongs to user 12345"):
@@ -110,18 +110,18 @@ def test_a_directory_of_another_user_is_not_used(root: Path, kept: Path) -> None
 
 def test_a_directory_that_others_can_write_or_replace_is_not_used(root: Path, kept: Path) -> None:
     for place, mode, said in ((kept.parent, 0o770, "mode 0770"), (root, 0o755, "mode 0755"),
-                              (root.parent, 0o777, "written by everybody")):  # fmt: skip
+                              (root.parent, 0o777, "writable by everyone")):  # fmt: skip
         place.chmod(mode)
         with pytest.raises(OSError, match=said):
             CompilationCache.open(root, 2)
         place.chmod(0o700)
     root.rename(root.with_name("elsewhere"))
     root.symlink_to(root.with_name("elsewhere"))
-    with pytest.raises(OSError, match="is no directory"):
+    with pytest.raises(OSError, match="is not a directory"):
         CompilationCache.open(root, 2)
 
 
-def test_few_and_small_files_stay_the_newest_of_all_kinds(
+def test_the_newest_files_of_all_kinds_are_kept_within_limits(
     root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_FILES", 3)

@@ -18,14 +18,14 @@ from aiorl.learning import tf_runtime
 from aiorl.learning.tf_runtime import num_threads, prepare_environment
 
 
-def test_threads_are_as_configured_but_no_more_than_cores() -> None:
+def test_threads_are_as_configured_but_at_most_the_number_of_cores() -> None:
     cores = len(os.sched_getaffinity(0))
     assert num_threads(CommonConfig(threads=1)) == 1
     assert num_threads(CommonConfig(threads=4096)) == cores
     assert num_threads(CommonConfig()) == min(8, cores)
 
 
-def test_r184_num_gpus_0_hides_gpus_and_asking_for_some_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r184_num_gpus_0_hides_gpus_and_other_values_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     prepare_environment(CommonConfig(num_gpus=1))
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
@@ -45,7 +45,7 @@ def test_r184_num_gpus_0_hides_gpus_and_asking_for_some_leaves_them(monkeypatch:
         ("", "{tmp}/in two words", ""),
     ],
 )
-def test_tensorflow_is_told_where_to_keep_what_it_compiles_unless_the_user_has_done_so(
+def test_tensorflow_keeps_compiled_code_in_our_cache_unless_the_user_names_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path,
     flags: str, setting: str, expected: str,
 ) -> None:  # fmt: skip
@@ -73,7 +73,7 @@ def test_tensorflows_libraries_are_loaded_before_it_is_imported() -> None:
     assert (done.stdout, done.stderr) == ("True False\n", "")
 
 
-def test_r186_index_0_has_its_own_options_over_those_of_all() -> None:
+def test_r186_options_of_index_0_override_the_common_ones() -> None:
     config = CommonConfig(
         tf_session_args={"intra_op_parallelism_threads": 3, "inter_op_parallelism_threads": 5},
         local_tf_session_args={"intra_op_parallelism_threads": 1},
@@ -85,7 +85,7 @@ def test_r186_index_0_has_its_own_options_over_those_of_all() -> None:
 
 
 class FakeTensorFlow:
-    """Two GPUs, and what is asked of them."""
+    """Two GPUs, with a record of requests."""
 
     def __init__(self, gpus: Sequence[str] = ("gpu0", "gpu1")) -> None:
         self.visible: list[str] = []
@@ -101,7 +101,7 @@ class FakeTensorFlow:
         )
 
 
-def test_r184_num_gpus_is_a_number_of_gpus_or_a_share_of_ones_memory(
+def test_r184_num_gpus_is_a_number_of_gpus_or_a_share_of_one_gpus_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tf = FakeTensorFlow()
@@ -119,11 +119,11 @@ def test_r184_num_gpus_is_a_number_of_gpus_or_a_share_of_ones_memory(
     with pytest.raises(ConfigError, match=r"num_gpus is 1\.5, expected a whole number of GPUs, or a fraction of one"):
         CommonConfig(num_gpus=1.5)
     program.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(ConfigError, match="nvidia-smi doesn't tell"):
+    with pytest.raises(ConfigError, match="nvidia-smi doesn't report"):
         tf_runtime._use_gpus(tf, 0.5, may_grow=True)
 
 
-def test_tensorflow_does_not_greet_and_r33_missing_gpus_are_an_error() -> None:
+def test_tensorflow_prints_no_greeting_and_r33_missing_gpus_are_an_error() -> None:
     code = (
         "from aiorl.config.schema import CommonConfig\n"
         "from aiorl.learning.tf_runtime import configure_tensorflow\n"
@@ -145,7 +145,7 @@ def test_tensorflow_does_not_greet_and_r33_missing_gpus_are_an_error() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="greetings are dropped on Linux only")
-def test_standard_error_stays_the_programs_while_several_threads_load_tensorflow(
+def test_standard_error_still_works_while_several_threads_load_tensorflow(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program, turns = ctypes.CDLL(None), iter(range(2))

@@ -112,5 +112,5 @@ def test_a_batch_that_cannot_be_learned_from_changes_nothing(make: Make) -> None
     with pytest.raises(BatchError, match=c.VALUE_TARGETS):
         worker.learn_on_batch(spoiled)
     assert equal(before, worker.get_weights()["default_policy"])
-    with pytest.raises(NotImplementedError, match="DQN is no step by one gradient"):
+    with pytest.raises(NotImplementedError, match="DQN does not update by one gradient"):
         algorithm_policy(DQNConfig())

@@ -1,6 +1,6 @@
-"""Algorithms, one module each: its keys, its class, its loss. docs/algorithms/ has a page on each, naming the paper.
+"""Algorithms, one module each, with its keys, class and loss. Each has a page in docs/algorithms/ that cites its paper.
 
-None loads TensorFlow when it is imported. `aiorl.learning.algorithms.registry` finds them by name.
+Importing them doesn't load TensorFlow. `aiorl.learning.algorithms.registry` finds them by name.
 """
 
 ALGORITHMS = {
@@ -19,4 +19,7 @@ ALGORITHMS = {
     "sac": "SAC",
     "td3": "TD3",
 }
-"""Name of an algorithm and its module -> its class there; `aiorl` has NAMEConfig and NAMETrainer of each."""
+"""Class of each algorithm by the name of its module, which is the algorithm's name too.
+
+`aiorl` exports NAMEConfig and NAMETrainer for each class NAME.
+"""

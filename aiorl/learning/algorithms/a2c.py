@@ -13,11 +13,11 @@ from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_normalise
 
 A2C_COLUMNS = (c.OBS, c.ACTIONS, c.ADVANTAGES, c.VALUE_TARGETS)
-"""Columns of its loss."""
+"""Columns that the loss needs."""
 
 
 class A2CConfig(OnPolicyConfig):
-    """A2C's own settings, and its defaults of the common ones."""
+    """A2C's own keys, and its defaults of common keys."""
 
     is_one_minibatch = True
 
@@ -37,16 +37,16 @@ class A2C(OnPolicy[A2CConfig]):
 
     @classmethod
     def columns(cls, config: A2CConfig) -> tuple[str, ...]:
-        """Return the columns of its loss."""
+        """Return the columns that the loss needs."""
         return A2C_COLUMNS
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences if the model is recurrent."""
+        """Return the loss over rows, or over sequences for recurrent models."""
         return a2c_spec(self)
 
 
 def a2c_spec(algorithm: CompiledAlgorithm[Any]) -> UpdateSpec:
-    """Return the update of A2C, which is also that of A3C: actions count by their advantages."""
+    """Return the update of A2C and A3C, in which actions are weighted by their advantages."""
 
     def advantages(columns: Tensors, values: tf.Tensor, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
         found = columns[c.ADVANTAGES]

@@ -14,7 +14,7 @@ from aiorl.learning.algorithms.streaming import Streaming, StreamingConfig
 
 
 class A3CConfig(StreamingConfig):
-    """A3C's defaults of the common settings."""
+    """A3C's defaults of common keys."""
 
     is_one_minibatch = True
 
@@ -26,7 +26,7 @@ class A3CConfig(StreamingConfig):
     train_batch_size: int = changed(StreamingConfig, "train_batch_size", 128)
     entropy_coeff: float = changed(StreamingConfig, "entropy_coeff", 0.01)
     lambda_: float = changed(OnPolicyConfig, "lambda_", 1.0)
-    """Lambda of generalised advantage estimation: 0 trusts the values, 1 the returns."""
+    """Lambda of generalised advantage estimation: 0 trusts the value estimates, 1 the returns."""
     max_policy_lag: int | None = changed(StreamingConfig, "max_policy_lag", 20)
     outstanding_fragments_per_worker: int = changed(StreamingConfig, "outstanding_fragments_per_worker", 2)
 
@@ -38,10 +38,10 @@ class A3C(Streaming[A3CConfig]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return the columns of the loss, which is A2C's: they never leave the workers."""
+        """Return a plan with the columns of A2C's loss; they never leave the workers."""
         own = cls.own_config(config)
         return advantage_plan(own, own.lambda_, A2C_COLUMNS)
 
     def update_spec(self) -> UpdateSpec:
-        """Return the update, which is A2C's."""
+        """Return A2C's update."""
         return a2c_spec(self)

@@ -1,7 +1,7 @@
-"""Settings of algorithms that train an actor and a critic on whole fragments; loads no TensorFlow.
+"""Settings of algorithms that train an actor and a critic on whole fragments. Loads no TensorFlow.
 
-A train batch is made of whole fragments, each of `rollout_fragment_length` steps of `num_envs_per_worker` environments.
-Where the sizes that a user sets do not fit the defaults, the defaults change, as little as possible.
+A train batch consists of whole fragments, each with `rollout_fragment_length` steps of `num_envs_per_worker`
+environments. If the sizes that a user sets don't fit the defaults, the defaults change as little as possible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MINIBATCH = "sgd_minibatch_size"
 
 
 class Sizes(NamedTuple):
-    """Sizes that have to fit each other.
+    """Sizes that must fit each other.
 
     Attributes:
         length: steps of one environment in a fragment.
@@ -33,27 +33,27 @@ class Sizes(NamedTuple):
     batch: int
 
     def gives_each(self, workers: int) -> bool:
-        """Return whether whole fragments make up a batch, and each worker has one."""
+        """Return True if whole fragments make up a batch and each worker contributes at least one."""
         fragments, rest = divmod(self.batch, self.length * self.envs)
         return not rest and fragments >= workers
 
     def fitted(self, fixed: Set[str], workers: int, least: int) -> Sizes:
-        """Return sizes with which whole fragments make up a batch, and each worker has one.
+        """Return sizes with which whole fragments make up a batch and each worker contributes at least one.
 
         Args:
             fixed: keys that must not change.
-            workers: how many should have a fragment of each batch.
-            least: env steps that a batch must hold.
+            workers: number of workers that should contribute a fragment to each batch.
+            least: minimum number of env steps in a batch.
 
         Returns:
-            The sizes as they are if they fit, or if nothing that may change makes them fit.
+            Sizes that fit; unchanged if they fit already or if no allowed change makes them fit.
         """
         if self.gives_each(workers):
             return self
         return self._of_batch(fixed, workers) if BATCH in fixed else self._of_fragments(fixed, workers, least)
 
     def _of_fragments(self, fixed: Set[str], workers: int, least: int) -> Sizes:
-        """Return sizes where the batch follows from the fragments, after these are shortened to leave one for each."""
+        """Return sizes whose batch follows from the fragments, shortened first so that each worker contributes one."""
         length, envs = self.length, self.envs
         share = max(1, self.batch // workers)
         if ENVS not in fixed:
@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
         if LENGTH not in fixed:
             length = min(length, max(1, share // envs))
         unit = length * envs * workers
-        if unit > 2 * self.batch:  # rather than a batch that is far too large, let some workers wait
+        if unit > 2 * self.batch:  # let some workers wait rather than make a batch far too large
             unit = length * envs
         return Sizes(length, envs, unit * max(1, (2 * self.batch + unit) // (2 * unit), -(-least // unit)))
 
@@ -92,14 +92,15 @@ _learning = partial(key, group="Learning")
 
 
 class ActorCriticConfig(SDEConfig):
-    """The settings of such algorithms, and their defaults of the common ones."""
+    """Settings of actor-critic algorithms on fragments, with their defaults of common keys."""
 
     is_one_minibatch: ClassVar[bool] = False
-    """A train batch is one minibatch, unless the size of these is set."""
+    """True if a train batch is one minibatch unless sgd_minibatch_size is set."""
     samples_in_turns: ClassVar[bool] = False
-    """Workers sample one train batch and wait for the update, so each of them should have a part of it."""
+    """True if workers sample one train batch and then wait for the update, so that each should contribute to it."""
     why_on_learner: ClassVar[str] = ""
-    """Why workers can't compute the gradients, as the rest of "ALGO needs them on the learner: ..."; "" if they can."""
+    """Reason why workers can't compute the gradients, as the end of "ALGO needs them on the learner: ..."; "" if
+    they can."""
 
     lr: float = changed(CommonConfig, "lr", 5e-4)
     train_batch_size: int = changed(CommonConfig, "train_batch_size", 4096)
@@ -115,24 +116,25 @@ class ActorCriticConfig(SDEConfig):
     entropy_coeff_schedule: list[tuple[float, float]] | None = _learning(None)
     """entropy_coeff over env steps, as [[env step, value], ...]."""
     normalize_advantages: bool = _learning(False)
-    """Scale the advantages of each minibatch to mean 0 and deviation 1."""
+    """Scale the advantages of each minibatch to mean 0 and standard deviation 1."""
     normalize_rewards: bool = _learning(False)
-    """Learn from rewards over the running standard deviation of the discounted return, clipped to [-10, 10]; the
-    returns of episodes that are reported stay as they are."""
+    """Divide the rewards to learn from by the running standard deviation of the discounted return, and clip them to
+    [-10, 10]. Reported episode returns are not scaled."""
     grad_clip: float | None = _learning(0.5, gt=0)
     """Largest global norm of a gradient; null: not clipped."""
     gradients: Literal["learner", "workers"] = _learning("learner")
-    """Place where gradients are computed: the learner, of train batches; or the workers, each of its own fragments,
-    which they don't send then. The learner takes one step with the mean of a train batch's gradients, which is that of
-    its rows, but for normalize_advantages, which is of each fragment then. Such workers need TensorFlow."""
+    """Place where gradients are computed: the learner, from train batches; or the workers, from their own fragments,
+    which they then don't send. The learner takes one step with the mean gradient of a train batch, which equals the
+    gradient of all its rows, except that normalize_advantages applies to each fragment. These workers need
+    TensorFlow."""
     num_sgd_iter: int = _learning(1, unit="epochs", ge=1)
     """Passes over each train batch."""
     sgd_minibatch_size: int | None = _learning(None, unit="env steps", ge=1)
-    """Env steps in one minibatch, in whole sequences where these are trained on; null takes a sixteenth of the train
+    """Env steps in one minibatch, rounded to whole sequences if these are trained on; null: a sixteenth of the train
     batch, at least 256."""
 
     def minibatch_steps(self) -> int:
-        """Env steps in one minibatch."""
+        """Return the env steps in one minibatch."""
         if self.sgd_minibatch_size is not None:
             return self.sgd_minibatch_size
         if self.is_one_minibatch:
@@ -140,11 +142,11 @@ class ActorCriticConfig(SDEConfig):
         return min(max(256, self.train_batch_size // 16), self.train_batch_size)
 
     def fragments_per_batch(self) -> int:
-        """Fragments that make up a train batch; with complete episodes, which may be longer, the most that it takes."""
+        """Return the number of fragments in a train batch; it is a maximum for whole episodes, which can be longer."""
         return -(-self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker))
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """See the base class: a batch is of whole fragments, and a minibatch no larger than that."""
+        """See the base class: a batch consists of whole fragments, and a minibatch is no larger than a batch."""
         if fixed.isdisjoint({LENGTH, ENVS, BATCH, MINIBATCH, "num_workers"}):
             return {}
         sizes = Sizes(self.rollout_fragment_length, self.num_envs_per_worker, self.train_batch_size)
@@ -170,13 +172,14 @@ class ActorCriticConfig(SDEConfig):
 
     @property
     def has_whole_sequences(self) -> bool:
-        """Return whether a minibatch holds whole sequences of `rollout_fragment_length` steps."""
+        """True if a minibatch consists of whole sequences of `rollout_fragment_length` steps."""
         return self.model.is_recurrent and self.is_truncating
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
@@ -191,18 +194,18 @@ class ActorCriticConfig(SDEConfig):
         on_learner = self.why_on_learner
         why = (
             f"{self.algo} needs them on the learner: {on_learner}" if on_learner else
-            "with them there is one step for each train batch, and here it is passed over "
-            f"{self.num_sgd_iter} times in minibatches of {minibatch} of its {size} env steps"
+            "that allows only one step per train batch, but this config makes "
+            f"{self.num_sgd_iter} passes in minibatches of {minibatch} out of {size} env steps"
         )  # fmt: skip
         refuse(
             self,
             (self.is_truncating and size % fragment != 0, BATCH,
              f"train_batch_size {size} can't be made up of fragments of {fragment} env steps (rollout_fragment_length "
              f"{length} x num_envs_per_worker {self.num_envs_per_worker}).",
-             f"Set train_batch_size to {fits}, or leave it out to have it chosen."),
+             f"Set train_batch_size to {fits}, or leave it out to let aiorl choose it."),
             (self.has_whole_sequences and (self.sgd_minibatch_size or 0) % length != 0, MINIBATCH,
-             f"sgd_minibatch_size {self.sgd_minibatch_size} is no multiple of rollout_fragment_length {length}: a "
-             "minibatch holds whole sequences here.", "Leave one of the two out to have it chosen."),
+             f"sgd_minibatch_size {self.sgd_minibatch_size} is not a multiple of rollout_fragment_length {length}: a "
+             "minibatch holds whole sequences here.", "Leave one of the two out to let aiorl choose it."),
             (self.gradients == "workers" and not (is_one_step and not on_learner), "gradients",
              f"gradients can't be workers: {why}.",
              "Set gradients: learner" + ("." if on_learner else f"; or num_sgd_iter: 1, sgd_minibatch_size: {size}.")),

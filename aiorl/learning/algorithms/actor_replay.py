@@ -1,4 +1,4 @@
-"""Base classes of algorithms that have a replay, an actor, and critics with targets of their own."""
+"""Base classes of algorithms with a replay, an actor, and critics with their own target networks."""
 
 from __future__ import annotations
 
@@ -32,28 +32,29 @@ if TYPE_CHECKING:
 ActorReplayT = TypeVar("ActorReplayT", bound=ActorReplayConfig)
 
 SEEDS = "seeds"
-"""Column of a minibatch: two seeds [2, 2] int32 of what is drawn within the update, behind the rows and in them."""
+"""Column of a minibatch: two seeds [2, 2] int32 for the random numbers of an update, for next actions and current
+ones."""
 ACTOR_LR = "actor_lr"
 OF_STORED = "q_of_stored"
-"""Name of what `critic_loss_of` gives beside metrics: the Q values [C, B] of the stored actions, for later phases."""
+"""Name of an extra tensor that `critic_loss_of` returns for later phases: the Q values [C, B] of the stored actions."""
 
-_CRITICS_KEY = 0x63726974  # keeps the critics' first weights apart from other random numbers of the same seed
+_CRITICS_KEY = 0x63726974  # separates the critics' initial weights from other random numbers with the same seed
 
 
 class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
-    """The model is what workers get; the critics and all targets stay here.
+    """Replay algorithm whose model goes to the workers, while the critics and all targets stay on the learner.
 
-    The critics are trained by the loss itself, the model by phases behind it with optimisers of their own: so it
-    learns by critics that have just learnt, has its own learning rate, and its moments rest while it isn't due.
+    The loss itself trains the critics; later phases, each with its own optimiser, train the model. So the model learns
+    from updated critics, has its own learning rate, and its optimiser rests while it is not due.
 
     Attributes:
-        distribution: of the model's actions, for losses.
+        distribution: distribution of the model's actions, for losses.
         critics: networks of Q values.
-        target_critics: their target network.
+        target_critics: target network of the critics.
     """
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Make room for the replay, critics and targets; nothing is compiled yet."""
+        """Allocate the replay, the critics and the targets; nothing is compiled yet."""
         from aiorl.learning.models.critics import Critics
 
         own = self.own_config(config)
@@ -71,11 +72,11 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
         super().__init__(config, model)
 
     def more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
-        """Return target networks beside that of the critics."""
+        """Return further target networks, besides that of the critics."""
         return {}
 
     def trained_variables(self) -> list[Any]:
-        """See the base class: the critics'."""
+        """See the base class; these are the critics' variables."""
         return self.critics.trainable_variables
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
@@ -84,16 +85,16 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
         return {**given, ACTOR_LR: given["lr"] if self.config.actor_lr is None else self.config.actor_lr}
 
     def other_variables(self) -> dict[str, Any]:
-        """See the base class; with the critics'."""
+        """See the base class; includes the critics' variables."""
         return super().other_variables() | {f"critics/{name}": item for name, item in self.critics.variables.items()}
 
     def critics_spec(self, critic_loss: LossFunction, *phases: Phase, coefficients: tuple[str, ...] = ()) -> UpdateSpec:
-        """Return an update that trains the critics, then runs phases, then lets all targets follow.
+        """Return an update that trains the critics, then runs the phases, then moves all targets.
 
         Args:
-            critic_loss: of one minibatch, made by `critic_loss_of`.
-            phases: further steps, of the model first.
-            coefficients: names of coefficients beside lr and actor_lr.
+            critic_loss: loss of one minibatch, built on `critic_loss_of`.
+            phases: further optimiser steps, the model's first.
+            coefficients: names of coefficients in addition to lr and actor_lr.
         """
         own = self.config
         return UpdateSpec(
@@ -109,18 +110,18 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
         )
 
     def q_of_stored_choices(self, minibatch: Tensors, weights: Tensors | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the Q values [C, B] of stored actions, and [C, B, A] of all actions, which are choices."""
+        """Return the Q values [C, B] of stored actions, and [C, B, A] of all actions, for discrete actions."""
         actions = minibatch[c.ACTIONS] - cast(Categorical, self.model.distribution).start
         values = self.critics.q(minibatch[c.OBS], weights=weights)
         return tf.stack([chosen(own, actions) for own in tf.unstack(values)]), values
 
 
 class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
-    """The model is an actor alone.
+    """Replay algorithm whose model is only an actor.
 
     Attributes:
-        actor: the model.
-        is_deterministic: the actor is without chance, and has a target network, too.
+        actor: model of the run.
+        is_deterministic: True if the actor is deterministic; it then has a target network too.
     """
 
     is_deterministic: ClassVar[bool] = False
@@ -131,7 +132,9 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
     ) -> ActorCritic:
         """Build the actor.
 
-        Raises: UnsupportedSpaceError for a Box without bounds; ConfigError for noise of the state over choices.
+        Raises:
+            UnsupportedSpaceError: a Box has no bounds.
+            ConfigError: noise is state-dependent but actions are discrete.
         """
         from aiorl.learning.models.critics import Actor
 
@@ -146,28 +149,28 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
         )
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Make room for the replay, critics and targets; nothing is compiled yet."""
+        """Allocate the replay, the critics and the targets; nothing is compiled yet."""
         self.actor = cast("Actor", model)
         super().__init__(config, model)
 
     def more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
-        """See the base class: that of an actor without chance."""
+        """See the base class; a deterministic actor has a target network."""
         return {"target/actor": TargetNetwork(model)} if self.is_deterministic else {}
 
     def drawn_columns(self, num: int) -> dict[str, Array]:
-        """See the base class: SEEDS."""
+        """See the base class; returns SEEDS."""
         return {SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 2, 2), dtype=np.int32)}
 
 
 def critic_loss_of(minibatch: Tensors, q: tf.Tensor, next_values: tf.Tensor) -> tuple[tf.Tensor, Tensors]:
-    """Half the squared errors of the critics' Q values of stored actions, and what is reported of them.
+    """Return half the squared errors of the critics' Q values of stored actions, and the metrics.
 
-    Priorities of rows are the mean of their critics' errors.
+    The priority of a row is the mean error of its critics.
 
     Args:
         minibatch: columns by name.
-        q: [C, B] float32.
-        next_values: [B], of what followed the rewards; no gradient flows through the targets made of it.
+        q: [C, B] float32, Q values of the stored actions.
+        next_values: [B], values of the observations after the rewards; no gradient flows through the targets.
     """
     targets = tf.stop_gradient(minibatch[c.N_STEP_RETURNS] + minibatch[c.DISCOUNTS] * next_values)
     errors = tf.reduce_mean(tf.abs(tf.stop_gradient(q) - targets), axis=0)

@@ -1,7 +1,7 @@
-"""Algorithm: the leases it wants, what it takes in, and one update.
+"""Interface of an algorithm: which leases it wants, which data it takes and how it updates the weights.
 
-Everything outside `aiorl.learning.algorithms` speaks to this interface and knows no algorithm by name. The class
-methods take only the config, so that leases and sampling can be planned before TensorFlow is loaded.
+Everything outside `aiorl.learning.algorithms` uses this interface and knows no algorithm by name. The class methods
+take only the config, so that leases and sampling can be planned before TensorFlow is loaded.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ _log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Batch = dict[str, Array]
-"""What `make_batch` made of fragments for `update`: a train batch, or what is to be said of what was taken in."""
+"""Data that `make_batch` prepares for `update`: a train batch, or counts of the rows stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """Limits on how much may be sampled, and at which policy version.
+    """Limits on how much is sampled and with which policy versions.
 
     Attributes:
-        mode: on_policy deals out exactly one train batch of each version; streaming leases as much as can be trained on
-            within ``max_policy_lag``, see `aiorl.net.protocol.pacing`.
+        mode: "on_policy" hands out exactly one train batch for each version; "streaming" leases as much as can be
+            trained on within ``max_policy_lag`` (see `aiorl.net.protocol.pacing`).
         fragments_per_batch: fragments in one train batch.
-        env_steps_per_batch: on_policy: fragments have whole episodes and may be longer than asked for, so a train batch
-            has no more of them than make up so many env steps; None = they are as long as each other.
-        outstanding_per_worker: streaming: fragments a worker may owe at a time, within the budget of the whole run.
-        max_policy_lag: a fragment more versions older than this is discarded, not trained on; None = no bound.
-        max_under_way: streaming: fragments leased, queued and in the learner's hands at most, all together; None = no
-            other bound than that of `max_policy_lag`.
-        publish_every: weights go out, as a new version, after so many updates.
-        publish_interval_s: or after the first update so long after the last ones went out, whichever comes first; not
-            where all is done by turns in one process.
+        env_steps_per_batch: on_policy: env steps after which a train batch is full. Used for fragments of whole
+            episodes, which can be longer than requested. None if all fragments have the same length.
+        outstanding_per_worker: streaming: maximum number of fragments that a worker owes at a time, within the budget
+            of the whole run.
+        max_policy_lag: maximum age of a fragment in policy versions; older ones are discarded. None = no limit.
+        max_under_way: streaming: maximum number of fragments that are leased, queued or held by the learner, all
+            together. None = limited by `max_policy_lag` only.
+        publish_every: updates after which the weights are published as a new version.
+        publish_interval_s: seconds after which an update publishes the weights even if `publish_every` is not reached.
+            Ignored when one process samples and trains in turn.
     """
 
     mode: Literal["on_policy", "streaming"]
@@ -74,10 +75,10 @@ class UpdateResult:
     """Result of one update.
 
     Attributes:
-        metrics: name -> number, for results.
-        skipped: the loss or a gradient was not finite, so weights and optimiser are what they were.
-        bad_column: when skipped, the first column of the batch that holds a number that is not finite; "" if all
-            are finite and the trouble arose inside.
+        metrics: numbers to report, by name.
+        skipped: True if the loss or a gradient was not finite; the weights and the optimiser are then unchanged.
+        bad_column: first column of a skipped batch with a non-finite number; "" if the batch is finite and the
+            computation was not.
     """
 
     metrics: dict[str, float]
@@ -87,11 +88,11 @@ class UpdateResult:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmState:
-    """All that an algorithm must get back to go on as if nothing had happened.
+    """State that an algorithm needs to continue as if it had never stopped.
 
     Attributes:
-        tensors: weights and optimiser, name -> array.
-        values: counters, random states and adaptive coefficients, as JSON can hold them.
+        tensors: weights and optimiser variables, name -> array.
+        values: counters, random states and adaptive coefficients, JSON-serialisable.
     """
 
     tensors: dict[str, Array]
@@ -100,12 +101,12 @@ class AlgorithmState:
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """What a network gets to see.
+    """Observations that a network receives.
 
     Attributes:
-        shape: of one observation's array.
+        shape: shape of one observation's array.
         dtype: "float32" or "uint8".
-        layout: how an observation lies in it.
+        layout: layout of an observation in the array.
     """
 
     shape: tuple[int, ...]
@@ -114,23 +115,23 @@ class Observations:
 
 
 def want_stored_experience(config: CommonConfig) -> None:
-    """Raise ConfigError if a config names no stored experience."""
+    """Raise ConfigError if the config names no stored experience."""
     if config.input == "sampler":
         raise ConfigError(
-            f"{config.algo} learns from stored experience, and none is named.", key="input", value=config.input,
-            hint='Give files, such as --input "data/*.json"; --output DIR of another run writes some.',
+            f"{config.algo} learns from stored experience, but input names none.", key="input", value=config.input,
+            hint='Name files, such as --input "data/*.json". A run with --output DIR writes them.',
         )  # fmt: skip
 
 
 class Algorithm(ABC):
-    """One policy's learning.
+    """Learner of one policy.
 
-    Built in the learner once the spaces are known. All methods but the class methods are called from one thread,
-    that of the updates; `warm_up` first.
+    It is created in the learner process once the spaces are known. One thread, which runs the updates, calls `warm_up`
+    and then all other methods, class methods excepted.
 
     Attributes:
-        merged_filter: the merged filter of the policy's observations, for those that come raw; set once it is
-            made, and merged into by another thread.
+        merged_filter: merged filter of the policy's observations, for observations that arrive unfiltered. It is set
+            once the filter exists; another thread merges into it.
     """
 
     config_class: ClassVar[type[CommonConfig]]
@@ -139,34 +140,35 @@ class Algorithm(ABC):
     @classmethod
     @abstractmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """The leases it wants.
+        """Return the leases that the algorithm wants.
 
-        Raises: ConfigError if whole fragments can't make up a train batch.
+        Raises:
+            ConfigError: whole fragments can't make up a train batch.
         """
 
     @classmethod
     @abstractmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return what workers have to compute and send."""
+        """Return the columns that workers must compute and send."""
 
     @classmethod
     def return_discount(cls, config: CommonConfig) -> float | None:
-        """Discount of the returns whose running deviation rewards are divided by; None leaves them as they are."""
+        """Return the discount of the returns whose running deviation scales the rewards; None = unscaled."""
         return None
 
     @classmethod
     def gradients_from_workers(cls, config: CommonConfig) -> bool:
-        """Tell whether workers send a fragment's gradient in place of its rows."""
+        """Return True if workers send the gradient of a fragment instead of its rows."""
         return False
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Settings of the policy that acts, beside those of the config, such as "exploration" (see `GraphPolicy`)."""
+        """Return settings of the acting policy besides the config's, such as "exploration" (see `GraphPolicy`)."""
         return {}
 
     @classmethod
     def all_acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """`acting_settings`, with the exploration that the config names in place of the algorithm's own."""
+        """Return `acting_settings`, in which the config's exploration, if any, replaces the algorithm's own."""
         named = {} if config.exploration is None else {"exploration": config.exploration}
         return {**cls.acting_settings(config), **named}
 
@@ -174,14 +176,16 @@ class Algorithm(ABC):
     def build_model(
         cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
     ) -> ActorCritic:
-        """Build the network: it learns, and what `forward_step` gives acts. Loads TensorFlow.
+        """Build the network that is trained; its `forward_step` acts. Loads TensorFlow.
 
         Args:
-            config: the policy's.
-            observations: what it gets to see.
-            action_space: of the actions.
-            seed: of its initial weights; None = a different one each time.
-        Raises: ConfigError for settings that make no network for these observations.
+            config: config of the policy.
+            observations: observations that the network receives.
+            action_space: space of the actions.
+            seed: seed of the initial weights; None = random.
+
+        Raises:
+            ConfigError: the settings can't make a network for these observations.
         """
         from aiorl.learning.models.catalog import build_model
 
@@ -194,136 +198,149 @@ class Algorithm(ABC):
 
     @classmethod
     def trains_on_sequences(cls, config: CommonConfig) -> bool:
-        """Whether rows must come as sequences of `config.sequence_length()`; else each stands on its own."""
+        """Return True if rows must come as sequences of `config.sequence_length()` steps, not one by one."""
         return bool(cls.sample_plan(config).of_sequences)
 
     @classmethod
     def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
-        """Refuse what this machine has no room for, before any of it is taken; what will be is logged.
+        """Check that this machine has room for all policies before allocating anything, and log how much they take.
 
         Args:
-            policies: config and model of each that learns in the run, by whichever algorithm.
-        Raises: ConfigError if there is no room for all of them together.
+            policies: config and model of every policy that learns in the run, with any algorithm.
+
+        Raises:
+            ConfigError: there is no room for all of them together.
         """
         return
 
     @abstractmethod
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Take the model as it is; the update is compiled by `warm_up` or at the first batch.
+        """Take over the model without changing it; `warm_up` or the first batch compiles the update.
 
         Args:
-            config: the run's, or the policy's where it has settings of its own.
-            model: to be trained.
+            config: config of the run, or of the policy if it has its own settings.
+            model: network to train.
         """
 
     @abstractmethod
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Take fragments in, in the order given: as one train batch, or into what is stored.
+        """Take fragments in the given order: lay them out as one train batch, or add them to the replay.
 
         Args:
-            fragments: each holds the columns of the sample plan.
-        Returns: for `update`; arrays of fixed shapes, in buffers that the second call after this one writes over again.
-        Raises: BatchError if a column is missing or of a wrong shape or dtype.
+            fragments: each has the columns of the sample plan.
+
+        Returns:
+            Batch for `update`, with arrays of fixed shapes. The second call after this one overwrites its buffers.
+
+        Raises:
+            BatchError: a column is missing or has a wrong shape or dtype.
         """
 
     @abstractmethod
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
-        """Refuse a fragment that `make_batch` could not use, before it is queued. May be called in any thread.
+        """Check that `make_batch` can use a fragment, before it is queued. Can be called in any thread.
 
-        Raises: BatchError naming the column at fault.
+        Raises:
+            BatchError: a column is wrong; the error names it.
         """
 
     @abstractmethod
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
-        """Learn from one train batch, or do as many steps as are due by what was taken in.
+        """Learn from one train batch, or make all the optimiser steps that are due for the rows stored.
 
         Args:
-            batch: from `make_batch`.
-            env_steps_total: env steps trained on before this batch; schedules go by it.
-        Raises: TrainingDiverged after too many skipped updates in a row.
+            batch: batch from `make_batch`.
+            env_steps_total: env steps trained on before this batch; schedules depend on it.
+
+        Raises:
+            TrainingDiverged: too many updates in a row were skipped.
         """
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Compile the update, so that the first batch needn't wait; changes neither weights nor random states."""
+        """Compile the update so that the first batch doesn't wait. Changes neither weights nor random states."""
 
     def hurry(self) -> None:
-        """There is no time left: an update that goes on may end at the next state that one can go on from.
+        """Ask a running update to end early, in a state from which training can continue.
 
-        Whichever thread calls; no update follows.
+        Can be called in any thread. No update follows.
         """
         return
 
     @abstractmethod
     def get_weights(self) -> dict[str, Array]:
-        """Copies of the weights by the names the acting graph knows; always finite."""
+        """Return copies of the weights, by the names that the acting graph uses; always finite."""
 
     @abstractmethod
     def get_state(self) -> AlgorithmState:
-        """Copies of everything that `set_state` needs."""
+        """Return copies of everything that `set_state` needs."""
 
     def hold_state(self) -> Callable[[], AlgorithmState]:
-        """A function that gives the state as it is now, whatever follows; it may be called in any thread.
+        """Return a function that returns the current state, even after later updates. It can be called in any thread.
 
-        Called after every update, so that the state before an update is known while that one runs. Where copies take
-        long, they should be left to the function.
+        Called after every update, so that the state before an update stays available while that update runs. If copying
+        is slow, leave it to the returned function.
         """
         state = self.get_state()
         return lambda: state
 
     @abstractmethod
     def set_state(self, state: AlgorithmState) -> None:
-        """Go on from `state`.
+        """Continue from `state`.
 
-        Raises: CheckpointError if it doesn't fit the model or the algorithm.
+        Raises:
+            CheckpointError: it doesn't fit the model or the algorithm.
         """
 
     def weights_replaced(self) -> None:
-        """Called when `set_state` has brought weights of another origin, for what has to follow them at once."""
+        """Adapt to weights that `set_state` took from elsewhere, for example in a target network."""
         return
 
     @property
     def stores_experience(self) -> bool:
-        """Whether `hold_experience` gives any."""
+        """True if `hold_experience` returns stored experience."""
         return False
 
     def hold_experience(self) -> Snapshot | None:
-        """Stored experience as it is now, which is too much to be held after each update; None if there is none.
+        """Return the stored experience as it is now; None if there is none.
 
-        Called between two updates, when a checkpoint is to be written.
+        Called between two updates when a checkpoint will be written. It is too large to be held after each update.
         """
         return None
 
     def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
-        """Go on with the stored experience that `hold_experience` gave.
+        """Continue with the stored experience that `hold_experience` returned.
 
-        Raises: CheckpointError if it doesn't fit.
+        Raises:
+            CheckpointError: it doesn't fit.
         """
-        raise CheckpointError("experience", f"{type(self).__name__} stores none")
+        raise CheckpointError("experience", f"{type(self).__name__} stores no experience")
 
 
 ConfigT = TypeVar("ConfigT", bound=CommonConfig)
 
 MAX_SKIPS_IN_A_ROW = 10
-"""So many updates in a row may be skipped for numbers that are not finite before training ends."""
+"""Maximum number of consecutive updates that may be skipped for non-finite numbers; then training ends."""
 
-_SEED_KEY = 0x616C676F  # keeps the algorithm's random numbers apart from the workers' of the same seed
+_SEED_KEY = 0x616C676F  # separates the algorithm's random numbers from those of workers with the same seed
 
 
 class CompiledBase(Algorithm, Generic[ConfigT]):
-    """Has a model, which a compiled update changes or leaves as it is. Subclasses make the update.
+    """Algorithm with a model and a compiled update, which changes the model or leaves it unchanged.
+
+    Subclasses create the update.
 
     Attributes:
-        model: the network.
-        compiled: the update.
-        targets: name below which its weights are saved -> target network; there before the update is.
+        model: network to train.
+        compiled: compiled update.
+        targets: target networks, by the prefix of the names under which their weights are saved. Set before `compiled`.
     """
 
     compiled: CompiledUpdate
     targets: Mapping[str, TargetNetwork] = MappingProxyType({})
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Take the model; nothing is compiled yet."""
+        """Take over the model; nothing is compiled yet."""
         self.config = self.own_config(config)
         self.model = model
         self.rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
@@ -335,43 +352,45 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
 
     @classmethod
     def own_config(cls, config: CommonConfig) -> ConfigT:
-        """Return a config as that of this algorithm.
+        """Return a config, typed as this algorithm's.
 
-        Raises: InternalError if it is not.
+        Raises:
+            InternalError: it belongs to another algorithm.
         """
         if not isinstance(config, cls.config_class):
             raise InternalError(f"{cls.__name__} was given a {type(config).__name__}")
         return cast(ConfigT, config)
 
     def adam(self, epsilon: float) -> Any:  # Any: a Keras optimiser
-        """Make an Adam with the learning rate and the options of the config."""
+        """Return Adam with the learning rate and the optimiser options of the config."""
         return keras_optimizer("Adam", self.config.optimizer, learning_rate=self.config.lr, epsilon=epsilon)
 
     def adam_of_multiplier(self, epsilon: float) -> Any:  # Any: a Keras optimiser
-        """Of a single number that weighs losses: what a user sets for networks, such as decay, is not for it."""
+        """Return Adam for a single number that weighs losses, without the user's options, which are for networks."""
         return keras_optimizer("Adam", {}, learning_rate=self.config.lr, epsilon=epsilon)
 
     def _note_held(self) -> None:
-        """Count an update that held."""
+        """Count an update that was not skipped."""
         self.updates += 1
         self._skipped_in_a_row = 0
 
     def _warn_of_last_lr(self, lr: Schedule, env_steps: int) -> None:
-        """Warn, once, that the learning rate has ended at 0."""
+        """Warn, once, that the learning rate has reached 0 for good."""
         if self._lr_is_over or env_steps < lr.end or lr.value(env_steps) > 0:
             return
         self._lr_is_over = True
         _log.warning(
-            "the learning rate is 0 from here on, so the policy will not change any more: lr_schedule ends at %s env "
-            "steps. To go on learning, let lr_schedule end later or at a value above 0; to end the run there, set "
+            "the learning rate is now 0 and the policy won't change any more: lr_schedule ended at %s env steps. To "
+            "keep learning, let lr_schedule end later or at a value above 0. To end the run there, set "
             "stop_timesteps: %d",
             f"{lr.end:,.0f}", lr.end,
         )  # fmt: skip
 
     def _note_skipped(self, bad_column: str) -> None:
-        """Count an update that was skipped, for a number in a column or, if there is none, in what was computed.
+        """Count a skipped update: a number in `bad_column`, or if that is "" in the computation, was not finite.
 
-        Raises: TrainingDiverged after `MAX_SKIPS_IN_A_ROW` in a row.
+        Raises:
+            TrainingDiverged: `MAX_SKIPS_IN_A_ROW` updates in a row were skipped.
         """
         self._skipped += 1
         self._skipped_in_a_row += 1
@@ -380,34 +399,34 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             if bad_column
             else "the loss or its gradient; the batch itself is finite"
         )
-        _log.warning("update skipped: a number in %s is not finite; weights stay as they were", where)
+        _log.warning("update skipped: a number in %s is not finite; the weights are unchanged", where)
         if self._skipped_in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise TrainingDiverged(
                 f"{self._skipped_in_a_row} updates in a row were skipped because numbers were not finite, the last "
-                f"in {where}. The weights are those of the last good update. Check the environment's rewards and "
+                f"time in {where}. The weights are those of the last good update. Check the environment's rewards and "
                 "observations, or set a lower lr or a smaller grad_clip."
             )
 
     def extra_state(self) -> dict[str, Any]:
-        """Return further state to save, in a form that JSON can hold."""
+        """Return further state to save, JSON-serialisable."""
         return {}
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Take up what `extra_state` gave."""
+        """Restore the values that `extra_state` returned."""
 
     def get_weights(self) -> dict[str, Array]:
-        """Copies of the weights by the names the acting graph knows."""
+        """Return copies of the weights, by the names that the acting graph uses."""
         return self.model.get_weights()
 
     def get_state(self) -> AlgorithmState:
-        """Weights, optimiser, random numbers to come, counters."""
+        """Return weights, optimiser variables, random state and counters."""
         return self.hold_state()()
 
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """See `Algorithm.hold_state`.
 
-        What is read of a variable is immutable; TensorFlow copies it only once the variable changes. One function reads
-        all of them, since each alone takes as long as some dozen together.
+        A tensor read from a variable is immutable; TensorFlow copies it only when the variable changes. One function
+        reads all variables, because reading one takes as long as reading several dozen.
         """
         if self._read is None:
             variables = {f"weights/{name}": variable for name, variable in self.model.variables.items()}
@@ -426,9 +445,10 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         return lambda: AlgorithmState({name: np.array(tensor.numpy()) for name, tensor in tensors.items()}, values)
 
     def set_state(self, state: AlgorithmState) -> None:
-        """Go on from `state`; all of it is checked before any of it is taken.
+        """Continue from `state`. All of it is checked before any of it is used.
 
-        Raises: CheckpointError if a tensor is missing, left over or of another shape, or a value is missing.
+        Raises:
+            CheckpointError: a tensor is missing, superfluous or has another shape, or a value is missing.
         """
         variables = self.other_variables()
         wanted = {f"weights/{name}": _kind(weight) for name, weight in self.get_weights().items()}
@@ -439,8 +459,8 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             first = differing[0]
             raise CheckpointError(
                 "tensors",
-                f"they don't fit this model: {first} is {given.get(first, 'missing')} there and "
-                f"{wanted.get(first, 'unknown')} here ({len(differing)} differ)",
+                f"they don't fit this model: {first} is {given.get(first, 'missing')} in the checkpoint and "
+                f"{wanted.get(first, 'unknown')} in the model ({len(differing)} tensors differ)",
             )
         try:
             self.set_extra_state(state.values)
@@ -456,13 +476,13 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             variable.assign(state.tensors[name])
 
     def weights_replaced(self) -> None:
-        """The model's target is the same then; those of other networks learn of it as they go on."""
+        """Copy the weights to the model's target network. Targets of other networks catch up during training."""
         for target in self.targets.values():
             if target.network is self.model:
                 target.take_over()
 
     def other_variables(self) -> dict[str, Any]:
-        """What is saved beside the weights, by names that don't change from run to run: optimisers, target networks."""
+        """Return the variables to save along with the weights, by names that never change."""
         optimizers = self.compiled.optimizer_variables
         found = {f"optimizer/{index:03d}": variable for index, variable in enumerate(optimizers)}
         for prefix, target in self.targets.items():

@@ -1,4 +1,4 @@
-"""Ape-X: DQN with many workers, which explore each by a share of its own (docs/algorithms/apex.md)."""
+"""Ape-X: DQN with many workers, each with its own share of random actions (docs/algorithms/apex.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiorl.learning.algorithms.replay_config import ReplayConfig
 
 
 class ApexConfig(DQNConfig):
-    """Ape-X's defaults of DQN's settings."""
+    """Ape-X's defaults of DQN's keys."""
 
     algo: str = changed(DQNConfig, "algo", "apex")
     per_worker_epsilon: bool = changed(DQNConfig, "per_worker_epsilon", True)

@@ -25,52 +25,52 @@ if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
 _TARGET_LOGP, _LOG_RHOS, _WEIGHTS = "target_logp", "log_rhos", "weights"
-"""Columns that the target network's judgement adds to a batch."""
+"""Columns that the target network adds to a batch."""
 
 _appo = partial(key, group="APPO")
 
 
 class APPOConfig(SurrogateConfig, VTraceConfig):
-    """APPO's own settings, and its defaults of the common ones."""
+    """APPO's own keys, and its defaults of common keys."""
 
     algo: str = changed(VTraceConfig, "algo", "appo")
     num_sgd_iter: int = changed(VTraceConfig, "num_sgd_iter", 4)
     entropy_coeff: float = changed(VTraceConfig, "entropy_coeff", 0.01)
 
     target_update_freq: int = _appo(1, unit="updates", ge=1)
-    """The target network becomes the network that learns after so many updates."""
+    """Updates after which the target network becomes a copy of the online network."""
     target_worker_clipping: float = _appo(2.0, gt=0)
-    """An action counts as at least one in so many times as likely by the target policy as by the one that took it,
-    where the ratio to the target policy is clipped."""
+    """Maximum ratio of the sampling policy's to the target policy's probability of an action; larger ratios are
+    clipped."""
 
 
 class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
-    """Asynchronous proximal policy optimisation, with a target network (IMPACT; Luo et al. 2020).
+    """Asynchronous proximal policy optimisation with a target network (IMPACT; Luo et al. 2020).
 
-    The target network stands still during an update. So it judges each batch once, before minibatches are taken.
+    The target network doesn't change during an update, so it evaluates each batch once, before minibatches are taken.
     """
 
     config_class = APPOConfig
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Lay out the train batch, copy the network; nothing is compiled yet."""
+        """Lay out the train batch and copy the network; nothing is compiled yet."""
         self._target = TargetNetwork(model)
         self.targets = {"target": self._target}
         super().__init__(config, model)
 
     @property
     def visits_rows(self) -> bool:
-        """Return whether a minibatch is made of rows: the target network judges a batch before it is taken apart."""
+        """True if a minibatch consists of rows: the target network evaluates whole sequences before they are split."""
         return not self.config.model.is_recurrent
 
     def after_update(self, metrics: dict[str, float]) -> None:
-        """See the base class; the target network follows."""
+        """See the base class; also updates the target network."""
         super().after_update(metrics)
         if self.updates % self.config.target_update_freq == 0:
             self._target.take_over()
 
     def update_spec(self) -> UpdateSpec:
-        """Return the clipped surrogate over rows, or over sequences if the model is recurrent."""
+        """Return the clipped surrogate over rows, or over sequences for recurrent models."""
         config, model, buffers, distribution = self.config, self.model, self.buffers, self.distribution
         judged = (
             *(ColumnSpec(name) for name in (_TARGET_LOGP, _LOG_RHOS, _WEIGHTS, c.ADVANTAGES, c.VALUE_TARGETS)),
@@ -81,7 +81,7 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
         def begin(batch: Tensors, coefficients: Tensors) -> Tensors:
             num_sequences, length = batch[PACKED].shape[:2]
             weights = self._target.tensors()
-            # as many at a time as a minibatch has room for, however long they are: so it takes no more memory than that
+            # no more rows at a time than in a minibatch, so that it needs no more memory than a step
             most = max(1, config.minibatch_steps() // length)
             size = max(divisor for divisor in divisors(num_sequences) if divisor <= most)
             parts = {name: tf.reshape(x, [-1, size, *x.shape[1:]]) for name, x in batch.items()}
@@ -120,7 +120,7 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
         return dataclasses.replace(spec, begin=begin)
 
     def _judged(self, minibatch: Tensors, weights: Tensors) -> tf.Tensor:
-        """Columns [M, T, ...] that the target network adds to sequences, in the order of the layout."""
+        """Return the columns [M, T, ...] that the target network adds to sequences, in the order of the layout."""
         columns = unpacked(minibatch, self.buffers, time_major=True)
         old = self.judge(columns, weights)
         returns, log_rhos = self.vtrace_returns(columns, old)

@@ -1,13 +1,13 @@
-"""Train batches: fragments laid out for the update, in buffers that are used again and again.
+"""Train batches: fragments laid out for the update, in reusable buffers.
 
-All columns of four bytes an element and at most one dimension a row lie side by side in one float32 array, "packed":
-fetching a minibatch is then one gather of whole rows, and no column costs an allocation. Integers are there bit
-by bit, flags as 1 and 0. Images have arrays of their own. Two sets of buffers take turns, so that one batch can be
-put together while the one before it is trained on.
+All columns with four bytes per element and at most one dimension per row lie side by side in one float32 array,
+"packed": fetching a minibatch is then one gather of whole rows, and no column costs an allocation. Integers are stored
+bit by bit, flags as 1 and 0. Images have their own arrays. Two sets of buffers alternate, so that one batch can be
+assembled while the previous one is trained on.
 
-`GradientBuffers` does the same for gradients that workers computed: one row for each, weight after weight. The step is
-taken with their mean, in which each counts by the transitions that it is of: that is the gradient of all of these
-together.
+`GradientBuffers` does the same for gradients from workers: one row for each gradient, weight after weight. The step
+uses their mean, in which each gradient is weighted by its number of transitions, so the mean is the gradient over all
+transitions together.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ Array = NDArray[Any]
 class BatchBuffers:
     """Buffers in which train batches are assembled.
 
-    Batches of rows are ``[R, ...]``; batches of sequences ``[S, T, ...]``, sequence by sequence. Rows that no
-    fragment filled are zero, with VALID 0.
+    Batches of rows are ``[R, ...]``; batches of sequences are ``[S, T, ...]``, sequence by sequence. Rows that no
+    fragment fills are zero and have VALID 0.
     """
 
     def __init__(self, columns: Iterable[ColumnSpec]) -> None:
         """Lay the columns out; VALID is added if it is missing.
 
         Args:
-            columns: of a fragment: [T, N, *shape]; or [N, *shape], for batches of sequences only.
+            columns: columns of a fragment: [T, N, *shape]; or [N, *shape], for batches of sequences only.
         """
         given = list(columns)
         of_rows = {spec.name: spec for spec in given if not c.is_of_sequences(spec.name)}
@@ -63,9 +63,10 @@ class BatchBuffers:
         self._next = 0
 
     def rows(self, fragments: Sequence[Mapping[str, Array]], num_rows: int) -> dict[str, Array]:
-        """All rows of fragments that `check` has passed, one after the other, padded to `num_rows`.
+        """Return the rows of checked fragments one after the other, padded to `num_rows`.
 
-        Returns: arrays [num_rows, ...], valid until two further calls.
+        Returns:
+            Arrays [num_rows, ...], valid until the second call after this one.
         """
         batch = self._buffers((num_rows,))
         filled = 0
@@ -78,10 +79,11 @@ class BatchBuffers:
         return _cleared(batch, filled)
 
     def sequences(self, fragments: Sequence[Mapping[str, Array]], num_sequences: int, length: int) -> dict[str, Array]:
-        """The environments of fragments that `check` has passed, as `num_sequences` sequences of `length` steps.
+        """Return the environments of checked fragments as `num_sequences` sequences of `length` steps.
 
-        Returns: arrays [num_sequences, length, ...], and [num_sequences, ...] of what sequences have one of, valid
-            until two further calls.
+        Returns:
+            Arrays [num_sequences, length, ...], and [num_sequences, ...] for columns of sequences, valid until the
+            second call after this one.
         """
         batch = self._buffers((num_sequences, length))
         filled = 0
@@ -101,12 +103,14 @@ class BatchBuffers:
         return _cleared(batch, filled)
 
     def check(self, fragment: Mapping[str, Array], steps: int | None = None) -> None:
-        """Refuse a fragment that could not be laid out. Safe in any thread.
+        """Check that a fragment can be laid out. Safe in any thread.
 
         Args:
             fragment: arrays by name.
-            steps: T it must have, None for any.
-        Raises: BatchError naming the column at fault.
+            steps: number of steps T that it must have; None = any.
+
+        Raises:
+            BatchError: a column is wrong; the error names it.
         """
         columns = (*self.columns, *self.of_sequences)
         refuse_others(fragment, [column.name for column in columns])
@@ -115,7 +119,7 @@ class BatchBuffers:
             raise BatchError(self.columns[0].name, f"[{steps}, N, ...]", f"[{shape[0]}, {shape[1]}, ...]")
 
     def zeros(self, *leading: int) -> dict[str, Array]:
-        """A batch of `leading` dimensions in which no row is valid, in arrays of its own."""
+        """Return a batch with `leading` dimensions in which no row is valid, in new arrays."""
         batch: dict[str, Array] = {PACKED: np.zeros((*leading, self.packed_width), np.float32)}
         for column in self.columns:
             if not column.is_packed:
@@ -125,25 +129,25 @@ class BatchBuffers:
         return batch
 
     def column(self, batch: Mapping[str, Array], name: str) -> Array:
-        """A column of a batch by name, as a view."""
+        """Return a column of a batch by name, as a view."""
         for column in self.columns:
             if column.name == name:
                 return self._target(batch, column)
         return batch[name]
 
     def num_filled(self, batch: Mapping[str, Array]) -> int:
-        """Rows or sequences of a batch up to the last one that holds a transition."""
+        """Return the number of rows or sequences up to the last one that holds a transition."""
         valid = self.column(batch, c.VALID)
         filled = np.flatnonzero(valid.any(axis=tuple(range(1, valid.ndim))))
         return int(filled[-1]) + 1 if len(filled) else 0
 
     def first_not_finite(self, batch: Mapping[str, Array]) -> str:
-        """The first column that holds a NaN or an infinity; "" if none does."""
+        """Return the first column that holds a NaN or an infinity; "" if there is none."""
         names = [column.name for column in (*self.columns, *self.of_sequences)]
         return first_not_finite({name: self.column(batch, name) for name in names})
 
     def _place_last_obs(self, batch: Mapping[str, Array], first: int, steps: NDArray[np.intp], length: int) -> None:
-        """Put what follows each sequence's last transition where a longer one has it: in the row behind."""
+        """Put the observation that follows a short sequence into the next row, where a longer sequence has it."""
         (short,) = np.nonzero(steps < length)
         if len(short):
             obs = next(column for column in self.columns if column.name == c.OBS)
@@ -165,12 +169,12 @@ class BatchBuffers:
         return packed[..., place] if column.shape else packed[..., place.start]
 
     def shape_of(self, fragment: Mapping[str, Array]) -> tuple[int, int]:
-        """T and N of a fragment that `check` has passed."""
+        """Return T and N of a checked fragment."""
         steps, num_envs = fragment[self.columns[0].name].shape[:2]
         return int(steps), int(num_envs)
 
     def _source(self, fragment: Mapping[str, Array], name: str) -> Array:
-        """A column [T, N, ...] of a fragment."""
+        """Return a column [T, N, ...] of a fragment."""
         if name == c.NEW_OBS:
             return new_obs(fragment)
         if name == c.VALID and c.VALID not in fragment:
@@ -185,7 +189,7 @@ def _cleared(batch: dict[str, Array], filled: int) -> dict[str, Array]:
 
 
 def rounded_up(count: int, least: int) -> int:
-    """`count`, or the next number of a coarse ladder from `least`: few shapes, so few compilations.
+    """Round `count` up to a coarse ladder that starts at `least`: few shapes mean few compilations.
 
     The steps of the ladder are `least` times 1, 1.5, 2, 3, 4, 6, 8...
     """
@@ -198,7 +202,7 @@ def rounded_up(count: int, least: int) -> int:
 
 
 def _valid_lengths(valid: Array | None, steps: int, num_sequences: int) -> NDArray[np.intp]:
-    """Steps [S] up to each sequence's last transition."""
+    """Return the number of steps [S] up to each sequence's last transition."""
     if valid is None:
         return np.full(num_sequences, steps, np.intp)
     lengths: NDArray[np.intp] = steps - np.argmax(valid[::-1], axis=0)
@@ -209,19 +213,19 @@ _GRADIENTS = "gradients"
 
 
 class GradientBuffers:
-    """Buffers in which the gradients of one train batch are put together; two of them take turns."""
+    """Buffers in which the gradients of one train batch are collected; two of them alternate."""
 
     def __init__(
         self, shapes: Mapping[str, tuple[int, ...]], metric_names: Sequence[str], columns: Sequence[str],
         num_fragments: int,
     ) -> None:  # fmt: skip
-        """Lay them out.
+        """Lay the gradients out.
 
         Args:
-            shapes: weight name -> shape, in the order of the variables that are trained.
-            metric_names: what a loss says, without the loss itself.
-            columns: of the sample plan, which a worker names by their number.
-            num_fragments: F, gradients in a train batch at most.
+            shapes: weight name -> shape, in the order of the trainable variables.
+            metric_names: metrics of the loss, without the loss itself.
+            columns: columns of the sample plan; a worker refers to them by number.
+            num_fragments: F, maximum number of gradients in a train batch.
         """
         self._metric_names, self._columns, self._num_fragments = tuple(metric_names), tuple(columns), num_fragments
         self._shapes = {GRADIENT_OF + name: shape for name, shape in shapes.items()}
@@ -231,7 +235,7 @@ class GradientBuffers:
         self._sets = itertools.cycle([self.zeros() for _ in range(2)])
 
     def zeros(self) -> dict[str, Array]:
-        """A batch without any gradient, in arrays of its own."""
+        """Return a batch without gradients, in new arrays."""
         return {
             _GRADIENTS: np.zeros((self._num_fragments, self._places[-1].stop), np.float32),
             NUM_ROWS: np.zeros(self._num_fragments, np.float32),
@@ -239,9 +243,10 @@ class GradientBuffers:
         }
 
     def batch(self, fragments: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-        """The gradients of at most F fragments that `check` has passed; one that was not finite is NaN.
+        """Return a batch of up to F checked gradients; a gradient that was not finite is NaN.
 
-        Returns: arrays [F, ...], valid until two further calls.
+        Returns:
+            Arrays [F, ...], valid until the second call after this one.
         """
         batch = next(self._sets)
         for array in batch.values():
@@ -256,9 +261,10 @@ class GradientBuffers:
         return batch
 
     def check(self, fragment: Mapping[str, Array]) -> None:
-        """Refuse what is no gradient of these weights. Safe in any thread.
+        """Check that a fragment is a gradient of these weights. Safe in any thread.
 
-        Raises: BatchError naming the column at fault.
+        Raises:
+            BatchError: a column is wrong; the error names it.
         """
         num_rows(fragment)
         is_finite, dtype = CULPRIT not in fragment, "float32" if CULPRIT not in fragment else "int32"
@@ -273,19 +279,19 @@ class GradientBuffers:
         if not is_finite and not 0 <= fragment[CULPRIT][0] <= len(self._columns):
             raise BatchError(CULPRIT, f"from 0 to {len(self._columns)}", f"{fragment[CULPRIT][0]}")
         if name := first_not_finite(fragment):
-            raise BatchError(name, "finite numbers", "one that is not")
+            raise BatchError(name, "finite numbers", "a number that is not finite")
 
     def num_filled(self, batch: Mapping[str, Array]) -> int:
-        """Gradients in a batch."""
+        """Return the number of gradients in a batch."""
         return int(np.count_nonzero(batch[NUM_ROWS]))
 
     def first_not_finite(self, batch: Mapping[str, Array]) -> str:
-        """The first column of rows that a worker found at fault; "" if there is none."""
+        """Return the first column that a worker reported as not finite; "" if there is none."""
         found = batch[CULPRIT][batch[CULPRIT] > 0]
         return self._columns[found[0] - 1] if len(found) else ""
 
     def mean(self, minibatch: Tensors, coefficients: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
-        """The mean gradient of a batch with its metrics, as a `CompiledUpdate` takes it."""
+        """Return the mean gradient of a batch, the loss and the metrics, as `CompiledUpdate` expects them."""
         weights = minibatch[NUM_ROWS] / tf.maximum(tf.reduce_sum(minibatch[NUM_ROWS]), 1.0)
         flat = tf.linalg.matvec(minibatch[_GRADIENTS], weights, transpose_a=True)
         parts = zip(self._places, self._shapes.values(), strict=True)
@@ -295,12 +301,12 @@ class GradientBuffers:
 
 
 def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = False) -> Tensors:
-    """The columns of a minibatch by name, each with its own shape and dtype.
+    """Return the columns of a minibatch by name, each with its own shape and dtype.
 
     Args:
         minibatch: arrays gathered from a batch of `buffers`.
-        buffers: where it came from.
-        time_major: sequences [M, T, ...] are turned into [T, M, ...]; those of sequences stay [M, ...].
+        buffers: layout of the batch.
+        time_major: True to turn columns of steps from [M, T, ...] into [T, M, ...]; columns of sequences stay [M, ...].
     """
     packed = by_time(minibatch[PACKED]) if time_major else minibatch[PACKED]
     columns: Tensors = {spec.name: minibatch[spec.name] for spec in buffers.of_sequences}

@@ -1,4 +1,4 @@
-"""Behaviour cloning: stored actions are made more likely (docs/algorithms/bc.md)."""
+"""Behaviour cloning: stored actions become more likely (docs/algorithms/bc.md)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from aiorl.learning.lazy import tf
 
 
 class BCConfig(ImitationConfig):
-    """The settings of behaviour cloning, and its defaults of the common ones."""
+    """BC's own keys, and its defaults of common keys."""
 
     algo: str = changed(ImitationConfig, "algo", "bc")
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         names = ("vf_loss_coeff", "normalize_advantages", "normalize_rewards")
-        hint = "Leave it out: bc takes all stored actions as equally good. marwil learns a value."
+        hint = "Leave it out: bc treats all stored actions as equally good. marwil learns a value."
         self.refuse_unless(False, names, "algorithms that learn a value", hint=hint)
 
 
@@ -35,10 +36,10 @@ class BC(Imitation[BCConfig]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of observations and actions; flags and states only for recurrent models."""
+        """Return a plan of observations and actions; recurrent models also get flags and states."""
         columns = (c.OBS, c.ACTIONS, *sequence_columns(cls.own_config(config)))
         return SamplePlan("none", {}, columns, raw_obs=config.is_filtered)
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences if the model is recurrent: all actions count alike."""
+        """Return the loss over rows, or over sequences for recurrent models: all actions have the same weight."""
         return self.likelihood_spec(lambda columns, *_: (tf.ones_like(columns[c.VALID]), {}))

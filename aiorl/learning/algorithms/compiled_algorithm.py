@@ -1,6 +1,6 @@
-"""Base class of algorithms that train on fragments as they come, and what their losses run the network with.
+"""Base class of algorithms that train on fragments as they arrive, and forward passes for their losses.
 
-A train batch is laid out once, and one `CompiledUpdate` visits its rows or sequences in a random order.
+A train batch is laid out once, and one `CompiledUpdate` visits its rows or sequences in random order.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ ConfigT = TypeVar("ConfigT", bound=ActorCriticConfig)
 Weigh = Callable[[Tensors, "tf.Tensor", Tensors], tuple["tf.Tensor", Tensors]]
 
 _ROOMY = 4
-"""Batches are laid out in room for so many times their size at most, rather than compile for another size."""
+"""Maximum ratio of a batch's allocated size to its own; a larger buffer is reused up to this, to save compilations."""
 
 _MAX_PADDED, _MAX_PADDING = 1 << 24, 8
-"""Rows of a batch of sequences, where they are more than so many times those of its fragments."""
+"""Maximum rows of a padded batch of sequences; more are allowed up to this multiple of its fragments' rows."""
 
 _REPORTED = ("clip_param", "vf_clip_param")
 """Coefficients that only some algorithms have."""
 
 
 class CompiledAlgorithm(CompiledBase[ConfigT]):
-    """Runs a compiled update over minibatches of a train batch in a random order.
+    """Algorithm that runs a compiled update over minibatches of a train batch in random order.
 
-    Batches hold the columns of the sample plan, row by row, or as sequences where it names something of these.
-    Subclasses give the update, and say which coefficients hold.
+    Batches hold the columns of the sample plan, as rows or, if the plan has columns of sequences, as sequences.
+    Subclasses define the update and its coefficients.
 
-    Where workers compute the gradients, a train batch is made of these: there is one step with their mean.
+    If workers compute the gradients, a train batch consists of these, and the learner takes one step with their mean.
 
     Attributes:
-        distribution: of the actions, for losses.
-        buffers: layout of the train batch, or of the rows that gradients are computed of.
-        gradient: gives the metrics in the order of the spec with the loss as the last, then the gradient of each
-            variable, over a batch all of whose rows are one minibatch.
+        distribution: action distribution, for losses.
+        buffers: layout of the train batch, or of the rows of which gradients are computed.
+        gradient: compiled function of a batch, all of whose rows are one minibatch. It returns the metrics in the order
+            of the spec, the loss as the last of them, then the gradient of each variable.
     """
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
@@ -100,7 +100,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Actions drawn from the distribution; where they are by noise of the state, an exploration says so."""
+        """See `Algorithm.acting_settings`; names an exploration if noise depends on the state."""
         own = cls.own_config(config)
         return {"exploration": own.sampling()} if own.use_sde else {}
 
@@ -118,23 +118,23 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         """Return the optimiser to train with."""
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of the update after so many env steps; subclasses add theirs."""
+        """Return the coefficients of an update after `env_steps_total` env steps; subclasses add theirs."""
         return {
             "lr": self._lr.value(env_steps_total),
-            "vf_loss_coeff": self.config.vf_loss_coeff,  # for losses of users' own that take it as a coefficient
+            "vf_loss_coeff": self.config.vf_loss_coeff,  # for custom losses that read it as a coefficient
             "entropy_coeff": self._entropy.value(env_steps_total),
         }
 
     def likelihood_spec(
         self, weigh: Weigh, metrics: Iterable[str] = (), coefficients: Iterable[str] = (), *, targets: str = ""
     ) -> UpdateSpec:
-        """Return an update that makes actions more likely, each by its weight, and perhaps learns values.
+        """Return an update that raises the weighted likelihood of the actions and, with `targets`, fits the values.
 
         Args:
-            weigh: (columns, values, coefficients) of a minibatch -> weights of its rows, and metrics.
-            metrics: names of these.
-            coefficients: names of those that it takes.
-            targets: column of what values should be; "" = the policy learns alone.
+            weigh: (columns, values, coefficients) of a minibatch -> (weight of each row, metrics).
+            metrics: names of these metrics.
+            coefficients: names of the coefficients that `weigh` reads.
+            targets: column of the value targets; "" = only the policy learns.
         """
         config, distribution = self.config, self.distribution
 
@@ -166,27 +166,27 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
     @property
     def visits_rows(self) -> bool:
-        """Return whether a minibatch is made of rows; else of whole sequences."""
+        """True if a minibatch consists of rows, False if it consists of whole sequences."""
         return not self._has_sequences
 
     @property
     def shuffles(self) -> bool:
-        """Whether rows are visited in a random order."""
+        """True if rows are visited in random order."""
         return True
 
-    def after_update(self, metrics: dict[str, float]) -> None:  # most have nothing to do
-        """Called after each update that held, for coefficients that adapt; may add metrics."""
+    def after_update(self, metrics: dict[str, float]) -> None:  # optional
+        """Adapt coefficients after an update that was not skipped; can add metrics."""
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Rows of all fragments one after the other, or their sequences, one environment's after the other's.
+        """Lay out the rows of all fragments one after the other, or their sequences, one environment after the other.
 
-        Fragments of whole episodes differ in length; such batches are padded to one of few sizes. Gradients of workers
-        come one after the other.
+        Fragments of whole episodes have different lengths; their batches are padded to one of a few sizes. Gradients
+        from workers are laid out one after the other.
         """
         return self.lay_out(fragments) if self._received is None else self._received.batch(fragments)
 
     def lay_out(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Lay fragments out as rows, or as sequences."""
+        """Lay fragments out as rows or as sequences."""
         shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
         if not self._has_sequences:
             return self.buffers.rows(fragments, self.fitted(sum(steps * num_envs for steps, num_envs in shapes)))
@@ -196,14 +196,15 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return self.buffers.sequences([fragments[number] for number in kept], num_sequences, length)
 
     def nominal_batch(self) -> Batch:
-        """A batch of zeros of the usual shape, of rows or sequences."""
+        """Return a batch of zeros of the usual shape, of rows or sequences."""
         length = [self.config.sequence_length()] if self._has_sequences else []
         return self.buffers.zeros(self.fitted(self._usual_size), *length)
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
-        """Refuse a fragment that `make_batch` could not use, before it is queued. May be called in any thread.
+        """Check that `make_batch` can use a fragment, before it is queued. Can be called in any thread.
 
-        Raises: BatchError naming the column at fault.
+        Raises:
+            BatchError: a column is wrong; the error names it.
         """
         if self._received is not None:
             self._received.check(fragment)
@@ -214,7 +215,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             length = self.config.sequence_length()
             if steps != length and (num_sequences > 1 or steps < length):
                 raise BatchError(
-                    c.OBS, f"sequences of {length} steps, or one of more", f"{num_sequences} of {steps} steps"
+                    c.OBS, f"sequences of {length} steps, or one longer one", f"{num_sequences} of {steps} steps"
                 )
 
     def warm_up(self) -> None:
@@ -241,13 +242,17 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return [metrics, *map(tf.convert_to_tensor, gradients)]
 
     def compute_gradients(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
-        """The gradient of the loss over a fragment, at the weights as they are; changes nothing.
+        """Return the gradient of the loss over a fragment at the current weights; changes nothing.
 
         Args:
-            fragment: the columns of the sample plan.
-            env_steps_total: env steps that schedules go by.
-        Returns: columns of `aiorl.data.columns`, as they are sent; none if no row is a transition.
-        Raises: BatchError if a column is missing or of a wrong shape or dtype.
+            fragment: columns of the sample plan.
+            env_steps_total: env steps so far; schedules depend on it.
+
+        Returns:
+            Columns to send, see `aiorl.data.columns`; empty if no row is a transition.
+
+        Raises:
+            BatchError: a column is missing or has a wrong shape or dtype.
         """
         self.buffers.check(fragment)
         batch = self.lay_out([fragment])
@@ -267,16 +272,20 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         """Take one step of the optimiser.
 
         Args:
-            gradients: weight name -> gradient, float32, of all weights that are trained.
-            env_steps_total: env steps that schedules go by.
-        Returns: metrics.
-        Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
+            gradients: weight name -> gradient, float32, for every trainable weight.
+            env_steps_total: env steps so far; schedules depend on it.
+
+        Returns:
+            Metrics.
+
+        Raises:
+            PolicyError: the gradients don't match the weights or are not finite; nothing is changed then.
         """
         variables, limit = self.model.trainable, self.config.grad_clip
         shapes = {name: tuple(np.shape(gradient)) for name, gradient in gradients.items()}
         wanted = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != wanted:
-            raise PolicyError(f"no step was taken: gradients {shapes!r:.500} are not those of the weights")
+            raise PolicyError(f"no step was taken: gradients {shapes!r:.500} don't match the weights")
         found = [tf.constant(gradients[name], tf.float32) for name in variables]
         norm = tf.linalg.global_norm(found)
         if not np.isfinite(norm):
@@ -291,13 +300,14 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
     @property
     def gradient_metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that come with a gradient, in their order."""
+        """Names, in order, of the metrics that come with a gradient."""
         return (*self._spec.metric_names, "loss")
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
         """Learn from one train batch; skip it if a loss or gradient is not finite.
 
-        Raises: TrainingDiverged after `MAX_SKIPS_IN_A_ROW` skipped updates in a row.
+        Raises:
+            TrainingDiverged: `MAX_SKIPS_IN_A_ROW` updates in a row were skipped.
         """
         coefficients = self.coefficients(env_steps_total)
         self._warn_of_last_lr(self._lr, env_steps_total)
@@ -322,15 +332,17 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return UpdateResult({**reported, "updates_skipped": float(self._skipped)}, skipped=True, bad_column=column)
 
     def fitted(self, count: int) -> int:
-        """Rows or sequences to make room for: as before, where that fits, so that few sizes have to be compiled.
+        """Return the number of rows or sequences to allocate; a known size that fits is reused to save compilations.
 
         Args:
-            count: what has to fit.
-        Returns: as many as whole minibatches have.
+            count: number that must fit.
+
+        Returns:
+            A multiple of the minibatch size.
         """
         size = self._multiple
         wanted = rounded_up(-(-count // size), -(-self._usual_size // size))
-        # one batch of an unusual size must not make all that follow as large
+        # an unusually large batch must not enlarge all later ones
         known = [capacity for capacity in self._capacities if wanted <= capacity <= _ROOMY * wanted]
         capacity = min(known, default=wanted)
         self._capacities.add(capacity)
@@ -341,11 +353,11 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return self.config.num_sgd_iter * -(-size // self.minibatch_size), self.minibatch_size
 
     def _order(self, batch: Batch) -> tuple[NDArray[np.int32], int]:
-        """Indices of every minibatch, each epoch a new permutation of what is filled; and how many there are.
+        """Return the indices of every minibatch, in a new permutation each epoch, and the number of minibatches.
 
-        What is needed to fill the last minibatch comes from the empty rows or sequences behind; where rows of sequences
-        are visited, only transitions are, and the first ones of the epoch again. The array has room for as many
-        minibatches as the batch can make, whatever is filled, so that the update needs no other compilation.
+        The last minibatch of an epoch is filled up with empty rows or sequences from the end of the batch. If rows of
+        sequences are visited, only transitions are, and the minibatch is filled up with the first ones of the epoch.
+        The array always has room for all minibatches that the batch can make, so that the update isn't compiled again.
         """
         order = np.zeros(self._order_shape(batch), np.int32)
         size = self.minibatch_size
@@ -363,9 +375,9 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
 
 def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:
-    """Numbers of the fragments that are laid out, in order, of so many steps and sequences each.
+    """Return the numbers of the fragments to lay out, in order; `shapes` has the steps and sequences of each.
 
-    The longest ones are left out of a batch that would be next to nothing but padding.
+    The longest fragments are left out if the batch would otherwise be mostly padding.
     """
     kept = list(range(len(shapes)))
     while True:
@@ -375,36 +387,38 @@ def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:
         if padded <= max(_MAX_PADDED, _MAX_PADDING * rows):
             return kept
         logger.warning(
-            "a sequence of %d steps is left out of a train batch: the others are far shorter", shapes[longest][0]
+            "left a sequence of %d steps out of a train batch: the others are far shorter", shapes[longest][0]
         )
         kept.remove(longest)
 
 
 def _all_at_once(batch: Batch) -> NDArray[np.int32]:
-    """The order of a batch of gradients: one minibatch of all of them."""
+    """Return the order of a batch of gradients: one minibatch with all of them."""
     return np.arange(len(batch[NUM_ROWS]), dtype=np.int32)[None]
 
 
 def state_resets(terminateds: tf.Tensor, truncateds: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """Return where a sequence's state is reset: in the row after one that ended an episode or is no transition.
+    """Return the steps before which the state is reset: those after the end of an episode or after padding.
 
     Args:
-        terminateds: [T, M] float32, 1 or 0; so are the others.
-        truncateds: [T, M].
-        valid: [T, M].
-    Returns: [T, M] bool; False in the first row, which starts from the state that was sent along.
+        terminateds: [T, M] float32, 1 or 0.
+        truncateds: [T, M] float32, 1 or 0.
+        valid: [T, M] float32, 1 for transitions, 0 for padding.
+
+    Returns:
+        [T, M] bool; False in the first row, which starts from the state that came with the sequence.
     """
     ended = (terminateds > 0) | (truncateds > 0) | (valid <= 0)
     return tf.concat([tf.zeros_like(ended[:1]), ended[:-1]], axis=0)
 
 
 def rows_forward(model: ActorCritic, minibatch: Tensors, buffers: BatchBuffers) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
-    """Distribution inputs [R, P], values [R] and columns [R, ...] of a minibatch; its sequences as rows, if it has any.
+    """Return distribution inputs [R, P], values [R] and columns [R, ...] of a minibatch; sequences become rows.
 
     Args:
-        model: a recurrent one runs over sequences.
-        minibatch: gathered from a batch of `buffers`.
-        buffers: where it came from.
+        model: network; a recurrent one runs over sequences.
+        minibatch: minibatch gathered from a batch of `buffers`.
+        buffers: layout of the batch.
     """
     columns = unpacked(minibatch, buffers, time_major=model.is_recurrent)
     if not model.is_recurrent:
@@ -420,12 +434,12 @@ def rows_forward(model: ActorCritic, minibatch: Tensors, buffers: BatchBuffers) 
 def sequence_forward(
     model: ActorCritic, columns: dict[str, tf.Tensor], weights: Mapping[str, Any] | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Distribution inputs [T, M, P] and values [T, M] of time-major columns.
+    """Return distribution inputs [T, M, P] and values [T, M] of time-major columns.
 
     Args:
-        model: the network.
-        columns: by name.
-        weights: tensors by name to be used in place of its own.
+        model: network to run.
+        columns: columns by name.
+        weights: tensors by name to use instead of the network's own weights.
     """
     resets = state_resets(columns[c.TERMINATEDS], columns[c.TRUNCATEDS], columns[c.VALID])
     states = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
@@ -437,15 +451,15 @@ def sequence_forward(
 def sequence_forward_with_last(
     model: ActorCritic, columns: dict[str, tf.Tensor], weights: Mapping[str, Any] | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Distribution inputs [T, M, P], values [T, M], and values [M] of the observations behind the last step.
+    """Return distribution inputs [T, M, P], values [T, M], and values [M] of the observations after the last step.
 
-    One pass over T + 1 rows; models without state see them all as rows of one batch. The row behind a transition is
-    that of the observation that followed it, also where it is no transition itself.
+    It makes one pass over T + 1 rows; a model without state sees them as the rows of one batch. The row after a
+    transition holds the observation that followed, even if that row is padding.
 
     Args:
-        model: the network.
-        columns: time-major, by name.
-        weights: tensors by name to be used in place of its own.
+        model: network to run.
+        columns: time-major columns by name.
+        weights: tensors by name to use instead of the network's own weights.
     """
     obs = tf.concat([columns[c.OBS], columns[c.LAST_OBS][None]], axis=0)
     if model.is_recurrent:
@@ -466,10 +480,10 @@ def _with_zero_row(x: tf.Tensor) -> tf.Tensor:
 
 
 def _with_those_before(previous: tf.Tensor, given: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """Previous actions or rewards [T + 1, M, ...]: in rows that are no transitions, those of the row before.
+    """Return previous actions or rewards [T + 1, M, ...]; padding rows get the action or reward of the row before.
 
     Args:
-        previous: [T, M, ...] as the rows have them.
+        previous: [T, M, ...] previous actions or rewards in the rows.
         given: [T, M, ...] actions or rewards of the rows themselves.
         valid: [T + 1, M] float32, 0 in the last row.
     """

@@ -1,8 +1,8 @@
 """One update as one compiled function: all epochs, minibatches and optimiser steps.
 
-The function gets the whole train batch, the order in which rows are visited, and every coefficient as a tensor, so
-that nothing a schedule changes makes it compile again. If a loss, a metric or a gradient is not finite, an update puts
-weights and optimiser back as they were before it returns.
+The function receives the whole train batch, the order in which rows are visited and every coefficient as tensors, so a
+schedule never causes another compilation. If a loss, a metric or a gradient is not finite, the update restores the
+weights and the optimiser before it returns.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _log = logging.getLogger(__name__)
 
 Mode = Literal["auto", "on", "off", "eager"]
 
-_ROUND = 100_000  # more than is made before; takes some milliseconds to reach
+_ROUND = 100_000  # above all numbers used before; counting up to it takes a few milliseconds
 
 
 class CompiledFunction:
-    """A function of tensors that is compiled at its first call, and once for each size of batches.
+    """Function of tensors that is compiled at its first call, and again for each batch size.
 
     Attributes:
-        mode: "xla", "graph" or "eager", as chosen; final after the first call.
+        mode: "xla", "graph" or "eager"; final after the first call.
     """
 
     def __init__(self, run: Callable[..., Sequence[Any]], variables: Sequence[Any], xla: Mode, name: str) -> None:
-        """Nothing is compiled yet.
+        """Store the function; nothing is compiled yet.
 
         Args:
-            run: gives tensors, or None.
-            variables: that it is about.
-            xla: auto takes XLA unless there are convolutions, which are faster without on a CPU; eager compiles
-                nothing, so that a debugger may step through.
-            name: what logs call it.
+            run: function that returns tensors, or None in their place.
+            variables: variables that the function uses.
+            xla: "auto" uses XLA unless there are convolutions, which are faster without it on a CPU. "eager" compiles
+                nothing, so that a debugger can step through the function.
+            name: name of the function in logs.
         """
         self._run = run
         self._xla = xla
@@ -66,15 +66,17 @@ class CompiledFunction:
         return 0 if self.mode == "eager" else int(self._function.experimental_get_tracing_count())
 
     def __call__(self, size: int, *arguments: Any) -> list[NDArray[Any] | None]:
-        """Run it.
+        """Run the function.
 
-        Falls back to a plain graph, with a warning, where XLA was picked by `auto` and can't compile the function, or
-        what it compiled can't be kept or taken from where it is kept.
+        If `auto` picked XLA, the function falls back to a plain graph, with a warning, when XLA can't compile it or the
+        compilation cache can't be written or read.
 
         Args:
-            size: of the batch: for another one it is compiled anew.
-            arguments: of the function.
-        Raises: ConfigError if XLA was asked for and can't compile it.
+            size: size of the batch; each new size is compiled.
+            arguments: arguments of the function.
+
+        Raises:
+            ConfigError: XLA was requested and can't compile the function.
         """
         is_new = size not in self._sizes
         if is_new and self._sizes:
@@ -91,7 +93,7 @@ class CompiledFunction:
             return self._results(arguments)
 
     def warm_up(self, run: Callable[[], Any]) -> None:
-        """Compile it by a call that changes nothing."""
+        """Compile the function through `run`, a call that changes nothing."""
         started = time.perf_counter()
         run()
         took_s = time.perf_counter() - started
@@ -107,7 +109,7 @@ class CompiledFunction:
                 f"XLA can't compile this network: {sentence}", key="xla", value="on", hint="Set xla: auto or off."
             ) from error
         _log.warning(
-            "XLA can't compile this network (%s); its %s runs as a plain graph, slower", sentence, self._name
+            "XLA can't compile this network (%s); its %s runs as a plain graph, which is slower", sentence, self._name
         )  # fmt: skip
         self.mode, self._reason = "graph", "XLA can't compile it"
         self._function = self._compiled()
@@ -119,22 +121,23 @@ class CompiledFunction:
 
 
 def _begin_round_number() -> None:
-    """Give what is traced next the same names in each run.
+    """Make the names that TensorFlow gives to the next trace the same in every run.
 
-    TensorFlow numbers all that it makes in a process, and finds compiled code again by names with these numbers
-    (`aiorl.learning.compilation_cache`). A resumed run makes more before it compiles than a new one.
+    TensorFlow numbers everything created in a process, and the compilation cache looks compiled code up by names with
+    these numbers (`aiorl.learning.compilation_cache`). A resumed run creates more than a new one before it compiles.
     """
     from tensorflow.python.framework import ops
 
-    count = getattr(ops, "uid", None)  # no public name: without it, a resumed run may compile once more
+    count = getattr(ops, "uid", None)  # not public; if it is gone, a resumed run may compile again
     while count is not None and count() % _ROUND:
         pass
 
 
 LossFunction = Callable[[Tensors, Tensors], tuple["tf.Tensor", Tensors]]
-"""(minibatch, coefficients) -> (loss, metrics), all scalars; the metrics by the names the spec lists.
+"""(minibatch, coefficients) -> (loss, metrics), all scalars; the spec lists the names of the metrics.
 
-Where the spec says ``gives_rows``, there is one result more, ROWS, which has one number for each row."""
+With ``gives_rows`` in the spec, the metrics also contain ROWS, with one number for each row.
+"""
 
 Gradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Tensor", Tensors]]
 """(minibatch, coefficients) -> (gradients in the order of the variables, loss, metrics)."""
@@ -142,24 +145,25 @@ Gradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Tensor", T
 ROWS = "rows"
 _LAST_EPOCH = "last_epoch"
 STEPS_BEFORE = "steps_before"
-"""Coefficient: the number of steps made before this update, from which a phase with `every` counts."""
+"""Coefficient: steps made before this update. A phase with `every` counts from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One optimiser step within each step, of variables by a loss of their own, after those before it.
+    """Optimiser step of some variables by a loss of their own, made within each step after the earlier phases.
 
-    Where it is not due, its variables and its optimiser rest.
+    When the phase is not due, its variables and its optimiser don't change.
 
     Attributes:
-        name: its loss is reported as "NAME_loss", the norm of its gradient as "NAME_grad_gnorm"; "" for the spec's own
-            loss, which is reported as "loss" and "grad_gnorm".
-        loss: of the minibatch, which also has by name the tensors that earlier losses returned and that are no metrics.
-        metric_names: what `loss` reports.
-        variables: to train.
-        optimizer: a Keras optimiser, built for them here.
-        lr: the coefficient that is its learning rate.
-        every: it is due at every so many steps, counted on from the coefficient STEPS_BEFORE.
+        name: prefix of the reported metrics "NAME_loss" and "NAME_grad_gnorm" (norm of the gradient). "" for the spec's
+            own loss, reported as "loss" and "grad_gnorm".
+        loss: loss of the minibatch. The minibatch also contains the tensors that earlier losses returned in addition to
+            metrics.
+        metric_names: metrics that `loss` reports.
+        variables: variables to train.
+        optimizer: Keras optimiser; it is built for the variables here.
+        lr: name of the coefficient that is the learning rate.
+        every: the phase is due once every this many steps, counted from the coefficient STEPS_BEFORE.
     """
 
     name: str
@@ -172,12 +176,12 @@ class Phase:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all that is reported of it."""
+        """Names of all metrics of the phase."""
         prefix = self.name and f"{self.name}_"
         return (*self.metric_names, f"{prefix}loss", f"{prefix}grad_gnorm")
 
     def times(self, steps: int, before: int) -> int:
-        """How often it is due in so many steps, of which so many were made before."""
+        """Return how often the phase is due in `steps` steps that follow `before` earlier ones."""
         return (before + steps) // self.every - before // self.every
 
 
@@ -186,20 +190,21 @@ class UpdateSpec:
     """Description of an update to compile.
 
     Attributes:
-        loss: of one minibatch.
-        metric_names: what `loss` reports; "loss" and "grad_gnorm" are added.
-        coefficient_names: numbers that may change with each update; "lr" is among them.
-        stop_when: (metric, limit): the update ends after a minibatch whose metric is above the limit.
-        last_epoch: (metric, epochs): steps are so many equal passes over a batch, and the metric's mean over the last
-            one that was begun is reported, too, as "METRIC_last_epoch".
-        is_stacked: batches come as minibatches, [K, M, ...], and not as rows that an order puts together.
-        gives_rows: `loss` gives a number for each row.
-        targets: target networks that follow, counted on from the coefficient STEPS_BEFORE.
-        tau: how far, see `TargetNetwork.take_over`.
-        target_every: after how many minibatches.
-        prepare: changes the columns of each minibatch first; None leaves them as they are.
-        phases: further optimiser steps within each step, one after the other.
-        begin: (batch, coefficients) -> the batch that minibatches are taken from; called once, before the first step.
+        loss: loss of one minibatch.
+        metric_names: metrics that `loss` reports; "loss" and "grad_gnorm" are added.
+        coefficient_names: names of the numbers that can change with each update, including "lr".
+        stop_when: (metric, limit): the update ends after a minibatch whose metric exceeds the limit.
+        last_epoch: (metric, epochs): the steps are this many equal passes over a batch. The metric's mean over the last
+            pass that began is also reported, as "METRIC_last_epoch".
+        is_stacked: True if a batch is a stack of minibatches [K, M, ...]; False if it has rows from which an order
+            makes minibatches.
+        gives_rows: True if `loss` returns a number for each row.
+        targets: target networks to update, counted from the coefficient STEPS_BEFORE.
+        tau: share by which they move, see `TargetNetwork.take_over`.
+        target_every: minibatches between two updates of the target networks.
+        prepare: function that changes the columns of each minibatch before the loss; None = unchanged.
+        phases: further optimiser steps within each step, in order.
+        begin: (batch, coefficients) -> batch from which minibatches are taken; called once, before the first step.
     """
 
     loss: LossFunction
@@ -218,11 +223,12 @@ class UpdateSpec:
 
 
 class CompiledUpdate:
-    """The compiled function and what it changes: variables and optimiser.
+    """Compiled function along with the variables and optimisers that it changes.
 
     Attributes:
-        optimizer: the Keras optimiser; phases have their own.
-        rows: what the loss of the newest update gave for each row, [K, M]; of minibatches that were not run, 0.
+        optimizer: Keras optimiser of the loss; phases have their own.
+        rows: numbers [K, M] that the loss of the newest update returned for each row; 0 for minibatches that were not
+            run.
     """
 
     rows: NDArray[np.float32] | None = None
@@ -240,12 +246,12 @@ class CompiledUpdate:
         """Prepare the update; it is compiled at its first call.
 
         Args:
-            spec: the loss and its names.
-            variables: to train.
-            optimizer: built for them here.
+            spec: loss and names.
+            variables: variables to train.
+            optimizer: optimiser; it is built for the variables here.
             grad_clip: largest global norm of a gradient; None = not clipped.
             xla: see `CompiledFunction`.
-            gradients: of a minibatch; None = those of the spec's loss.
+            gradients: function that returns the gradients of a minibatch; None = gradients of the spec's loss.
         """
         self._spec = spec
         self.optimizer = optimizer
@@ -259,12 +265,12 @@ class CompiledUpdate:
 
     @property
     def mode(self) -> str:
-        """How it is compiled: "xla", "graph" or "eager"; final after `warm_up`."""
+        """Mode of compilation: "xla", "graph" or "eager"; final after `warm_up`."""
         return self._function.mode
 
     @property
     def optimizer_variables(self) -> list[Any]:
-        """Those of all optimisers, in an order that doesn't change from run to run."""
+        """Variables of all optimisers, always in the same order."""
         return [variable for phase in self._phases for variable in phase.optimizer.variables]
 
     @property
@@ -275,7 +281,8 @@ class CompiledUpdate:
     def warm_up(self, batch: Mapping[str, NDArray[Any]], order: NDArray[np.int32] | None) -> None:
         """Compile for batches of this shape; changes nothing.
 
-        Raises: ConfigError if XLA was asked for and can't compile it.
+        Raises:
+            ConfigError: XLA was requested and can't compile the update.
         """
         coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
         coefficients |= {phase.lr: float(phase.optimizer.learning_rate.numpy()) for phase in self._phases}
@@ -289,16 +296,21 @@ class CompiledUpdate:
         *,
         max_steps: int | None = None,
     ) -> tuple[dict[str, float], bool]:
-        """Run one update; see `CompiledFunction` for what becomes of networks that XLA can't compile.
+        """Run one update. `CompiledFunction` says what happens to networks that XLA can't compile.
 
         Args:
             batch: arrays with the same first dimension.
-            order: int32 [K, M]: indices of each of K minibatches; None where the batch is stacked.
-            coefficients: by the names of the spec.
-            max_steps: at most so many minibatches; None = all K.
-        Returns: metrics, averaged over the minibatches that were run, with "num_sgd_steps", without those of phases
-            that were never due; and whether the update held. If it did not, weights and optimisers are what they were.
-        Raises: ConfigError if XLA was asked for and can't compile it.
+            order: int32 [K, M], the indices of each of K minibatches; None if the batch is stacked.
+            coefficients: values by the names in the spec.
+            max_steps: maximum number of minibatches; None = all K.
+
+        Returns:
+            (metrics, held). Metrics are means over the minibatches that were run, along with "num_sgd_steps"; those of
+            phases that were never due are missing. `held` is False if the update was skipped; weights and optimisers
+            are then unchanged.
+
+        Raises:
+            ConfigError: XLA was requested and can't compile the update.
         """
         size = len(next(iter(batch.values())))
         limit = np.int32((size if order is None else len(order)) if max_steps is None else max_steps)
@@ -323,12 +335,12 @@ class CompiledUpdate:
         return metrics, bool(ok)
 
     def tensors(self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]) -> tuple[Tensors, Any]:
-        """Arguments of a compiled function: the batch, and the coefficients in their order."""
+        """Return the arguments of a compiled function: the batch, and the coefficients in order."""
         values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
         return {name: tf.convert_to_tensor(array) for name, array in batch.items()}, tf.convert_to_tensor(values)
 
     def begun(self, batch: Tensors, values: tf.Tensor) -> tuple[Tensors, Tensors]:
-        """The batch that minibatches are taken from, and the coefficients by name."""
+        """Return the batch from which minibatches are taken, and the coefficients by name."""
         coefficients = {name: values[index] for index, name in enumerate(self._spec.coefficient_names)}
         return batch if self._spec.begin is None else self._spec.begin(batch, coefficients), coefficients
 
@@ -390,7 +402,7 @@ class CompiledUpdate:
     def _sgd_step(
         self, step: tf.Tensor, minibatch: Tensors, coefficients: Tensors
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """One step with its phases: whether all was finite, whether to stop here, the metrics, and what rows have."""
+        """Make one step with its phases; return (all finite, stop here, metrics, numbers of the rows)."""
         given, figures = minibatch, []
         for phase in self._phases:
             run = partial(self._descend, phase, given, coefficients)
@@ -409,7 +421,7 @@ class CompiledUpdate:
         return tf.reduce_all(tf.math.is_finite(metrics)), enough, metrics, given.get(ROWS)
 
     def _descend(self, phase: Phase, minibatch: Tensors, coefficients: Tensors) -> tuple[Tensors, tf.Tensor]:
-        """One optimiser step: all that the loss gave, and the metrics in order with loss and norm of the gradient."""
+        """Make one optimiser step; return the loss's tensors, and its metrics followed by loss and gradient norm."""
         compute = gradients_of(phase.loss, phase.variables) if phase.name else self._gradients
         gradients, loss, found = compute(minibatch, coefficients)
         norm = tf.linalg.global_norm(gradients)
@@ -422,7 +434,7 @@ class CompiledUpdate:
 def _when_due(
     every: int, step: tf.Tensor, coefficients: Tensors, run: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
-    """Run what is due at every so many steps, counted on from the coefficient STEPS_BEFORE; else the other."""
+    """Run `run` once every `every` steps, counted from the coefficient STEPS_BEFORE, and otherwise `otherwise`."""
     if every == 1:
         return run()
     made = tf.cast(coefficients[STEPS_BEFORE], tf.int32) + step + 1
@@ -430,7 +442,7 @@ def _when_due(
 
 
 def gradients_of(loss_function: LossFunction, variables: Sequence[Any]) -> Gradients:
-    """The gradients of a loss, 0 for variables that it doesn't depend on."""
+    """Return a function that computes the gradients of a loss; they are 0 for variables that it doesn't use."""
 
     def gradients(minibatch: Tensors, coefficients: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
         with tf.GradientTape() as tape:
@@ -441,20 +453,22 @@ def gradients_of(loss_function: LossFunction, variables: Sequence[Any]) -> Gradi
 
 
 def keras_optimizer(name: str, options: Mapping[str, Any], **own: Any) -> Any:  # Any: Keras ships no types
-    """An optimizer of Keras.
+    """Return a Keras optimiser.
 
     Args:
-        name: of its class, such as Adam.
-        options: further arguments of it, as users set them.
-        **own: arguments that the algorithm has keys for.
-    Raises: ConfigError if one of the options is among those, or Keras takes it not.
+        name: name of its class, such as Adam.
+        options: further arguments that the user set.
+        **own: arguments for which the algorithm has keys.
+
+    Raises:
+        ConfigError: an option is also in `own`, or Keras rejects the options.
     """
     import keras
 
     for option in options:
         if option in own:
             raise ConfigError(
-                f"optimizer.{option} can't be set: the algorithm has a key of its own for it.",
+                f"optimizer.{option} can't be set: the algorithm has its own key for it.",
                 key=f"optimizer.{option}",
                 value=options[option],
             )
@@ -462,7 +476,7 @@ def keras_optimizer(name: str, options: Mapping[str, Any], **own: Any) -> Any:  
         return getattr(keras.optimizers, name)(**own, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"Keras makes no {name} with these options: {error}.", key="optimizer", value=dict(options),
+            f"Keras rejects these options for {name}: {error}.", key="optimizer", value=dict(options),
             hint=f"See https://keras.io/api/optimizers/{name.lower()}.",
         ) from error  # fmt: skip
 
@@ -471,24 +485,24 @@ class TargetNetwork:
     """Weights that follow those of a network.
 
     Attributes:
-        network: that learns; it takes `tensors` in place of its own weights.
-        variables: by the names of the network's.
+        network: network that learns; it can run with `tensors` instead of its own weights.
+        variables: variables by the names of the network's.
     """
 
     def __init__(self, network: Network) -> None:
-        """Begin with the network's weights as they are now."""
+        """Begin with the network's current weights."""
         self.network = network
         self.variables: dict[str, Any] = {
             name: tf.Variable(variable, trainable=False) for name, variable in network.variables.items()
         }
 
     def tensors(self) -> Tensors:
-        """The weights of this moment by name."""
+        """Return the current weights by name."""
         return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
 
     def take_over(self, share: float = 1.0) -> None:
-        """Become the network, or come nearer to it by a share."""
+        """Copy the network's weights, or move towards them by `share`."""
         for name, variable in self.variables.items():
             online = tf.convert_to_tensor(self.network.variables[name])
-            is_whole = share == 1 or not online.dtype.is_floating  # counts of a user's layers have no part in between
+            is_whole = share == 1 or not online.dtype.is_floating  # counters of custom layers can't be interpolated
             variable.assign(online if is_whole else variable + share * (online - variable))

@@ -1,4 +1,4 @@
-"""CQL: SAC on stored experience, whose critics trust no action that is not stored (docs/algorithms/cql.md)."""
+"""CQL: SAC on stored experience, with low Q values for actions that are not stored (docs/algorithms/cql.md)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _cql = partial(key, group="CQL")
 
 
 class CQLConfig(OfflineReplayConfig, SACConfig):
-    """CQL's own settings, and its defaults of the common ones; those of SAC are in the group SAC."""
+    """CQL's own keys, and its defaults of common keys; SAC's keys are in the group SAC."""
 
     why_no_exploration = "it learns from stored experience"
 
@@ -39,21 +39,22 @@ class CQLConfig(OfflineReplayConfig, SACConfig):
     entropy_backup: bool = changed(SACConfig, "entropy_backup", False)
 
     cql_weight: float = _cql(5.0, gt=0)
-    """How much it counts that Q values of any actions are above those of stored ones, beside half the squared TD
-    errors; with target_gap, at first."""
+    """Weight of the penalty on Q values of other actions above those of stored ones, relative to half the squared TD
+    errors; with target_gap, its initial value."""
     target_gap: float | None = _cql(None, allow_inf_nan=False)
-    """How far they are to be above: the weight is learned so that they are; null: the weight stays."""
+    """Wanted difference between Q values of other actions and of stored ones, for which the weight is learned; null:
+    the weight is constant."""
     cql_weight_lr: float | None = _cql(None, gt=0)
-    """With target_gap: learning rate of the logarithm of the weight, without a schedule; null: lr with its
-    lr_schedule."""
+    """With target_gap: constant learning rate of the logarithm of the weight; null: lr with its lr_schedule."""
     cql_actions: int = _cql(10, unit="actions", ge=1)
-    """Over a Box, actions drawn for each row in each of three ways: uniformly, by the policy, and by the policy after
-    the step."""
+    """For a Box: actions drawn for each row in each of three ways: uniformly, by the policy, and by the policy for
+    the next observation."""
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         hint = "Set target_gap, or leave it out."
@@ -61,12 +62,12 @@ class CQLConfig(OfflineReplayConfig, SACConfig):
 
 
 class CQL(SAC[CQLConfig]):
-    """Conservative Q-learning (Kumar et al. 2020) over bounded Boxes and over choices."""
+    """Conservative Q-learning (Kumar et al. 2020) for bounded Boxes and discrete actions."""
 
     config_class = CQLConfig
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Make room for the replay, critics, temperature and weight; nothing is compiled yet."""
+        """Allocate the replay, the critics, the temperature and the weight; nothing is compiled yet."""
         self._log_weight = tf.Variable(math.log(self.own_config(config).cql_weight), dtype=tf.float32)
         super().__init__(config, model)
 
@@ -78,11 +79,11 @@ class CQL(SAC[CQLConfig]):
         return {**given, _WEIGHT_LR: given["lr"] if self.config.cql_weight_lr is None else self.config.cql_weight_lr}
 
     def other_variables(self) -> dict[str, Any]:
-        """See the base class; with the weight of the penalty."""
+        """See the base class; includes the weight of the penalty."""
         return super().other_variables() | {"log_cql_weight": self._log_weight}
 
     def update_spec(self) -> UpdateSpec:
-        """Return SAC's update, with a penalty in the critics' loss and perhaps a phase for its weight."""
+        """Return SAC's update with a penalty in the critics' loss and, with target_gap, a phase for its weight."""
         sac, target_gap = super().update_spec(), self.config.target_gap
         is_discrete = isinstance(self.actor.distribution, Categorical)
         soft_maximum_of = self._over_choices if is_discrete else self._over_box
@@ -101,7 +102,7 @@ class CQL(SAC[CQLConfig]):
 
         def weight_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             free = tf.convert_to_tensor(self._log_weight)
-            # at its bound it has a gradient still, or it would never come down again
+            # keeps a gradient at its upper bound, or it could never come down again
             log_weight_now = free + tf.stop_gradient(tf.minimum(free, _LOG_MAX_WEIGHT) - free)
             losses = multiplier_losses(log_weight_now, minibatch[_GAPS], target_gap)
             return tf.reduce_mean(losses), {"cql_weight": tf.exp(log_weight_now)}

@@ -1,4 +1,4 @@
-"""DQN: a replay, action values with a target network, greedy actions but for some (docs/algorithms/dqn.md)."""
+"""DQN: a replay, action values with a target network, and mostly greedy actions (docs/algorithms/dqn.md)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _dqn = partial(key, group="DQN")
 _SEEDS = "seeds"
 _LEAST_SEQUENCE = 8
 _USUAL_SEQUENCE = 40
-_LEAST_SEQUENCES, _USUAL_SEQUENCES = 8, 32  # of a minibatch
+_LEAST_SEQUENCES, _USUAL_SEQUENCES = 8, 32  # in a minibatch
 
 
 class QModelConfig(ModelConfig):
@@ -45,7 +45,7 @@ class QModelConfig(ModelConfig):
 
 
 class DQNConfig(ReplayConfig):
-    """DQN's own settings, and its defaults of the common ones."""
+    """DQN's own keys, and its defaults of common keys."""
 
     trains_recurrent_models: ClassVar[bool] = True
     action_spaces: ClassVar[tuple[str, ...] | None] = ("Discrete",)
@@ -56,43 +56,44 @@ class DQNConfig(ReplayConfig):
     training_intensity: float = changed(ReplayConfig, "training_intensity", 16.0)
 
     double_q: bool = _dqn(True)
-    """The network that learns chooses the action whose value the target network gives."""
+    """Let the online network choose the next action and the target network value it (double Q-learning)."""
     dueling: bool = _dqn(True)
-    """Streams of the network for the value of a state and for the advantages of actions."""
+    """Use separate streams for the value of a state and the advantages of actions."""
     dueling_hiddens: tuple[int, ...] = _dqn((), needs="dueling")
-    """Width of each hidden layer of both streams, behind the shared ones."""
+    """Width of each hidden layer of both streams, after the shared layers."""
     num_atoms: int = _dqn(1, unit="atoms", ge=1)
-    """Atoms of the distribution of returns (C51); 1 learns expected returns only."""
+    """Atoms of the return distribution (C51); 1 learns only expected returns."""
     v_min: float = _dqn(-10.0, allow_inf_nan=False)
     """Return of the first atom."""
     v_max: float = _dqn(10.0, allow_inf_nan=False)
     """Return of the last atom."""
     noisy: bool = _dqn(False)
-    """The layers of the streams have noise that is learned, drawn anew for each action and each minibatch (Rainbow); it
-    explores in place of random actions."""
+    """Give the streams' layers learned noise, drawn for each action and each minibatch (Rainbow). It replaces random
+    actions as exploration."""
     sigma0: float = _dqn(0.5, gt=0, needs="noisy")
-    """Deviation of the noise at first, times the root of a layer's number of inputs."""
+    """Initial standard deviation of the noise, multiplied by the root of the layer's number of inputs."""
     huber_delta: float = _dqn(1.0, gt=0)
-    """Size of a TD error up to which its loss is square, and linear beyond."""
+    """Absolute TD error up to which the loss is quadratic; beyond it, the loss is linear."""
     epsilon_schedule: list[tuple[float, float]] = _dqn([(0, 1.0), (5_000, 0.05)])
-    """Share of random actions over env steps sampled, as [[env step, value], ...]."""
+    """Share of random actions over sampled env steps, as [[env step, value], ...]."""
     per_worker_epsilon: bool = _dqn(False)
-    """Each worker has a share of random actions of its own, 0.4 down to 0.4^8, and epsilon_schedule none."""
+    """Give each worker its own constant share of random actions, from 0.4 down to 0.4^8, instead of
+    epsilon_schedule."""
     worker_priorities: bool = _dqn(False)
-    """Workers send the size of each row's TD error by their own values, of returns also with num_atoms; the replay
-    draws it by that until it is trained on. Else it is first drawn by the largest error so far."""
+    """Let workers send the absolute TD error of each row by their own values (of returns even with num_atoms). It is
+    the row's priority until it is trained on; otherwise the first priority is the largest error so far."""
 
     replay_sequence_length: int | None = _dqn(None, unit="steps", ge=1)
-    """Steps of the sequences that a recurrent network is trained on, burn-in included; null takes
+    """Length of the sequences that a recurrent network is trained on, including burn-in; null:
     rollout_fragment_length."""
     burn_in: int = _dqn(0, unit="steps", ge=0)
-    """Steps at the beginning of a sequence that only bring its stored state up to date."""
+    """Steps at the start of a sequence that only update its stored state and are not trained on."""
     sequence_overlap: int | None = _dqn(None, unit="steps", ge=0)
-    """Steps that a sequence has in common with the one before; null takes burn_in."""
+    """Steps that a sequence shares with the previous one; null: burn_in."""
     sequence_priority_eta: float = _dqn(0.9, ge=0, le=1, needs="prioritized_replay")
-    """Share of the largest TD error of a sequence in its priority; the rest is that of their mean."""
+    """Weight of a sequence's largest TD error in its priority; the mean error has the remaining weight."""
     value_rescaling: bool = _dqn(False)
-    """Learn returns in a scale that shrinks large ones, in place of clipping rewards, and undo it in targets."""
+    """Learn returns on a scale that shrinks large ones, instead of clipping rewards; targets undo it."""
 
     @property
     def sequence_shape(self) -> SequenceShape | None:
@@ -114,7 +115,7 @@ class DQNConfig(ReplayConfig):
         return Sequences(shape, tuple(model_columns(model, names)), tuple(states), self.gamma, self.n_step)
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """See the base class: recurrent networks get fragments that hold sequences, and minibatches of as many."""
+        """See the base class; recurrent networks get fragments with whole sequences and minibatches of several."""
         made = super().derived_sizes(fixed)
         shape = self.sequence_shape
         if shape is None:
@@ -132,9 +133,10 @@ class DQNConfig(ReplayConfig):
         return made | {name: size for name, size in sizes.items() if size != getattr(self, name)}
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         Schedule(self.epsilon_schedule, key="epsilon_schedule")
@@ -150,26 +152,26 @@ class DQNConfig(ReplayConfig):
         names, hint = ("epsilon_schedule", "per_worker_epsilon"), "Leave it out, or set noisy: false."
         unless(not self.noisy, names, "networks without noise: noisy layers explore", hint=hint)
         hint = "Leave it out, or set per_worker_epsilon: false."
-        one_share = "workers that have one share of random actions"
+        one_share = "workers with a common share of random actions"
         unless(not self.per_worker_epsilon, ("epsilon_schedule",), one_share, hint=hint)
         other = "value_rescaling" if self.value_rescaling else "a recurrent network"
         refuse(
             self,
             (not all(0 <= value <= 1 for _, value in self.epsilon_schedule), "epsilon_schedule",
-             "epsilon_schedule must have probabilities.", ""),
+             "epsilon_schedule has a value that is not a probability.", ""),
             (self.per_worker_epsilon and self.is_alone, "per_worker_epsilon",
-             "per_worker_epsilon is for workers: the learner's own process never acts at random by it.",
-             "Set num_workers, or bind for workers from elsewhere; or turn it off for epsilon_schedule."),
+             "per_worker_epsilon is for workers: in the learner's own process it gives no random actions.",
+             "Set num_workers, or bind so that remote workers can join; or turn it off to use epsilon_schedule."),
             (self.worker_priorities and not self.prioritized_replay, "worker_priorities",
-             "worker_priorities need prioritized_replay: without it all rows are drawn alike.",
+             "worker_priorities needs prioritized_replay: without it all rows are drawn with equal probability.",
              "Set prioritized_replay, or leave worker_priorities out."),
             (self.worker_priorities and (shape is not None or self.value_rescaling), "worker_priorities",
-             f"worker_priorities are errors of single rows in units of returns, and {other} trains on others.",
-             "Set worker_priorities: false; rows are then first drawn by the largest error so far."),
+             f"worker_priorities can't be combined with {other}: it needs one error per row, in units of return.",
+             "Set worker_priorities: false; the first priority of a row is then the largest error so far."),
             (has_atoms and self.v_min >= self.v_max, "v_min",
              f"v_min is {self.v_min:g}, which is not below v_max, {self.v_max:g}.", "Returns must lie between them."),
             (has_atoms and self.value_rescaling, "value_rescaling",
-             "value_rescaling is for expected returns; atoms have returns of their own.",
+             "value_rescaling is for expected returns; atoms have fixed returns.",
              "Leave it out, or set num_atoms: 1."),
         )  # fmt: skip
 
@@ -178,32 +180,32 @@ class DQNConfig(ReplayConfig):
         refuse(
             self,
             (self.replay_sequence_length is None and length < _LEAST_SEQUENCE, "rollout_fragment_length",
-             f"a recurrent network learns next to nothing from sequences of {length} steps, a whole fragment.",
+             f"a recurrent network learns almost nothing from sequences of {length} steps, the length of a fragment.",
              "Set rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8 and train_batch_size: 256, say, "
-             "or replay_sequence_length if you mean it."),
+             "or set replay_sequence_length to keep them short."),
             (not self.is_truncating, "batch_mode",
-             "a recurrent dqn needs batch_mode truncate_episodes: whole episodes have no states inside.",
+             "a recurrent dqn needs batch_mode truncate_episodes: whole episodes carry no intermediate states.",
              "Leave batch_mode out, and set rollout_fragment_length."),
             (length > self.rollout_fragment_length, "replay_sequence_length",
              f"sequences of {length} steps don't fit into fragments of {self.rollout_fragment_length}.",
              "Set a larger rollout_fragment_length."),
             (burn_in >= length, "burn_in",
-             f"burn_in is {burn_in}, and a sequence has {length} steps: none would be trained on.",
+             f"burn_in is {burn_in}, but a sequence has {length} steps: none would be trained on.",
              "Set a smaller one, or a larger replay_sequence_length and rollout_fragment_length."),
             (not burn_in <= overlap < length, "sequence_overlap",
-             f"sequence_overlap is {overlap}; it is at least burn_in, {burn_in}, so that every step is trained on, "
+             f"sequence_overlap is {overlap}; it must be at least burn_in, {burn_in}, to train on every step, "
              f"and less than the {length} steps of a sequence.",
-             f"Leave it out for {burn_in}, or take {length // 2}."),
+             f"Leave it out for {burn_in}, or set {length // 2}."),
             (self.n_step > shape.trained_steps, "n_step",
-             f"n_step is {self.n_step}, and a sequence trains on {shape.trained_steps} steps.", "Set longer ones."),
+             f"n_step is {self.n_step}, but a sequence trains on {shape.trained_steps} steps.", "Set longer ones."),
             (self.train_batch_size < shape.trained_steps, "train_batch_size",
-             f"train_batch_size is {self.train_batch_size}, and one sequence trains on {shape.trained_steps} steps.",
+             f"train_batch_size is {self.train_batch_size}, but one sequence trains on {shape.trained_steps} steps.",
              f"Set {32 * shape.trained_steps}, say."),
         )  # fmt: skip
 
 
 class DQN(ReplayAlgorithm[DQNConfig]):
-    """Deep Q-learning (Mnih et al. 2015): double, dueling, n-step, prioritised and over distributions, as set."""
+    """Deep Q-learning (Mnih et al. 2015), optionally double, dueling, n-step, prioritised and distributional."""
 
     config_class = DQNConfig
 
@@ -229,9 +231,9 @@ class DQN(ReplayAlgorithm[DQNConfig]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """See the base class; with `worker_priorities` also the size of each row's TD error to the worker.
+        """See the base class; with `worker_priorities`, includes the worker's absolute TD error of each row.
 
-        For a recurrent network, raw transitions with the states that sequences begin in.
+        For a recurrent network, it returns a plan of raw transitions with the initial states of sequences.
         """
         own = cls.own_config(config)
         if own.sequence_shape is not None:
@@ -245,7 +247,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Greedy actions but for a random share, or by a noisy network."""
+        """Return the settings of epsilon-greedy actions; a noisy network needs none."""
         own = cls.own_config(config)
         if own.noisy:
             return {}
@@ -254,7 +256,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         return {"exploration": {"type": "EpsilonGreedy", "epsilon": [list(point) for point in own.epsilon_schedule]}}
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Make room for the replay and a target network; nothing is compiled yet."""
+        """Allocate the replay and a target network; nothing is compiled yet."""
         self._network = cast("QNetwork", model)
         self._start = cast(Greedy, model.distribution).start
         self._target = TargetNetwork(model)
@@ -262,7 +264,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         super().__init__(config, model)
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss of TD errors over rows, or over sequences if the model is recurrent."""
+        """Return the loss of TD errors over rows, or over sequences for recurrent models."""
         return UpdateSpec(
             self._loss_of_sequences if self.model.is_recurrent else self._loss_of_rows,
             ("mean_q", "mean_td_error"),
@@ -275,13 +277,13 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         )
 
     def drawn_columns(self, num: int) -> dict[str, NDArray[Any]]:
-        """See the base class: seeds of the noise of each minibatch, see `_noise`."""
+        """See the base class; returns the seeds of `_noise` for each minibatch."""
         if not self.config.noisy:
             return {}
         return {_SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 3, 2), dtype=np.int32)}
 
     def _noise(self, minibatch: Tensors, use: int) -> tf.Tensor | None:
-        """Noise [1, K] of a minibatch, drawn apart for each use: 0 learns, 1 is of the target, 2 chooses its action."""
+        """Return noise [1, K] of a minibatch for one use: 0 online, 1 target, 2 choice of the next action."""
         if not self.config.noisy:
             return None
         return tf.random.stateless_normal([1, self._network.noise_size], minibatch[_SEEDS][use])
@@ -299,10 +301,10 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         }
 
     def _loss_of_sequences(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-        """Return the loss of B sequences of L steps and one observation more, as rows [L * B].
+        """Return the loss of B sequences of L steps and one further observation, as rows [L * B].
 
-        Both networks run through each sequence from its stored state on. With noisy layers, what learns also chooses
-        the target's action.
+        Both networks run through each sequence from its stored state. With noisy layers, the online pass that learns
+        also chooses the target's actions.
         """
         config, model, trained = self.config, self._network, by_time(minibatch[TRAINED])
         obs = by_time(minibatch[c.OBS])
@@ -333,14 +335,14 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         self, rows: Tensors, values: tf.Tensor, next_values: tf.Tensor, next_online: tf.Tensor | None,
         mask: tf.Tensor | None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
-        """Return losses, sizes of TD errors, and values of the actions taken, [R] each.
+        """Return losses, absolute TD errors, and values of the actions taken, [R] each.
 
         Args:
             rows: actions, n-step returns and discounts [R] of rows, or of steps of sequences.
-            values: [R, A] of the network that learns, or logits [R, A, Z].
-            next_values: likewise of the target network, of the observation behind the rewards.
-            next_online: of the network that learns, with double Q-learning.
-            mask: [R, A] of that observation.
+            values: [R, A] of the online network, or logits [R, A, Z].
+            next_values: likewise of the target network, for the observation after the rewards.
+            next_online: likewise of the online network, for double Q-learning; None without.
+            mask: [R, A], legal actions in that observation.
         """
         config, atoms = self.config, self._network.atoms
         actions, returns, discounts = rows[c.ACTIONS] - self._start, rows[c.N_STEP_RETURNS], rows[c.DISCOUNTS]

@@ -1,4 +1,4 @@
-"""Base class of algorithms that imitate stored experience, whichever policy made it."""
+"""Base class of algorithms that imitate stored experience from any policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _learning = partial(key, group="Learning")
 
 
 class ImitationConfig(ActorCriticConfig):
-    """The settings of such algorithms, and their defaults of the common ones."""
+    """Settings of imitation algorithms, with their defaults of common keys."""
 
     is_offline: ClassVar[bool] = True
     why_no_exploration = "it learns from stored experience"
@@ -32,21 +32,22 @@ class ImitationConfig(ActorCriticConfig):
     adam_epsilon: float = _learning(1e-7, gt=0)
     """Adam's epsilon."""
     outstanding_fragments_per_worker: int = _learning(8, unit="fragments", ge=1)
-    """Fragments that a worker may owe or have under way at a time, within the budget of the whole run."""
+    """Maximum number of fragments that a worker owes or has under way at a time, within the budget of the whole run."""
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         refuse(
             self,
             (self.is_filtered and self.gradients == "workers", "observation_filter",
-             f"{self.algo} filters stored observations on the learner, and gradients come from workers.",
-             "Set gradients: learner, or NoFilter."),
+             f"{self.algo} filters stored observations on the learner, but workers compute the gradients.",
+             "Set gradients: learner, or observation_filter: NoFilter."),
             (self.model.is_recurrent and not self.postprocess_inputs, "postprocess_inputs",
-             "stored rows have no states of this recurrent model.",
+             "stored rows don't contain the states of this recurrent model.",
              "Set postprocess_inputs: true, so that workers run the model over the stored episodes."),
         )  # fmt: skip
 
@@ -55,20 +56,21 @@ ImitationT = TypeVar("ImitationT", bound=ImitationConfig)
 
 
 class Imitation(CompiledAlgorithm[ImitationT]):
-    """Trains on experience as it comes."""
+    """Algorithm that trains on stored experience as it arrives."""
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Leases that are kept topped up; no experience is too old.
+        """Return a plan with leases that are kept topped up; experience of any age is used.
 
-        Raises: ConfigError if there is no stored experience.
+        Raises:
+            ConfigError: there is no stored experience.
         """
         own = cls.own_config(config)
         want_stored_experience(own)
         return LeasePlan("streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker)
 
     def lay_out(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """See the base class; stored observations are raw, and filtered here if there is a filter."""
+        """See the base class; stored observations are unfiltered, and filtered here if there is a filter."""
         own = self.merged_filter
         if isinstance(own, MeanStdFilter):
             now = Normalisation.of(own)
@@ -76,5 +78,5 @@ class Imitation(CompiledAlgorithm[ImitationT]):
         return super().lay_out(fragments)
 
     def make_optimizer(self) -> Any:  # Any: a Keras optimiser
-        """Make an Adam."""
+        """Return Adam."""
         return self.adam(self.config.adam_epsilon)

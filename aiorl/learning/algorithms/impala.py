@@ -1,4 +1,4 @@
-"""IMPALA: workers don't wait; V-trace corrects for how old their policy is (docs/algorithms/impala.md)."""
+"""IMPALA: workers don't wait for the learner; V-trace corrects for their older policies (docs/algorithms/impala.md)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, approximate_kl
 from aiorl.learning.losses.vtrace import pg_advantages
 
-_MAX_LOG_RHO = 20.0  # a larger ratio would overflow the estimate of the divergence
+_MAX_LOG_RHO = 20.0  # larger ratios would overflow the estimate of the divergence
 
 
 class IMPALAConfig(VTraceConfig):
-    """IMPALA's defaults of the settings that streaming algorithms share."""
+    """IMPALA's defaults of the keys of streaming algorithms."""
 
     algo: str = changed(VTraceConfig, "algo", "impala")
     entropy_coeff: float = changed(VTraceConfig, "entropy_coeff", 0.01)
     grad_clip: float | None = changed(VTraceConfig, "grad_clip", 1.0)
 
     kl_stop: float | None = key(None, group="V-trace", unit="nats", gt=0)
-    """An update ends after a minibatch whose divergence from the policies that sampled is above this; null: never."""
+    """Divergence from the policies that sampled, above which an update ends after the current minibatch; null:
+    never."""
 
     @property
     def has_whole_sequences(self) -> bool:
-        """See the base class: V-trace is computed in each minibatch."""
+        """See the base class; V-trace is computed in each minibatch and needs whole sequences."""
         return True
 
 
@@ -35,7 +36,7 @@ class IMPALA(VTraceStreaming[IMPALAConfig]):
     """Importance-weighted actor-learner architecture (Espeholt et al. 2018)."""
 
     config_class = IMPALAConfig
-    remedies = "a kl_stop; or take algo: appo, which bounds how far an update moves the policy"
+    remedies = "a kl_stop; or use algo: appo, which limits how far an update moves the policy"
 
     def update_spec(self) -> UpdateSpec:
         """Return the loss over sequences."""

@@ -1,4 +1,4 @@
-"""IQL: no action is valued that is not stored; better ones are imitated (docs/algorithms/iql.md)."""
+"""IQL: only stored actions are valued, and better ones are imitated more strongly (docs/algorithms/iql.md)."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ _iql = partial(key, group="IQL")
 
 
 class IQLConfig(OfflineReplayConfig):
-    """IQL's own settings, and its defaults of the common ones."""
+    """IQL's own keys, and its defaults of common keys."""
 
     other_model_keys: ClassVar[tuple[str, ...]] = ("vf_share_layers",)
 
     algo: str = changed(OfflineReplayConfig, "algo", "iql")
 
     expectile: float = _iql(0.7, gt=0, lt=1)
-    """Place of a value among the Q values of stored actions: 0.5 is their mean, near 1 almost the largest."""
+    """Expectile of the stored actions' Q values that a value learns: 0.5 is the mean, values near 1 almost the
+    maximum."""
     beta: float = _iql(3.0, ge=0)
-    """How much more an action counts the better it is than the value; 0: all alike, as in behaviour cloning."""
+    """Strength of the preference for better actions: weights grow exponentially with beta times the advantage over the
+    value. 0: all have the same weight, as in behaviour cloning."""
     max_weight: float = _iql(100.0, gt=0)
-    """Most that an action can count."""
+    """Maximum weight of an action."""
 
 
 class IQL(CriticReplayAlgorithm[IQLConfig]):
-    """Implicit Q-learning (Kostrikov et al. 2021) over bounded Boxes and over choices.
+    """Implicit Q-learning (Kostrikov et al. 2021) for bounded Boxes and discrete actions.
 
-    The model is a policy with values, as BC and PPO have it.
+    The model is a policy with values, as in BC and PPO.
     """
 
     config_class = IQLConfig
@@ -55,7 +57,7 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
     def build_model(
         cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
     ) -> ActorCritic:
-        """Build policy and values, in branches of their own also where a custom model gives their features."""
+        """Build the policy and the values, in separate branches even if a custom model computes their features."""
         from aiorl.learning.models.catalog import build_model
 
         shape, dtype, layout = observations.shape, observations.dtype, observations.layout
@@ -66,12 +68,12 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Actions drawn from the distribution, and uniform ones at first, where anything is sampled at all."""
+        """Return settings for sampled actions, and uniform ones at the start, if the run samples at all."""
         own = cls.own_config(config)
         return {"exploration": {"type": "StochasticSampling", "random_timesteps": own.random_timesteps}}
 
     def update_spec(self) -> UpdateSpec:
-        """Return the critics' loss, with phases for the values and the policy behind it."""
+        """Return the critics' loss, followed by phases for the values and the policy."""
         config, model, critics, distribution = self.config, self.model, self.critics, self.distribution
         is_discrete = isinstance(model.distribution, Categorical)
 

@@ -1,4 +1,4 @@
-"""MARWIL: stored actions are imitated, better ones more than others (docs/algorithms/marwil.md)."""
+"""MARWIL: stored actions are imitated, better ones more strongly (docs/algorithms/marwil.md)."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ _MEAN_SQUARE = "advantages_mean_square"
 
 
 class MARWILConfig(ImitationConfig):
-    """MARWIL's own settings, and its defaults of the common ones."""
+    """MARWIL's own keys, and its defaults of common keys."""
 
-    why_on_learner = "each update moves the scale of the advantages that the next one's loss is made of"
+    why_on_learner = "each update changes the scale of the advantages in the next update's loss"
 
     algo: str = changed(ImitationConfig, "algo", "marwil")
     vf_loss_coeff: float = changed(ImitationConfig, "vf_loss_coeff", 1.0)
     postprocess_inputs: bool = changed(ImitationConfig, "postprocess_inputs", True)
 
     beta: float = _marwil(1.0, ge=0)
-    """How much more an action counts the better it turned out; 0: all alike, as in behaviour cloning."""
+    """Strength of the preference for better actions: weights grow exponentially with beta times the advantage. 0:
+    all have the same weight, as in behaviour cloning."""
     max_weight: float = _marwil(20.0, gt=0)
-    """Most that an action can count."""
+    """Maximum weight of an action."""
     moving_average_sqd_adv_norm_start: float = _marwil(100.0, gt=0)
-    """Mean square of the advantages to begin with, by whose root they are divided."""
+    """Initial mean square of the advantages; they are divided by its root."""
     moving_average_sqd_adv_norm_update_rate: float = _marwil(0.01, gt=0, le=1)
-    """Share of a new train batch in that mean."""
+    """Share of a new train batch in the moving mean square."""
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         hint = "Leave it out: marwil divides advantages by the root of their moving mean square."
@@ -59,7 +61,7 @@ class MARWIL(Imitation[MARWILConfig]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Observations, actions and discounted returns; flags and states only for recurrent models."""
+        """Return a plan of observations, actions and discounted returns; recurrent models also get flags and states."""
         own = cls.own_config(config)
         columns = (c.OBS, c.ACTIONS, c.VALUE_TARGETS, *sequence_columns(own))
         return SamplePlan("gae", {"gamma": own.gamma, "lam": 1.0}, columns, raw_obs=own.is_filtered)
@@ -70,7 +72,7 @@ class MARWIL(Imitation[MARWILConfig]):
         self._mean_square = self.config.moving_average_sqd_adv_norm_start
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences if the model is recurrent: better actions count more."""
+        """Return the loss over rows, or over sequences for recurrent models: better actions have larger weights."""
         config = self.config
 
         def weights(columns: Tensors, values: tf.Tensor, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
@@ -83,19 +85,19 @@ class MARWIL(Imitation[MARWILConfig]):
         return self.likelihood_spec(weights, ("mean_weight",), ("advantage_scale",), targets=c.VALUE_TARGETS)
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of the update after so many env steps."""
+        """Return the coefficients of an update after `env_steps_total` env steps."""
         return {**super().coefficients(env_steps_total), "advantage_scale": self._mean_square**0.5}
 
     def after_update(self, metrics: dict[str, float]) -> None:
-        """Let the mean square of the advantages follow."""
+        """Update the mean square of the advantages."""
         rate = self.config.moving_average_sqd_adv_norm_update_rate
         self._mean_square += rate * (metrics["vf_loss"] - self._mean_square)
         metrics[_MEAN_SQUARE] = self._mean_square
 
     def extra_state(self) -> dict[str, Any]:
-        """The mean square of the advantages."""
+        """Return the mean square of the advantages."""
         return {_MEAN_SQUARE: self._mean_square}
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Take the mean square of the advantages up again."""
+        """Restore the mean square of the advantages."""
         self._mean_square = float(values[_MEAN_SQUARE])

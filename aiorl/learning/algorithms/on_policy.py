@@ -1,4 +1,4 @@
-"""Base classes of algorithms that train on what the newest policy sampled, and of those that clip PPO's surrogate."""
+"""Base classes of algorithms that train on samples of the newest policy, and of those with PPO's clipped surrogate."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _learning = partial(key, group="Learning")
 
 
 class OnPolicyConfig(ActorCriticConfig):
-    """The settings of such algorithms."""
+    """Settings of on-policy algorithms."""
 
     samples_in_turns = True
 
     lambda_: float = _learning(0.95, ge=0, le=1)
-    """Lambda of generalised advantage estimation: 0 trusts the values, 1 the returns."""
+    """Lambda of generalised advantage estimation: 0 trusts the value estimates, 1 the returns."""
     adam_epsilon: float = _learning(1e-5, gt=0)
     """Adam's epsilon."""
 
@@ -39,33 +39,33 @@ OnPolicyT = TypeVar("OnPolicyT", bound=OnPolicyConfig)
 
 
 class OnPolicy(CompiledAlgorithm[OnPolicyT]):
-    """Trains on exactly one train batch of each policy version."""
+    """Algorithm that trains on exactly one train batch of each policy version."""
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Exactly one train batch of each version."""
+        """Return a plan of exactly one train batch for each version."""
         own = cls.own_config(config)
         env_steps = None if own.is_truncating else own.train_batch_size
         return LeasePlan("on_policy", own.fragments_per_batch(), max_policy_lag=0, env_steps_per_batch=env_steps)
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Rows with advantages; flags and states only for recurrent models."""
+        """Return a plan of rows with advantages; recurrent models also get flags and states."""
         own = cls.own_config(config)
         return advantage_plan(own, own.lambda_, cls.columns(own))
 
     @classmethod
     @abstractmethod
     def columns(cls, config: OnPolicyT) -> tuple[str, ...]:
-        """Return the columns that its loss is made of."""
+        """Return the columns that the loss needs."""
 
     def make_optimizer(self) -> Any:  # Any: a Keras optimiser
-        """Make an Adam."""
+        """Return Adam."""
         return self.adam(self.config.adam_epsilon)
 
 
 def advantage_plan(config: CommonConfig, lambda_: float, columns: tuple[str, ...]) -> SamplePlan:
-    """Rows of such columns, with advantages by GAE; flags and states only for recurrent models."""
+    """Return a plan of these columns with GAE advantages; recurrent models also get flags and states."""
     return SamplePlan("gae", {"gamma": config.gamma, "lam": lambda_}, (*columns, *sequence_columns(config)))
 
 
@@ -73,29 +73,30 @@ _ppo = partial(key, group="PPO")
 
 
 class SurrogateConfig(ActorCriticConfig):
-    """The settings of such algorithms."""
+    """Settings of algorithms with a clipped surrogate."""
 
-    why_on_learner = "it takes several steps on each batch, and a single one would be A2C's"
+    why_on_learner = "it takes several steps on each batch; with a single one it would be A2C"
 
     clip_param: float = _ppo(0.2, gt=0)
-    """The ratio of new to old action probability counts up to 1 +- this."""
+    """Clipping range: ratios of new to old action probability count from 1 - this to 1 + this."""
     clip_param_schedule: list[tuple[float, float]] | None = _ppo(None)
     """clip_param over env steps, as [[env step, value], ...]."""
     kl_coeff: float = _ppo(0.0, ge=0)
-    """First weight of the divergence from the old policy; it adapts towards kl_target. 0: no penalty."""
+    """Initial weight of the KL divergence from the old policy; it adapts towards kl_target. 0: no penalty."""
     kl_target: float = _ppo(0.01, unit="nats", gt=0, needs="kl_coeff")
-    """Divergence that kl_coeff aims at, in the last epoch of an update."""
+    """Divergence that kl_coeff adapts towards, measured in the last epoch of an update."""
     kl_stop: float | None = _ppo(None, unit="nats", gt=0)
-    """An update ends after a minibatch whose divergence is above this; null: never."""
+    """Divergence above which an update ends after the current minibatch; null: never."""
 
     def clips(self) -> dict[str, tuple[float, list[tuple[float, float]] | None]]:
-        """How far what is clipped may move, and the schedule of that, by names of coefficients."""
+        """Return the limit of each clipped quantity and its schedule, by the name of the coefficient."""
         return {"clip_param": (self.clip_param, self.clip_param_schedule)}
 
     def clip_schedules(self) -> dict[str, Schedule]:
-        """Return how far what is clipped may move over env steps, by the coefficients' names.
+        """Return the schedules of the clipping limits over env steps, by the name of the coefficient.
 
-        Raises: ConfigError if one is no schedule, or not of numbers above 0.
+        Raises:
+            ConfigError: a schedule is invalid or has a value that is not above 0.
         """
         for name, (_, points) in self.clips().items():
             if any(value <= 0 for _, value in points or ()):
@@ -104,9 +105,10 @@ class SurrogateConfig(ActorCriticConfig):
         return {name: Schedule.of(*pair, key=f"{name}_schedule") for name, pair in self.clips().items()}
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         self.clip_schedules()
@@ -119,7 +121,7 @@ _COEFFICIENTS = ("lr", "entropy_coeff", "kl_coeff")
 
 
 class Surrogate(CompiledAlgorithm[SurrogateT]):
-    """Has the coefficients of `ppo_loss`; another base class says what it trains on."""
+    """Algorithm with the coefficients of `ppo_loss`; another base class determines the samples."""
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Lay out the train batch; nothing is compiled yet."""
@@ -128,15 +130,15 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
         self._clips = self.config.clip_schedules()
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of the update after so many env steps."""
+        """Return the coefficients of an update after `env_steps_total` env steps."""
         clips = {name: schedule.value(env_steps_total) for name, schedule in self._clips.items()}
         return {**super().coefficients(env_steps_total), **clips, "kl_coeff": self._kl_coeff}
 
     def after_update(self, metrics: dict[str, float]) -> None:
-        """Adapt the penalty's weight: more where the policy moved more than twice as far as wanted, and back.
+        """Raise the penalty's weight if the policy moved more than twice as far as wanted, lower it if less than half.
 
-        The divergence is the mean over the last epoch. Bounds and factors are RLlib's; those of the paper are 1.5 and
-        1 / 1.5 times the target, and 2 and 1/2.
+        The divergence is the mean over the last epoch. Bounds and factors are RLlib's; the paper has 1.5 and 1 / 1.5
+        times the target, and factors 2 and 1/2.
 
         Source: Schulman et al. 2017, section 4.
         """
@@ -149,24 +151,24 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
             self._kl_coeff *= 0.5
 
     def extra_state(self) -> dict[str, Any]:
-        """The adaptive penalty."""
+        """Return the adaptive weight of the penalty."""
         return {"kl_coeff": self._kl_coeff}
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Take the adaptive penalty up again."""
+        """Restore the adaptive weight of the penalty."""
         self._kl_coeff = float(values["kl_coeff"])
 
 
 def surrogate_spec(
     config: SurrogateConfig, loss: LossFunction, *, metrics: Iterable[str] = (), coefficients: Iterable[str] = ()
 ) -> UpdateSpec:
-    """Return an update whose loss is made by `aiorl.learning.losses.policy_gradient.ppo_loss`.
+    """Return an update whose loss is built on `aiorl.learning.losses.policy_gradient.ppo_loss`.
 
     Args:
-        config: the algorithm's.
-        loss: of one minibatch.
-        metrics: what it reports beside the parts of that.
-        coefficients: what it is told beside the coefficients of that.
+        config: config of the algorithm.
+        loss: loss of one minibatch.
+        metrics: metrics that it reports in addition to those of `ppo_loss`.
+        coefficients: coefficients that it reads in addition to those of `ppo_loss`.
     """
     return UpdateSpec(
         loss,

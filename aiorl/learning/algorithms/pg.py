@@ -1,4 +1,4 @@
-"""Policy gradient with the rewards to go, without a baseline (docs/algorithms/pg.md)."""
+"""Policy gradient with rewards to go and without a baseline (docs/algorithms/pg.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiorl.learning.losses.policy_gradient import masked_normalise
 
 
 class PGConfig(OnPolicyConfig):
-    """PG's defaults of the common settings."""
+    """PG's defaults of common keys."""
 
     is_one_minibatch = True
     needs_whole_episodes = True
@@ -31,29 +31,30 @@ class PGConfig(OnPolicyConfig):
         OnPolicyConfig, "batch_mode", "complete_episodes"
     )
     lambda_: float = key(1.0, group="Learning", ge=1, le=1)
-    """Always 1, as there are no values to trust: each action counts by what followed it."""
+    """Always 1, because there are no value estimates to trust: each action is weighted by the return that followed
+    it."""
     vf_loss_coeff: float = key(0.0, group="Learning", ge=0, le=0)
-    """Always 0, as there are no values to learn."""
+    """Always 0, because there are no values to learn."""
 
 
 class PG(OnPolicy[PGConfig]):
-    """Policy gradient with the rewards to go, without a baseline (Williams 1992)."""
+    """Policy gradient with rewards to go and without a baseline (Williams 1992)."""
 
     config_class = PGConfig
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of rows with discounted returns; flags and states only for recurrent models."""
+        """Return a plan of rows with discounted returns; recurrent models also get flags and states."""
         own = cls.own_config(config)
         return SamplePlan("returns", {"gamma": own.gamma}, (*cls.columns(own), *sequence_columns(own)))
 
     @classmethod
     def columns(cls, config: PGConfig) -> tuple[str, ...]:
-        """Return the columns of its loss."""
+        """Return the columns that the loss needs."""
         return c.OBS, c.ACTIONS, c.ADVANTAGES
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences if the model is recurrent: actions count by what followed."""
+        """Return the loss over rows, or over sequences for recurrent models: actions are weighted by their returns."""
 
         def returns(columns: Tensors, values: tf.Tensor, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             found, valid = columns[c.ADVANTAGES], columns[c.VALID]

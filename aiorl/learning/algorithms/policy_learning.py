@@ -1,7 +1,7 @@
-"""An algorithm at work for one policy that acts: its gradients, and steps by gradients, wherever the policy is.
+"""Learning with a single policy: an algorithm's gradients, and steps with gradients, outside a learner's run.
 
-It is the same code by which a learner learns; here without leases, train batches and schedules of a run of its own.
-`algorithm_policy` makes such policies for whoever drives a RolloutWorker::
+It uses the same code as the learner, but has no leases, train batches or schedules of a run. `algorithm_policy` creates
+policies for users who drive a RolloutWorker themselves::
 
     worker = RolloutWorker("CartPole-v1", algorithm_policy(A2CConfig(lr=1e-3)), rollout_fragment_length=64)
     info, count = worker.sample_and_learn(64, num_sgd_iter=1, sgd_minibatch_size=0, standardize_fields=[])
@@ -34,12 +34,12 @@ Array = NDArray[Any]
 
 
 class PolicyLearning:
-    """Computes gradients at the weights that a policy acts with, and gives it those that a step leads to."""
+    """Computation of gradients at the weights of an acting policy, and optimiser steps that update that policy."""
 
     def __init__(
         self, algorithm: CompiledAlgorithm[Any], config: CommonConfig, model: ActorCritic, policy: GraphPolicy
     ) -> None:
-        """Take over an algorithm, its config and its model; the model may be the one that acts."""
+        """Take over an algorithm, its config and its model, which can be the acting one."""
         self._algorithm = algorithm
         self._model = model
         self._policy = policy
@@ -50,16 +50,17 @@ class PolicyLearning:
 
     @classmethod
     def of(cls, policy: GraphPolicy, said: Mapping[str, Any]) -> PolicyLearning:
-        """The algorithm that a policy of a learner's is told of, with a network of its own.
+        """Return the learning of a learner's policy in a worker, with its own copy of the network.
 
         Args:
-            policy: that acts; the algorithm's settings are among its own.
-            said: "algo", its registered name or import path; and the keys that say how fragments are cut.
+            policy: acting policy; its settings include the algorithm's.
+            said: "algo", the algorithm's registered name or import path, and the keys that determine how fragments are
+                cut.
 
         Raises:
-            ConfigError: the settings make no such algorithm here.
-            PolicyError: the network built here is not the one that acts.
-            NotImplementedError: there are no gradients of batches in its update.
+            ConfigError: the settings are invalid for this algorithm.
+            PolicyError: the network built here differs from the acting one.
+            NotImplementedError: the algorithm's update doesn't consist of gradients of batches.
         """
         kind = _kind_with_gradients(said["algo"])
         config = _config_for_fragments(kind.config_class, {**policy.config, **said})
@@ -67,7 +68,7 @@ class PolicyLearning:
         observations = Observations(spec.obs_shape, spec.obs_dtype, layout_of(policy.observation_space))
         model = kind.build_model(config, observations, policy.action_space, seed=None)
         if make_acting_spec(model) != spec:
-            raise PolicyError("the network built here is not the learner's; install the same versions on both")
+            raise PolicyError("the network differs from the learner's; install the same versions on both hosts")
         return cls(kind(config, model), config, model, policy)
 
     def warm_up(self) -> None:
@@ -75,19 +76,19 @@ class PolicyLearning:
         self._algorithm.warm_up_gradients()
 
     def gradient_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        """See `Learning`; schedules go by the env steps of the newest snapshot."""
+        """See `Learning`; schedules use the env steps of the newest snapshot."""
         if not self._is_shared:
             self._model.set_weights(self._policy.get_weights())
         return self._algorithm.compute_gradients(columns, self._policy.global_timestep)
 
     def compute_gradients(self, batch: Any) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Gradients by weight name, and the loss with its metrics.
+        """Return the gradients by weight name, and the loss with its metrics.
 
         Args:
-            batch: a SampleBatch.
+            batch: SampleBatch.
 
         Raises:
-            BatchError: a column that the loss is made of is missing, or there are no rows.
+            BatchError: a column that the loss needs is missing, or there are no rows.
             PolicyError: a number is not finite.
         """
         found = self.gradient_columns(laid_out(batch, self._plan, self._sequence_length))
@@ -103,9 +104,10 @@ class PolicyLearning:
         return gradients_in(found), {**metrics, NUM_ROWS: int(found[NUM_ROWS][0])}
 
     def apply_gradients(self, gradients: Mapping[str, Array]) -> dict[str, Any]:
-        """Take one step of the optimiser; the policy has the weights then.
+        """Take one step of the optimiser and give the policy the new weights.
 
-        Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
+        Raises:
+            PolicyError: the gradients don't match the weights or are not finite; nothing is changed then.
         """
         if not self._is_shared:
             self._model.set_weights(self._policy.get_weights())
@@ -116,13 +118,14 @@ class PolicyLearning:
 
 
 def _config_for_fragments(kind: type[CommonConfig], settings: Mapping[str, Any]) -> CommonConfig:
-    """The config of an algorithm that takes each fragment of one worker as a train batch.
+    """Return the config of an algorithm that treats each fragment of one worker as a train batch.
 
     Args:
-        kind: its class.
-        settings: of the algorithm, among others, with "rollout_fragment_length" and "num_envs_per_worker".
+        kind: class of the config.
+        settings: settings that include the algorithm's, "rollout_fragment_length" and "num_envs_per_worker".
 
-    Raises: ConfigError if they make no such config.
+    Raises:
+        ConfigError: they are invalid for the algorithm.
     """
     known = {name: value for name, value in settings.items() if name in kind.model_fields}
     fragment = settings["rollout_fragment_length"] * settings["num_envs_per_worker"]
@@ -134,28 +137,29 @@ def _config_for_fragments(kind: type[CommonConfig], settings: Mapping[str, Any])
 def _kind_with_gradients(name: str) -> type[CompiledAlgorithm[Any]]:
     kind = algorithm_class(name)
     if not issubclass(kind, CompiledAlgorithm):
-        raise NotImplementedError(f"an update of {kind.__name__} is no step by one gradient of a batch")
+        raise NotImplementedError(f"{kind.__name__} does not update by one gradient of a batch")
     return kind
 
 
 def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
-    """The class of policies that act with an algorithm's network and learn by its gradients.
+    """Return a class of policies that act with an algorithm's network and learn with its gradients.
 
-    ``compute_gradients``, ``apply_gradients`` and ``learn_on_batch`` (one after the other) are those of the algorithm,
-    over all rows that they are given, with its optimiser, ``grad_clip`` and schedules. Rows are postprocessed as its
-    workers would.
+    ``compute_gradients``, ``apply_gradients`` and ``learn_on_batch`` (both in turn) are the algorithm's, with its
+    optimiser, ``grad_clip`` and schedules, and use all rows of their batch. Rows are postprocessed as by the
+    algorithm's workers.
 
     Args:
-        config: the algorithm's; of what is sampled it says nothing, that is the RolloutWorker's affair.
+        config: config of the algorithm. It doesn't affect sampling, which the RolloutWorker determines.
 
-    Raises: NotImplementedError if there are no gradients of batches in its update, as in those that replay.
+    Raises:
+        NotImplementedError: the algorithm's update doesn't consist of gradients of batches, as with a replay.
     """
     kind = _kind_with_gradients(config.algo)
     plan = dataclasses.replace(kind.sample_plan(config), raw_obs=False, return_discount=kind.return_discount(config))
     told = kind.all_acting_settings(config) | plan.policy_settings()
 
     class AlgorithmPolicy(TFPolicy):
-        """Acts and learns as the config says."""
+        """Policy that acts and learns as the config says."""
 
         def __init__(
             self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], settings: Mapping[str, Any]
@@ -172,7 +176,7 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
             seen = Observations(tuple(observation_space.shape or ()), dtype, layout_of(observation_space))
             return kind.build_model(config, seen, action_space, settings.get("seed"))
 
-        compute_gradients = GraphPolicy.compute_gradients  # those of `learning`
+        compute_gradients = GraphPolicy.compute_gradients  # from `learning`
         apply_gradients = GraphPolicy.apply_gradients
 
         def _adam(self) -> Any:

@@ -13,12 +13,12 @@ from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import approximate_kl, clipped_value_loss, masked_normalise, ppo_loss
 
 _ppo = partial(key, group="PPO")
-_LEAST_STEPS = 64  # of a minibatch
-_LEAST_SEQUENCES = 4  # of a minibatch, where the network is recurrent
+_LEAST_STEPS = 64  # in a minibatch
+_LEAST_SEQUENCES = 4  # in a minibatch of a recurrent network
 
 
 class PPOConfig(SurrogateConfig, OnPolicyConfig):
-    """PPO's own settings, and its defaults of the common ones."""
+    """PPO's own keys, and its defaults of common keys."""
 
     algo: str = changed(OnPolicyConfig, "algo", "ppo")
     train_batch_size: int = changed(OnPolicyConfig, "train_batch_size", 2048)
@@ -26,13 +26,13 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
     lr: float = changed(OnPolicyConfig, "lr", 3e-4)
     num_sgd_iter: int = changed(OnPolicyConfig, "num_sgd_iter", 10)
     sgd_minibatch_size: int | None = key(None, group="Learning", unit="env steps", ge=1)
-    """Env steps in one minibatch; null takes a 32nd of the train batch, at least 64, and at least four fragments of one
-    environment for a recurrent network."""
+    """Env steps in one minibatch; null: a 32nd of the train batch, but at least 64, and for recurrent networks at
+    least four fragments of one environment."""
     normalize_advantages: bool = changed(OnPolicyConfig, "normalize_advantages", True)
 
     vf_clip_param: float | None = _ppo(None, gt=0)
-    """How far a value may profitably move in one update, in units of return (of scaled rewards with normalize_rewards);
-    null: any far."""
+    """Largest move of a value in one update that still lowers the loss, in units of return (of scaled rewards with
+    normalize_rewards); null: no limit."""
     vf_clip_param_schedule: list[tuple[float, float]] | None = _ppo(None)
     """vf_clip_param over env steps, as [[env step, value], ...]."""
     shuffle_sequences: bool = _ppo(True)
@@ -40,7 +40,7 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
 
     @property
     def clips_values(self) -> bool:
-        """Whether values may profitably move only so far in one update."""
+        """True if the value loss is clipped."""
         return self.vf_clip_param is not None or self.vf_clip_param_schedule is not None
 
     def minibatch_steps(self) -> int:
@@ -51,7 +51,7 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
         return min(max(least, self.train_batch_size // 32), self.train_batch_size)
 
     def clips(self) -> dict[str, tuple[float, list[tuple[float, float]] | None]]:
-        """See the base class; values too, if these are clipped."""
+        """See the base class; includes the limit of the values if these are clipped."""
         if not self.clips_values:
             return super().clips()
         return super().clips() | {"vf_clip_param": (self.vf_clip_param or 0.0, self.vf_clip_param_schedule)}
@@ -64,7 +64,7 @@ class PPO(Surrogate[PPOConfig], OnPolicy[PPOConfig]):
 
     @classmethod
     def columns(cls, config: PPOConfig) -> tuple[str, ...]:
-        """Values only where they are clipped, old logits only for a penalty on them."""
+        """Return the columns that the loss needs; old values only for clipping, old logits only for the KL penalty."""
         names = [c.OBS, c.ACTIONS, c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS]
         if config.clips_values:
             names.append(c.VF_PREDS)
@@ -74,11 +74,11 @@ class PPO(Surrogate[PPOConfig], OnPolicy[PPOConfig]):
 
     @property
     def shuffles(self) -> bool:
-        """Whether rows are visited in a random order."""
+        """True if rows are visited in random order."""
         return self.config.shuffle_sequences
 
     def update_spec(self) -> UpdateSpec:
-        """Return the clipped surrogate over rows, or over sequences if the model is recurrent."""
+        """Return the clipped surrogate over rows, or over sequences for recurrent models."""
         config, model, buffers, distribution = self.config, self.model, self.buffers, self.distribution
         has_penalty = config.kl_coeff > 0
 

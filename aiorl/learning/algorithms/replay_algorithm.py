@@ -1,4 +1,4 @@
-"""Base class of algorithms that store what is sampled and train on minibatches drawn from it."""
+"""Base class of algorithms that store samples in a replay and train on minibatches drawn from it."""
 
 from __future__ import annotations
 
@@ -44,37 +44,40 @@ _log = logging.getLogger(__name__)
 ReplayT = TypeVar("ReplayT", bound=ReplayConfig)
 
 WEIGHTS = "weights"
-"""Column of a minibatch: how much each row counts."""
+"""Column of a minibatch: importance weight of each row."""
 
 _CAME = "came"
 _MANY = 0.75
-"""Share of the rows that shall have all of their n steps."""
+"""Share of rows with all n steps below which a warning is logged."""
 _MAX_SAMPLE_BYTES = 64 << 20
-"""Of the minibatches of one compiled call."""
+"""Maximum size of the minibatches of one compiled call."""
 
 
 class ReplayAlgorithm(CompiledBase[ReplayT]):
-    """Stores fragments, then makes the minibatches that are due by them, several in one compiled call.
+    """Algorithm that stores fragments, then makes the minibatches due for them, several in one compiled call.
 
-    Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, which is the observation
-    behind the steps whose rewards are summed. For a recurrent network each of its rows is a whole sequence with the
-    state that it begins in, see `aiorl.learning.replay.sequences`. Where the sample plan names `priorities`, rows
-    are drawn by these at first. Behind a filter observations are stored as they are, and filtered when they are
-    drawn, by what the merged filter knows then. Subclasses give the update of one minibatch, and its target networks.
-    Minibatches are due by rows that come. Of stored experience, what is new is stored and what is there already makes
-    them due, until `learning_starts` rows are stored or the replay is full: then both do. So once each worker has read
-    its share, as many are made of so many rows read as with one worker, however unevenly they read.
+    Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, the observation after the
+    steps whose rewards are summed. For a recurrent network, each entry is a whole sequence with its initial state (see
+    `aiorl.learning.replay.sequences`). If the sample plan has `priorities`, they are the initial priorities of rows.
+    With a filter, observations are stored unfiltered, and filtered with the current merged filter when they are drawn.
+    Subclasses define the update of one minibatch and its target networks.
+
+    New rows make minibatches due. With stored experience, new rows are stored, and only rows that are read again make
+    minibatches due until `learning_starts` rows are stored or the replay is full; from then on both do. So once each
+    worker has read its share, the number of minibatches per row read is the same as with one worker, however unevenly
+    the workers read.
 
     Attributes:
-        replay: what is stored.
+        replay: stored rows or sequences.
         steps_per_call: K, minibatches of one compiled call.
     """
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Leases that are kept topped up, up to a bound; no experience is too old.
+        """Return a plan with leases that are kept topped up, up to a limit; experience of any age is used.
 
-        Raises: ConfigError if there is no stored experience, and the algorithm learns from nothing else.
+        Raises:
+            ConfigError: there is no stored experience and the algorithm learns from nothing else.
         """
         own = cls.own_config(config)
         if own.is_offline:
@@ -90,7 +93,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Rows with the discounted sum of up to n rewards, and what followed each."""
+        """Return a plan of rows with the discounted sum of up to n rewards and the observation that followed."""
         own = cls.own_config(config)
         steps = (c.N_STEPS,) if own.n_step > 1 else ()
         piece = (c.PIECE,) if own.is_offline else ()
@@ -99,9 +102,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     @classmethod
     def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
-        """Refuse replays that there is no room for all together; log what they take.
+        """Check that there is room for the replays of all policies together, and log how much they take.
 
-        Raises: ConfigError if there is no room.
+        Raises:
+            ConfigError: there is no room.
         """
         learners = [(config, model) for config, model in policies if isinstance(config, ReplayConfig)]
         stored = [(config, model, replay_spec(config, model)) for config, model in learners]
@@ -110,30 +114,31 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
             saved = spec.saved_bytes * (own.checkpoint_keep + 1) if own.checkpoint_replay else 0
             _log.info(
                 "the replay has %s, %.3g MB in all; checkpoints take up to %.3g MB of disk for it, with the %d that "
-                "are kept (checkpoint_replay, checkpoint_keep)",
+                "are kept (see checkpoint_replay and checkpoint_keep)",
                 spec, spec.bytes_needed / 1e6, saved / 1e6, own.checkpoint_keep,
             )  # fmt: skip
             full = 1 - (own.n_step - 1) / own.cut_length
             if full < _MANY and own.sequences(model) is None:
                 _log.warning(
-                    "n_step is %d, and fragments end after %d steps, so that only %.0f %% of the rows have so many. "
+                    "n_step is %d, but fragments end after %d steps, so only %.0f %% of the rows have all n steps. "
                     "Set rollout_fragment_length to %d or more",
                     own.n_step, own.rollout_fragment_length, 100 * full, 4 * own.n_step,
                 )  # fmt: skip
-        if stored:  # one plan of leases for the run: the narrowest counts
+        if stored:  # the run has one lease plan, with the tightest limit
             own = min((config for config, *_ in stored), key=lambda config: config.max_fragments_under_way())
             most_at_once = own.max_fragments_under_way()
             if own.num_workers > most_at_once:
                 _log.warning(
-                    "no more than %d fragments are under way at a time, as max_env_steps_ahead is %d and a fragment "
-                    "has %d env steps: of %d workers the others wait. Raise it, or set fewer workers",
+                    "no more than %d fragments are under way at a time, because max_env_steps_ahead is %d and a "
+                    "fragment has %d env steps: some of the %d workers will wait. Raise it, or set fewer workers",
                     most_at_once, own.max_env_steps_ahead, own.fragment_steps, own.num_workers,
                 )  # fmt: skip
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Make room for the replay; nothing is compiled yet.
+        """Allocate the replay; nothing is compiled yet.
 
-        Raises: ConfigError if the system does not give it.
+        Raises:
+            ConfigError: there is not enough room.
         """
         super().__init__(config, model)
         own = self.config
@@ -165,41 +170,44 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         )  # fmt: skip
 
     def make_replay(self, spec: ReplaySpec, seed: int) -> Replay:
-        """Make the replay; algorithms of a user's own may return a subclass that stores or draws differently.
+        """Create the replay; custom algorithms can return a subclass that stores or draws differently.
 
         Args:
-            spec: what it holds.
-            seed: of what it draws.
-        Raises: ConfigError if the system does not give the room.
+            spec: size and columns of the replay.
+            seed: seed of the random draws.
+
+        Raises:
+            ConfigError: there is not enough room.
         """
         return Replay(spec, seed=seed)
 
     def _normalised(self, minibatch: Tensors) -> Tensors:
-        """Columns with observations filtered that were stored raw, by statistics that are variables."""
+        """Return the columns with their unfiltered observations filtered, by statistics kept in variables."""
         centre, scale, shift = self._normalisation
         names = [name for name in (c.OBS, c.NEW_OBS) if name in minibatch]
         return {**minibatch, **{name: (minibatch[name] - centre) * scale - shift for name in names}}
 
     @abstractmethod
     def update_spec(self) -> UpdateSpec:
-        """Return the update of one minibatch to compile; it gives rows their TD errors."""
+        """Return the update of one minibatch to compile; it returns the TD error of each row."""
 
     def trained_variables(self) -> list[Any]:
-        """What the loss itself trains, without its phases."""
+        """Return the variables that the loss itself trains, without those of its phases."""
         return self.model.trainable_variables
 
     def drawn_columns(self, num: int) -> dict[str, Array]:
-        """Columns of so many minibatches that are none of the replay: random numbers, drawn for each call anew."""
+        """Return the columns of `num` minibatches that are not stored: random numbers, new in each call."""
         return {}
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of the steps after so many env steps; subclasses add theirs."""
+        """Return the coefficients of the steps after `env_steps_total` env steps; subclasses add theirs."""
         return {"lr": self._lr.value(env_steps_total), STEPS_BEFORE: self._steps % self.config.minibatch_cycle()}
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
-        """Refuse a fragment that can't be stored. May be called in any thread.
+        """Check that a fragment can be stored. Can be called in any thread.
 
-        Raises: BatchError naming the column at fault.
+        Raises:
+            BatchError: a column is wrong; the error names it.
         """
         refuse_others(fragment, self._columns)
         if self._sequences is not None:
@@ -209,10 +217,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Pieces.check(fragment)
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Store the fragments, of stored experience that the replay has room for each row once."""
+        """Store the fragments; each row of stored experience is stored only once while the replay has room."""
         rows = again = 0
         for fragment in fragments:
-            if not self.replay.stored:  # a checkpoint may know pieces, and have left the replay out
+            if not self.replay.stored:  # a checkpoint without the replay can still know pieces
                 self._pieces = Pieces()
             new = self._pieces.new_rows(fragment, is_whole=not self.replay.evicted)
             stored = 0 if new is None else self._store(new)
@@ -222,16 +230,17 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return {_CAME: np.array([rows, again])}
 
     def _store(self, fragment: Mapping[str, Array]) -> int:
-        """Store a fragment, and say how many rows of the replay it makes."""
+        """Store a fragment; return the number of entries that it adds to the replay."""
         if self._sequences is None:
             return self.replay.insert_fragment(fragment)
         cut = self._sequences.cut(fragment)
         return self.replay.insert_fragment(cut) if len(cut[c.OBS]) else 0
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
-        """Make the minibatches that are due; until `learning_starts` rows are stored, by rows that came again alone.
+        """Make the minibatches that are due; until `learning_starts` rows are stored, only rows read again count.
 
-        Raises: TrainingDiverged after too many skipped calls in a row.
+        Raises:
+            TrainingDiverged: too many calls in a row were skipped.
         """
         own = self.config
         self._warn_of_last_lr(self._lr, env_steps_total)
@@ -263,7 +272,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
                 continue
             self._note_held()
             self._steps += num
-            assert self.compiled.rows is not None, "the spec says that it gives rows"
+            assert self.compiled.rows is not None, "the spec has gives_rows"
             self.replay.update_priorities(found.ids, self.compiled.rows[:num])
             made += num
             for name, value in metrics.items():
@@ -286,11 +295,11 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return UpdateResult({**self._metrics, **figures}, bad_column is not None, bad_column or "")
 
     def hurry(self) -> None:
-        """See `Algorithm.hurry`: minibatches that are left to be made stay due, so that what is stored can be saved."""
+        """See `Algorithm.hurry`; remaining minibatches stay due, so that the replay can be saved soon."""
         self._is_hurried = True
 
     def warm_up(self) -> None:
-        """Compile the one call there is; changes neither weights nor random states."""
+        """Compile the one kind of call there is; changes neither weights nor random states."""
         leading = (self.steps_per_call, self.config.minibatch_entries)
         batch = {column.name: np.zeros((*leading, *column.shape), column.dtype) for column in self.replay.spec.columns}
         rng = self.rng.bit_generator.state
@@ -300,7 +309,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self.hold_state()
 
     def _stacked(self, found: Sample) -> dict[str, Array]:
-        """The minibatches as K of them, the last of which may be anything."""
+        """Return K minibatches by column; those beyond the ones found are padding."""
         num = len(found.ids)
         arrays = {**found.columns, **self.drawn_columns(num), WEIGHTS: found.weights}
         if num == self.steps_per_call:
@@ -312,14 +321,14 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return self._padded
 
     def extra_state(self) -> dict[str, Any]:
-        """Minibatches made, what is due of the next, rows that they are due by, and stored experience that is known."""
+        """Return the steps made, the fraction of a minibatch due, the rows counted, and the known stored experience."""
         values: dict[str, Any] = {"steps": self._steps, "due": self._due, "counted": self._counted}
         if self.config.is_offline:
             values["pieces"] = self._pieces.numbers
         return values
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Take these up again."""
+        """Restore the values that `extra_state` returned."""
         self._steps, self._due = int(values["steps"]), float(values["due"])
         self._counted = int(values["counted"])
         if self.config.is_offline:
@@ -335,7 +344,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return self.replay.snapshot() if self.stores_experience else None
 
     def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
-        """See `Algorithm.restore_experience`; with `checkpoint_replay` off it is left out."""
+        """See `Algorithm.restore_experience`; ignored if `checkpoint_replay` is off."""
         if self.stores_experience:
             self.replay.restore(values, pieces)
 
@@ -346,9 +355,9 @@ def _num_rows(fragment: Mapping[str, Array]) -> int:
 
 
 def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
-    """Return what the replay of a policy holds; whole images are kept once for the row before and the row after.
+    """Return the layout of a policy's replay; a whole image is kept once for the rows before and after it.
 
-    Sequences are kept as they are, with observations that they have in common.
+    Sequences are kept with the observations that they share.
     """
     sequences = config.sequences(model)
     names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
@@ -364,6 +373,6 @@ def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
         priorities,
         stack=model.layout.num_frames if is_image and sequences is None else 0,
         spill_dir=config.replay_spill_dir,
-        unit="rows" if sequences is None else f"sequences, with {config.entry_steps} steps trained on,",
+        unit="rows" if sequences is None else f"sequences ({config.entry_steps} trained steps each)",
         made_with={name: getattr(config, name) for name in made_with},
     )

@@ -1,4 +1,4 @@
-"""Settings of algorithms that train many times on what they store; loads no TensorFlow."""
+"""Settings of algorithms that train repeatedly on a replay. Loads no TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _replay = partial(key, group="Replay")
 
 
 class ReplayConfig(CommonConfig):
-    """The settings of such algorithms, and their defaults of the common ones.
+    """Settings of algorithms with a replay, with their defaults of common keys.
 
     Attributes:
-        trains_recurrent_models: its networks may be recurrent, and are then trained on sequences.
-        other_model_keys: switches of networks that its own ones don't have.
+        trains_recurrent_models: True if the networks can be recurrent; they are then trained on sequences.
+        other_model_keys: boolean keys of the model that the algorithm's networks don't support.
     """
 
     trains_recurrent_models: ClassVar[bool] = False
@@ -38,7 +38,7 @@ class ReplayConfig(CommonConfig):
     num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
     rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 4)
     train_batch_size: int = _learning(32, unit="rows", ge=1)
-    """Rows in one minibatch; whole sequences with as many, where these are trained on."""
+    """Rows in one minibatch; if sequences are trained on, it consists of whole ones with this many trained steps."""
 
     lr_schedule: list[tuple[float, float]] | None = _learning(None)
     """lr over env steps, as [[env step, value], ...]."""
@@ -47,63 +47,65 @@ class ReplayConfig(CommonConfig):
     adam_epsilon: float = _learning(1e-8, gt=0)
     """Adam's epsilon."""
     n_step: int = _learning(1, unit="steps", ge=1)
-    """Steps whose rewards are summed before the value of what followed; fewer at the end of a fragment."""
+    """Steps whose rewards are summed before the value of the next observation is added; fewer at the end of a
+    fragment."""
     training_intensity: float = _learning(8.0, gt=0, allow_inf_nan=False)
-    """Rows trained on per row sampled: minibatches are made as they become due."""
+    """Rows trained on per row sampled. It determines how many minibatches are due."""
     fragments_per_update: int = _learning(1, unit="fragments", ge=1)
-    """Fragments that are stored before the minibatches that are due by them are made, in one call."""
+    """Fragments to store before the minibatches that are due for them are made, in one call."""
     target_update_freq: int = _learning(500, unit="minibatches", ge=1)
-    """Minibatches after which the target network follows."""
+    """Minibatches between two updates of the target network."""
     tau: float = _learning(1.0, gt=0, le=1)
-    """How far the target network follows: 1 = it becomes the network that learns."""
+    """Share by which the target network moves towards the online network; 1: it becomes a copy."""
     max_env_steps_ahead: int = _learning(4096, unit="env steps", ge=1)
-    """Env steps that may be sampled and not yet stored, all workers together, in fragments of their usual length: whole
-    episodes may run further ahead; what two updates take in any case."""
+    """Maximum number of env steps that all workers together may sample before they are stored, counted in fragments
+    of the usual length (whole episodes can exceed it). Always at least two updates' worth."""
     outstanding_fragments_per_worker: int = _learning(4, unit="fragments", ge=1)
-    """Fragments that a worker may owe or have under way at a time, within that bound."""
+    """Maximum number of fragments that a worker owes or has under way at a time, within max_env_steps_ahead."""
     broadcast_updates: int = _learning(10, unit="updates", ge=1)
-    """Weights go to workers after so many updates, each of fragments_per_update fragments."""
+    """Updates, each of fragments_per_update fragments, after which weights are sent to workers."""
     broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
 
     replay_capacity: int = _replay(50_000, unit="rows", ge=1)
-    """Rows that are stored; then the oldest ones go. Of a sequence as many count as are trained on when it is full."""
+    """Maximum number of stored rows; beyond it, the oldest are evicted. A sequence counts as its trained steps when
+    full."""
     replay_spill_dir: str | None = _replay(None)
-    """Directory of memory-mapped files that hold the rows; null holds them in memory."""
+    """Directory for memory-mapped files with the rows; null: rows are kept in memory."""
     learning_starts: int | None = _replay(1000, unit="rows", ge=1)
-    """Rows that are stored before training begins; null: as many as the replay has room for. Stored experience makes
-    minibatches due sooner, as soon as it is read again."""
+    """Rows to store before training begins; null: as many as the replay holds. With stored experience, rows that are
+    read again make minibatches due even before that."""
     prioritized_replay: bool = _replay(False)
-    """Draw rows in proportion to their TD errors."""
+    """Sample rows with probabilities that follow their TD errors."""
     prioritized_replay_alpha: float = _replay(0.6, ge=0, le=1, needs="prioritized_replay")
-    """How much priorities count: 0 draws all rows alike, 1 in proportion to their errors."""
+    """Exponent of the priorities: 0 samples all rows alike, 1 in proportion to their errors."""
     prioritized_replay_beta: float = _replay(0.4, ge=0, le=1, needs="prioritized_replay")
-    """How much importance weights make up for priorities at first: 0 not at all, 1 fully."""
+    """Initial exponent of the importance weights: 0 doesn't correct for priorities, 1 corrects fully."""
     final_prioritized_replay_beta: float = _replay(1.0, ge=0, le=1, needs="prioritized_replay")
-    """The same in the end."""
+    """Final exponent of the importance weights."""
     prioritized_replay_beta_timesteps: int = _replay(100_000, unit="env steps", ge=1, needs="prioritized_replay")
-    """Env steps over which the one becomes the other."""
+    """Env steps over which the exponent of the importance weights moves from its initial to its final value."""
     prioritized_replay_eps: float = _replay(1e-6, gt=0, needs="prioritized_replay")
-    """Added to each error, so that each row is drawn at times."""
+    """Constant added to each error, so that every row is sampled sometimes."""
     checkpoint_replay: bool = _replay(True)
-    """Checkpoints hold what is stored; else a resumed run stores anew."""
+    """Save the replay in checkpoints; if false, a resumed run starts with an empty one."""
 
     @property
     def first_rows(self) -> int:
-        """Rows that are stored before all that comes makes minibatches due; sooner, what is read again does alone."""
+        """Rows to store before new rows make minibatches due; until then, only rows that are read again do."""
         return self.replay_capacity if self.learning_starts is None else self.learning_starts
 
     @property
     def sequence_shape(self) -> SequenceShape | None:
-        """The sequences that a recurrent network is trained on; None without recurrence: single rows."""
+        """Shape of the sequences that a recurrent network is trained on; None for single rows."""
         return None
 
     def sequences(self, model: ActorCritic) -> Sequences | None:
-        """Return what cuts fragments into the sequences that are stored; None where single rows are."""
+        """Return the cutter of fragments into the sequences to store; None if single rows are stored."""
         return None
 
     @property
     def entry_steps(self) -> int:
-        """Steps that are trained on of what the replay draws as one: a row, or a sequence."""
+        """Trained steps of one entry of the replay, which is a row or a sequence."""
         return 1 if self.sequence_shape is None else self.sequence_shape.trained_steps
 
     @property
@@ -113,29 +115,29 @@ class ReplayConfig(CommonConfig):
 
     @property
     def minibatch_rows(self) -> int:
-        """Rows that a minibatch trains on, where its sequences are full."""
+        """Rows that a minibatch trains on if its sequences are full."""
         return self.minibatch_entries * self.entry_steps
 
     @property
     def fragment_steps(self) -> int:
-        """Env steps of a usual fragment."""
+        """Env steps in a fragment of the usual length."""
         return self.rollout_fragment_length * self.num_envs_per_worker
 
     def max_fragments_under_way(self) -> int:
-        """Fragments that `max_env_steps_ahead` allows."""
+        """Return the number of fragments that `max_env_steps_ahead` allows."""
         return max(2 * self.fragments_per_update, self.max_env_steps_ahead // self.fragment_steps)
 
     def usual_minibatches(self) -> int:
-        """Minibatches that become due by one update's usual fragments, at most."""
+        """Return the maximum number of minibatches that one update's usual fragments make due."""
         rows = self.fragments_per_update * self.fragment_steps * self.training_intensity
         return max(1, math.ceil(rows / self.minibatch_rows))
 
     def minibatch_cycle(self) -> int:
-        """Minibatches after which all that is made at every so many of them begins again."""
+        """Return the number of minibatches after which the pattern of periodic steps repeats."""
         return self.target_update_freq
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """See the base class: fragments are long enough for n_step, and the replay holds what it must."""
+        """See the base class: fragments are long enough for n_step, and the replay is large enough."""
         length, envs, capacity = self.rollout_fragment_length, self.num_envs_per_worker, self.replay_capacity
         starts = self.learning_starts
         if LENGTH not in fixed and self.is_truncating and self.n_step > length:
@@ -150,9 +152,10 @@ class ReplayConfig(CommonConfig):
         return {name: size for name, size in found.items() if size is not None and size != getattr(self, name)}
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
@@ -160,22 +163,22 @@ class ReplayConfig(CommonConfig):
         refuse(
             self,
             (self.first_rows > capacity, "learning_starts",
-             f"learning_starts is {self.learning_starts}, and the replay holds {capacity} rows.",
+             f"learning_starts is {self.learning_starts}, but the replay holds only {capacity} rows.",
              "Set a larger replay_capacity."),
             (steps > capacity, "replay_capacity",
-             f"a fragment has {steps} env steps, and the replay holds {capacity} rows.",
+             f"a fragment has {steps} env steps, but the replay holds only {capacity} rows.",
              "Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker."),
             (self.fragments_per_update * steps > capacity, "fragments_per_update",
-             f"each update waits for {self.fragments_per_update} fragments of {steps} env steps, and the replay holds "
-             f"{capacity} rows.", "Set a smaller one."),
+             f"each update waits for {self.fragments_per_update} fragments of {steps} env steps, but the replay holds "
+             f"only {capacity} rows.", "Set a smaller one."),
             (self.n_step > self.rollout_fragment_length and self.is_truncating, "n_step",
-             f"n_step is {self.n_step}, and fragments end after rollout_fragment_length, "
-             f"{self.rollout_fragment_length} steps: no row would have so many.",
-             f"Set rollout_fragment_length to {4 * self.n_step} or more: then most rows have them all."),
+             f"n_step is {self.n_step}, but fragments end after rollout_fragment_length, "
+             f"{self.rollout_fragment_length} steps: no row could sum that many rewards.",
+             f"Set rollout_fragment_length to {4 * self.n_step} or more; most rows then have all n steps."),
             (model.is_recurrent and not self.trains_recurrent_models,
              "model.use_lstm" if model.use_lstm else "model.use_gru",
-             f"{self.algo} trains networks without recurrence.", "ppo, impala and dqn take recurrent models."),
-            *((getattr(model, name), f"model.{name}", f"{self.algo} trains networks of its own, without {name}.",
+             f"{self.algo} can't train recurrent models.", "ppo, impala and dqn can."),
+            *((getattr(model, name), f"model.{name}", f"{self.algo} has its own networks, which don't support {name}.",
                "Leave it out.") for name in self.other_model_keys),
             (self.input != "sampler" and not self.is_offline, "input",
              f"{self.algo} trains on what it samples, not on stored experience.",
@@ -184,14 +187,14 @@ class ReplayConfig(CommonConfig):
 
 
 class CriticsModelConfig(ModelConfig):
-    """Shape of the networks, by default as in the papers of SAC and IQL and in the code of TD3's authors."""
+    """Shape of the networks; the defaults are those of the SAC and IQL papers and of the TD3 authors' code."""
 
     fcnet_hiddens: tuple[int, ...] = changed(ModelConfig, "fcnet_hiddens", (256, 256))
     fcnet_activation: Activation = changed(ModelConfig, "fcnet_activation", "relu")
 
 
 class ActorReplayConfig(ReplayConfig):
-    """The settings of such algorithms, and their defaults of the common ones."""
+    """Settings of replay algorithms with an actor and critics, with their defaults of common keys."""
 
     model: CriticsModelConfig = changed(ReplayConfig, "model", CriticsModelConfig())
     lr: float = changed(ReplayConfig, "lr", 3e-4)
@@ -208,16 +211,15 @@ class ActorReplayConfig(ReplayConfig):
     learning_starts: int | None = changed(ReplayConfig, "learning_starts", 100)
 
     actor_lr: float | None = _learning(None, gt=0, allow_inf_nan=False)
-    """Learning rate of the network that acts, without a schedule; null: that of the critics, lr with its
-    lr_schedule."""
+    """Learning rate of the actor, constant; null: that of the critics, lr with its lr_schedule."""
     twin_q: bool = _learning(True)
-    """Two critics, of whose values the smaller one counts."""
+    """Train two critics and use the smaller of their values."""
     random_timesteps: int = _learning(100, unit="env steps", ge=0)
-    """Env steps, of all workers together, of uniformly random actions at first."""
+    """Env steps, of all workers together, with uniformly random actions at the start."""
 
 
 class OfflineReplayConfig(ActorReplayConfig):
-    """The settings of such algorithms, and their defaults of the common ones."""
+    """Settings of offline algorithms with a replay, with their defaults of common keys."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")
     is_offline: ClassVar[bool] = True
@@ -230,26 +232,27 @@ class OfflineReplayConfig(ActorReplayConfig):
     input_evaluation: list[Literal["is", "wis", "simulation"]] = changed(ActorReplayConfig, "input_evaluation", [])
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         sampled = self.input if isinstance(self.input, dict) else [self.input]
-        self.refuse_unless("sampler" in sampled, ("random_timesteps",), "what is sampled", hint="Leave it out.")
+        self.refuse_unless("sampler" in sampled, ("random_timesteps",), "sampled experience", hint="Leave it out.")
         is_mixed = isinstance(self.input, dict) and len(self.input) > 1
         is_own = isinstance(self.input, str) and is_import_path(self.input)
         refuse(
             self,
             (not self.postprocess_inputs, "postprocess_inputs",
-             f"{self.algo} learns from n-step returns, which no file has.",
-             "Leave it out: workers make them of the rewards as they read."),
+             f"{self.algo} learns from n-step returns, which files don't contain.",
+             "Leave it out: workers compute them from the rewards while they read."),
             (self.learning_starts is None and self.input_epochs == 1, "input_epochs",
-             f"{self.algo} stores all rows first and trains on them from the second pass on: it would learn nothing.",
+             f"{self.algo} stores all rows in the first pass and trains from the second on: it would learn nothing.",
              "Leave it out, or set learning_starts."),
             (self.learning_starts is None and (is_own or is_mixed), "learning_starts",
-             "a mixture, or a reader of your own, doesn't say when all of it was read once.",
-             "Set learning_starts: rows that are stored before training."),
+             "a mixture or a custom reader doesn't report when all of it has been read once.",
+             "Set learning_starts to the number of rows to store before training."),
             (self.shuffle_buffer_size > 0, "shuffle_buffer_size",
-             f"{self.algo} draws its rows from a replay, in no order.", "Leave it out."),
+             f"{self.algo} samples rows from a replay, which shuffles them anyway.", "Leave it out."),
         )  # fmt: skip

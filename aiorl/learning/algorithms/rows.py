@@ -1,4 +1,4 @@
-"""Columns of rows and sequences that updates are made of."""
+"""Columns of the rows and sequences that updates train on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:
-    """The columns named, some of whose shapes and dtypes the model decides."""
+    """Return specs of the named columns; the model determines some of their shapes and dtypes."""
     distribution = model.distribution
     action_dtype: Literal["int32", "float32"] = "int32" if distribution.action_dtype.kind in "iu" else "float32"
     obs_dtype: Literal["uint8", "float32"] = "uint8" if model.obs_dtype == "uint8" else "float32"
@@ -30,23 +30,24 @@ def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:
 
 
 def sequence_columns(config: CommonConfig) -> tuple[str, ...]:
-    """Names of the columns that a recurrent network needs beside the others to run over sequences; else none."""
+    """Return the further columns that a recurrent network needs to run over sequences; none without recurrence."""
     if not config.model.is_recurrent:
         return ()
     return (c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(config), *state_columns(config))
 
 
 def previous_columns(config: CommonConfig) -> tuple[str, ...]:
-    """Names of the columns that a network which looks back needs beside the others."""
+    """Return the further columns that a network needs to see previous actions and rewards."""
     return (c.PREV_ACTIONS, c.PREV_REWARDS) if config.model.lstm_use_prev_action_reward else ()
 
 
 def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[str, ...]:
-    """Names of the recurrent states that a fragment must bring along; known without the model.
+    """Return the names of the recurrent states that a fragment must carry; works without the model.
 
     Args:
-        config: with the kind of cell.
-        cells: that the network has; None = policy and value have a cell each, or share one.
+        config: config with the kind of cell.
+        cells: number of the network's cells; None = one for policy and value together if they share layers, else one
+            each.
     """
     if cells is None:
         cells = 1 if config.model.vf_share_layers else 2
@@ -55,10 +56,10 @@ def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[st
 
 
 def flattened(x: tf.Tensor) -> tf.Tensor:
-    """[T, M, ...] as rows [T * M, ...]."""
+    """Reshape [T, M, ...] to rows [T * M, ...]."""
     return tf.reshape(x, [x.shape[0] * x.shape[1], *x.shape[2:]])
 
 
 def by_time(x: tf.Tensor) -> tf.Tensor:
-    """Sequences [M, T, ...] as [T, M, ...]."""
+    """Transpose sequences [M, T, ...] to [T, M, ...]."""
     return tf.transpose(x, [1, 0, *range(2, len(x.shape))])

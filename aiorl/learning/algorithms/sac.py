@@ -1,4 +1,4 @@
-"""SAC: an actor that is paid for its entropy, critics, and a temperature that learns (docs/algorithms/sac.md)."""
+"""SAC: an actor rewarded for its entropy, critics, and a learned temperature (docs/algorithms/sac.md)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
 OF_CHOICES = "q_of_choices"
-"""Over choices, name of what the critics' loss gives beside: the Q values [C, B, A] of all."""
+"""Name of an extra tensor that the critics' loss returns for discrete actions: the Q values [C, B, A] of all
+actions."""
 _ALPHA_LR, _ENTROPIES, _TARGETS = "alpha_lr", "entropies", "target_entropies"
 
 _sac = partial(key, group="SAC")
 
 
 class SACConfig(ActorReplayConfig, SDEConfig):
-    """SAC's own settings, and its defaults of the common ones."""
+    """SAC's own keys, and its defaults of common keys."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")
 
@@ -38,30 +39,32 @@ class SACConfig(ActorReplayConfig, SDEConfig):
     sde_learn_features: bool = changed(SDEConfig, "sde_learn_features", True)
 
     initial_alpha: float = _sac(1.0, gt=0, allow_inf_nan=False)
-    """Temperature at first: what a nat of entropy is worth, in units of reward."""
+    """Initial temperature: the value of one nat of entropy, in units of reward."""
     alpha_lr: float | None = _sac(None, ge=0, allow_inf_nan=False)
-    """Learning rate of the logarithm of the temperature, without a schedule; null: lr with its lr_schedule; 0: it stays
-    as at first."""
+    """Constant learning rate of the logarithm of the temperature; null: lr with its lr_schedule; 0: the temperature
+    is constant."""
     entropy_backup: bool = _sac(True)
-    """Targets of the critics count the entropy of what follows, too."""
+    """Include the entropy of the next action in the critics' targets."""
     target_entropy: float | Literal["auto"] = _sac("auto", unit="nats")
-    """Entropy that the temperature aims at, over a Box of actions scaled to [-1, 1]; auto: minus the number of numbers
-    in an action, or target_entropy_scale of the largest there can be."""
+    """Entropy that the temperature aims at, for a Box with actions scaled to [-1, 1]; auto: minus the number of
+    action dimensions, or for discrete actions target_entropy_scale times the maximum entropy."""
     target_entropy_scale: float = _sac(0.98, ge=0, le=1)
-    """For choices, target_entropy auto: share of the entropy of uniform choices among the legal ones."""
+    """For discrete actions with target_entropy auto: share of the entropy of a uniform choice among the legal
+    actions."""
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         self.refuse_unless(
             self.target_entropy == "auto", ("target_entropy_scale",), "target_entropy auto",
-            hint="Leave it, or target_entropy, out.",
+            hint="Leave out either it or target_entropy.",
         )  # fmt: skip
         names = ("target_entropy", "target_entropy_scale")
-        hint = "With alpha_lr 0 the temperature stays as at first. Leave alpha_lr, or this, out."
+        hint = "With alpha_lr: 0 the temperature is constant. Leave out either alpha_lr or this key."
         self.refuse_unless(self.alpha_lr != 0, names, "a temperature that is learned", hint=hint)
 
 
@@ -69,18 +72,18 @@ SACConfigT = TypeVar("SACConfigT", bound=SACConfig)
 
 
 class SAC(ActorReplayAlgorithm[SACConfigT]):
-    """Soft actor-critic (Haarnoja et al. 2018) over bounded Boxes and over choices."""
+    """Soft actor-critic (Haarnoja et al. 2018) for bounded Boxes and discrete actions."""
 
     config_class = SACConfig
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Actions drawn from the distribution, step by step or by noise of the state, and uniform ones at first."""
+        """Return settings for sampled actions, with state-dependent noise if set, and uniform ones at the start."""
         own = cls.own_config(config)
         return {"exploration": own.sampling(random_timesteps=own.random_timesteps)}
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Make room for the replay, critics and temperature; nothing is compiled yet."""
+        """Allocate the replay, the critics and the temperature; nothing is compiled yet."""
         self._log_alpha = tf.Variable(math.log(self.own_config(config).initial_alpha), dtype=tf.float32)
         super().__init__(config, model)
 
@@ -90,11 +93,11 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
         return {**given, _ALPHA_LR: given["lr"] if self.config.alpha_lr is None else self.config.alpha_lr}
 
     def other_variables(self) -> dict[str, Any]:
-        """See the base class; with the temperature."""
+        """See the base class; includes the temperature."""
         return super().other_variables() | {"log_alpha": self._log_alpha}
 
     def update_spec(self) -> UpdateSpec:
-        """Return the critics' loss, with phases for the actor and the temperature behind it."""
+        """Return the critics' loss, followed by phases for the actor and the temperature."""
         own = self.config
         is_discrete = isinstance(self.actor.distribution, Categorical)
         critic_loss, actor_loss = self._discrete_losses() if is_discrete else self._continuous_losses()

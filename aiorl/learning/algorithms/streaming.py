@@ -1,4 +1,4 @@
-"""Base classes of algorithms whose workers sample without waiting for the learner, and V-trace for how old they are."""
+"""Base classes of algorithms whose workers don't wait for the learner, with V-trace to correct for older policies."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ _learning = partial(key, group="Learning")
 
 
 class StreamingConfig(ActorCriticConfig):
-    """The settings of such algorithms."""
+    """Settings of streaming algorithms."""
 
     opt_type: Literal["adam", "rmsprop"] = _learning("adam")
     """Optimizer."""
     epsilon: float = _learning(1e-5, gt=0)
-    """The optimizer's epsilon. With rmsprop the papers take 0.1, for losses that are sums over rows; here they are
-    means over the n rows of a minibatch, for which that is 0.1 / n^2."""
+    """The optimizer's epsilon. With rmsprop the papers use 0.1 for losses that are sums over rows; here losses are
+    means over the n rows of a minibatch, so that the equivalent is 0.1 / n^2."""
     decay: float = _learning(0.99, ge=0, lt=1)
     """rmsprop: decay of the mean square."""
     momentum: float = _learning(0.0, ge=0, lt=1)
     """rmsprop: momentum."""
     max_policy_lag: int | None = _learning(10, unit="versions", ge=0)
-    """A fragment sampled more policy versions ago than this is discarded; null: never."""
+    """Maximum age of a fragment in policy versions; older ones are discarded; null: no limit."""
     outstanding_fragments_per_worker: int = _learning(3, unit="fragments", ge=1)
-    """Fragments that a worker may owe or have under way at a time, within the budget of the whole run."""
+    """Maximum number of fragments that a worker owes or has under way at a time, within the budget of the whole run."""
     broadcast_updates: int = _learning(1, unit="updates", ge=1)
-    """Weights go to workers after so many updates."""
+    """Updates after which weights are sent to workers."""
     broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Check that the values go together.
 
-        Raises: ConfigError naming the key that should change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         super().check()
         hint = "Set opt_type: rmsprop, or leave it out."
@@ -60,11 +61,11 @@ StreamingT = TypeVar("StreamingT", bound=StreamingConfig)
 
 
 class Streaming(CompiledAlgorithm[StreamingT]):
-    """Trains on fragments as they come, of policies that are a little old."""
+    """Algorithm that trains on fragments as they arrive, sampled with slightly older policies."""
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Leases that are kept topped up."""
+        """Return a streaming plan, in which leases are kept topped up."""
         own = cls.own_config(config)
         return LeasePlan(
             "streaming",
@@ -76,7 +77,7 @@ class Streaming(CompiledAlgorithm[StreamingT]):
         )
 
     def make_optimizer(self) -> Any:  # Any: a Keras optimiser
-        """Make an Adam, or RMSprop."""
+        """Return Adam or RMSprop."""
         own = self.config
         if own.opt_type == "adam":
             return self.adam(own.epsilon)
@@ -88,26 +89,26 @@ _vtrace = partial(key, group="V-trace")
 
 
 class VTraceConfig(StreamingConfig):
-    """The settings of such algorithms."""
+    """Settings of algorithms with V-trace."""
 
     vtrace: bool = _vtrace(True)
-    """Correct for old policies by V-trace; false takes all importance ratios as 1."""
+    """Correct for older policies with V-trace; false treats all importance ratios as 1."""
     vtrace_clip_rho_threshold: float = _vtrace(1.0, gt=0, needs="vtrace")
-    """Cut of the importance ratios in the value targets."""
+    """Maximum importance ratio in the value targets (rho bar)."""
     vtrace_clip_pg_rho_threshold: float = _vtrace(1.0, gt=0, needs="vtrace")
-    """Cut of the importance ratios of the policy gradient."""
+    """Maximum importance ratio in the policy gradient."""
     lambda_: float = _vtrace(1.0, ge=0, le=1)
-    """Decay of the trace; 1 is V-trace as published, less trusts the values more."""
+    """Decay of the trace: 1 is V-trace as published; lower values trust the value estimates more."""
 
 
 class Judgement(NamedTuple):
-    """What a network says of sequences, T steps of M.
+    """Outputs of a network over M sequences of T steps.
 
     Attributes:
         dist_inputs: [T * M, P] float32, inputs of the action distribution.
-        logp: [T, M] float32, of the actions that were taken.
+        logp: [T, M] float32, log probabilities of the actions taken.
         values: [T, M] float32.
-        last_values: [M] float32, of the observations behind the last step.
+        last_values: [M] float32, values of the observations after the last step.
     """
 
     dist_inputs: tf.Tensor
@@ -119,18 +120,18 @@ class Judgement(NamedTuple):
 VTraceT = TypeVar("VTraceT", bound=VTraceConfig)
 
 _LEAST_RHO = 0.3
-"""With less as the mean of the cut ratios, next to nothing is learned from the samples."""
+"""Mean of the clipped ratios below which almost nothing is learned from the samples."""
 
 
 class VTraceStreaming(Streaming[VTraceT]):
-    """Trains on whole sequences of raw transitions; see `aiorl.learning.algorithms.streaming`."""
+    """Algorithm that trains on whole sequences of raw transitions; see `aiorl.learning.algorithms.streaming`."""
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Raw transitions; values only where an episode was cut from outside.
+        """Return a plan of raw transitions, with values only where an episode was truncated.
 
-        A network that looks back sees rewards as they are, also the last one of a sequence: so they are sent beside
-        those that are learned from.
+        A network that sees previous rewards sees them unscaled, including the last one of a sequence, so they are sent
+        in addition to the scaled rewards to learn from.
         """
         own = cls.own_config(config)
         previous = previous_columns(own)
@@ -142,17 +143,17 @@ class VTraceStreaming(Streaming[VTraceT]):
         return SamplePlan("none", {}, columns)
 
     remedies = "a kl_stop"
-    """What to set where the policy runs away from its samples, other than a smaller number of passes and lag."""
+    """Advice for a policy that moves too far from its samples, besides fewer passes and a smaller lag."""
     _has_warned = False
 
     def after_update(self, metrics: dict[str, float]) -> None:
-        """Warn, once, if the policy has moved far from those that sampled."""
+        """Warn, once, if the policy has moved far from the policies that sampled."""
         super().after_update(metrics)
         if metrics["mean_rho"] >= _LEAST_RHO * min(1.0, self.config.vtrace_clip_rho_threshold) or self._has_warned:
             return
         self._has_warned = True
         _log.warning(
-            "mean_rho was %.2f in an update: the policy is far from those that sampled (1: it is theirs), and learns "
+            "mean_rho was %.2f in an update (1: same policy): the policy is far from those that sampled and learns "
             "little from their samples. Set a smaller num_sgd_iter (now %d) or max_policy_lag (now %s), or %s",
             metrics["mean_rho"], self.config.num_sgd_iter, self.config.max_policy_lag, self.remedies,
         )  # fmt: skip
@@ -164,8 +165,8 @@ class VTraceStreaming(Streaming[VTraceT]):
         """Run the network over time-major columns.
 
         Args:
-            columns: [T, M, ...] by name; those of sequences [M, ...].
-            weights: tensors by name to be used in place of its own.
+            columns: [T, M, ...] by name; columns of sequences are [M, ...].
+            weights: tensors by name to use instead of the network's own weights.
         """
         dist_inputs, values, last_values = sequence_forward_with_last(self.model, columns, weights)
         flat_inputs = flattened(dist_inputs)
@@ -173,11 +174,11 @@ class VTraceStreaming(Streaming[VTraceT]):
         return Judgement(flat_inputs, tf.reshape(logp, columns[c.VALID].shape), values, last_values)
 
     def vtrace_returns(self, columns: Tensors, judged: Judgement) -> tuple[VTraceReturns, tf.Tensor]:
-        """Targets without a gradient, and log importance ratios, 0 in rows that are no transitions; all [T, M].
+        """Return V-trace targets, without a gradient, and log importance ratios, 0 for padding; all [T, M].
 
         Args:
-            columns: time-major, of what another policy sampled.
-            judged: by the policy and the values that are to be learned from.
+            columns: time-major columns that another policy sampled.
+            judged: outputs of the policy and the values that are learning.
         """
         own, valid = self.config, columns[c.VALID]
         log_rhos = tf.where(valid > 0, judged.logp - columns[c.ACTION_LOGP], 0.0)
@@ -192,7 +193,7 @@ class VTraceStreaming(Streaming[VTraceT]):
         return returns, log_rhos
 
     def ratio_metrics(self, log_rhos: tf.Tensor, valid: tf.Tensor) -> Tensors:
-        """Metrics of log importance ratios of any shape."""
+        """Return metrics of log importance ratios of any shape."""
         rhos, rho_bar = tf.exp(log_rhos), self.config.vtrace_clip_rho_threshold
         return {
             "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),

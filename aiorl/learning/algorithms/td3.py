@@ -1,4 +1,4 @@
-"""TD3: an actor without chance, and critics, all with target networks (docs/algorithms/td3.md)."""
+"""TD3: a deterministic actor and critics, all with target networks (docs/algorithms/td3.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _td3 = partial(key, group="TD3")
 
 
 class TD3Config(ActorReplayConfig):
-    """TD3's own settings, and its defaults of the common ones."""
+    """TD3's own keys, and its defaults of common keys."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box",)
 
@@ -28,18 +28,18 @@ class TD3Config(ActorReplayConfig):
     target_update_freq: int = changed(ActorReplayConfig, "target_update_freq", 2)
 
     policy_delay: int = _td3(2, unit="minibatches", ge=1)
-    """Minibatches after which the network that acts learns; the critics learn from each."""
+    """Minibatches between two steps of the actor; the critics learn from each minibatch."""
     smooth_target_policy: bool = _td3(True)
-    """Noise on the actions that the target critics value."""
+    """Add noise to the actions that the target critics value."""
     target_noise: float = _td3(0.2, ge=0, allow_inf_nan=False, needs="smooth_target_policy")
-    """Its standard deviation, as a share of half the range of an action."""
+    """Standard deviation of the target noise, as a share of half the range of an action."""
     target_noise_clip: float = _td3(0.5, ge=0, needs="smooth_target_policy")
-    """Most that it moves an action, likewise."""
+    """Maximum size of the target noise, as a share of half the range of an action."""
     exploration_noise: float = _td3(0.1, ge=0)
-    """Standard deviation of the noise that workers add to actions, likewise; of each step's part of it where it is
-    correlated."""
+    """Standard deviation of the noise that workers add to actions, as a share of half the range of an action; for
+    correlated noise, that of the part added in each step."""
     noise_type: Literal["gaussian", "ornstein_uhlenbeck"] = _td3("gaussian")
-    """Noise that workers add: of each step by itself, or correlated in time."""
+    """Kind of noise that workers add: independent at each step, or correlated in time."""
 
     def minibatch_cycle(self) -> int:
         """See the base class."""
@@ -47,14 +47,14 @@ class TD3Config(ActorReplayConfig):
 
 
 class TD3(ActorReplayAlgorithm[TD3Config]):
-    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018); as set, DDPG."""
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018); with other settings, DDPG."""
 
     config_class = TD3Config
     is_deterministic = True
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Noise on the actions, and uniform ones at first."""
+        """Return settings for noise on the actions, and uniform ones at the start."""
         own = cls.own_config(config)
         kind, size = ("GaussianNoise", "stddev")
         if own.noise_type == "ornstein_uhlenbeck":
@@ -62,7 +62,7 @@ class TD3(ActorReplayAlgorithm[TD3Config]):
         return {"exploration": {"type": kind, size: own.exploration_noise, "random_timesteps": own.random_timesteps}}
 
     def update_spec(self) -> UpdateSpec:
-        """Return the critics' loss, with a phase for the actor behind it."""
+        """Return the critics' loss, followed by a phase for the actor."""
         config, actor, critics, target_actor = self.config, self.actor, self.critics, self.targets["target/actor"]
 
         def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:

@@ -1,6 +1,6 @@
-"""Losses of a policy and its values: policy gradient, PPO, and imitation of what turned out well.
+"""Losses of a policy and its values: policy gradient, PPO, and imitation of successful actions.
 
-Every mean is taken over the rows that are transitions; the others count nothing, whatever they hold.
+Every mean is over the rows that are transitions; the contents of other rows have no effect.
 
 Sources: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; Wang et al. 2018, Exponentially Weighted Imitation
 Learning for Batched Historical Data, NeurIPS.
@@ -13,12 +13,12 @@ from aiorl.learning.losses import masked_mean
 
 
 def masked_normalise(x: tf.Tensor, valid: tf.Tensor, *, epsilon: float = 1e-8) -> tf.Tensor:
-    """`x` shifted and scaled to mean 0 and standard deviation 1 over the valid rows; 0 at the others.
+    """Shift and scale `x` to mean 0 and standard deviation 1 over the valid rows; other rows become 0.
 
     Args:
         x: float32, any shape.
-        valid: float32 of the same shape, 1 or 0; or weights, by which rows count in mean and deviation, and by which
-            what is returned is multiplied.
+        valid: float32 of the same shape, 1 or 0; or weights of the rows in the mean and the deviation, by which the
+            result is also multiplied.
         epsilon: added to the standard deviation, so that equal numbers give 0 and not NaN.
     """
     centred = x - masked_mean(x, valid)
@@ -27,9 +27,9 @@ def masked_normalise(x: tf.Tensor, valid: tf.Tensor, *, epsilon: float = 1e-8) -
 
 
 def explained_variance(targets: tf.Tensor, predictions: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """Share of the variance of `targets` that `predictions` explain: 1 perfect, 0 as good as the mean, or less.
+    """Return the share of the variance of `targets` that `predictions` explain: 1 perfect, 0 as good as the mean.
 
-    Never below -1, so that one early batch doesn't spoil a plot. Shapes as in `masked_mean`.
+    Values below -1 become -1, so that one early batch doesn't spoil a plot. Shapes as in `masked_mean`.
     """
     residual = (targets - predictions) * valid
     residual_variance = masked_mean(tf.square(residual - masked_mean(residual, valid)), valid)
@@ -49,18 +49,20 @@ def actor_critic_loss(
     entropy_coeff: tf.Tensor | float,
     errors: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """``policy_loss + vf_loss_coeff E[errors] - entropy_coeff E[H]`` over the valid rows, and its parts.
+    """Return ``policy_loss + vf_loss_coeff E[errors] - entropy_coeff E[H]`` over the valid rows, and its parts.
 
     Args:
         policy_loss: scalar.
-        values: float32 of any shape, as predicted now.
-        targets: the same shape, what they should be.
-        entropies: the same shape, of the policy.
+        values: float32 of any shape, current predictions.
+        targets: the same shape, value targets.
+        entropies: the same shape, entropies of the policy.
         valid: the same shape, 1 where a row is a transition, else 0.
         vf_loss_coeff: weight of the values' errors.
         entropy_coeff: weight of the entropy, per nat.
-        errors: the same shape, of the values; None = squared.
-    Returns: scalars: the loss; and policy_loss, vf_loss, entropy and vf_explained_var.
+        errors: the same shape, errors of the values; None = squared errors.
+
+    Returns:
+        Scalars: the loss; and policy_loss, vf_loss, entropy and vf_explained_var.
     """
     vf_loss = masked_mean(tf.square(values - targets) if errors is None else errors, valid)
     entropy = masked_mean(entropies, valid)
@@ -73,13 +75,16 @@ def actor_critic_loss(
 
 
 def clipped_surrogate(log_ratio: tf.Tensor, advantages: tf.Tensor, *, clip_param: tf.Tensor | float) -> tf.Tensor:
-    """PPO's objective, to be maximised: the smaller of the plain and the clipped importance-weighted advantage.
+    """Return PPO's objective, to maximise: the smaller of the plain and the clipped importance-weighted advantage.
 
     Args:
         log_ratio: float32 of any shape, log of target over behaviour probability of the action taken.
         advantages: float32, the same shape.
-        clip_param: the ratio counts only within 1 - clip_param to 1 + clip_param where it would gain.
-    Returns: float32, the same shape. At ratio 1 it is the advantage, and its gradient that of plain policy gradient.
+        clip_param: the ratio counts only within 1 - clip_param to 1 + clip_param where going further would gain.
+
+    Returns:
+        float32, the same shape. At ratio 1 it is the advantage, and its gradient is the plain policy gradient.
+
     Source: Schulman et al. 2017, eq. 7.
     """
     ratio = tf.exp(log_ratio)
@@ -90,27 +95,32 @@ def clipped_surrogate(log_ratio: tf.Tensor, advantages: tf.Tensor, *, clip_param
 def clipped_value_loss(
     values: tf.Tensor, value_targets: tf.Tensor, behaviour_values: tf.Tensor, *, clip_param: tf.Tensor | float
 ) -> tf.Tensor:
-    """Squared error of the values, the larger of plain and clipped: no gain from moving further than `clip_param`.
+    """Return the larger of the plain and the clipped squared error: no gain from moving further than `clip_param`.
 
     Args:
-        values: float32 of any shape, values as predicted now.
+        values: float32 of any shape, current predictions.
         value_targets: float32, the same shape.
         behaviour_values: float32, the same shape: values when the batch was sampled.
-        clip_param: how far, in units of return, a value may profitably move from its behaviour value.
-    Returns: float32, the same shape; with an infinite `clip_param` just the squared error.
+        clip_param: largest move from the behaviour value that still lowers the loss, in units of return.
+
+    Returns:
+        float32, the same shape; the squared error if `clip_param` is infinite.
     """
     moved = tf.clip_by_value(values - behaviour_values, -clip_param, clip_param)
     return tf.maximum(tf.square(values - value_targets), tf.square(behaviour_values + moved - value_targets))
 
 
 def approximate_kl(log_ratio: tf.Tensor) -> tf.Tensor:
-    """Divergence of the target from the behaviour policy, estimated without bias from the actions taken.
+    """Return an unbiased estimate of the divergence of the target from the behaviour policy, from the actions taken.
 
-    ``(ratio - 1) - log ratio``: never negative, and of less variance than ``-log ratio``.
+    It is ``(ratio - 1) - log ratio``: never negative, and with less variance than ``-log ratio``.
 
     Args:
         log_ratio: float32 of any shape, log of target over behaviour probability.
-    Returns: float32, the same shape, nats.
+
+    Returns:
+        float32, the same shape, nats.
+
     Source: Schulman 2020, http://joschu.net/blog/kl-approx.html (k3).
     """
     return tf.exp(log_ratio) - 1.0 - log_ratio
@@ -131,22 +141,25 @@ def ppo_loss(
     kl_coeff: tf.Tensor | float | None = None,
     errors: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """The clipped surrogate, negated, with the values' errors, the entropy and perhaps a penalty on the divergence.
+    """Return PPO's loss: the negated clipped surrogate, the values' errors, the entropy and optionally a KL penalty.
 
     Args:
         log_ratio: float32 of any shape, log of new over old probability of the action taken; 0 in invalid rows.
         advantages: the same shape.
         kls: the same shape, divergence of the new from the old policy, nats.
-        values: the same shape, as predicted now.
-        targets: the same shape, what they should be.
-        entropies: the same shape, of the new policy.
+        values: the same shape, current predictions.
+        targets: the same shape, value targets.
+        entropies: the same shape, entropies of the new policy.
         valid: the same shape, 1 where a row is a transition, else 0.
         clip_param: see `clipped_surrogate`.
         vf_loss_coeff: weight of the values' errors.
         entropy_coeff: weight of the entropy, per nat.
-        kl_coeff: weight of the divergence; None = it is reported only.
-        errors: the same shape, of the values; None = squared.
-    Returns: scalars: the loss; and what `actor_critic_loss` reports, kl and clip_fraction.
+        kl_coeff: weight of the divergence; None = it is only reported.
+        errors: the same shape, errors of the values; None = squared errors.
+
+    Returns:
+        Scalars: the loss; and the parts from `actor_critic_loss`, kl and clip_fraction.
+
     Source: Schulman et al. 2017, eq. 8 and 9.
     """
     policy_loss = -masked_mean(clipped_surrogate(log_ratio, advantages, clip_param=clip_param), valid)

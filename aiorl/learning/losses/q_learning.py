@@ -1,4 +1,4 @@
-"""Q-learning: targets, errors and the parts of DQN that change them, with expected returns or distributions of these.
+"""Q-learning: targets, errors and the components of DQN, with expected returns or return distributions.
 
 Sources: Mnih et al. 2015, Human-level control through deep reinforcement learning; van Hasselt et al. 2016,
 https://arxiv.org/abs/1509.06461 (double); Wang et al. 2016, https://arxiv.org/abs/1511.06581 (dueling); Bellemare et
@@ -12,37 +12,41 @@ from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.learning.lazy import tf
 
 _SLOPE = 1e-3
-"""Of rescaled returns, so that the function can be inverted."""
+"""Slope of the linear term of rescaled returns, which makes the function invertible."""
 
 
 def legal_q(q: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Q values with those of illegal actions so low that none is ever the largest, but finite: 0 times it is 0.
+    """Make the Q values of illegal actions so low that none is ever the largest, but finite, so that 0 times one is 0.
 
     Args:
         q: [..., A] float.
         mask: [..., A], 1 where the action is legal; None = all are.
-    Returns: [..., A]. Where no action is legal, all are as low as each other.
+
+    Returns:
+        [..., A]. If no action is legal, all have the same value.
     """
     return q if mask is None else tf.where(mask > 0, q, tf.constant(MASKED_LOGIT, q.dtype))
 
 
 def best_legal(q: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
-    """Index [...] int32 of the legal action with the largest of the Q values [..., A], the first of several."""
+    """Return the index [...] int32 of the legal action with the largest Q value [..., A]; the first of equals."""
     return tf.argmax(legal_q(q, mask), axis=-1, output_type=tf.int32)
 
 
 def has_legal(mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """1 [...] where any action of a mask [..., A] is legal, else 0, as numbers of a dtype."""
+    """Return numbers [...] of a dtype: 1 where any action of a mask [..., A] is legal, else 0."""
     return tf.cast(tf.reduce_any(mask > 0, axis=-1), dtype)
 
 
 def chosen(values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-    """The entries of actions, by a mask: XLA on a CPU is slow at gathering and scattering.
+    """Return the entries of actions, selected with a mask because XLA on a CPU is slow at gathering.
 
     Args:
         values: [B, A, ...], such as Q values, or logits of atoms.
         actions: [B] int32, 0 to A - 1.
-    Returns: [B, ...].
+
+    Returns:
+        [B, ...].
     """
     is_chosen = tf.one_hot(actions, values.shape[1], on_value=True, off_value=False, dtype=tf.bool)
     is_chosen = tf.reshape(is_chosen, [-1, values.shape[1], *[1] * (len(values.shape) - 2)])
@@ -50,14 +54,17 @@ def chosen(values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
 
 
 def dueling(values: tf.Tensor, advantages: tf.Tensor, mask: tf.Tensor | None = None, *, axis: int = -1) -> tf.Tensor:
-    """Q values of a network with a stream for the value and one for the advantages: ``V + A - mean A``.
+    """Return the Q values of a network with separate streams for the value and the advantages: ``V + A - mean A``.
 
     Args:
         values: [..., 1], or [..., 1, Z] with atoms.
         advantages: [..., A], or [..., A, Z].
-        mask: [..., A], 1 where the action is legal: the mean is taken over these; None = over all.
-        axis: that of the actions; -2 with atoms.
-    Returns: of the advantages' shape.
+        mask: [..., A], 1 where the action is legal; the mean is over legal actions. None = all are legal.
+        axis: axis of the actions; -2 with atoms.
+
+    Returns:
+        Q values in the shape of the advantages.
+
     Source: Wang et al. 2016, eq. 9.
     """
     if mask is None:
@@ -77,18 +84,21 @@ def q_targets(
     mask: tf.Tensor | None = None,
     is_rescaled: bool = False,
 ) -> tf.Tensor:
-    """What the Q value of the action taken should be: ``r + discount max_a Q'(s', a)``.
+    """Return the target of the Q value of the action taken: ``r + discount max_a Q'(s', a)``.
 
     Args:
-        rewards: [B] float32, of one step or the discounted sum of several.
-        discounts: [B] float32, of the value of what followed; 0 after a terminal state, where `next_q` and `mask` may
-            then be anything finite.
-        next_q: [B, A] float32, by the target network.
-        next_q_online: [B, A] float32, by the network that learns, which then chooses the action (double DQN).
-        mask: [B, A], 1 where the action was legal after the step; None = all are. Where none was, as behind a
-            truncation, what followed has the value 0.
-        is_rescaled: Q values are rescaled returns: ``h(r + discount h^-1(max_a Q'(s', a)))``, see `rescaled`.
-    Returns: [B] float32; no gradient flows through it.
+        rewards: [B] float32, of one step, or the discounted sum of several.
+        discounts: [B] float32, factor of the next value; 0 after a terminal state, where `next_q` and `mask` can then
+            be anything finite.
+        next_q: [B, A] float32, values by the target network.
+        next_q_online: [B, A] float32, values by the online network, which then chooses the action (double DQN).
+        mask: [B, A], 1 where the action was legal after the step; None = all are. If none was, as after a truncation,
+            the next value is 0.
+        is_rescaled: True if Q values are rescaled returns: ``h(r + discount h^-1(max_a Q'(s', a)))``, see `rescaled`.
+
+    Returns:
+        [B] float32; no gradient flows through it.
+
     Source: van Hasselt et al. 2016, eq. 4; Kapturowski et al. 2019, section 2.3.
     """
     best = best_legal(next_q if next_q_online is None else next_q_online, mask)
@@ -101,7 +111,7 @@ def q_targets(
 
 
 def rescaled(returns: tf.Tensor) -> tf.Tensor:
-    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000``: returns of any size as numbers of few, in the same order.
+    """Return ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000``, which compresses returns and keeps their order.
 
     Source: Pohlen et al. 2018, https://arxiv.org/abs/1805.11593, proposition A.2.
     """
@@ -109,20 +119,23 @@ def rescaled(returns: tf.Tensor) -> tf.Tensor:
 
 
 def unrescaled(values: tf.Tensor) -> tf.Tensor:
-    """``h^-1``, the inverse of `rescaled`, in a form without the difference of two numbers that are almost equal."""
+    """Return ``h^-1``, the inverse of `rescaled`, in a form that doesn't subtract almost equal numbers."""
     size = tf.abs(values) + (1.0 + _SLOPE)
     root = 2.0 * size / (tf.sqrt(1.0 + 4.0 * _SLOPE * size) + 1.0)
     return tf.sign(values) * (tf.square(root) - 1.0)
 
 
 def sequence_priorities(errors: tf.Tensor, trained: tf.Tensor, eta: float) -> tf.Tensor:
-    """How much is to be learned from sequences: ``eta max |TD| + (1 - eta) mean |TD|`` over their trained steps.
+    """Return the priorities of sequences: ``eta max |TD| + (1 - eta) mean |TD|`` over their trained steps.
 
     Args:
         errors: [T, B] float32, at least 0.
         trained: [T, B] float32, 1 where the step is trained on, else 0.
-        eta: share of the largest error.
-    Returns: [B] float32; 0 for a sequence of which nothing is trained on.
+        eta: weight of the largest error.
+
+    Returns:
+        [B] float32; 0 for a sequence without trained steps.
+
     Source: Kapturowski et al. 2019, section 2.3.
     """
     counted = errors * trained
@@ -131,12 +144,13 @@ def sequence_priorities(errors: tf.Tensor, trained: tf.Tensor, eta: float) -> tf
 
 
 def huber(errors: tf.Tensor, *, delta: float = 1.0) -> tf.Tensor:
-    """Half the square of an error, but linear where it is larger than `delta`: gradients of at most `delta`.
+    """Return half the square of an error, continued linearly beyond `delta`: gradients are at most `delta`.
 
     Args:
         errors: float of any shape.
-        delta: where it becomes linear; infinite = nowhere.
-    Source: Huber 1964; Mnih et al. 2015 clip the error of DQN so.
+        delta: absolute error where the loss becomes linear; infinite = nowhere.
+
+    Source: Huber 1964; Mnih et al. 2015 clip DQN's error in this way.
     """
     if delta == float("inf"):
         return 0.5 * tf.square(errors)
@@ -146,7 +160,7 @@ def huber(errors: tf.Tensor, *, delta: float = 1.0) -> tf.Tensor:
 
 
 def weighted_mean(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Mean over the rows of losses [...] times importance weights [...]: small weights make small steps.
+    """Return the mean over the rows of losses [...] times importance weights [...]: small weights make small steps.
 
     Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, section 3.4.
     """
@@ -154,27 +168,31 @@ def weighted_mean(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def support(v_min: float, v_max: float, num_atoms: int) -> tf.Tensor:
-    """Returns [Z] float32 that the atoms stand for, from `v_min` to `v_max` at even distances."""
+    """Return the returns [Z] float32 of the atoms, evenly spaced from `v_min` to `v_max`."""
     return tf.linspace(tf.constant(v_min, tf.float32), tf.constant(v_max, tf.float32), num_atoms)
 
 
 def expected_q(logits: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
-    """Q values [..., A]: the means of distributions with logits [..., A, Z] over atoms [Z]."""
+    """Return the Q values [..., A]: the means of distributions with logits [..., A, Z] over atoms [Z]."""
     return tf.reduce_sum(tf.nn.softmax(logits) * atoms, axis=-1)
 
 
 def project(rewards: tf.Tensor, discounts: tf.Tensor, probabilities: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
-    """Distribution of ``r + discount G`` put back onto the atoms.
+    """Project the distribution of ``r + discount G`` onto the atoms.
 
-    Each atom's probability goes to the two atoms that its return has come to lie between, to the nearer one the more;
-    what lies beyond the ends goes to these. A dense product with the hat function of each atom, without a scatter.
+    Each atom's probability is divided between the two atoms on either side of its new return, in proportion to how near
+    they are; returns beyond the ends go to the end atoms. It is a dense product with the hat function of each atom,
+    without a scatter.
 
     Args:
         rewards: [B] float32.
-        discounts: [B] float32; 0 after a terminal state, which leaves the reward alone.
-        probabilities: [B, Z] float32, of G.
-        atoms: [Z] float32, at even distances.
-    Returns: [B, Z] float32, rows of sum 1 as those given.
+        discounts: [B] float32; 0 after a terminal state, which leaves only the reward.
+        probabilities: [B, Z] float32, distribution of G.
+        atoms: [Z] float32, evenly spaced.
+
+    Returns:
+        [B, Z] float32, with the same row sums as `probabilities`.
+
     Source: Bellemare et al. 2017, eq. 7 and algorithm 1.
     """
     step = atoms[1] - atoms[0]
@@ -192,17 +210,19 @@ def categorical_targets(
     next_logits_online: tf.Tensor | None = None,
     mask: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """What the distribution of the action taken should be.
+    """Return the target distribution of the action taken.
 
     Args:
         rewards: [B] float32.
         discounts: [B] float32; 0 after a terminal state.
-        next_logits: [B, A, Z] float32, by the target network, of the observation that followed.
+        next_logits: [B, A, Z] float32, by the target network, for the next observation.
         atoms: [Z] float32.
-        next_logits_online: [B, A, Z], by the network that learns, which then chooses the action (double DQN).
-        mask: [B, A], 1 where the action was legal after the step; None = all are. Where none was, as behind a
-            truncation, what followed has the return 0.
-    Returns: probabilities [B, Z]; no gradient flows through them.
+        next_logits_online: [B, A, Z], by the online network, which then chooses the action (double DQN).
+        mask: [B, A], 1 where the action was legal after the step; None = all are. If none was, as after a truncation,
+            the return after the step is 0.
+
+    Returns:
+        Probabilities [B, Z]; no gradient flows through them.
     """
     by = next_logits if next_logits_online is None else next_logits_online
     if mask is not None:
@@ -212,20 +232,22 @@ def categorical_targets(
 
 
 def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Loss of each row, nats.
+    """Return the loss of each row, nats.
 
     Args:
         logits: [B, Z], of the action taken, see `aiorl.learning.losses.q_learning.chosen`.
-        targets: [B, Z], of `categorical_targets`.
-    Returns: [B].
+        targets: [B, Z], from `categorical_targets`.
+
+    Returns:
+        [B].
     """
     return -tf.reduce_sum(targets * tf.nn.log_softmax(logits), axis=-1)
 
 
 def relative_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Divergence KL(targets || prediction) [B], nats: the priority of a row, 0 where nothing is left to learn.
+    """Return the divergence KL(targets || prediction) [B], nats: the priority of a row, 0 if nothing is left to learn.
 
-    It differs from `cross_entropy`, whose gradient it has, by the entropy of the targets.
+    It differs from `cross_entropy` by the entropy of the targets and has the same gradient.
 
     Source: Hessel et al. 2018, https://arxiv.org/abs/1710.02298.
     """

@@ -21,15 +21,16 @@ from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.models.networks import Network, dense, layer_variables
 
 _EPSILON = 1e-6
-"""What variances are at least, where all features are 0."""
+"""Minimum of variances, for rows whose features are all 0."""
 
 
 def log_deviations(features: Any, log_std: Any) -> Any:
-    """Logarithms of the deviations of a Gaussian with features, ``sqrt(sum_f phi_f^2 sigma_fa^2)``: [B, A].
+    """Return the log standard deviations of a Gaussian with features, ``log sqrt(sum_f phi_f^2 sigma_fa^2)``: [B, A].
 
     Args:
         features: [B, F] float32, phi.
         log_std: [F, A] float32, log sigma.
+
     Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, eq. 8 and 9.
     """
     variances = ops.matmul(ops.square(features), ops.square(ops.exp(log_std)))
@@ -37,7 +38,7 @@ def log_deviations(features: Any, log_std: Any) -> Any:
 
 
 def shares(features: Any, log_std: Any) -> Any:
-    """Of features [B, F] in the deviations, ``phi_f sigma_fa / sqrt(v_a)``: [B, F * A]; only acting reads them."""
+    """Return the shares of features [B, F] in the deviations, ``phi_f sigma_fa / sqrt(v_a)``: [B, F * A]."""
     inverse = ops.exp(-log_deviations(features, log_std))
     found = ops.expand_dims(features, 2) * ops.exp(log_std) * ops.expand_dims(inverse, 1)
     return ops.reshape(found, [-1, log_std.shape[0] * log_std.shape[1]])
@@ -45,20 +46,20 @@ def shares(features: Any, log_std: Any) -> Any:
 
 F32 = NDArray[np.float32]
 Parts = Sequence[tuple[Branch, Sequence[Any]]]
-"""Branches of a network, and the state of each."""
+"""Branches of a network, each with its state."""
 
 _POLICY_GAIN = 0.01
 _VALUE_GAIN = 1.0
 
 
 class Outputs(NamedTuple):
-    """What a network gives of one step.
+    """Outputs of a network for one step.
 
     Attributes:
         dist_inputs: [B, P] inputs of the action distribution.
         values: [B].
         state: recurrent state after the step, [B, ...] for each component.
-        features: [B, F] of the policy's last hidden layer; None where nothing is made of them but the rest.
+        features: [B, F] of the policy's last hidden layer; None if only the other outputs use them.
     """
 
     dist_inputs: Any
@@ -68,20 +69,20 @@ class Outputs(NamedTuple):
 
 
 class ActorCritic(Network):
-    """A network that gives the inputs of an action distribution, and a value.
+    """Network that returns the inputs of an action distribution and a value.
 
-    All of its methods but `get_weights` and `set_weights` may be traced into a tf.function, compiled by XLA
-    or not, and read the variables as they are at that moment.
+    All methods except `get_weights` and `set_weights` can be traced into a tf.function, with or without XLA, and read
+    the variables when they run.
 
-    An action mask that comes with the observations is no input of the network, but forbids actions in what comes out:
-    inputs of the distribution that it has a 0 for are MASKED_LOGIT, through which no gradient flows.
+    An action mask that comes with the observations is not an input of the network, but forbids actions in its outputs:
+    distribution inputs whose mask entry is 0 become MASKED_LOGIT, and no gradient flows through them.
 
     Attributes:
         obs_shape: shape of an observation's array.
         obs_dtype: "float32" or "uint8".
-        distribution: the NumPy distribution the outputs are meant for.
-        config: the settings it was built from.
-        noise_size: numbers of noise that noisy layers take for one row when they act; 0 without.
+        distribution: NumPy distribution for the outputs.
+        config: settings from which the network was built.
+        noise_size: size of the noise that noisy layers need for one row; 0 without noisy layers.
     """
 
     noise_size = 0
@@ -111,7 +112,8 @@ class ActorCritic(Network):
     ) -> None:
         """Set the attributes that every network has.
 
-        Raises: PolicyError if the mask's entries are not those of the distribution's choices.
+        Raises:
+            PolicyError: the mask's entries don't match the distribution's choices.
         """
         self.layout = layout
         self.obs_shape = layout.array_shape
@@ -124,7 +126,7 @@ class ActorCritic(Network):
                 f"action masks have {layout.num_mask} entries; the {distribution.name} distribution has "
                 f"{len(distribution.choice_inputs)} choices"
             )
-        # for each input which entry of the mask it takes, or the one behind them all, which allows it
+        # mask entry of each input; inputs without one use an extra last entry, which always allows
         self._mask_entries = np.full(distribution.num_inputs, layout.num_mask, np.int32)
         if layout.num_mask:
             self._mask_entries[distribution.choice_inputs] = np.arange(layout.num_mask)
@@ -134,16 +136,17 @@ class ActorCritic(Network):
         return make_branch(name, self.layout, self.obs_dtype, self.config, rng, num_previous)
 
     def _make_policy_head(self, rng: np.random.Generator, noise: SDESettings | None, *, gives_means: bool) -> None:
-        """Make the policy's last layer and, with noise, the weights by which features become deviations.
+        """Create the policy's last layer and, with noise, the weights that turn features into deviations.
 
-        Raises: ConfigError if there is noise and actions are not numbers of one Box.
+        Raises:
+            ConfigError: there is noise and actions are not numbers of one Box.
         """
         kind, features = self.distribution, self._branches[0].num_outputs
         num_outputs = kind.num_inputs // 2 if gives_means or noise is not None else kind.num_inputs
         if noise is not None:
             if not isinstance(kind, DiagGaussian):
                 raise ConfigError(
-                    f"use_sde is for actions of a Box; this policy's are of {kind.action_space}.",
+                    f"use_sde is for actions of a Box, not of {kind.action_space}.",
                     key="use_sde", value=True, hint="Leave use_sde out.",
                 )  # fmt: skip
             self.distribution, self._sde = kind.with_features(features), noise
@@ -151,7 +154,7 @@ class ActorCritic(Network):
         self._policy_head = dense(rng, features, num_outputs, gain=_POLICY_GAIN)
 
     def _take_named(self, **heads: keras.layers.Layer) -> None:
-        """Take the variables of branches, heads and deviations."""
+        """Take over the variables of branches, heads and deviations."""
         named: dict[str, Any] = {}
         for branch in self._branches:
             named |= branch.named_variables()
@@ -160,7 +163,7 @@ class ActorCritic(Network):
         self._take_variables(named if self._log_std is None else {**named, "policy/log_std": self._log_std})
 
     def _dist_inputs(self, features: Any) -> Any:
-        """Inputs of the distribution [B, P] of the policy's features [B, F]; means alone without deviations."""
+        """Return distribution inputs [B, P] for the policy's features [B, F]; only means if there are no deviations."""
         outputs = self._policy_head(features)
         if self._log_std is None:
             return outputs
@@ -177,26 +180,30 @@ class ActorCritic(Network):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the network has state."""
+        """True if the network has recurrent state."""
         return bool(self.state_shapes)
 
     @property
     def looks_back(self) -> bool:
-        """Whether the network takes the previous actions and rewards."""
+        """True if the network sees the previous actions and rewards."""
         return self._looks_at is not None
 
     def initial_state(self, num_rows: int) -> list[F32]:
-        """State of B rows at the start of their episodes: zeros [B, ...] for each component."""
+        """Return the state of B rows at the start of their episodes: zeros [B, ...] for each component."""
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.state_shapes]
 
     def forward(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-        """Outputs for B observations, for networks without recurrence.
+        """Return the outputs for B observations; only for networks without recurrence.
 
         Args:
             obs: [B, *obs_shape].
-            weights: tensors by name to be used in place of all variables.
-        Returns: inputs of the action distribution [B, P] and values [B], float32.
-        Raises: PolicyError if the network is recurrent.
+            weights: tensors by name to use instead of all variables.
+
+        Returns:
+            Inputs of the action distribution [B, P] and values [B], float32.
+
+        Raises:
+            PolicyError: the network is recurrent.
         """
         if self.is_recurrent:
             raise PolicyError("a recurrent network needs its state: use forward_step or forward_sequence")
@@ -214,17 +221,20 @@ class ActorCritic(Network):
         for_acting: bool = False,
         noise: Any = None,
     ) -> tuple[Any, Any, list[Any]]:
-        """Outputs of one step for B observations.
+        """Return the outputs of one step for B observations.
 
         Args:
             obs: [B, *obs_shape].
             state: recurrent state, [B, ...] for each component.
-            prev_actions: [B, *action_shape] in column form, if the network looks back; zeros at an episode's start.
+            prev_actions: [B, *action_shape] in column form, if the network looks back; zeros at the start of an
+                episode.
             prev_rewards: [B], likewise.
-            weights: tensors by name to be used in place of all variables.
-            for_acting: features that make noise of the state have their shares behind the inputs, [B, P + F * A].
+            weights: tensors by name to use instead of all variables.
+            for_acting: True to append the shares of features for state-dependent noise to the inputs, [B, P + F * A].
             noise: [B, K] of noisy layers; None = their means.
-        Returns: inputs of the action distribution [B, P], values [B], and the state after the step.
+
+        Returns:
+            Inputs of the action distribution [B, P], values [B], and the state after the step.
         """
         obs, mask = self._without_mask(obs)
         previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
@@ -236,14 +246,14 @@ class ActorCritic(Network):
         return dist_inputs, values, state_out
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
-        """Compute one step for `forward_step`; subclasses have their own.
+        """Compute one step for `forward_step`; subclasses override it.
 
         Args:
             obs: [B, *layout.shape].
-            mask: [B, M], None without; what it forbids is to be MASKED_LOGIT.
+            mask: [B, M], or None; inputs that it forbids must become MASKED_LOGIT.
             previous: previous actions and rewards, see `_previous`.
             parts: see `Parts`.
-            noise: of noisy layers, which subclasses may have.
+            noise: noise of noisy layers in subclasses.
         """
         features: list[Any] = []
         state_out: list[Any] = []
@@ -264,16 +274,19 @@ class ActorCritic(Network):
         *,
         weights: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Any]:
-        """Outputs for sequences of T steps; without recurrence every step stands for itself.
+        """Return the outputs for sequences of T steps; without recurrence each step is independent.
 
         Args:
             obs: [T, B, *obs_shape]; T is known when the function is traced.
             state: recurrent state before the first step, [B, ...] for each component.
             resets: [T, B] bool; where True the state is zeroed before that step.
-            prev_actions: [T, B, *action_shape] in column form, if the network looks back; zeros at episodes' starts.
+            prev_actions: [T, B, *action_shape] in column form, if the network looks back; zeros at the start of
+                episodes.
             prev_rewards: [T, B], likewise.
-            weights: tensors by name to be used in place of all variables.
-        Returns: inputs of the action distribution [T, B, P] and values [T, B], float32.
+            weights: tensors by name to use instead of all variables.
+
+        Returns:
+            Inputs of the action distribution [T, B, P] and values [T, B], float32.
         """
         obs = tf.convert_to_tensor(obs)
         steps = obs.shape[0]
@@ -296,20 +309,21 @@ class ActorCritic(Network):
         )
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Copies of all weights by name, in order."""
+        """Return copies of all weights by name, in order."""
         return {name: np.array(variable.numpy()) for name, variable in self.variables.items()}
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Assign all weights.
 
-        Raises: PolicyError if a weight is missing, unknown, of another shape or not finite; none is then set.
+        Raises:
+            PolicyError: a weight is missing, unknown, not finite or has another shape; no weight is changed then.
         """
         check_weights({name: tuple(variable.shape) for name, variable in self.variables.items()}, weights)
         for name, variable in self.variables.items():
             variable.assign(weights[name])
 
     def _masked(self, dist_inputs: Any, mask: Any) -> Any:
-        """Inputs of the distribution [B, P], those of forbidden actions MASKED_LOGIT."""
+        """Return distribution inputs [B, P] with MASKED_LOGIT for forbidden actions."""
         if mask is None:
             return dist_inputs
         if not np.array_equal(self._mask_entries, np.arange(self.layout.num_mask)):
@@ -317,9 +331,9 @@ class ActorCritic(Network):
         return tf.where(mask > 0, dist_inputs, tf.constant(MASKED_LOGIT, dist_inputs.dtype))
 
     def _previous(self, actions: Any, rewards: Any) -> Any:
-        """Previous actions [..., *action_shape] and rewards [...] as rows of numbers [R, E + 1].
+        """Return previous actions [..., *action_shape] and rewards [...] as rows of numbers [R, E + 1].
 
-        None for networks that don't look back.
+        Returns None for networks that don't look back.
         """
         if self._looks_at is None:
             if actions is not None or rewards is not None:

@@ -1,20 +1,20 @@
-"""Branches of a network: the layers between observations and heads, or a user's own Keras model in their place.
+"""Branches of a network: the layers between observations and heads, or a custom Keras model in their place.
 
 ``model.custom_model`` is the import path of a function or class that is called with ``(obs_shape, num_outputs,
-model_config)`` and returns a Keras model. That model takes observations ``[B, *obs_shape]`` as float32 (bytes keep
-their values of 0 to 255). The algorithm decides what the model must return:
+model_config)`` and returns a Keras model. The model's input is observations ``[B, *obs_shape]`` as float32 (bytes keep
+their values of 0 to 255). The algorithm determines its output:
 
-- Algorithms without a replay take the inputs of the action distribution ``[B, num_outputs]``, alone or with values
+- For algorithms without a replay, the inputs of the action distribution ``[B, num_outputs]``, alone or with values
   ``[B]`` or ``[B, 1]`` (`aiorl.learning.models.catalog`).
-- Algorithms with a replay take features ``[B, F]`` of any width F, in place of the hidden layers. ``num_outputs`` is
+- For algorithms with a replay, features ``[B, F]`` of any width F, which replace the hidden layers. ``num_outputs`` is
   then a suggestion: the width of the last layer of ``model.fcnet_hiddens``. The function is called once for each
-  network, so that the policy and each critic have a model of their own.
+  network, so that the policy and each critic have their own model.
 
-The model runs in inference mode for acting and learning alike (Dropout and BatchNormalization do what they do there).
+The model runs in inference mode for both acting and learning (Dropout and BatchNormalization behave accordingly).
 
-A Tuple or Dict observation comes as one flat vector. A function with a parameter called ``obs_parts`` asks for its
-parts instead: it receives the shape of each by name, and its model takes a dict of parts by name: a functional model
-of those that it has inputs for (``keras.Input(obs_parts["camera"], name="camera")``), a subclassed one of all. Names
+A Tuple or Dict observation comes as one flat vector. If the function has a parameter called ``obs_parts``, it receives
+the shape of each part by name, and its model is called with a dict of the parts by name. A functional model gets the
+parts for which it has inputs (``keras.Input(obs_parts["camera"], name="camera")``), a subclassed model gets all. Names
 are the keys and positions in the space, joined by dots, such as ``camera`` or ``arms.0``; Discrete parts are one-hot.
 """
 
@@ -45,31 +45,32 @@ from aiorl.process.log_once import log_once
 logger = logging.getLogger(__name__)
 
 CustomModel = Callable[..., Any]
-"""(obs_shape, num_outputs, model_config), and obs_parts where it asks for them -> Keras model."""
+"""Function that returns a Keras model; called with (obs_shape, num_outputs, model_config) and optionally obs_parts."""
 
 CUSTOM_MODEL = "model.custom_model"
 _PARTS = "obs_parts"
 _WHOLE = "obs"
 PROBE_ROWS = 2
-"""Observations that a model is run with to see what it gives."""
+"""Number of observations with which a model is run to find its output shapes."""
 _DEFAULT_WIDTH = 256
 
 _taken: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Models that are part of a network already."""
+"""Models that are already part of a network."""
 
 
 class CustomNetwork:
-    """A Keras model that is called with observations as it wants them.
+    """Keras model that is called with observations in the form it expects.
 
     Attributes:
-        keras_model: the model.
+        keras_model: the Keras model.
         output_shapes: shapes of its outputs for PROBE_ROWS observations.
     """
 
     def __init__(self, keras_model: Any, layout: ObsLayout, *, takes_parts: bool = False) -> None:
-        """Take a model that is built or can be built by a call, and run it once.
+        """Take over a model, built or not, and run it once.
 
-        Raises: ConfigError if it doesn't take these observations.
+        Raises:
+            ConfigError: it can't process these observations.
         """
         self.keras_model = keras_model
         self._layout = layout
@@ -77,14 +78,14 @@ class CustomNetwork:
         try:
             self.output_shapes = [tuple(output.shape) for output in self(tf.zeros([PROBE_ROWS, *layout.shape]))]
         except Exception as error:
-            # whatever a user's layers raise
+            # custom layers can raise anything
             raise ConfigError(
-                f"the custom model doesn't take observations of shape {list(layout.shape)}: {error!s:.500}",
+                f"the custom model can't process observations of shape {list(layout.shape)}: {error!s:.500}",
                 key=CUSTOM_MODEL,
             ) from error
 
     def __call__(self, obs: Any) -> list[Any]:
-        """Outputs for observations [B, *layout.shape], which may be Keras's symbolic tensors."""
+        """Return the outputs for observations [B, *layout.shape], which can be symbolic Keras tensors."""
         inputs: Any = keras.ops.cast(obs, "float32")
         if self._takes_parts:
             inputs = self._parts(inputs)
@@ -92,14 +93,14 @@ class CustomNetwork:
         return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
     def named_variables(self) -> dict[str, Any]:
-        """Keras variables by name, for instance ``custom/0/kernel``."""
+        """Return the Keras variables by name, for instance ``custom/0/kernel``."""
         return {f"custom/{index}/{item.name}": item for index, item in enumerate(self.keras_model.weights)}
 
     def _parts(self, obs: Any) -> Any:
-        """The parts of observations [B, ...] by name, as far as the model has inputs for them."""
+        """Return the parts of observations [B, ...] for which the model has inputs, by name."""
         try:
             inputs = self.keras_model.input
-        except (AttributeError, ValueError):  # no functional model: it takes all
+        except (AttributeError, ValueError):  # not a functional model: it gets all parts
             inputs = None
         if isinstance(self.keras_model, keras.Sequential) or (inputs is not None and not isinstance(inputs, dict)):
             return obs
@@ -109,12 +110,13 @@ class CustomNetwork:
 
 
 class CustomStack(Stack):
-    """A custom model in place of a stack of layers: it gives features."""
+    """Custom model that replaces a stack of layers and returns features."""
 
     def __init__(self, layout: ObsLayout, config: ModelConfig, seed: int | None) -> None:
-        """Make it.
+        """Create the model.
 
-        Raises: ConfigError as `make_custom_network`, or if it gives anything but features.
+        Raises:
+            ConfigError: see `make_custom_network`; or the model returns anything other than features.
         """
         width = config.fcnet_hiddens[-1] if config.fcnet_hiddens else _DEFAULT_WIDTH
         self._network = make_custom_network(layout, width, config, config.model_dump(), seed=seed)
@@ -122,9 +124,9 @@ class CustomStack(Stack):
         if [len(shape) for shape in shapes] != [2] or shapes[0][0] != PROBE_ROWS:
             raise ConfigError(
                 f"the custom model gives outputs of shapes {shapes} for {PROBE_ROWS} observations; algorithms with a "
-                f"replay take one output, features ({PROBE_ROWS}, F) of any width F.",
+                f"replay need one output, features ({PROBE_ROWS}, F) of any width F.",
                 key=CUSTOM_MODEL, value=config.custom_model,
-                hint="Return the last hidden layer: policy head, values and critics are built behind it.",
+                hint="Return the last hidden layer: policy head, values and critics are built on it.",
             )  # fmt: skip
         super().__init__([], shapes[0][1])
 
@@ -140,16 +142,17 @@ class CustomStack(Stack):
 def make_custom_network(
     layout: ObsLayout, num_outputs: int, config: ModelConfig, settings: Mapping[str, Any], *, seed: int | None
 ) -> CustomNetwork:
-    """The model that `config.custom_model` names.
+    """Return the model that `config.custom_model` names.
 
     Args:
-        layout: how an observation lies in its array; the model gets it without its action mask.
-        num_outputs: second argument of the user's function.
-        config: names the function.
-        settings: all settings as they were given, third argument of the function.
-        seed: seed of the initial weights; None = a different one each time.
+        layout: layout of an observation in its array; the model gets it without the action mask.
+        num_outputs: second argument of the function.
+        config: config that names the function.
+        settings: all settings as given, third argument of the function.
+        seed: seed of the initial weights; None = random.
 
-    Raises: ConfigError for a path that can't be imported, or if the function fails or gives no Keras model of its own.
+    Raises:
+        ConfigError: the path can't be imported, or the function fails or doesn't return a new Keras model.
     """
     path = str(config.custom_model)
     make: CustomModel = import_object(path, key=CUSTOM_MODEL)
@@ -160,13 +163,13 @@ def make_custom_network(
         model = named(layout.shape, num_outputs, settings, **asked)
         if not isinstance(model, keras.Model):
             raise ConfigError(
-                f"{CUSTOM_MODEL} {path!r} gave a {type(model).__name__}, expected a Keras model.",
+                f"{CUSTOM_MODEL} {path!r} returned a {type(model).__name__}, expected a Keras model.",
                 key=CUSTOM_MODEL, value=path,
             )  # fmt: skip
         if model in _taken:
             raise ConfigError(
-                f"{CUSTOM_MODEL} {path!r} gave the same model twice; each network needs one of its own.",
-                key=CUSTOM_MODEL, value=path, hint="Make a new model at each call.",
+                f"{CUSTOM_MODEL} {path!r} returned the same model twice; each network needs its own.",
+                key=CUSTOM_MODEL, value=path, hint="Create a new model in each call.",
             )  # fmt: skip
         _taken.add(model)
         return CustomNetwork(model, layout, takes_parts=takes_parts)
@@ -175,13 +178,13 @@ def make_custom_network(
 def _takes_parts(make: CustomModel) -> bool:
     try:
         return _PARTS in inspect.signature(make).parameters
-    except (TypeError, ValueError):  # not everything that can be called tells
+    except (TypeError, ValueError):  # some callables have no signature
         return False
 
 
 @contextlib.contextmanager
 def _keras_seed(seed: int | None) -> Iterator[None]:
-    """Keras draws the seeds of initializers from Python's generator: seed it meanwhile."""
+    """Seed Python's generator, from which Keras draws the seeds of initializers, for the duration of the context."""
     if seed is None:
         yield
         return
@@ -194,7 +197,7 @@ def _keras_seed(seed: int | None) -> Iterator[None]:
 
 
 class RecurrentCell(keras.layers.Layer):  # type: ignore[misc]  # Keras is untyped
-    """A gated cell with `size` units, built.
+    """Gated cell with `size` units; it is built on construction.
 
     Attributes:
         size: H, units and outputs.
@@ -215,19 +218,19 @@ class RecurrentCell(keras.layers.Layer):  # type: ignore[misc]  # Keras is untyp
         self.built = True
 
     def project(self, inputs: Any) -> Any:
-        """The inputs' part [B, gates * H] of the gates, for inputs [B, D]."""
+        """Return the share [B, gates * H] of inputs [B, D] in the gates."""
         return tf.matmul(inputs, tf.convert_to_tensor(self.kernel)) + tf.convert_to_tensor(self.bias)
 
     @abstractmethod
     def step(self, projected: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Outputs [B, H] and the next state, for `project`'s result [B, gates * H] and the state."""
+        """Return outputs [B, H] and the next state, from the result of `project` [B, gates * H] and the state."""
 
     def named_variables(self) -> dict[str, Any]:
-        """Keras variables by name."""
+        """Return the Keras variables by name."""
         return {f"{self.name_in_model}/{variable.name}": variable for variable in self.trainable_variables}
 
     def _gates(self, rng: np.random.Generator, num_inputs: int, name: str) -> Any:
-        """One orthogonal matrix per gate, side by side."""
+        """Create one orthogonal matrix per gate, side by side."""
         values = np.concatenate([orthogonal(rng, (num_inputs, self.size)) for _ in range(self.num_gates)], axis=1)
         return self.add_weight(
             shape=values.shape, initializer=lambda shape, dtype=None: tf.constant(values, dtype=dtype), name=name
@@ -292,14 +295,16 @@ class GRUCell(RecurrentCell):
 
 
 def run_sequence(cell: RecurrentCell, features: Any, state: Sequence[Any], resets: Any) -> tuple[Any, list[Any]]:
-    """A cell over T steps.
+    """Run a cell over T steps.
 
     Args:
-        cell: the cell.
+        cell: cell to run.
         features: [T, B, D] float32; T and D are known when the function is traced.
         state: state before the first step, [B, H] for each component.
         resets: [T, B] bool; where True the state is zeroed before that step.
-    Returns: outputs [T, B, H] and the state after the last step.
+
+    Returns:
+        Outputs [T, B, H] and the state after the last step.
     """
     steps, width = features.shape[0], features.shape[-1]
     rows = tf.shape(features)[1] if features.shape[1] is None else features.shape[1]
@@ -333,13 +338,13 @@ _SMALL_MIN_SIZE = 7
 
 @dataclass(slots=True)
 class Branch:
-    """Features for one or both outputs: a stack, then perhaps a cell.
+    """Features for one or both outputs: a stack and, with recurrence, a cell.
 
     Attributes:
         name: first part of its weights' names.
-        stack: what observations go through first.
-        cell: recurrent cell behind it.
-        num_outputs: features that come out.
+        stack: layers that process observations first.
+        cell: recurrent cell after the stack.
+        num_outputs: number of features.
     """
 
     name: str
@@ -352,18 +357,18 @@ class Branch:
 
     @property
     def num_states(self) -> int:
-        """State components of its cell."""
+        """State components of the cell."""
         return 0 if self.cell is None else self.cell.num_states
 
     def named_variables(self) -> dict[str, Any]:
-        """Keras variables by name."""
+        """Return the Keras variables by name."""
         variables = self.stack.named_variables()
         if self.cell is not None:
             variables |= self.cell.named_variables()
         return {f"{self.name}/{name}": variable for name, variable in variables.items()}
 
     def step(self, obs: Any, previous: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Features [B, D] of observations [B, ...] and previous steps [B, E + 1] or None; and the next state."""
+        """Return features [B, D] of observations [B, ...] and previous steps [B, E + 1] or None, and the next state."""
         features = self._cell_inputs(obs, previous)
         if self.cell is None:
             return features, []
@@ -372,11 +377,11 @@ class Branch:
     def sequence(
         self, flat_obs: Any, previous: Any, state: Sequence[Any], resets: Any, steps: int, *, burn_in: int = 0
     ) -> Any:
-        """Features [T * B, D] of observations [T * B, ...] and previous steps [T * B, E + 1] or None; it has a cell.
+        """Return features [T * B, D] of observations [T * B, ...] and previous steps [T * B, E + 1] or None.
 
-        No gradient flows through the state that goes into step `burn_in`.
+        The branch must have a cell. No gradient flows through the state that enters step `burn_in`.
         """
-        assert self.cell is not None, "without a cell steps stand for themselves"
+        assert self.cell is not None, "without a cell, steps are independent"
         features = self._cell_inputs(flat_obs, previous)
         width = features.shape[-1]
         by_time = tf.reshape(features, [steps, -1, width])
@@ -403,7 +408,7 @@ def make_branch(
     rng: np.random.Generator,
     num_previous: int = 0,
 ) -> Branch:
-    """The features of one or both outputs; `num_previous` numbers are added to what its cell sees."""
+    """Create the branch for one or both outputs; its cell also sees `num_previous` numbers."""
     stack = make_trunk(layout, obs_dtype, config, rng)
     if not config.is_recurrent:
         return Branch(name, stack, None)
@@ -414,14 +419,14 @@ def make_branch(
 def make_trunk(
     layout: ObsLayout, obs_dtype: str, config: ModelConfig, rng: np.random.Generator, *, has_hiddens: bool = True
 ) -> Stack:
-    """The first layers for observations: a custom model, or convolutions and, if wanted, the dense layers behind."""
+    """Create the first layers: a custom model, or convolutions and, if wanted, dense layers after them."""
     if config.custom_model:
         return CustomStack(layout, config, seed=int(rng.integers(1 << 31)))
     scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
     filters, hiddens, activation = choose_layers(layout.shape, obs_dtype, config)
     has_channels_first = channels_first(layout.shape, obs_dtype)
     if has_channels_first and log_once("channels first"):
-        logger.info("observations %s are taken as images [C, H, W], which networks transpose", list(layout.shape))
+        logger.info("observations %s are treated as images [C, H, W] and transposed", list(layout.shape))
     return make_stack(
         rng, channels_last(layout.shape, obs_dtype), filters, hiddens if has_hiddens else (), activation, scale=scale,
         has_channels_first=has_channels_first,
@@ -429,26 +434,26 @@ def make_trunk(
 
 
 def channels_first(obs_shape: tuple[int, ...], obs_dtype: str) -> bool:
-    """Return whether observations are byte images [C, H, W], as PyTorch has them: few channels before larger sides."""
+    """Return True if observations are byte images [C, H, W], as in PyTorch: few channels before larger sides."""
     if obs_dtype != "uint8" or len(obs_shape) != 3:
         return False
     return min(obs_shape[1:]) >= max(_SMALL_MIN_SIZE, 2 * obs_shape[0])
 
 
 def channels_last(obs_shape: tuple[int, ...], obs_dtype: str) -> tuple[int, ...]:
-    """The shape of observations as convolutions take them: that of an image is [H, W, C]."""
+    """Return the shape of observations for convolutions: [H, W, C] for images."""
     return (*obs_shape[1:], obs_shape[0]) if channels_first(obs_shape, obs_dtype) else obs_shape
 
 
 def choose_layers(
     obs_shape: tuple[int, ...], obs_dtype: str, config: ModelConfig
 ) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
-    """Convolutions (none for what is no image), dense layers after them, and their activation."""
+    """Return the convolutions (only for images), the dense layers after them, and their activation."""
     obs_shape = channels_last(obs_shape, obs_dtype)
     if config.conv_filters is not None:
         if len(obs_shape) != 3:
             raise ConfigError(
-                f"conv_filters need observations [H, W, C]; these are {list(obs_shape)}.",
+                f"conv_filters need observations [H, W, C], not {list(obs_shape)}.",
                 key="model.conv_filters",
                 value=config.conv_filters,
                 hint="Leave conv_filters out.",

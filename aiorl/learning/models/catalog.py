@@ -1,13 +1,13 @@
-"""Construction of networks from their settings, a user's own Keras model among them.
+"""Construction of networks from their settings, including custom Keras models.
 
-`build_model` gives an `ActorCritic`: a network with two outputs, the inputs of an action distribution and a
-value. Policy and value have networks of their own unless ``vf_share_layers`` is set; with recurrence each
-then has its own cell, and the recurrent state is the policy's components followed by the value's. Cells may also
-look back at the previous action and reward.
+`build_model` returns an `ActorCritic`: a network with two outputs, the inputs of an action distribution and a value.
+Policy and value have separate networks unless ``vf_share_layers`` is set; with recurrence each then has its own cell,
+and the recurrent state is the policy's components followed by the value's. Cells can also see the previous action and
+reward.
 
-A user's own model (`aiorl.learning.models.branch` has the contract) gives the inputs of the action distribution
-``[B, num_outputs]``, or these and values ``[B]`` or ``[B, 1]``. Where it gives no values, a built-in network of the
-other settings does. It acts on workers through its exported graph, so workers need neither Keras nor the user's module.
+A custom model (contract in `aiorl.learning.models.branch`) returns the inputs of the action distribution ``[B,
+num_outputs]``, or these and values ``[B]`` or ``[B, 1]``. If it returns no values, a built-in network with the other
+settings does. It acts on workers through its exported graph, so workers need neither Keras nor the user's module.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from aiorl.learning.models.networks import dense, layer_variables
 
 
 class CustomActorCritic(ActorCritic):
-    """An ActorCritic whose policy, and perhaps value, is a given Keras model.
+    """ActorCritic whose policy, and optionally value, is a custom Keras model.
 
     Attributes:
-        network: the model.
+        network: the custom model.
     """
 
     def __init__(
@@ -43,9 +43,10 @@ class CustomActorCritic(ActorCritic):
         config: ModelConfig,
         rng: np.random.Generator,
     ) -> None:
-        """Take the user's model.
+        """Take over the custom model.
 
-        Raises: ConfigError if it gives something else than it should.
+        Raises:
+            ConfigError: its outputs are wrong.
         """
         self._describe(layout, obs_dtype, distribution, config)
         self.network = network
@@ -70,7 +71,7 @@ class CustomActorCritic(ActorCritic):
         return Outputs(dist_inputs, tf.reshape(tf.cast(values, tf.float32), [-1]), [])
 
     def _check_outputs(self) -> bool:
-        """Return whether it gives values; raise ConfigError if it gives something else than it should."""
+        """Return True if the model returns values; raise ConfigError if its outputs are wrong."""
         shapes = self.network.output_shapes
         rows = PROBE_ROWS
         wanted = (rows, self.distribution.num_inputs)
@@ -92,21 +93,22 @@ def make_custom_model(
     *,
     seed: int | None = None,
 ) -> CustomActorCritic:
-    """The network that `config.custom_model` names.
+    """Return the network that `config.custom_model` names.
 
     Args:
-        layout: how an observation lies in its array; the model gets it without its action mask.
+        layout: layout of an observation in its array; the model gets it without the action mask.
         obs_dtype: "float32" or "uint8".
         distribution: NumPy distribution of the action space.
-        config: settings, for the values' network where the custom model gives none.
-        settings: all settings as they were given, for the user's function.
-        seed: seed of the initial weights; None = a different one each time.
+        config: settings of the value network, used if the custom model returns no values.
+        settings: all settings as given, for the user's function.
+        seed: seed of the initial weights; None = random.
 
-    Raises: ConfigError for a path that can't be imported, or what is no Keras model of the right shape.
+    Raises:
+        ConfigError: the path can't be imported, or the result is not a Keras model with the right outputs.
     """
     if config.is_recurrent or config.free_log_std:
         raise ConfigError(
-            "use_lstm, use_gru and free_log_std shape built-in networks; a custom model is used as it is.",
+            "use_lstm, use_gru and free_log_std are for built-in networks; a custom model is used as it is.",
             key=CUSTOM_MODEL,
             value=config.custom_model,
         )
@@ -125,22 +127,24 @@ def build_model(
     noise: SDESettings | None = None,
     custom_features: bool = False,
 ) -> ActorCritic:
-    """The built-in network for a kind of observation.
+    """Build the network for a kind of observation.
 
-    Weights are orthogonal with gain sqrt(2) in hidden layers, 0.01 in the policy's last and 1 in the value's
-    last layer. uint8 observations are scaled by 1/255 inside the network.
+    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 in the policy's last layer and 1 in the value's.
+    uint8 observations are scaled by 1/255 inside the network.
 
     Args:
         obs_shape: shape of one observation as the model gets it (a preprocessor's output).
         obs_dtype: "float32" or "uint8".
         distribution: NumPy distribution of the action space (`aiorl.acting.distributions`).
         model_config: settings, the keys of `model`; others are passed on to a custom model.
-        seed: seed of the initial weights; None = a different one each time.
-        layout: how an observation lies in its array, with its parts and action mask; None = it is the array.
-        noise: how a built-in network makes noise of the state; None = it doesn't.
-        custom_features: a custom model gives features in place of the hidden layers, not the outputs.
+        seed: seed of the initial weights; None = random.
+        layout: layout of an observation in its array, with its parts and action mask; None = the observation is the
+            array.
+        noise: settings of state-dependent noise of a built-in network; None = no such noise.
+        custom_features: True if a custom model returns features that replace the hidden layers, not the outputs.
 
-    Raises: ConfigError for settings that make no network for these observations.
+    Raises:
+        ConfigError: the settings can't make a network for these observations.
     """
     settings = dict(model_config or {})
     config = ModelConfig.of(settings)
@@ -148,14 +152,14 @@ def build_model(
     layout = ObsLayout(shape) if layout is None else layout
     if config.free_log_std and not isinstance(distribution, DiagGaussian):
         raise ConfigError(
-            f"free_log_std is for Gaussian actions; these are {distribution.name}.",
+            f"free_log_std is for Gaussian actions, not {distribution.name}.",
             key="model.free_log_std",
             value=True,
         )
     if config.custom_model and not custom_features:
         if noise is not None:
             raise ConfigError(
-                "use_sde makes deviations of a built-in network's features; a custom model is used as it is.",
+                "use_sde needs the features of a built-in network; a custom model is used as it is.",
                 key="use_sde", value=True, hint="Leave out use_sde or model.custom_model.",
             )  # fmt: skip
         return make_custom_model(layout, str(obs_dtype), distribution, config, settings, seed=seed)

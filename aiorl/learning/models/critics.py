@@ -19,10 +19,10 @@ _CRITIC_GAIN = 0.1
 
 
 class Actor(ActorCritic):
-    """A network that gives the inputs of an action distribution; its values are 0.
+    """Network that returns the inputs of an action distribution; its values are 0.
 
-    A policy without chance gives the means of a squashed Gaussian whose deviations are the least there are: so all that
-    acts, and all exports, take the squashed means.
+    A deterministic policy returns the means of a squashed Gaussian with the smallest possible deviations, so that
+    acting and every export use the squashed means.
     """
 
     def __init__(
@@ -36,16 +36,16 @@ class Actor(ActorCritic):
         is_deterministic: bool = False,
         noise: SDESettings | None = None,
     ) -> None:
-        """Build it.
+        """Build the actor.
 
         Args:
-            layout: how an observation lies in its array.
+            layout: layout of an observation in its array.
             obs_dtype: "float32" or "uint8".
-            distribution: of the actions; a squashed Gaussian where there is no chance.
+            distribution: distribution of the actions; a squashed Gaussian for a deterministic policy.
             config: settings of the hidden layers.
-            rng: of the initial weights.
-            is_deterministic: the network gives means only.
-            noise: how it makes noise of the state; None = it doesn't.
+            rng: generator of the initial weights.
+            is_deterministic: True if the network returns only means.
+            noise: settings of state-dependent noise; None = no such noise.
         """
         self._is_deterministic = is_deterministic
         self._describe(layout, obs_dtype, distribution, config)
@@ -54,20 +54,20 @@ class Actor(ActorCritic):
         self._take_named(policy=self._policy_head)
 
     def outputs(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-        """What the network itself gives for observations [B, *obs_shape], [B, P]; and the mask [B, M] or None.
+        """Return the network's own outputs [B, P] for observations [B, *obs_shape], and the mask [B, M] or None.
 
-        Without chance these are the means alone, [B, P / 2]. Inputs that the mask forbids are MASKED_LOGIT.
+        A deterministic network returns only the means, [B, P / 2]. Inputs that the mask forbids are MASKED_LOGIT.
 
         Args:
-            obs: the observations.
-            weights: tensors by name to be used in place of all variables.
+            obs: [B, *obs_shape].
+            weights: tensors by name to use instead of all variables.
         """
         obs, mask = self._without_mask(obs)
         with self._using(weights):
             return self._outputs(obs, mask)[0], mask
 
     def _outputs(self, obs: Any, mask: Any) -> tuple[Any, Any]:
-        """What the network itself gives for observations, and their features."""
+        """Return the network's own outputs for observations, and their features."""
         features, _ = self._branches[0].step(obs, None, [])
         return self._masked(self._dist_inputs(features), mask), features
 
@@ -79,11 +79,10 @@ class Actor(ActorCritic):
 
 
 class Critics(Network):
-    """C networks that have nothing in common but their shape.
+    """Set of C critics with the same shape and separate weights.
 
-    Over a Box each sees the observation and the action, scaled to [-1, 1], behind the convolutions or the custom model,
-    if there are any.
-    Over choices each gives the values of all actions.
+    For a Box, each critic sees the observation, after any convolutions or custom model, along with the action scaled to
+    [-1, 1]. For discrete actions, each returns the values of all actions.
     """
 
     def __init__(
@@ -96,16 +95,19 @@ class Critics(Network):
         *,
         num_critics: int,
     ) -> None:
-        """Build them.
+        """Build the critics.
 
         Args:
-            layout: how an observation lies in its array.
+            layout: layout of an observation in its array.
             obs_dtype: "float32" or "uint8".
-            distribution: of the actions: a Gaussian over a Box with bounds, squashed or not, or one over A choices.
+            distribution: distribution of the actions: a Gaussian over a Box with bounds, squashed or not, or one over A
+                choices.
             config: settings of the hidden layers.
-            rng: of the initial weights.
+            rng: generator of the initial weights.
             num_critics: C.
-        Raises: UnsupportedSpaceError for a Box without bounds.
+
+        Raises:
+            UnsupportedSpaceError: a Box has no bounds.
         """
         self.layout = layout
         self._box = SquashedGaussian(distribution.action_space) if isinstance(distribution, DiagGaussian) else None
@@ -125,9 +127,9 @@ class Critics(Network):
         self._take_variables(named)
 
     def unit(self, actions: Any) -> Any:
-        """Actions [B, *action_shape] of a Box as numbers [B, D] from -1 at its lower to 1 at its upper bounds.
+        """Scale actions [B, *action_shape] of a Box to numbers [B, D], -1 at the lower and 1 at the upper bounds.
 
-        Those beyond count as on them, which is where an environment gets them.
+        Actions beyond the bounds are clipped, as they are for an environment.
         """
         assert self._box is not None, "choices have no bounds"
         flat = tf.cast(tf.reshape(actions, [-1, self._box.low.size]), tf.float32)
@@ -135,17 +137,17 @@ class Critics(Network):
 
     @property
     def log_unit(self) -> float:
-        """What the logarithm of a density over a Box is more as one over the numbers of `unit`."""
+        """Log density over the Box minus the log density over the numbers of `unit`."""
         assert self._box is not None, "choices have no density"
         return float(np.log(0.5 * self._box.span).sum())
 
     def q(self, obs: Any, unit_actions: Any = None, *, weights: Mapping[str, Any] | None = None) -> Any:
-        """Values of observations [B, *obs_shape] by each critic: [C, B] of actions given, else [C, B, A] of all.
+        """Return the critics' values of observations [B, *obs_shape]: [C, B] of given actions, or [C, B, A] of all.
 
         Args:
-            obs: the observations; an action mask among them is not looked at.
-            unit_actions: [B, D], of `unit`; for a Box only.
-            weights: tensors by name to be used in place of all variables.
+            obs: [B, *obs_shape]; an action mask among the observations is ignored.
+            unit_actions: [B, D], scaled by `unit`; for a Box only.
+            weights: tensors by name to use instead of all variables.
         """
         obs, _ = self._without_mask(obs)
         values = []

@@ -1,7 +1,8 @@
-"""Action distributions on TensorFlow, the twin of `aiorl.acting.distributions` for losses.
+"""Action distributions in TensorFlow, the counterparts of `aiorl.acting.distributions` for losses.
 
-Names, parameters and formulas are those of the NumPy module, which acts and so has neither entropy nor divergence. A
-test holds the two equal. All functions are differentiable in `inputs` and can be traced into a compiled function.
+Names, parameters and formulas are those of the NumPy module, which acts and therefore has neither entropy nor
+divergence. A test checks that both agree. All functions are differentiable in `inputs` and can be traced into a
+compiled function.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from aiorl.learning.lazy import tf
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _LOGISTIC_WEIGHTS = np.array([0.1494167, 0.50135265, 0.31260429, 0.03662636], np.float32)
-"""[4]: weights of a mixture of four normal variables, close to the logistic variable Z of density sech(z)^2 / 2."""
+"""[4]: weights of a mixture of four normal variables, close to the logistic variable Z with density sech(z)^2 / 2."""
 _LOGISTIC_DEVIATIONS = np.array([0.51077307, 0.75951436, 1.12349673, 1.64972240], np.float32)
-"""[4]: the standard deviations of the four.
+"""[4]: standard deviations of the four.
 
-log(2 cosh(u)) is the mean of |u + Z|. So the mean of it over a normal u is a sum of means of folded normals, with an
-error below 5e-6 whatever the deviation of u. Source of such mixtures: Monahan, Stefanski 1992.
+log(2 cosh(u)) is the mean of |u + Z|. So its mean over a normal u is a sum of means of folded normals, with an error
+below 5e-6 for any deviation of u. Source of such mixtures: Monahan, Stefanski 1992.
 """
 
 
@@ -32,9 +33,9 @@ class Distribution(ABC):
     """Base class of distributions. B rows, P inputs per row.
 
     Attributes:
-        acting: the NumPy twin, which knows the action space.
+        acting: NumPy counterpart, which knows the action space.
         num_inputs: P.
-        num_features: E, numbers that `features` makes of an action.
+        num_features: E, width of the result of `features`.
     """
 
     def __init__(self, twin: Any) -> None:
@@ -43,34 +44,34 @@ class Distribution(ABC):
 
     @abstractmethod
     def logp(self, inputs: Any, actions: Any) -> Any:
-        """Log-probability (or log-density) [B] of actions [B, *action_shape]."""
+        """Return the log-probability (or log-density) [B] of actions [B, *action_shape]."""
 
     @abstractmethod
     def entropy(self, inputs: Any) -> Any:
-        """Entropy [B] in nats."""
+        """Return the entropy [B] in nats."""
 
     @abstractmethod
     def kl(self, inputs: Any, other: Any) -> Any:
-        """Kullback-Leibler divergence KL(inputs || other) [B] in nats."""
+        """Return the Kullback-Leibler divergence KL(inputs || other) [B] in nats."""
 
     @abstractmethod
     def features(self, actions: Any) -> Any:
-        """Actions [B, *action_shape] as inputs of a network, [B, E] float32: choices one-hot, numbers as they are."""
+        """Convert actions [B, *action_shape] to network inputs [B, E] float32: choices one-hot, numbers unchanged."""
 
 
 class Choices(Distribution):
-    """The twin of Categorical, Greedy and MultiCategorical: C choices, padded to W, the widest of them."""
+    """Counterpart of Categorical, Greedy and MultiCategorical: C choices, padded to the widest, W."""
 
     def __init__(self, twin: acting.Categorical | acting.Greedy | acting.MultiCategorical) -> None:
         super().__init__(twin)
-        # NumPy arrays become constants of the graph that is traced; tensors made here would become inputs of it
+        # NumPy arrays become constants of a traced graph; tensors created here would become its inputs
         self._start = np.asarray(twin.start, np.int32)
         several = twin if isinstance(twin, acting.MultiCategorical) else None
         self._components = 1 if several is None else len(several.sizes)
         self._widest = twin.num_inputs if several is None else int(several.sizes.max())
         positions = np.arange(twin.num_inputs) if several is None else several.positions
         self._positions = positions.astype(np.int32)
-        # for each place among components padded to the widest one: which logit, or the padding after them all
+        # logit at each place of the padded components; padding uses an extra last one
         self._sources = np.full(self._components * self._widest, self.num_inputs, np.int32)
         self._sources[self._positions] = np.arange(self.num_inputs)
         self._is_padded = self.num_inputs != len(self._sources)
@@ -78,7 +79,7 @@ class Choices(Distribution):
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
         log_probabilities = tf.nn.log_softmax(self._padded(inputs))
-        # by a mask: XLA on a CPU is slow at gathering and scattering
+        # with a mask: XLA on a CPU is slow at gathering and scattering
         mask = tf.one_hot(self._index(actions), self._widest, on_value=True, off_value=False, dtype=tf.bool)
         return tf.reduce_sum(tf.reduce_sum(tf.where(mask, log_probabilities, 0.0), axis=-1), axis=-1)
 
@@ -93,18 +94,18 @@ class Choices(Distribution):
         return tf.reduce_sum(tf.reduce_sum(tf.exp(mine) * (mine - others), axis=-1), axis=-1)
 
     def features(self, actions: Any) -> Any:
-        """Each choice one-hot; zeros for a number that is none, as at an episode's start in a space not from 0."""
-        # ONNX's own one-hot operator would wrap such a number around
+        """Return each choice one-hot; zeros for invalid numbers, such as 0 at an episode's start in a space from 1."""
+        # ONNX's one-hot operator would wrap an invalid number around
         is_chosen = tf.equal(self._index(actions)[..., None], np.arange(self._widest, dtype=np.int32))
         padded = tf.reshape(tf.cast(is_chosen, tf.float32), [-1, len(self._sources)])
         return tf.gather(padded, self._positions, axis=1) if self._is_padded else padded
 
     def _index(self, actions: Any) -> Any:
-        """Numbers of the choices [B, C], from 0."""
+        """Return the numbers of the choices [B, C], from 0."""
         return tf.cast(tf.reshape(actions, [-1, self._components]), tf.int32) - self._start.reshape(-1)
 
     def _padded(self, inputs: Any) -> Any:
-        """Logits as [B, C, W]."""
+        """Return the logits as [B, C, W]."""
         if self._is_padded:
             padded = tf.pad(inputs, [[0, 0], [0, 1]], constant_values=MASKED_LOGIT)
             inputs = tf.gather(padded, self._sources, axis=1)
@@ -112,7 +113,7 @@ class Choices(Distribution):
 
 
 class Bernoulli(Distribution):
-    """See the NumPy twin."""
+    """Counterpart of the NumPy class."""
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
@@ -128,12 +129,12 @@ class Bernoulli(Distribution):
         return tf.reduce_sum(ones + tf.nn.softplus(other) - tf.nn.softplus(inputs), axis=-1)
 
     def features(self, actions: Any) -> Any:
-        """The bits as numbers."""
+        """Return the bits as numbers."""
         return tf.cast(tf.reshape(actions, [-1, self.num_inputs]), tf.float32)
 
 
 class DiagGaussian(Distribution):
-    """See the NumPy twin."""
+    """Counterpart of the NumPy class."""
 
     def __init__(self, twin: acting.DiagGaussian) -> None:
         super().__init__(twin)
@@ -159,7 +160,7 @@ class DiagGaussian(Distribution):
         return tf.reduce_sum(other_log_std - log_std + 0.5 * (spread + shift * shift - 1.0), axis=-1)
 
     def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
-        """Actions [B, *action_shape] and their log-densities [B]; `seed` [2] int32 decides them.
+        """Sample actions [B, *action_shape] with their log-densities [B]; `seed` [2] int32 determines them.
 
         Samples are reparametrised: gradients flow through them.
         """
@@ -167,7 +168,7 @@ class DiagGaussian(Distribution):
         return self._to_actions(values), logp
 
     def features(self, actions: Any) -> Any:
-        """The numbers themselves."""
+        """Return the numbers themselves."""
         return self._flat(actions)
 
     def _draw_normal(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
@@ -193,14 +194,14 @@ class DiagGaussian(Distribution):
 
 
 class SquashedGaussian(DiagGaussian):
-    """See the NumPy twin. A sample's log-density is taken from the normal variable, not from the action."""
+    """Counterpart of the NumPy class. The log-density of a sample is computed from the normal variable."""
 
     def __init__(self, twin: acting.SquashedGaussian) -> None:
         super().__init__(twin)
         self._low, self._high, self._span = (tf.constant(part) for part in (twin.low, twin.high, twin.span))
 
     def logp(self, inputs: Any, actions: Any) -> Any:
-        """See the base class; actions beyond the bounds count as on them."""
+        """See the base class; actions beyond the bounds are clipped."""
         squashed = self._flat(actions)
         log_p = tf.math.log(tf.maximum((squashed - self._low) / self._span, EDGE))
         log_q = tf.math.log(tf.maximum((self._high - squashed) / self._span, EDGE))
@@ -208,7 +209,7 @@ class SquashedGaussian(DiagGaussian):
         return self._normal_logp(inputs, 0.5 * (log_p - log_q)) - slope
 
     def entropy(self, inputs: Any) -> Any:
-        """Entropy of the normal variable plus the mean of log |da/du|, see _LOGISTIC_DEVIATIONS."""
+        """Return the entropy of the normal variable plus the mean of log |da/du|, see _LOGISTIC_DEVIATIONS."""
         mean, log_std = self._parameters(inputs)
         mean, spread = mean[:, :, None], tf.sqrt(tf.exp(2.0 * log_std)[:, :, None] + _LOGISTIC_DEVIATIONS**2)
         ratio = mean / (math.sqrt(2.0) * spread)
@@ -227,7 +228,7 @@ class SquashedGaussian(DiagGaussian):
 
 
 class Composite(Distribution):
-    """See the NumPy twin."""
+    """Counterpart of the NumPy class."""
 
     def __init__(self, twin: acting.Composite) -> None:
         super().__init__(twin)
@@ -248,7 +249,7 @@ class Composite(Distribution):
         return tf.add_n([kind.kl(inputs[:, part.inputs], other[:, part.inputs]) for kind, part in self._parts])
 
     def features(self, actions: Any) -> Any:
-        """Each component's features."""
+        """Return the features of all components."""
         actions = tf.convert_to_tensor(actions)
         return tf.concat([kind.features(actions[:, part.actions]) for kind, part in self._parts], axis=1)
 
@@ -266,11 +267,11 @@ _TWINS: dict[str, Callable[[Any], Distribution]] = {
 
 
 def to_tf_distribution(distribution: acting.ActionDistribution) -> Distribution:
-    """Return the TensorFlow twin of a NumPy distribution."""
+    """Return the TensorFlow counterpart of a NumPy distribution."""
     return _TWINS[distribution.name](distribution)
 
 
 def _log_tanh_slope(values: Any) -> Any:
-    """log(1 - tanh(u)^2) without cancellation."""
+    """Return log(1 - tanh(u)^2), computed without cancellation."""
     size = tf.abs(values)
     return 2.0 * (math.log(2.0) - size - tf.math.log1p(tf.exp(-2.0 * size)))

@@ -1,8 +1,8 @@
-"""The acting graph of a model: an ONNX network with its weights left out, for workers without TensorFlow.
+"""Acting graph of a model: an ONNX network without its weights, for workers without TensorFlow.
 
-A tf.function of observations, states and every weight is converted by tf2onnx, so that the weights are inputs
-of the graph; then each weight input is declared an initialiser with external data, which a worker hands over
-by name (`aiorl.acting.acting_graph`). The result is run once beside the model before it is given out.
+tf2onnx converts a tf.function of observations, states and all weights, so that the weights are inputs of the graph.
+Each weight input is then declared an initialiser with external data, which a worker supplies by name
+(`aiorl.acting.acting_graph`). Before the result is returned, it is run once and compared with the model.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ _TOLERANCE = 1e-4
 
 
 def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
-    """The model's acting graph, serialised, and its description.
+    """Return the serialised acting graph of the model, and its description.
 
-    It doesn't hold the weights; they are those of `model.get_weights`.
+    The graph doesn't contain the weights, which `model.get_weights` returns.
 
-    Raises: ExportError if the model holds what tf2onnx or ONNX Runtime can't do, or the graph's numbers are
-        not the model's.
+    Raises:
+        ExportError: tf2onnx or ONNX Runtime doesn't support a part of the model, or the graph's outputs differ from the
+            model's.
     """
     spec = make_acting_spec(model)
     converted, constants = _convert(model, spec)
@@ -54,16 +55,18 @@ def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
 
 
 def describe_policy(model: ActorCritic, model_config: Mapping[str, Any] | None) -> tuple[bytes, dict[str, Any]]:
-    """Return what a worker needs to act with a model (`aiorl.acting.graph_policy`), except the weights.
+    """Return the data that a worker needs to act with a model (`aiorl.acting.graph_policy`), except the weights.
 
     Args:
-        model: the model.
-        model_config: the settings that `build_model` makes it from; None for one that only its algorithm makes.
+        model: model to act with.
+        model_config: settings for `build_model`; None for a model that only its algorithm can build.
 
-    Returns: the acting graph and its description. For a model that has no acting graph, no bytes at all and a
-        description that makes workers run the model in TensorFlow, which is slower; a warning says why.
+    Returns:
+        The acting graph and its description. For a model without an acting graph, the graph is empty and the
+        description makes workers run the model in TensorFlow, which is slower; a warning gives the reason.
 
-    Raises: ExportError if it has no acting graph, and workers could not build it either.
+    Raises:
+        ExportError: it has no acting graph and workers can't build the model either.
     """
     try:
         graph, spec = export_acting_graph(model)
@@ -78,7 +81,7 @@ def describe_policy(model: ActorCritic, model_config: Mapping[str, Any] | None) 
 
 
 def make_acting_spec(model: ActorCritic) -> ActingSpec:
-    """The description of a model's acting graph."""
+    """Return the description of a model's acting graph."""
     weights = tuple(
         ArraySpec(name, tuple(int(size) for size in variable.shape), str(variable.dtype.name))
         for name, variable in model.variables.items()
@@ -98,7 +101,7 @@ def make_acting_spec(model: ActorCritic) -> ActingSpec:
 
 
 def acting_signature(spec: ActingSpec) -> list[tf.TensorSpec]:
-    """Inputs of an acting graph but for the weights: observations, previous steps if it looks back, states."""
+    """Return the inputs of an acting graph except the weights: observations, previous steps if needed, states."""
     signature = [tf.TensorSpec((None, *spec.obs_shape), spec.obs_dtype, name=OBS_INPUT)]
     if spec.prev_action is not None:
         prev = spec.prev_action
@@ -118,8 +121,8 @@ def _prev_action(model: ActorCritic) -> ArraySpec | None:
 
 
 def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """The ONNX model, with weights as inputs ``weight_0``, ``weight_1``, ...; and constants that became inputs too."""
-    # only learners that export need it, and it takes a while to import
+    """Return the ONNX model, with weights as inputs ``weight_0``, ``weight_1``, ..., and captured constants."""
+    # slow to import; only learners that export need it
     from tf2onnx import convert
 
     names = [weight.name for weight in spec.weights]
@@ -146,14 +149,14 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        function = tf.function(act, input_signature=signature, autograph=False)  # as the update: a second less
+        function = tf.function(act, input_signature=signature, autograph=False)  # as for the update; saves a second
         converted, _ = convert.from_function(function, input_signature=signature, opset=_OPSET)
-        # tensors that a user's layer made beforehand, which the traced function takes in from outside
+        # tensors that a custom layer created earlier, captured by the traced function
         captures = function.get_concrete_function().graph.captures
         constants = {inner.name: outer.numpy() for outer, inner in captures if outer.dtype != tf.resource}
     except Exception as error:
-        # whatever user's layers or the converter raise: the model has no acting graph
-        raise ExportError(f"the model cannot be exported to ONNX: {error!s:.1000}") from error
+        # custom layers and the converter can raise anything
+        raise ExportError(f"the model can't be exported to ONNX: {error!s:.1000}") from error
     finally:
         logger.setLevel(level)
     return converted, constants
@@ -183,7 +186,7 @@ def _to_external_weights(converted: Any, constants: Mapping[str, NDArray[Any]], 
         ):
             tensor.external_data.add(key=key, value=value)
         graph.initializer.append(tensor)
-    if spec.noise_size:  # of who gives none; one row stands for all
+    if spec.noise_size:  # default for callers without noise; one row for all
         graph.initializer.append(numpy_helper.from_array(np.zeros((1, spec.noise_size), np.float32), NOISE_INPUT))
     serialised: bytes = converted.SerializeToString()
     return serialised
@@ -200,7 +203,7 @@ def _rename_inputs(graph: Any, renamed: dict[str, str]) -> None:
 
 
 def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> None:
-    """Run both on the same observations; catches operators ONNX Runtime lacks and weights that were folded away."""
+    """Run the graph and the model on the same observations; detects missing operators and folded weights."""
     rng = np.random.default_rng(0)
     obs: NDArray[Any] = rng.standard_normal((3, *spec.obs_shape)).astype(np.float32)
     if spec.obs_dtype == "uint8":
@@ -208,7 +211,7 @@ def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> 
     state = [rng.standard_normal((3, *shape)).astype(np.float32) for shape in spec.state_shapes]
     prev: Previous | None = None
     if spec.prev_action is not None:
-        # zeros stand for no action, which need not be one of the space
+        # zeros mean "no previous action" and need not be in the space
         prev_actions = np.ones((3, *spec.prev_action.shape), spec.prev_action.dtype)
         prev_actions[0] = 0
         prev = (prev_actions, np.full(3, 0.5, np.float32))
@@ -228,4 +231,4 @@ def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> 
         spec.output_names, expected, (acting_dist_inputs, acting_values, *acting_state_out), strict=True
     ):
         if got.shape != want.shape or not np.allclose(got, want.numpy(), rtol=_TOLERANCE, atol=_TOLERANCE):
-            raise ExportError(f"the acting graph's {name} is not the model's; the model can't act without TensorFlow")
+            raise ExportError(f"the acting graph's {name} differs from the model's; it can't act without TensorFlow")

@@ -1,7 +1,7 @@
-"""A policy's network as a functional Keras model, made of Keras's own layers and operations alone.
+"""Policy network as a functional Keras model made only of Keras's own layers and operations.
 
-So a file of it can be opened where there is no aiorl. It acts one step, as `ActorCritic.forward_step` does. There are
-the networks of `aiorl.learning.models.catalog.build_model`, and those of action values
+A file of it can be opened without aiorl. It acts one step, as `ActorCritic.forward_step` does. Supported are the
+networks of `aiorl.learning.models.catalog.build_model` and the networks of action values
 (`aiorl.learning.models.q_network`).
 """
 
@@ -37,20 +37,21 @@ from aiorl.learning.models.catalog import make_custom_model
 
 @dataclass(eq=False)
 class FunctionalNetwork:
-    """Applies a network to Keras's tensors: layers of Keras's own with given weights, and what is between them.
+    """Network applied to Keras tensors, made of Keras layers with given weights and operations between them.
 
-    What a network of action values consists of, its weights say.
+    The weights determine the structure of a network of action values.
 
     Attributes:
-        layout: how an observation lies in its array.
+        layout: layout of an observation in its array.
         obs_dtype: "float32" or "uint8".
-        distribution: of the actions.
+        distribution: distribution of the actions.
         model_config: settings of the hidden layers, the keys of `model`.
-        weights: by the names that `ActorCritic.variables` has.
-        returns: those of the first and the last atom of a network of action values with several.
+        weights: weights by the names in `ActorCritic.variables`.
+        returns: returns of the first and the last atom, for a network of action values with atoms.
 
-    Raises: ConfigError for a custom model that can't be made any more, networks of another kind, and atoms whose
-        returns are not known.
+    Raises:
+        ConfigError: a custom model can no longer be built, the network is of another kind, or the returns of
+            its atoms are unknown.
     """
 
     layout: ObsLayout
@@ -70,7 +71,7 @@ class FunctionalNetwork:
             if (num_atoms := head.shape[1] // self.distribution.num_inputs) > 1:
                 if self.returns is None:
                     raise ConfigError(
-                        f"which returns its {num_atoms} atoms stand for (v_min, v_max) is not known.",
+                        f"the returns of its {num_atoms} atoms (v_min, v_max) are unknown.",
                         hint="Export it as onnx.",
                     )
                 self._atoms = np.linspace(*self.returns, num_atoms, dtype=np.float32)
@@ -85,9 +86,10 @@ class FunctionalNetwork:
     def __call__(
         self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
     ) -> tuple[Any, Any, list[Any]]:
-        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
+        """Return the outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
 
-        Raises: ConfigError if the weights are not those of such a network.
+        Raises:
+            ConfigError: the weights don't belong to such a network.
         """
         mask, previous, state_out = None, None, list[Any]()
         if num_mask := self.layout.num_mask:
@@ -108,7 +110,7 @@ class FunctionalNetwork:
         return dist_inputs, ops.reshape(ops.cast(values, "float32"), [-1]), state_out
 
     def _policy_and_value(self, obs: Any, state: list[Any], previous: Any) -> tuple[Any, Any, list[Any]]:
-        has_value = self._has("value")  # else critics stayed with the learner
+        has_value = self._has("value")  # otherwise the critics are not part of the policy
         names = ["shared"] if self._config.vf_share_layers else ["policy", "value"] if has_value else ["policy"]
         size = len(state) // len(names)
         features, state_out = [], []
@@ -117,7 +119,7 @@ class FunctionalNetwork:
             features.append(found)
             state_out += after
         dist_inputs = self._dense("policy/head", features[0])
-        if dist_inputs.shape[-1] != self.distribution.num_inputs:  # means alone
+        if dist_inputs.shape[-1] != self.distribution.num_inputs:  # only means
             log_std = self.weights.get("policy/log_std", np.array(LOG_STD_MIN, np.float32))
             has_features = self.distribution.num_features
             rest = log_deviations(features[0], log_std) if has_features else ops.zeros_like(dist_inputs) + log_std
@@ -126,7 +128,7 @@ class FunctionalNetwork:
         return dist_inputs, values, state_out
 
     def _q(self, obs: Any, mask: Any, state: list[Any], previous: Any) -> tuple[Any, list[Any]]:
-        """Action values [B, A], and the next state; see `aiorl.learning.losses.q_learning.dueling`."""
+        """Return action values [B, A] and the next state; see `aiorl.learning.losses.q_learning.dueling`."""
         features, state_out = self._branch("q", obs, state, previous)
         if self._is_dueling:
             values, advantages = (self._stream(name, features) for name in ("value", "advantage"))
@@ -145,9 +147,9 @@ class FunctionalNetwork:
         return found, state_out
 
     def _stream(self, name: str, features: Any) -> Any:
-        """Outputs of a stream: [B, A], or with atoms [B, A, Z]; for the value A is 1."""
+        """Return the outputs of a stream: [B, A], or with atoms [B, A, Z]; A is 1 for the value."""
         _, _, activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
-        numbers: Iterable[int] = itertools.count() if self._is_dueling else ()  # else they are the branch's
+        numbers: Iterable[int] = itertools.count() if self._is_dueling else ()  # otherwise they are in the branch
         hiddens = (f"{name}/dense_{index}" for index in numbers)
         for hidden in itertools.takewhile(lambda hidden: f"{hidden}/kernel" in self.weights, hiddens):
             features = self._dense(hidden, features, activation)
@@ -157,14 +159,14 @@ class FunctionalNetwork:
         return ops.reshape(outputs, [-1, outputs.shape[-1] // len(self._atoms), len(self._atoms)])
 
     def _branch(self, name: str, obs: Any, state: list[Any], previous: Any) -> tuple[Any, list[Any]]:
-        """Features [B, D] of observations [B, ...], and the next state, as `models.branch.Branch.step` gives them."""
+        """Return features [B, D] of observations [B, ...] and the next state, like `models.branch.Branch.step`."""
         features = self._stack(name, obs)
         if previous is not None:
             features = ops.concatenate([features, previous], axis=-1)
         return self._cell(name, features, state) if self._config.is_recurrent else (features, [])
 
     def _stack(self, name: str, obs: Any) -> Any:
-        """Features [B, D] of observations [B, ...], before a cell."""
+        """Return features [B, D] of observations [B, ...], before a cell."""
         if any(weight.startswith(f"{name}/custom/") for weight in self.weights):
             stack = CustomStack(self.layout, self._config, seed=0)
             for part, variable in stack.named_variables().items():
@@ -186,12 +188,12 @@ class FunctionalNetwork:
         return features
 
     def _dense(self, name: str, features: Any, activation: str | None = None) -> Any:
-        """Outputs [B, P] of a dense layer."""
+        """Return the outputs [B, P] of a dense layer."""
         size = self._given(name, "bias")[0].shape[0]
         return self._apply(keras.layers.Dense(size, activation=activation, **_named(name)), name, features)
 
     def _masked(self, dist_inputs: Any, mask: Any) -> Any:
-        """Inputs of the distribution [B, P], those of forbidden actions MASKED_LOGIT."""
+        """Return distribution inputs [B, P] with MASKED_LOGIT for forbidden actions."""
         if mask is None:
             return dist_inputs
         entries = np.full(self.distribution.num_inputs, self.layout.num_mask)
@@ -200,7 +202,7 @@ class FunctionalNetwork:
         return ops.where(ops.greater(ops.take(padded, entries, axis=1), 0), dist_inputs, MASKED_LOGIT)
 
     def _cell(self, name: str, inputs: Any, state: list[Any]) -> tuple[Any, list[Any]]:
-        """Outputs and state of Keras's own cell, whose gates are in the same order."""
+        """Return the outputs and the state of Keras's own cell, which has its gates in the same order."""
         is_lstm = self._config.use_lstm
         kind, name = (keras.layers.LSTMCell, f"{name}/lstm") if is_lstm else (keras.layers.GRUCell, f"{name}/gru")
         kernel, recurrent_kernel, bias = self._given(name, "kernel", "recurrent_kernel", "bias")
@@ -233,12 +235,12 @@ def _without_form(weights: Mapping[str, NDArray[Any]]) -> ConfigError:
 
 
 def _named(name: str) -> dict[str, Any]:
-    """Arguments of a layer. Zeros to begin with: random ones would be drawn from Python's own generator."""
+    """Return arguments of a layer. It starts with zeros, because random weights would use Python's own generator."""
     return {"name": name.replace("/", "_"), "kernel_initializer": "zeros"}
 
 
 def _features(kind: ActionDistribution, actions: Any) -> Any:
-    """Actions [B, ...] in column form as numbers [B, E], as `models.distributions.Distribution.features` gives them."""
+    """Convert actions [B, ...] in column form to numbers [B, E], like `models.distributions.Distribution.features`."""
     match kind:
         case Categorical():
             return _one_hot(ops.reshape(actions, [-1, 1]), kind.start, kind.num_inputs)
@@ -256,5 +258,5 @@ def _features(kind: ActionDistribution, actions: Any) -> Any:
 
 
 def _one_hot(index: Any, start: int, size: int) -> Any:
-    """One-hot rows [B, size] of numbers [B, 1] from `start`; zeros for a number that is none of them."""
+    """Return one-hot rows [B, size] of numbers [B, 1] from `start`; zeros for numbers out of range."""
     return ops.cast(ops.equal(ops.cast(index, "int32"), np.arange(start, start + size, dtype=np.int32)), "float32")

@@ -1,8 +1,8 @@
 """Stacks of Keras layers: multi-layer perceptrons and convolutions.
 
-Layers are built at once, from a NumPy generator, so that a seed gives the same weights in every process and
-nothing depends on TensorFlow's or Keras's global state. A stack knows its weights by names of its own
-("dense_0/kernel"); Keras's counted names are not used anywhere.
+Layers are built immediately, from a NumPy generator, so that a seed gives the same weights in every process and nothing
+depends on the global state of TensorFlow or Keras. A stack has its own names for weights ("dense_0/kernel"); the
+numbered names of Keras are not used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HIDDEN_GAIN = math.sqrt(2.0)
 
 
 def orthogonal(rng: np.random.Generator, shape: Sequence[int], gain: float = 1.0) -> NDArray[np.float32]:
-    """A matrix with orthonormal rows or columns, times `gain`, of the given shape.
+    """Return a matrix of the given shape with orthonormal rows or columns, multiplied by `gain`.
 
     Leading axes count as rows: a convolution's kernel [H, W, C, D] is one matrix [H W C, D].
 
@@ -37,7 +37,7 @@ def orthogonal(rng: np.random.Generator, shape: Sequence[int], gain: float = 1.0
     longer, shorter = max(rows, columns), min(rows, columns)
     tall = rng.standard_normal((longer, shorter))
     if longer >= 2 * shorter:
-        # the same basis from a Cholesky factor: several times faster, and exact enough for so tall a matrix
+        # same basis from a Cholesky factor: several times faster, and accurate enough for a tall matrix
         basis = tall @ np.linalg.inv(np.linalg.cholesky(tall.T @ tall).T)
     else:
         basis, triangle = np.linalg.qr(tall)
@@ -50,7 +50,7 @@ class Stack:
     """Layers applied one after the other.
 
     Attributes:
-        num_outputs: features that come out of the last layer.
+        num_outputs: number of features of the last layer.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Stack:
         *,
         has_channels_first: bool = False,
     ) -> None:
-        """Take named layers, built already.
+        """Take over named layers that are already built.
 
         Args:
-            layers: names, unique within the stack, and layers.
+            layers: layers with names that are unique within the stack.
             num_outputs: features of the last layer.
-            scale: what inputs are multiplied by before the first layer.
-            has_channels_first: inputs are images [B, C, H, W], and the layers take [B, H, W, C].
+            scale: factor for inputs before the first layer.
+            has_channels_first: True if inputs are images [B, C, H, W]; the layers process [B, H, W, C].
         """
         self._layers = list(layers)
         self._scale = scale
@@ -75,7 +75,7 @@ class Stack:
         self.num_outputs = num_outputs
 
     def __call__(self, inputs: Any) -> Any:
-        """Features [B, num_outputs] float32 of inputs [B, ...]."""
+        """Return features [B, num_outputs] float32 of inputs [B, ...]."""
         features = tf.cast(inputs, tf.float32)
         if self._scale != 1.0:
             features = features * self._scale
@@ -86,7 +86,7 @@ class Stack:
         return features
 
     def named_variables(self) -> dict[str, Any]:
-        """Keras variables by name, for instance ``dense_0/kernel``."""
+        """Return the Keras variables by name, for instance ``dense_0/kernel``."""
         found: dict[str, Any] = {}
         for name, layer in self._layers:
             found |= layer_variables(name, layer)
@@ -94,11 +94,11 @@ class Stack:
 
 
 class Network:
-    """What has weights by name, and takes observations, perhaps with an action mask.
+    """Network with named weights that processes observations, which can come with an action mask.
 
     Attributes:
-        layout: how an observation lies in its array.
-        variables: tf.Variables by name, in a fixed order; the names depend on nothing but the settings.
+        layout: layout of an observation in its array.
+        variables: tf.Variables by name, in a fixed order; the names depend only on the settings.
     """
 
     layout: ObsLayout
@@ -106,21 +106,21 @@ class Network:
 
     @property
     def trainable(self) -> dict[str, tf.Variable]:
-        """The variables that are trained, by name; layers of a user's own may have others."""
+        """Trainable variables by name; custom layers can have others."""
         return {name: item.value for name, item in self._keras_variables.items() if item.trainable}
 
     @property
     def trainable_variables(self) -> list[tf.Variable]:
-        """The same in order, for optimisers and gradients."""
+        """Trainable variables in order, for optimisers and gradients."""
         return list(self.trainable.values())
 
     def _take_variables(self, named: Mapping[str, Any]) -> None:
-        """Take Keras variables by name as the network's."""
+        """Take over Keras variables by name."""
         self._keras_variables = dict(named)
         self.variables = {name: item.value for name, item in named.items()}
 
     def _using(self, weights: Mapping[str, Any] | None) -> Any:
-        """Within it tensors by name take the place of all variables; None changes nothing."""
+        """Return a context in which tensors by name replace all variables; None changes nothing."""
         if weights is None:
             return nullcontext()
         return keras.StatelessScope(
@@ -128,7 +128,7 @@ class Network:
         )
 
     def _without_mask(self, obs: Any) -> tuple[Any, Any]:
-        """Observations [B, *layout.shape] and masks [B, M] (None without) of arrays [B, *layout.array_shape]."""
+        """Split arrays [B, *layout.array_shape] into observations [B, *layout.shape] and masks [B, M], None without."""
         if not self.layout.num_mask:
             return obs, None
         size = self.layout.num_mask
@@ -136,14 +136,14 @@ class Network:
 
 
 def layer_variables(name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-    """Keras variables of a layer by name, for instance ``NAME/kernel``."""
+    """Return the Keras variables of a layer by name, for instance ``NAME/kernel``."""
     return {f"{name}/{variable.name}": variable for variable in layer.trainable_variables}
 
 
 def dense(
     rng: np.random.Generator, num_inputs: int, num_outputs: int, *, gain: float, activation: str | None = None
 ) -> keras.layers.Layer:
-    """A dense layer with an orthogonal kernel and zero bias, built."""
+    """Return a built dense layer with an orthogonal kernel and zero bias."""
     kernel = orthogonal(rng, (num_inputs, num_outputs), gain)
     function = _gelu if activation == "gelu" else activation
     layer = keras.layers.Dense(num_outputs, activation=function, kernel_initializer=_fixed(kernel))
@@ -161,9 +161,10 @@ def make_stack(
     scale: float = 1.0,
     has_channels_first: bool = False,
 ) -> Stack:
-    """Convolutions with ReLU over [H, W, C] without padding, if there are any; flattened; then dense layers.
+    """Return convolutions with ReLU over [H, W, C] without padding, if there are any, flattened, then dense layers.
 
-    Raises: ConfigError if the image is smaller than a kernel.
+    Raises:
+        ConfigError: the image is smaller than a kernel.
     """
     shape = obs_shape
     layers: list[tuple[str, keras.layers.Layer]] = []
@@ -192,7 +193,7 @@ def make_stack(
 
 
 def _fixed(values: NDArray[np.float32]) -> Any:
-    """An initializer that gives these values."""
+    """Return an initializer with these values."""
 
     def initialize(shape: Any, dtype: Any = None) -> Any:
         return tf.constant(values, dtype=dtype)
@@ -201,5 +202,5 @@ def _fixed(values: NDArray[np.float32]) -> Any:
 
 
 def _gelu(values: Any) -> Any:
-    """Keras's exact form, but with erf: it uses erfc, which ONNX doesn't have."""
+    """Compute Keras's exact GELU with erf, because Keras uses erfc, which ONNX doesn't have."""
     return 0.5 * values * (1.0 + tf.math.erf(values * math.sqrt(0.5)))

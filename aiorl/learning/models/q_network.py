@@ -1,4 +1,4 @@
-"""QNetwork: the value of each action, or a distribution of returns for each."""
+"""QNetwork: the value of each action, or a return distribution for each action."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _GAIN = 0.1
 
 
 class NoisyDense:
-    """A dense layer whose weights have factorised Gaussian noise; without noise its weights are the means.
+    """Dense layer whose weights have factorised Gaussian noise; without noise, its weights are the means.
 
     Source: Fortunato et al. 2018, Noisy Networks for Exploration, https://arxiv.org/abs/1706.10295, eq. 8 to 11.
 
     Attributes:
-        noise_size: numbers of noise it takes, one for each input and each output.
+        noise_size: size of the noise, one number for each input and each output.
     """
 
     def __init__(self, mean: keras.layers.Layer, sigma0: float) -> None:
         """Add noise to a layer.
 
         Args:
-            mean: a dense layer of the means.
-            sigma0: deviation at first, times the root of the number of inputs.
+            mean: dense layer with the means.
+            sigma0: initial standard deviation, multiplied by the root of the number of inputs.
         """
         self._mean = mean
         num_inputs, num_outputs = mean.kernel.shape
@@ -45,11 +45,11 @@ class NoisyDense:
         self._bias = keras.Variable(np.full(num_outputs, deviation, np.float32))
 
     def __call__(self, inputs: Any, noise: Any) -> Any:
-        """Features [B, Q] of inputs [B, P].
+        """Return features [B, Q] of inputs [B, P].
 
         Args:
             inputs: float32.
-            noise: [B, P + Q] or, the same for all rows, [1, P + Q] standard normal; None = the means.
+            noise: standard normal, [B, P + Q], or [1, P + Q] for the same noise in all rows; None = the means.
         """
         if noise is None:
             return self._mean(inputs)
@@ -59,7 +59,7 @@ class NoisyDense:
         return self._mean.activation(means + ((inputs * of_inputs) @ self._kernel.value + self._bias) * of_outputs)
 
     def named_variables(self, name: str) -> dict[str, Any]:
-        """Keras variables by name."""
+        """Return the Keras variables by name."""
         return layer_variables(name, self._mean) | {
             f"{name}/kernel_sigma": self._kernel,
             f"{name}/bias_sigma": self._bias,
@@ -67,10 +67,10 @@ class NoisyDense:
 
 
 class QNetwork(ActorCritic):
-    """A network whose inputs of the action distribution are action values, and whose value is the largest of them.
+    """Network whose distribution inputs are action values and whose value is the largest of them.
 
     Attributes:
-        atoms: [Z] float32, the returns that distributions are over; None without distributions.
+        atoms: [Z] float32, returns of the atoms; None without distributions.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class QNetwork(ActorCritic):
         atoms: tuple[float, float, int] | None = None,
         sigma0: float | None = None,
     ) -> None:
-        """Build it.
+        """Build the network.
 
         Args:
-            layout: how an observation lies in its array.
+            layout: layout of an observation in its array.
             obs_dtype: "float32" or "uint8".
-            distribution: of the actions.
+            distribution: distribution of the actions.
             config: settings of the hidden layers.
-            rng: of the initial weights.
-            is_dueling: streams for the value and for the advantages.
-            dueling_hiddens: widths of the hidden layers of each stream, behind the shared ones.
-            atoms: least return, largest return and number of atoms; None = expected returns only.
-            sigma0: see `NoisyDense`, which the layers of streams are then; None = they have no noise.
+            rng: generator of the initial weights.
+            is_dueling: True for separate streams for the value and the advantages.
+            dueling_hiddens: widths of the hidden layers of each stream, after the shared layers.
+            atoms: smallest return, largest return and number of atoms; None = expected returns only.
+            sigma0: see `NoisyDense`, used for the layers of the streams; None = no noise.
         """
         self._describe(layout, obs_dtype, distribution, config)
         self._is_dueling = is_dueling
@@ -127,11 +127,11 @@ class QNetwork(ActorCritic):
         self._take_variables(named)
 
     def q(self, obs: Any, *, weights: Mapping[str, Any] | None = None, noise: Any = None) -> tuple[Any, Any]:
-        """Values [B, A] of observations [B, *obs_shape], or with atoms logits [B, A, Z]; and the mask [B, A] or None.
+        """Return values [B, A] of observations [B, *obs_shape], or with atoms logits [B, A, Z]; and the mask.
 
         Args:
-            obs: the observations; their mask forbids nothing in what comes out. The network has no recurrence.
-            weights: tensors by name to be used in place of all variables.
+            obs: [B, *obs_shape]; the mask, [B, A] or None, is not applied. The network must not be recurrent.
+            weights: tensors by name to use instead of all variables.
             noise: [B or 1, K] of noisy layers; None = their means.
         """
         obs, mask = self._without_mask(obs)
@@ -149,14 +149,14 @@ class QNetwork(ActorCritic):
         weights: Mapping[str, Any] | None = None,
         noise: Any = None,
     ) -> tuple[Any, Any]:
-        """Those of the steps of sequences, by a network with recurrence: [T * B, A], or with atoms [T * B, A, Z].
+        """Return the result of `q` for the steps of sequences: [T * B, A], or with atoms [T * B, A, Z]; and the mask.
 
         Args:
-            obs: [T, B, *obs_shape]; no episode ends within a sequence.
+            obs: [T, B, *obs_shape]; no episode ends within a sequence. The network must be recurrent.
             state: recurrent state before the first step, [B, H] for each component.
-            previous: actions [T, B] and rewards [T, B] of the steps before, if the network looks back.
-            burn_in: steps behind which no gradient flows back through the state.
-            weights: tensors by name to be used in place of all variables.
+            previous: actions [T, B] and rewards [T, B] of the previous steps, if the network looks back.
+            burn_in: number of first steps, behind which no gradient flows back through the state.
+            weights: tensors by name to use instead of all variables.
             noise: [1, K] of noisy layers, the same at all steps; None = their means.
         """
         steps, rows = obs.shape[:2]

@@ -1,7 +1,7 @@
-"""TFPolicy: a policy whose network TensorFlow runs.
+"""TFPolicy: a policy whose network runs in TensorFlow.
 
-The learner's form of a policy in a process that has TensorFlow anyway, the base of users' policies that learn by
-themselves, and what a worker falls back to when a network has no acting graph.
+It is the learner's form of a policy in a process that has TensorFlow anyway, the base of custom policies that learn by
+themselves, and a worker's fallback for a network without an acting graph.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _DEFAULT_LR = 1e-4
 
 
 class TFNetwork:
-    """Runs a model for acting, with the interface of `ActingGraph`."""
+    """Model for acting, with the interface of `ActingGraph`."""
 
     def __init__(self, model: ActorCritic) -> None:
-        """Take the model; it is traced at its first run, once for any number of rows."""
+        """Take over the model; it is traced at its first run, once for any number of rows."""
         self.model = model
         self._spec = make_acting_spec(model)
         self._step = tf.function(self._forward, input_signature=acting_signature(self._spec))
@@ -49,9 +49,10 @@ class TFNetwork:
         out: tuple[F32, F32] | None = None,
         noise: F32 | None = None,
     ) -> tuple[F32, F32, list[F32]]:
-        """See `ActingGraph.run`; noisy layers are run with their means.
+        """See `ActingGraph.run`; noisy layers use their means.
 
-        Raises: PolicyError if the arrays don't fit.
+        Raises:
+            PolicyError: the arrays don't fit.
         """
         previous: list[Any] = []
         if prev is not None and self._spec.prev_action is not None:
@@ -59,7 +60,7 @@ class TFNetwork:
         try:
             outputs = self._step(tf.constant(obs), *map(tf.constant, [*previous, *state]))
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            raise PolicyError(f"the model refused its inputs: {error!s:.500}") from error
+            raise PolicyError(f"the model rejected its inputs: {error!s:.500}") from error
         dist_inputs, values, *state_out = (output.numpy() for output in outputs)
         if out is not None:
             out[0][...], out[1][...] = dist_inputs, values
@@ -71,11 +72,11 @@ class TFNetwork:
         self.model.set_weights(weights)
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Copies of all weights by name."""
+        """Return copies of all weights by name."""
         return self.model.get_weights()
 
     def save(self, directory: str) -> None:
-        """Write a SavedModel whose default signature takes and gives arrays under the acting graph's names."""
+        """Write a SavedModel whose default signature uses the acting graph's names for its inputs and outputs."""
 
         def act(*inputs: Any) -> dict[str, Any]:
             return dict(zip(self._spec.output_names, self._forward(*inputs), strict=True))
@@ -94,12 +95,12 @@ class TFNetwork:
 
 
 class TFPolicy(GraphPolicy):
-    """Acts, and in subclasses that define a loss also learns, with a network from `aiorl.learning.models.catalog`.
+    """Policy with a network from `aiorl.learning.models.catalog`; subclasses that define a loss also learn.
 
     Attributes:
-        model: the network.
-        tf_distribution: the action distribution on TensorFlow, for losses.
-        noise: how the network makes noise of the state; None = it doesn't.
+        model: network of the policy.
+        tf_distribution: action distribution in TensorFlow, for losses.
+        noise: settings of state-dependent noise; None = no such noise.
     """
 
     noise: ClassVar[SDESettings | None] = None
@@ -110,12 +111,13 @@ class TFPolicy(GraphPolicy):
         """Build the network.
 
         Args:
-            observation_space: a Box of floats or bytes, as a preprocessor gives it.
+            observation_space: Box of floats or bytes, as a preprocessor returns it.
             action_space: any space with a distribution.
-            config: settings. Read here, besides those of GraphPolicy: "model" (a model config), "squash_actions"
+            config: settings. Read here, in addition to those of GraphPolicy: "model" (a model config), "squash_actions"
                 (squash Boxes into their bounds), "lr" (of Adam, 1e-4) and "seed" (of weights and noise).
 
-        Raises: ConfigError or UnsupportedSpaceError if no network can be built.
+        Raises:
+            (ConfigError, UnsupportedSpaceError): no network can be built.
         """
         self.model = self._make_model(observation_space, action_space, config)
         super().__init__(
@@ -137,7 +139,7 @@ class TFPolicy(GraphPolicy):
                 "a network over the observation space",
                 observation_space,
                 ["Box"],
-                "Leave the preprocessor on, which makes a Box of it.",
+                "Leave the preprocessor on; it turns the space into a Box.",
             )
         return build_model(
             observation_space.shape,
@@ -150,14 +152,14 @@ class TFPolicy(GraphPolicy):
         )
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
-        """The scalar to be minimised, for a batch of tensors by column; defined by subclasses that learn."""
+        """Return the scalar to minimise, for a batch of tensors by column; subclasses that learn define it."""
         raise NotImplementedError(f"{type(self).__name__} defines no loss")
 
     def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Gradients by weight name, and the loss.
+        """Return the gradients by weight name, and the loss.
 
         Args:
-            batch: a SampleBatch, or any mapping of columns.
+            batch: SampleBatch, or any mapping of columns.
         """
         tensors = {name: tf.convert_to_tensor(batch[name]) for name in batch if batch[name].dtype != object}
         variables = self.model.trainable
@@ -168,13 +170,14 @@ class TFPolicy(GraphPolicy):
         return named, {"loss": float(loss)}
 
     def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """One step of Adam; returns the gradients' norm.
+        """Take one step of Adam; return the norm of the gradients.
 
-        Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
+        Raises:
+            PolicyError: the gradients don't match the weights or are not finite; nothing is changed then.
         """
         variables = self.model.trainable
         if gradients.keys() != variables.keys():
-            raise PolicyError(f"gradients for {sorted(gradients)[:10]}; the weights are {sorted(variables)[:10]}")
+            raise PolicyError(f"gradients for {sorted(gradients)[:10]}, but the weights are {sorted(variables)[:10]}")
         squares = (np.square(gradient, dtype=np.float64).sum() for gradient in gradients.values())
         norm = float(np.sqrt(sum(squares)))
         if not np.isfinite(norm):
@@ -184,12 +187,12 @@ class TFPolicy(GraphPolicy):
         return {"grad_norm": norm}
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
-        """Compute and apply gradients; returns the loss and the gradients' norm."""
+        """Compute and apply gradients; return the loss and the norm of the gradients."""
         gradients, figures = self.compute_gradients(batch)
         return figures | self.apply_gradients(gradients)
 
     def get_state(self) -> dict[str, Any]:
-        """See Policy; with the optimizer's moments once there are any."""
+        """See Policy; includes the optimizer's moments once there are any."""
         state = super().get_state()
         if self._optimizer is not None:
             state["optimizer"] = {
@@ -210,7 +213,7 @@ class TFPolicy(GraphPolicy):
     def export_model(self, export_dir: str) -> None:
         """Write a TensorFlow SavedModel of the acting network with its weights."""
         network = self.graph
-        assert isinstance(network, TFNetwork), "a TFPolicy runs its model itself"
+        assert isinstance(network, TFNetwork), "a TFPolicy runs its own model"
         network.save(export_dir)
 
     def export_checkpoint(self, export_dir: str, filename_prefix: str = "model") -> None:
@@ -224,7 +227,9 @@ class TFPolicy(GraphPolicy):
     def import_model_from_h5(self, import_file: str) -> None:
         """Read weights from an HDF5 file: one dataset each, at the weight's name.
 
-        Raises: CheckpointError if the file can't be read or lacks a weight; PolicyError if one doesn't fit.
+        Raises:
+            CheckpointError: the file can't be read or lacks a weight.
+            PolicyError: a weight doesn't fit.
         """
         import h5py
 
@@ -232,7 +237,7 @@ class TFPolicy(GraphPolicy):
             with h5py.File(import_file, "r") as file:
                 weights = {name: np.asarray(file[name]) for name in self.model.variables}
         except (OSError, KeyError, TypeError) as error:
-            raise CheckpointError(import_file, f"cannot be read as weights of this policy: {error}") from error
+            raise CheckpointError(import_file, f"can't be read as weights of this policy: {error}") from error
         self.set_weights(weights)
 
     def _adam(self) -> Any:
@@ -243,21 +248,22 @@ class TFPolicy(GraphPolicy):
 
 
 def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -> type[TFPolicy]:
-    """The class of a learner's policy whose network has no acting graph; objects act once they have weights.
+    """Return the class of a learner's policy whose network has no acting graph; objects act once they have weights.
 
     Args:
         spec: the learner's description of the network.
-        model_config: the settings the learner built it from.
+        model_config: settings from which the learner built it.
     """
 
     class LearnedTFPolicy(TFPolicy):
-        """Acts with the learner's network; made from the spaces of this host and its own settings.
+        """Policy with the learner's network, built from the spaces of this host and the learner's settings.
 
-        Raises: PolicyError if the settings give another network here.
+        Raises:
+            PolicyError: the settings make a different network here.
         """
 
         acting_spec = spec
-        # how its weights begin and learn is the learner's affair
+        # initial weights and learning are up to the learner
         noise = SDESettings(initial_log_std=0.0, learns_features=False) if spec.num_features else None
 
         def __init__(
@@ -268,6 +274,6 @@ def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -
             network = {"model": dict(model_config), "squash_actions": is_squashed}
             super().__init__(observation_space, action_space, {**config, **network})
             if self.spec != spec:
-                raise PolicyError("the network built here is not the learner's; install the same versions on both")
+                raise PolicyError("the network differs from the learner's; install the same versions on both hosts")
 
     return LearnedTFPolicy

@@ -1,10 +1,10 @@
-"""Replay: experience that is kept and drawn many times, on NumPy only.
+"""Replay: experience that is stored and drawn many times, with NumPy only.
 
-- `spec`: what a replay holds, what that takes, and whether there is room for it.
+- `spec`: contents of a replay, its size, and the check that there is room for it.
 - `replay`: rows in, minibatches out.
-- `ring`: where rows lie, and the whole of them for a checkpoint, beside training.
-- `frames`: frames of observations, each once.
-- `pieces`: which of stored experience is there already.
-- `sequences`: fragments cut into what recurrent networks are trained through, each a row.
-- `priorities`: which rows are drawn.
+- `ring`: slots of the rows, and snapshots for checkpoints during training.
+- `frames`: frames of observations, each stored once.
+- `pieces`: pieces of stored experience that the replay already has.
+- `sequences`: fragments cut into sequences for recurrent networks, each an entry of the replay.
+- `priorities`: probabilities with which rows are drawn.
 """

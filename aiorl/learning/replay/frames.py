@@ -1,10 +1,10 @@
-"""FrameStore: observations of which each frame is kept once.
+"""FrameStore: observations whose frames are each stored once.
 
-An observation is a stack of K frames. It goes on from the one before it in its environment if it repeats all but the
-oldest of these, and then adds one frame to the store; else it adds all that are not alike side by side, as they are at
-an episode's start. The observation behind the last row of a trajectory is the first one of the piece that goes on from
-there, in the next fragment of its environment or behind other trajectories in the same one: there it is recognised by
-its contents, whoever sends it.
+An observation is a stack of K frames. It continues the previous one of its environment if it repeats all but the oldest
+of its frames; it then adds one frame to the store. Otherwise it adds all frames that differ from their neighbour, as at
+an episode's start. The observation after a trajectory's last row is the first one of the piece that continues it, in
+the next fragment of its environment or after other trajectories in the same fragment. There it is recognised by its
+contents, whichever worker sends it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ Array = NDArray[Any]
 I64 = NDArray[np.int64]
 
 _RECENT_SHARE = 32
-"""A trajectory goes on from frames that are there only if these are recent, the newest `RECENT_FRAMES` and one in so
-many of all: rows are dropped in order, and all from that old frame on go with it. Spare frames make up for so much."""
+"""A trajectory continues from stored frames only if they are recent: among the newest `RECENT_FRAMES` plus one in
+this many of all. Rows are dropped in order, so all rows since an old frame would go with it. Spare frames make up for
+that."""
 
 
 class Observed(NamedTuple):
@@ -36,9 +37,9 @@ class Observed(NamedTuple):
 
     Attributes:
         obs: [T, N, ...], before each step.
-        last: [N, ...], after the last one.
-        final_index: [M, 2] (t, n) of rows which another observation followed than the next row's.
-        final_obs: [M, ...], what followed those.
+        last: [N, ...], after the last step.
+        final_index: [M, 2] (t, n) of rows whose next observation is not the next row's.
+        final_obs: [M, ...], next observations of these rows.
     """
 
     obs: Array
@@ -48,7 +49,7 @@ class Observed(NamedTuple):
 
 
 def observed(arrays: Mapping[str, Array], dtype: np.dtype[Any]) -> Observed:
-    """Return the observations of a fragment that is checked, however it keeps them, as numbers of a dtype."""
+    """Return the observations of a checked fragment in either of its layouts, as numbers of a dtype."""
     obs = arrays[c.OBS].astype(dtype, copy=False)
     if c.NEW_OBS in arrays:
         following = arrays[c.NEW_OBS].astype(dtype, copy=False)
@@ -62,15 +63,15 @@ def observed(arrays: Mapping[str, Array], dtype: np.dtype[Any]) -> Observed:
 
 
 class FrameStore:
-    """Frames of observations, the newest of them.
+    """The newest frames of observations.
 
     Attributes:
-        ring: the frames, [F].
-        dtype: of their numbers.
+        ring: frames, [F].
+        dtype: dtype of the frames.
     """
 
     def __init__(self, frames: Array, stack: int) -> None:
-        """Take the memory.
+        """Take over the memory.
 
         Args:
             frames: [F] records of one field, ``frame``.
@@ -88,9 +89,11 @@ class FrameStore:
         """Store the observations of a fragment.
 
         Args:
-            seen: the observations.
-            make_room: called with a frame's number before those with lower ones are written over.
-        Returns: numbers of the frames of each row's observation and of the one that followed it, [T, N, K] both.
+            seen: observations to store.
+            make_room: called with a frame's number before frames with lower numbers are overwritten.
+
+        Returns:
+            Numbers of the frames of each row's observation and of its next observation, [T, N, K] both.
 
         Raises:
             BatchError: they have more frames than the store.
@@ -131,27 +134,27 @@ class FrameStore:
         return numbers[:-1], following
 
     def most_rows(self) -> int:
-        """Rows of a fragment, of one step at least, that there are frames for whatever was observed.
+        """Return the rows of a fragment, at least one step, for which there are frames whatever was observed.
 
-        A row takes a whole stack for its observation, and another where its episode ended; the last step's rows take
-        one more for what followed them.
+        A row takes a whole stack for its observation, and another if its episode ended. The last step's rows take one
+        more for their next observations.
         """
         return self.ring.capacity // (3 * self._stack)
 
     def num_needed(self, seen: Observed) -> int:
-        """Frames that the observations of a fragment take at most."""
+        """Return the maximum number of frames that the observations of a fragment need."""
         return self._most_frames(*self._compared(seen)[2:])
 
     def slots(self, numbers: I64) -> NDArray[np.int32]:
-        """Slots in which frames lie."""
+        """Return the slots of frames."""
         return (numbers % self.ring.capacity).astype(np.int32)
 
     def read(self, slots: NDArray[np.int32], out: Array) -> None:
-        """Put stacks together.
+        """Read stacks of frames.
 
         Args:
             slots: [B, K].
-            out: [B, ...], of the observations' shape, C-contiguous.
+            out: [B, ...], with the shape of the observations, C-contiguous.
         """
         if self._stack == 1:
             np.take(self._flat, slots[:, 0], axis=0, out=out.reshape(len(out), self._flat.shape[1]), mode="clip")
@@ -161,21 +164,23 @@ class FrameStore:
             flat[..., place] = self._flat.take(slots[:, place], axis=0)
 
     def last(self) -> I64:
-        """Numbers of the frames [M, K] of the observations behind trajectories from which others may go on."""
+        """Return the frames' numbers [M, K] of the observations from which other trajectories can continue."""
         last = np.array([*self._last.values()], np.int64).reshape(-1, self._stack)
         return last[last[:, 0] >= self._oldest_recent]
 
     def set_last(self, last: Array) -> None:
-        """Go on from what `last` gave."""
+        """Restore the numbers that `last` returned."""
         self._last.clear()
         for own in last[last[:, 0] >= self._oldest_recent]:
             self._remember(self._stored(own), own)
 
     def _compared(self, seen: Observed) -> tuple[list[Array], Array, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Observations of a fragment one by one, and which of them go on from the one before.
+        """Return the observations of a fragment one by one, and which of them continue the previous one.
 
-        Returns: T + 1 arrays [N, P * K] and which of these go on, [T + 1, N]; the final ones are [M, P * K] and [M].
-            Single frames repeat nothing: one goes on unless another observation followed the row before.
+        Returns:
+            T + 1 arrays [N, P * K] and whether they continue, [T + 1, N]; likewise for final observations, [M, P * K]
+            and [M]. Single frames repeat nothing: one continues unless the next observation of the previous row is
+            another.
         """
         length, num_envs = seen.obs.shape[:2]
         sites = [row.reshape(num_envs, -1) for row in (*seen.obs, seen.last)]
@@ -189,7 +194,7 @@ class FrameStore:
         return sites, finals, follows, self._goes_on(before_finals, finals)
 
     def _most_frames(self, *follows: NDArray[np.bool_]) -> int:
-        """Frames of as many observations: one of those that go on, a stack of the others."""
+        """Return the maximum number of frames: one for each observation that continues, a whole stack for others."""
         return sum(int(np.count_nonzero(each) + np.count_nonzero(~each) * self._stack) for each in follows)
 
     def _goes_on(self, before: Array, after: Array) -> NDArray[np.bool_]:
@@ -197,15 +202,15 @@ class FrameStore:
 
     @property
     def _oldest_recent(self) -> int:
-        """Number of the oldest frame that a trajectory may go on from."""
+        """Number of the oldest frame from which a trajectory can continue."""
         return max(0, self.ring.written - self._recent)
 
     def _known_or_written(self, stack: Array, oldest: int) -> I64:
-        """Numbers of the frames [K] of an observation that goes on from none in its fragment.
+        """Return the frames' numbers [K] of an observation that continues none in its fragment.
 
         Args:
-            stack: the observation, which is stored unless a trajectory ended with it not long ago.
-            oldest: number of the oldest frame that it may share.
+            stack: observation; it is stored unless a trajectory recently ended with it.
+            oldest: number of the oldest frame that it can share.
         """
         found = self._last.get(_key(stack))
         if found is not None and found[0] >= oldest and np.array_equal(self._stored(found), stack):
@@ -213,24 +218,24 @@ class FrameStore:
         return self._write_whole(stack)
 
     def _remember(self, stack: Array, numbers: I64) -> None:
-        """Another trajectory may go on from an observation, whose frames [K] are stored."""
+        """Remember an observation with stored frames [K], so that another trajectory can continue from it."""
         key = _key(stack)
         self._last[key] = numbers.copy()
         self._last.move_to_end(key)
 
     def _forget(self) -> None:
-        """Remember no more observations than there are frames that are recent."""
+        """Forget the oldest observations if there are more than recent frames."""
         while self._last and next(iter(self._last.values()))[0] < self._oldest_recent:
             self._last.popitem(last=False)
 
     def _stored(self, numbers: I64) -> Array:
-        """The stack [P * K] of frames [K]."""
+        """Return the stack [P * K] of frames [K]."""
         stack: Array = np.empty(self._flat.shape[1] * self._stack, self._flat.dtype)
         self.read(self.slots(numbers[None]), stack[None])
         return stack
 
     def _write_whole(self, stack: Array) -> I64:
-        """Store the frames [K] of one observation, those that are alike side by side once."""
+        """Store the frames [K] of one observation; equal neighbours are stored once."""
         frames = np.ascontiguousarray(stack.reshape(-1, self._stack).T)
         is_new = np.ones(self._stack, np.bool_)
         is_new[1:] = (frames[1:] != frames[:-1]).any(axis=1)
@@ -247,5 +252,5 @@ class FrameStore:
 
 
 def _key(stack: Array) -> int:
-    """A number by which an observation is looked up; it is compared then."""
+    """Return a number by which to look an observation up before comparing it."""
     return zlib.crc32(np.ascontiguousarray(stack).data)

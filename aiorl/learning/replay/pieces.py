@@ -1,4 +1,4 @@
-"""Which of stored experience is there already."""
+"""Pieces of stored experience that the replay already has."""
 
 from __future__ import annotations
 
@@ -15,51 +15,56 @@ Array = NDArray[Any]
 
 
 _MAX_KNOWN = 1 << 20
-"""So many fit into the meta.json of a checkpoint; what comes beyond them is new each time."""
+"""Maximum number of known pieces, which fits into the meta.json of a checkpoint; further pieces always count as new."""
 
 
 class Pieces:
-    """Stored experience is read over and over, by workers that come and go: its numbers tell what is there already."""
+    """Known pieces of stored experience, by number.
+
+    Workers that come and go read stored experience over and over; the numbers identify the pieces stored before.
+    """
 
     def __init__(self) -> None:
-        """Nothing is there yet."""
-        self._known: dict[int, None] = {}  # in the order in which they came
+        """Begin without known pieces."""
+        self._known: dict[int, None] = {}  # in order of arrival
         self._numbers: tuple[int, ...] | None = None
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of the pieces that are there, in the order in which they came."""
+        """Numbers of the known pieces, in order of arrival."""
         if self._numbers is None:
             self._numbers = tuple(self._known)
         return self._numbers
 
     @property
     def is_full(self) -> bool:
-        """There may be known pieces that are not told from new ones."""
+        """True if there can be stored pieces that are not known."""
         return len(self._known) >= _MAX_KNOWN
 
     def take(self, numbers: Sequence[int]) -> None:
-        """Go on where another one was."""
+        """Replace the known pieces by those with these numbers."""
         self._known, self._numbers = dict.fromkeys(numbers), None
 
     @staticmethod
     def check(arrays: Mapping[str, Array]) -> None:
-        """Refuse a fragment whose numbers are of another shape or dtype; there may be none.
+        """Check the shape and dtype of a fragment's piece numbers, if it has any.
 
         Raises:
-            BatchError: they are.
+            BatchError: they are wrong.
         """
         found, shape = arrays.get(c.PIECE), arrays[c.ACTIONS].shape[:2]
         if found is not None and (found.shape != shape or found.dtype != np.int64):
             raise BatchError(c.PIECE, f"int64 {shape}", f"{found.dtype} {found.shape}")
 
     def new_rows(self, arrays: Mapping[str, Array], *, is_whole: bool) -> Mapping[str, Array] | None:
-        """A fragment without the rows of pieces that are known; from now on its pieces are.
+        """Return a fragment without the rows of known pieces, and remember its new pieces.
 
         Args:
-            arrays: of the fragment by name.
-            is_whole: the replay has all that it was ever given; where old rows had to go, everything is new.
-        Returns: the fragment, of which rows that are known are not `aiorl.data.columns.VALID`; None if all are.
+            arrays: arrays of the fragment by name.
+            is_whole: True if the replay still has all rows it ever stored; otherwise everything is new.
+
+        Returns:
+            The fragment, with known rows not `aiorl.data.columns.VALID`; None if all rows are known.
         """
         if c.PIECE not in arrays:
             return arrays

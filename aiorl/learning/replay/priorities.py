@@ -1,4 +1,4 @@
-"""Priorities: which rows are drawn how often, and how much they then count.
+"""Priorities: how often each row is drawn, and how much it then counts.
 
 Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, the proportional variant.
 """
@@ -14,19 +14,20 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 _START = 10
-"""Level that a search begins at: its sums are few enough to be added up each time, which replaces as many steps."""
+"""Level at which a search begins. Its sums are few enough to be added up in each search, which replaces as many
+steps."""
 _DENSE = 4
-"""A level is made anew as a whole where more than one in so many of its sums changes."""
+"""A level is computed as a whole if more than one in this many of its sums changes."""
 
 
 class SumTree:
     """Sums of priorities over ever larger runs of slots.
 
-    Every sum is that of the two below it, added anew whenever one of them changes: errors don't build up, and the
-    priorities alone give the same tree again.
+    Every sum is that of the two below it and is computed again whenever one of them changes. So errors don't
+    accumulate, and the priorities alone reproduce the tree.
 
     Attributes:
-        priorities: [capacity] float64, what each slot is drawn in proportion to; 0 = never. Not to be written to.
+        priorities: [capacity] float64, proportional to the probability of each slot; 0 = never drawn. Read-only.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -38,7 +39,7 @@ class SumTree:
 
     @staticmethod
     def num_sums(capacity: int) -> int:
-        """Numbers of 8 bytes that a tree of so many slots holds."""
+        """Return the number of 8-byte numbers in a tree with this capacity."""
         return int(2 << max(capacity - 1, 0).bit_length())
 
     @property
@@ -47,7 +48,7 @@ class SumTree:
         return float(self._levels[0][0])
 
     def set(self, slots: I64, priorities: F64) -> None:
-        """Set priorities [B]; of a slot that is there several times, the last one counts."""
+        """Set priorities [B]; for a repeated slot, the last one counts."""
         if not len(slots):
             return
         self._levels[-1][slots] = priorities
@@ -70,9 +71,9 @@ class SumTree:
             np.add(children[2 * first : 2 * end : 2], children[2 * first + 1 : 2 * end : 2], out=parents[first:end])
 
     def find(self, values: F64) -> I64:
-        """Return the slot [B] in which each value lies where all priorities are laid out end to end.
+        """Return the slot [B] in which each value lies if all priorities are laid out end to end.
 
-        A slot of priority 0 is never found, whatever rounding does.
+        A slot with priority 0 is never returned, despite rounding.
 
         Args:
             values: [B], from 0 to the total, which must not be 0.
@@ -89,7 +90,7 @@ class SumTree:
             np.subtract(rest, left, out=rest, where=is_right)
             slots += is_right
         missed = np.flatnonzero(self._levels[-1].take(slots) <= 0)
-        if len(missed):  # by rounding: the next one that may be drawn
+        if len(missed):  # because of rounding: use the next slot that can be drawn
             positive = np.flatnonzero(self._levels[-1])
             after = np.searchsorted(positive, slots[missed])
             slots[missed] = positive[np.minimum(after, len(positive) - 1)]
@@ -99,16 +100,16 @@ class SumTree:
 F32 = NDArray[np.float32]
 _LEAST = 1e-200
 _MOST = 1e200
-"""Bounds of a priority: neither 0, which is never drawn, nor so large that a sum of them overflows."""
+"""Bounds of a priority: not 0, which is never drawn, and not so large that a sum overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prioritised:
-    """Rows are drawn in proportion to (|TD error| + epsilon) to the power of alpha.
+    """Settings of priorities: (|TD error| + epsilon) to the power of alpha.
 
     Attributes:
-        alpha: 0 draws all alike, 1 in proportion to the errors themselves.
-        epsilon: so that rows without an error are drawn too.
+        alpha: exponent; 0 draws all rows alike, 1 in proportion to the errors.
+        epsilon: constant that lets rows without an error be drawn too.
     """
 
     alpha: float = 0.6
@@ -119,9 +120,9 @@ class Priorities:
     """Priorities of the slots of a ring.
 
     Attributes:
-        largest: the largest |TD error| that the learner has found so far, 1 at first. Rows get it that nobody has
-            judged yet, and an error that somebody else found counts as no more.
-        tree: (|TD error| + epsilon) ** alpha of each slot, 0 of those without a row.
+        largest: largest |TD error| that the learner has found so far, initially 1. New rows without an error get it,
+            and errors from others count as at most this.
+        tree: (|TD error| + epsilon) ** alpha of each slot, 0 for empty slots.
     """
 
     def __init__(self, capacity: int, settings: Prioritised) -> None:
@@ -131,22 +132,22 @@ class Priorities:
         self._settings = settings
 
     def set_run(self, first: int, errors: F64 | None, count: int) -> None:
-        """Set the priorities of consecutive slots to those of first errors.
+        """Set the priorities of consecutive slots from initial errors.
 
         Args:
-            first: slot.
-            errors: [count], at least 0, as whoever sampled the rows found them. They never change `largest`, and each
-                counts at most as that: a sender whose numbers are too large has its rows drawn as rows without any
-                are, until the learner has found their errors. None = the largest so far.
-            count: of slots.
+            first: first slot.
+            errors: [count], at least 0, found by the worker that sampled the rows. They never change `largest` and
+                count as at most that: rows of a sender with excessive numbers are drawn like rows without errors, until
+                the learner has found their errors. None = `largest` for all.
+            count: number of slots.
         """
         found = np.full(count, self.largest) if errors is None else np.minimum(errors, self.largest)
         self.tree.set_run(first, self._priorities(found))
 
     def update(self, slots: I64, errors: F64) -> None:
-        """Set the priorities of slots [B] to those of errors that the learner found.
+        """Set the priorities of slots [B] from errors that the learner found.
 
-        Of a slot that is there twice, the last one counts.
+        For a repeated slot, the last one counts.
         """
         if len(slots):
             self.largest = max(self.largest, float(errors.max()))
@@ -155,7 +156,8 @@ class Priorities:
     def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int, beta: float) -> tuple[I64, F32]:
         """Draw slots in proportion to their priorities, one from each of `batch_size` equal shares of their sum.
 
-        Returns: slots, and how much each counts: ``(N P)^-beta`` over the largest of its minibatch, so at most 1; both
+        Returns:
+            Slots, and the weight of each, ``(N P)^-beta`` divided by the largest of its minibatch, so at most 1; both
             [num_batches, batch_size].
         """
         total = self.tree.total

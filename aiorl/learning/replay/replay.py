@@ -1,4 +1,4 @@
-"""Replay: rows of experience to train on many times."""
+"""Replay: rows of experience to train on repeatedly."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Sample(NamedTuple):
     """Minibatches of rows.
 
     Attributes:
-        columns: name -> [K, B, ...], C-contiguous; [B, ...] if no number of minibatches was asked for.
+        columns: name -> [K, B, ...], C-contiguous; [B, ...] if no number of minibatches was requested.
         ids: [K, B] or [B] int64, numbers of the rows, for `Replay.update_priorities`.
-        weights: float32 of the same shape, how much each row counts; 1 if rows are drawn uniformly.
+        weights: float32 of the same shape, importance weight of each row; 1 if rows are drawn uniformly.
     """
 
     columns: dict[str, Array]
@@ -42,28 +42,28 @@ class Sample(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Consecutive rows, which are dropped together when frames of theirs are written over."""
+    """Consecutive rows, which are dropped together when any of their frames are overwritten."""
 
     end: int
     first_frame: int
 
 
 class Replay:
-    """The newest rows of what was sampled, drawn uniformly or by priority.
+    """Newest rows of experience, drawn uniformly or by priority.
 
-    Not safe for several threads, but for `check_fragment` and for reading what `snapshot` returns. The same calls with
-    the same seed give the same rows, bit for bit.
+    Not thread-safe, except for `check_fragment` and for reading the result of `snapshot`. The same calls with the same
+    seed give the same rows, bit for bit.
 
     Attributes:
-        spec: what it holds.
-        sampled: rows ever drawn.
+        spec: columns and size.
+        sampled: number of rows drawn so far.
     """
 
     def __init__(self, spec: ReplaySpec, *, seed: int) -> None:
-        """Allocate all of it.
+        """Allocate all of the replay.
 
         Raises:
-            ConfigError: there is no room for it; `check_fits` tells before.
+            ConfigError: there is no room for it; `check_fits` checks that beforehand.
         """
         self.spec = spec
         self.sampled = 0
@@ -80,24 +80,24 @@ class Replay:
         self._next_output = 0
 
     def __len__(self) -> int:
-        """Rows that may be drawn."""
+        """Return the number of rows that can be drawn."""
         return self.stored - self._oldest
 
     @property
     def stored(self) -> int:
-        """Rows ever stored."""
+        """Number of rows stored so far."""
         return self._ring.written
 
     @property
     def evicted(self) -> int:
-        """Rows that had to go for others."""
+        """Number of rows evicted so far."""
         return self._oldest
 
     def check_fragment(self, arrays: Mapping[str, Array]) -> None:
-        """Refuse a fragment that `insert_fragment` would refuse. Safe in any thread.
+        """Check that `insert_fragment` accepts a fragment. Safe in any thread.
 
         Raises:
-            BatchError: naming the column at fault.
+            BatchError: it doesn't; the error names the column at fault.
         """
         first_errors = [ColumnSpec(c.PRIORITIES)] if c.PRIORITIES in arrays else []
         _, num_envs = check_fragment((*self.spec.columns, *first_errors), arrays)
@@ -105,18 +105,20 @@ class Replay:
         if self._frames is not None:
             most = min(most, self._frames.most_rows())
         if num_envs > most:
-            raise BatchError(self.spec.columns[0].name, f"at most {most} rows a step, as the replay has", num_envs)
+            raise BatchError(self.spec.columns[0].name, f"at most {most} rows a step, the size of the replay", num_envs)
 
     def insert_fragment(self, arrays: Mapping[str, Array]) -> int:
-        """Store the transitions of a fragment that `check_fragment` has passed, its newest steps if not all have room.
+        """Store the transitions of a checked fragment; only its newest steps if there is no room for all.
 
         Args:
-            arrays: of the fragment by name: columns [T, N, ...], and what `new_obs` can be made of where it is not
-                among them, see `aiorl.data.fragment`. Where ``n_steps`` is there, the observation that is stored as
-                `new_obs` is the one behind so many steps. Of integers and floats other sizes will do. ``priorities``
-                are sizes of TD errors, as workers may have found them; one above the largest that
-                `update_priorities` has been told so far counts as that (1 before), as do rows without any.
-        Returns: rows stored.
+            arrays: arrays of the fragment by name: columns [T, N, ...] and, without `new_obs`, the arrays from which it
+                is built (see `aiorl.data.fragment`). With ``n_steps``, the observation stored as `new_obs` is the one
+                after that many steps. Integers and floats of other sizes are converted. ``priorities`` are absolute TD
+                errors, as workers found them; an error above the largest one from `update_priorities` (initially 1)
+                counts as that one, as does a missing error.
+
+        Returns:
+            Number of rows stored.
         """
         shape = arrays[self.spec.columns[0].name].shape[:2]
         most = self._most_steps(arrays, *shape)
@@ -150,9 +152,11 @@ class Replay:
 
         Args:
             batch_size: B.
-            num_batches: K minibatches, for one call that trains on all; None = one, without an axis of its own.
-            beta: how much the weights make up for the rows' priorities: 0 not at all, 1 fully.
-        Returns: rows in arrays that the second call after this one writes over again, of the same sizes or others.
+            num_batches: K minibatches, for one call that trains on all; None = one, without an axis for K.
+            beta: exponent of the importance weights: 0 doesn't correct for priorities, 1 corrects fully.
+
+        Returns:
+            Rows, in arrays that the second call after this one overwrites, even with other sizes.
 
         Raises:
             BatchError: there are no rows.
@@ -178,12 +182,12 @@ class Replay:
         )
 
     def update_priorities(self, ids: Array, errors: Any) -> None:
-        """Draw rows by errors that are newer; no matter if rows are not drawn by priority.
+        """Set the errors by which rows are drawn; no effect if rows are drawn uniformly.
 
         Args:
-            ids: of a `Sample`, any shape. Rows that are gone since are passed over; of a row that is there several
-                times, the last one counts.
-            errors: the same shape, finite TD errors, whose absolute values are taken.
+            ids: ids from a `Sample`, any shape. Rows that were evicted are ignored; for a repeated row, the last error
+                counts.
+            errors: the same shape, finite TD errors; their absolute values are used.
         """
         if self._priorities is None:
             return
@@ -194,10 +198,10 @@ class Replay:
         self._priorities.update(numbers % self.spec.capacity, found)
 
     def snapshot(self) -> Snapshot:
-        """Return all of the replay as it is now, to be written piece by piece beside inserting and sampling.
+        """Return a snapshot of the replay, to be written piece by piece while rows are inserted and sampled.
 
-        It costs a copy of the priorities at once, and later a copy of what is written over before it is read. The one
-        before it ends.
+        It costs an immediate copy of the priorities, and later copies of data that is overwritten before it is read.
+        The previous snapshot ends.
         """
         values: dict[str, Any] = {
             "spec": self.spec.identity(),
@@ -219,15 +223,15 @@ class Replay:
         return Snapshot(values, rings, arrays)
 
     def restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
-        """Go on from a snapshot, equal to the bit: what is drawn next is what would have been drawn then.
+        """Restore a snapshot, bit for bit: the next rows drawn are those that would have been drawn then.
 
         Args:
-            values: of the snapshot, perhaps as JSON brought them back.
-            pieces: of the snapshot, in any order.
+            values: values of the snapshot, possibly read back from JSON.
+            pieces: pieces of the snapshot, in any order.
 
         Raises:
-            CheckpointError: it is of another replay, incomplete or damaged. The replay is then empty or half filled
-                and must not be used.
+            CheckpointError: the snapshot is from another replay, incomplete or damaged. The replay is then empty or
+                partly filled and must not be used.
         """
         try:
             self._restore(values, pieces)
@@ -236,14 +240,14 @@ class Replay:
 
     def _restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
         mine = self.spec.identity()
-        known = {name: mine[name] for name in self.spec.made_with} | dict(values["spec"])  # older ones don't tell
+        known = {name: mine[name] for name in self.spec.made_with} | dict(values["spec"])  # older snapshots lack some
         if known != mine:
-            differing = [f"{name} {known.get(name)!r:.200} there, {mine[name]!r:.200} here" for name in mine
+            differing = [f"{name} was {known.get(name)!r:.200} and is {mine[name]!r:.200}" for name in mine
                          if known.get(name) != mine[name]]  # fmt: skip
             raise CheckpointError(
                 "replay",
                 f"it was saved with other settings: {'; '.join(differing)}. "
-                "With checkpoint_replay false a run goes on without it",
+                "Set checkpoint_replay: false to continue without it",
             )
         self._ring.written, self._oldest, self.sampled = (int(values[name]) for name in ("stored", "oldest", "sampled"))
         if not 0 <= self._ring.oldest <= self._oldest <= self.stored:
@@ -260,7 +264,7 @@ class Replay:
             else:
                 arrays[name] = array
         if any(missing.values()):
-            raise ValueError(f"so many are missing: {missing}")
+            raise ValueError(f"missing rows: {missing}")
         if self._frames is not None:
             self._groups = deque(_Group(*pair) for pair in arrays["groups"].tolist())
             self._frames.set_last(arrays["last"])
@@ -273,7 +277,7 @@ class Replay:
         self._rng.bit_generator.state = values["rng"]
 
     def _most_steps(self, arrays: Mapping[str, Array], length: int, num_envs: int) -> int:
-        """Newest steps of a fragment that there is room for: for their rows, and for their frames."""
+        """Return the number of newest steps of a fragment for whose rows and frames there is room."""
         most = min(length, self.spec.capacity // num_envs)
         if self._frames is None:
             return most
@@ -300,7 +304,7 @@ class Replay:
         self._oldest = max(self._oldest, self._ring.oldest)
 
     def _group(self, first_frame: int) -> None:
-        """Note the rows just written. Groups get rising frames: one that shares with an older one joins it."""
+        """Note the rows just written. Groups have rising frames; one that shares frames with an older one joins it."""
         while self._groups and self._groups[-1].first_frame >= first_frame:
             self._groups.pop()
         before = self._groups[-2].end if len(self._groups) > 1 else self._oldest
@@ -330,7 +334,7 @@ class Replay:
                 self._frames.read(rows[field], columns[name])
 
     def _output(self, shape: tuple[int, int]) -> dict[str, Array]:
-        """Arrays [K * B, ...] by name, those of the last call but one."""
+        """Return arrays [K * B, ...] by name, reused from the call before the last."""
         if self._outputs_for != shape:
             self._outputs = [
                 {
@@ -345,18 +349,18 @@ class Replay:
 
 
 def _rows(array: Array, keep: NDArray[np.int64] | None) -> Array:
-    """Rows [B, ...] of a column [T, N, ...], only those kept."""
+    """Return rows [B, ...] of a column [T, N, ...], only those to keep."""
     rows = array.reshape(-1, *array.shape[2:])
     return rows if keep is None else rows[keep]
 
 
 def _newest_steps(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array], cut: int) -> dict[str, Array]:
-    """Return what a fragment that is checked has of its rows, without its first steps.
+    """Return the row data of a checked fragment without its first steps.
 
     Args:
-        columns: of a row.
-        arrays: of the fragment by name.
-        cut: steps to leave out.
+        columns: columns of a row.
+        arrays: arrays of the fragment by name.
+        cut: number of steps to leave out.
     """
     of_steps = {column.name for column in columns} | {c.VALID, c.N_STEPS, c.PRIORITIES}
     newest = {name: array[cut:] if name in of_steps else array for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""A ring of rows of which the newest are kept, and a snapshot of it for a checkpoint, beside training."""
+"""Ring of the newest rows, and a snapshot of it that is saved in a checkpoint while training continues."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _MAX_ASIDE_BYTES = 128 << 20
 
 
 class Ring:
-    """An array whose slots are written over in turn. Rows have numbers, from 0, that never come again.
+    """Array whose slots are overwritten in turn. Rows have unique numbers, from 0.
 
-    Row i lies in slot i modulo the capacity until row i + capacity is written.
+    Row i is in slot i modulo the capacity until row i + capacity is written.
 
     Attributes:
         slots: [capacity, ...], the array.
-        written: rows ever written, which is the number of the next one.
+        written: number of rows written so far, which is the number of the next one.
     """
 
     def __init__(self, slots: Array) -> None:
-        """Take an array, of which nothing is written yet."""
+        """Take over an empty array."""
         self.slots = slots
         self.written = 0
         self._lock = threading.Lock()
@@ -37,18 +37,19 @@ class Ring:
 
     @property
     def capacity(self) -> int:
-        """Rows that are kept."""
+        """Maximum number of rows."""
         return len(self.slots)
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest row that is not written over."""
+        """Number of the oldest row that is not overwritten."""
         return max(0, self.written - self.capacity)
 
     def advance(self, count: int) -> list[tuple[slice, slice]]:
-        """Make place for rows, at most as many as the capacity, which the caller writes at once.
+        """Make room for rows, at most as many as the capacity; the caller writes them immediately.
 
-        Returns: slots, and which of the new rows lie there; two pairs where the array's end is passed.
+        Returns:
+            Pairs of slots and the range of new rows for them; two pairs if the end of the array is passed.
         """
         with self._lock:
             if self._snapshot is not None:
@@ -58,7 +59,7 @@ class Ring:
         return runs
 
     def runs(self, first: int, end: int) -> list[tuple[slice, slice]]:
-        """Slots of the rows from `first` to `end`, and which of them lie there, as whole slices."""
+        """Return pairs of slices: slots of the rows from `first` to `end`, and the range of rows in them."""
         count, start = end - first, first % self.capacity
         before_end = min(count, self.capacity - start)
         runs = [(slice(start, start + before_end), slice(0, before_end))]
@@ -67,57 +68,59 @@ class Ring:
         return runs
 
     def newest_in(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Numbers of the rows that lie in slots."""
+        """Return the numbers of the rows in slots."""
         newest = self.written - 1
         return newest - (newest - slots) % self.capacity
 
     def take_back(self, first: int, rows: Array) -> int:
-        """Write rows of a snapshot where they were.
+        """Write rows of a snapshot to their former slots.
 
         Args:
-            first: number of the first.
+            first: number of the first row.
             rows: records, or uint8 [B, bytes of a record].
-        Returns: B.
+
+        Returns:
+            B.
 
         Raises:
-            ValueError: they do not fit, or were not there.
+            ValueError: they don't fit, or were not in the ring.
         """
         rows = np.ascontiguousarray(rows).view(self.slots.dtype).reshape(-1)
         if not self.oldest <= first <= first + len(rows) <= self.written:
-            raise ValueError(f"rows from {first} on, {len(rows)} of them, were not there")
+            raise ValueError(f"the {len(rows)} rows from {first} on were not in the ring")
         for slots, part in self.runs(first, first + len(rows)):
             self.slots[slots] = rows[part]
         return len(rows)
 
     def snapshot(self) -> RingSnapshot:
-        """Return the rows as they are now, to be read beside writing; the one before it ends."""
+        """Return the current rows, to be read while others are written; the previous snapshot ends."""
         with self._lock:
             if self._snapshot is not None:
-                self._snapshot.fail("another one was begun")
+                self._snapshot.fail("another snapshot was started")
             self._snapshot = RingSnapshot(self, self._lock)
             return self._snapshot
 
     def release(self, snapshot: RingSnapshot) -> None:
-        """Keep nothing for a snapshot any longer."""
+        """Stop keeping data for a snapshot."""
         with self._lock:
             if self._snapshot is snapshot:
                 self._snapshot = None
 
 
 class RingSnapshot:
-    """The rows of a ring as they were at some moment, read piece by piece in any thread.
+    """Rows of a ring at one moment, read piece by piece in any thread.
 
-    Rows that are about to be written over before they are read are copied aside: few, since both go from the oldest
-    row on, and only so many.
+    Rows that will be overwritten before they are read are copied aside. There are few of them, because reading and
+    overwriting both start from the oldest row; their number is limited.
 
     Attributes:
         first: number of the oldest row.
-        end: number behind the newest.
+        end: number after the newest row.
         row_bytes: bytes of a row.
     """
 
     def __init__(self, ring: Ring, lock: threading.Lock) -> None:
-        """Cover the rows of now; for `Ring.snapshot`."""
+        """Cover the current rows; called by `Ring.snapshot`."""
         self.first, self.end = ring.oldest, ring.written
         self.row_bytes = ring.slots[:1].nbytes
         self._ring, self._lock = ring, lock
@@ -127,7 +130,7 @@ class RingSnapshot:
         self._failure = ""
 
     def before_overwriting(self, end: int) -> None:
-        """Copy aside what is not read yet of the rows before number `end`; with the lock held."""
+        """Copy aside unread rows before number `end`; the caller holds the lock."""
         first = self._next + self._num_aside
         end = min(end, self.end)
         if first >= end or self._failure:
@@ -136,10 +139,10 @@ class RingSnapshot:
             self._aside.append(self._ring.slots[slots].copy())
         self._num_aside += end - first
         if self._num_aside * self.row_bytes > _MAX_ASIDE_BYTES:
-            self.fail(f"more than {_MAX_ASIDE_BYTES:,} bytes were written over before they were saved")
+            self.fail(f"more than {_MAX_ASIDE_BYTES:,} bytes were overwritten before they were saved")
 
     def fail(self, why: str) -> None:
-        """Have who reads it get a CheckpointError; with the lock held."""
+        """Make reading raise CheckpointError; the caller holds the lock."""
         self._failure = why
         self._aside.clear()
 
@@ -147,7 +150,7 @@ class RingSnapshot:
         """Yield the rows from the oldest on: the number of each piece's first row, and a copy of its rows.
 
         Raises:
-            CheckpointError: training wrote over too much of it, or another snapshot was begun.
+            CheckpointError: training overwrote too much of it, or another snapshot was started.
         """
         try:
             while (piece := self._take(max_bytes)) is not None:
@@ -156,18 +159,18 @@ class RingSnapshot:
             self.close()
 
     def close(self) -> None:
-        """Keep nothing for it any longer."""
+        """Stop keeping data for this snapshot."""
         self._ring.release(self)
 
     def _take(self, max_bytes: int) -> tuple[int, Array] | None:
         with self._lock:
             if self._failure:
-                raise CheckpointError("replay", f"could not be saved beside training: {self._failure}")
+                raise CheckpointError("replay", f"it could not be saved during training: {self._failure}")
             if self._next >= self.end:
                 return None
             first, most = self._next, max(1, max_bytes // max(1, self.row_bytes))
             parts: list[Array] = []
-            while self._aside and most:  # each is as small as what was written at once: many make a piece
+            while self._aside and most:  # each is only one write: many make a piece
                 part = self._aside.popleft()
                 if len(part) > most:
                     self._aside.appendleft(part[most:])
@@ -184,7 +187,7 @@ class RingSnapshot:
 
 
 def _joined(parts: list[Array]) -> Array:
-    """Rows one behind the other, bytes between their fields included."""
+    """Return rows one after the other, including the bytes between their fields."""
     rows = np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts])
     return rows.view(parts[0].dtype).reshape(-1, *parts[0].shape[1:])
 
@@ -193,28 +196,28 @@ MAX_PIECE_BYTES = 16 << 20
 
 
 class Snapshot:
-    """All that a replay must get back to go on as if nothing had happened.
+    """Everything that a replay needs to continue as if it had never stopped.
 
     Attributes:
-        values: counters, random state and settings, as JSON can hold them.
+        values: counters, random state and settings, JSON-serialisable.
     """
 
     def __init__(self, values: dict[str, Any], rings: Mapping[str, RingSnapshot], arrays: Mapping[str, Array]) -> None:
-        """For `Replay.snapshot`."""
+        """Store the parts; called by `Replay.snapshot`."""
         self.values = values
         self._rings = rings
         self._arrays = arrays
 
     def pieces(self, max_bytes: int = MAX_PIECE_BYTES) -> Iterator[Piece]:
-        """Yield name, number of the first row, and rows of each piece, those of one name in order; in any thread, once.
+        """Yield name, number of the first row, and rows of each piece, in order for each name; in any thread, once.
 
         Rows of records are uint8 [B, bytes of a record].
 
         Args:
-            max_bytes: of a piece; priorities, of 8 bytes a row, are one piece.
+            max_bytes: maximum size of a piece; priorities, with 8 bytes a row, are one piece.
 
         Raises:
-            CheckpointError: training wrote over too much before it was read, or another snapshot was begun.
+            CheckpointError: training overwrote too much before it was read, or another snapshot was started.
         """
         for name, array in self._arrays.items():
             yield name, 0, array
@@ -223,6 +226,6 @@ class Snapshot:
                 yield name, first, rows.view(np.uint8).reshape(len(rows), -1)
 
     def close(self) -> None:
-        """Keep nothing for it any longer, whether it was read or not."""
+        """Stop keeping data for this snapshot, read or not."""
         for ring in self._rings.values():
             ring.close()

@@ -1,9 +1,10 @@
-"""Sequences: what a recurrent network is trained through, cut out of fragments and stored as rows of a replay.
+"""Sequences on which recurrent networks are trained, cut out of fragments and stored as entries of a replay.
 
 A sequence lies within one episode. It begins with the episode, in a state of zeros, or where the fragment has a state
-of the worker's, at every so many steps. That state is as old as the weights that made it: the first steps of such a
-sequence, its burn-in, are there to bring it up to date, and are not trained on. The next sequence begins so early that
-they were trained on in the one before. Only the first steps of a fragment that goes on with an episode have none such.
+from the worker, which it has at regular steps. That state is as old as the weights that produced it. So the first steps
+of such a sequence, its burn-in, only bring the state up to date and are not trained on. Sequences overlap, so that
+these steps were trained on in the previous sequence. Only the first steps of a fragment that continues an episode have
+no previous sequence.
 
 Source: Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX.
 """
@@ -28,20 +29,20 @@ Bools = NDArray[np.bool_]
 I64 = NDArray[np.int64]
 
 TRAINED = "trained"
-"""Column: 1 for the steps of a sequence that are trained on, 0 for its burn-in and behind its end."""
+"""Column: 1 for the steps of a sequence that are trained on, 0 for its burn-in and after its end."""
 FOLLOWING = "following"
-"""Column: the step of the sequence whose observation is the one behind the rewards that a step sums."""
+"""Column: for each step, the step of the sequence whose observation follows the summed rewards."""
 
 _PREVIOUS = {c.PREV_ACTIONS: c.ACTIONS, c.PREV_REWARDS: c.REWARDS}
 
 
 class SequenceShape(NamedTuple):
-    """How sequences lie in an episode.
+    """Layout of sequences in an episode.
 
     Attributes:
-        length: L, steps of one, its burn-in included.
-        burn_in: steps at its beginning that are not trained on, unless the episode begins with them.
-        overlap: steps that it has in common with the one before, at least `burn_in` and less than `length`.
+        length: L, steps of a sequence, including its burn-in.
+        burn_in: steps at its start that are not trained on, unless the episode begins with them.
+        overlap: steps that it shares with the previous one, at least `burn_in` and less than `length`.
     """
 
     length: int
@@ -50,12 +51,12 @@ class SequenceShape(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Steps from the beginning of one sequence to that of the next, and between the states of a fragment."""
+        """Steps from the start of one sequence to the start of the next, and between the states of a fragment."""
         return self.length - self.overlap
 
     @property
     def trained_steps(self) -> int:
-        """Steps of a whole sequence that are trained on."""
+        """Trained steps of a whole sequence."""
         return self.length - self.burn_in
 
 
@@ -70,14 +71,14 @@ class _Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Cuts fragments into sequences.
+    """Cutter of fragments into sequences.
 
     Attributes:
-        shape: of the sequences.
-        fragment_columns: that a fragment has for each row.
-        states: columns of the recurrent state, of one row.
+        shape: shape of the sequences.
+        fragment_columns: columns that a fragment has for each row.
+        states: columns of the recurrent state of one row.
         gamma: discount per step.
-        n: steps whose rewards are summed, fewer at the end of a sequence.
+        n: steps whose rewards are summed; fewer at the end of a sequence.
     """
 
     shape: SequenceShape
@@ -88,7 +89,7 @@ class Sequences:
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """What is stored of a sequence: observations, and what comes with them, of one step more than actions."""
+        """Columns of a stored sequence; observations and previous steps have one more entry than actions."""
         of_rows = {column.name: column for column in self.fragment_columns}
         longer = (c.OBS, *(name for name in _PREVIOUS if name in of_rows))
         length = self.shape.length
@@ -101,10 +102,10 @@ class Sequences:
         )
 
     def check(self, arrays: Mapping[str, Array]) -> None:
-        """Refuse a fragment that can't be cut. Safe in any thread.
+        """Check that a fragment can be cut. Safe in any thread.
 
         Raises:
-            BatchError: naming the column at fault.
+            BatchError: it can't; the error names the column at fault.
         """
         steps, num_envs = check_fragment(self.fragment_columns, arrays)
         for name in (c.TERMINATEDS, c.TRUNCATEDS):
@@ -118,14 +119,14 @@ class Sequences:
             check_numbers(column, arrays[column.name])
         largest = float(np.abs(arrays[c.REWARDS]).max())
         if largest * self.n > float(np.finfo(np.float32).max):
-            raise BatchError(c.REWARDS, f"numbers of which {self.n} together are float32", f"{largest:g}")
+            raise BatchError(c.REWARDS, f"numbers whose sums of {self.n} fit into float32", f"{largest:g}")
 
     def cut(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The sequences of a fragment, [S, 1, ...] by name, as S steps of one environment; S may be 0.
+        """Return the sequences of a fragment, [S, 1, ...] by name, as S steps of one environment; S can be 0.
 
         Args:
-            arrays: of the fragment, checked: columns [T, N, ...] with what `new_obs` can be made of, and states
-                [N, C, ...] before every `shape.stride` rows.
+            arrays: arrays of a checked fragment: columns [T, N, ...], the arrays from which `new_obs` is built, and
+                states [N, C, ...] before every `shape.stride` rows.
         """
         windows = list(self._windows(arrays))
         table = np.array(windows, np.int64).reshape(-1, len(_Window._fields))
@@ -147,7 +148,7 @@ class Sequences:
             longer[np.arange(len(windows)), stop - first] = following[stop - 1, env]
             found[name] = longer
         for column in self.states:
-            # what begins elsewhere begins an episode, whose state is zeros
+            # a sequence that starts elsewhere starts an episode, with a state of zeros
             is_known = first % self.shape.stride == 0
             known = arrays[column.name][env, np.where(is_known, first // self.shape.stride, 0)]
             found[column.name] = np.where(is_known[:, None], known, np.float32(0.0))
@@ -166,7 +167,7 @@ class Sequences:
                 yield from self._windows_of_run(env, first, stop, bool(first or begins_episode[env]))
 
     def _windows_of_run(self, env: int, first: int, end: int, begins_episode: bool) -> Iterator[_Window]:
-        """Sequences of rows `first` to `end`, which follow one another in one episode."""
+        """Yield the sequences of rows `first` to `end`, which are consecutive in one episode."""
         length, burn_in, stride = self.shape.length, self.shape.burn_in, self.shape.stride
         trained_from = first if begins_episode else first + burn_in
         while True:
@@ -180,7 +181,7 @@ class Sequences:
 
 
 def _runs(valid: Bools, ended: Bools) -> Iterator[tuple[int, int]]:
-    """First row, and the one behind the last, of transitions [T] that follow one another in one episode."""
+    """Yield the first row and the row after the last of each run of transitions [T] in one episode."""
     first = 0
     for row in np.flatnonzero(ended | ~valid).tolist():
         stop = row + 1 if valid[row] else row
@@ -192,12 +193,12 @@ def _runs(valid: Bools, ended: Bools) -> Iterator[tuple[int, int]]:
 
 
 def _taken(column: Array, rows: I64, env: I64, is_there: Bools) -> Array:
-    """Rows [S, L, ...] of a column [T, N, ...], zeros where there is none."""
+    """Return rows [S, L, ...] of a column [T, N, ...], with zeros for missing rows."""
     taken: Array = column[rows, env[:, None]]
     taken[~is_there] = 0
     return taken
 
 
 def _one_more(ndim: int) -> list[tuple[int, int]]:
-    """Padding of columns [S, L, ...] by one step at the end."""
+    """Return the padding that adds one step at the end of columns [S, L, ...]."""
     return [(0, 0), (0, 1), *[(0, 0)] * (ndim - 2)]

@@ -1,4 +1,4 @@
-"""What a replay holds, and the room for it: checked before the run, taken from memory or from files."""
+"""Contents of a replay and the room for it, which is checked before the run and taken from memory or files."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from aiorl.process.machine import available_bytes
 _SPARE_FRAMES = 1024
 
 RECENT_FRAMES = 3072
-"""So many frames may lie between two pieces of a trajectory, which are those of other trajectories: 24 fragments of 128
-rows, a round of as many workers."""
+"""Maximum number of frames between two pieces of a trajectory: 24 fragments of 128 rows, a round of 24 workers."""
 
 FRAMES_OF = {c.OBS: "obs_frames", c.NEW_OBS: "new_obs_frames"}
-"""Observations -> the field of a stored row that says in which slots their frames lie."""
+"""Field of a stored row with the slots of its frames, for both observations."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySpec:
-    """What a replay holds.
+    """Contents of a replay.
 
     Attributes:
-        columns: of a row as it is sampled, `obs` and `new_obs` included where there are such.
-        capacity: rows.
-        priorities: None = rows are drawn uniformly.
-        stack: frames of an observation. 0 = `obs` and `new_obs` are columns like others. From 2 on, observations are
-            ``[..., K]``, a stack of K frames along the last axis, oldest first, and each frame is kept once. 1 = an
-            observation is one frame, kept once for the row that it follows and the row that follows it.
-        spill_dir: directory of memory-mapped files that hold the rows; None = memory does.
-        unit: what a row is to people.
-        made_with: settings that what is stored was made with, by name, as JSON can hold them.
+        columns: columns of a sampled row, including `obs` and `new_obs` if there are any.
+        capacity: maximum number of rows.
+        priorities: settings of priorities; None = rows are drawn uniformly.
+        stack: frames of an observation. 0 = `obs` and `new_obs` are ordinary columns. From 2 on, observations are
+            ``[..., K]``, a stack of K frames along the last axis, oldest first, and each frame is stored once. 1 = an
+            observation is one frame, stored once for the rows before and after it.
+        spill_dir: directory for memory-mapped files with the rows; None = rows are in memory.
+        unit: name of a row in messages.
+        made_with: settings that affect the stored data, by name, JSON-serialisable.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -56,33 +55,33 @@ class ReplaySpec:
 
     @property
     def plain_columns(self) -> tuple[ColumnSpec, ...]:
-        """Columns that lie in the row itself."""
+        """Columns that are part of the row itself."""
         return tuple(column for column in self.columns if not (self.stack and column.name in FRAMES_OF))
 
     @property
     def row(self) -> np.dtype[np.void]:
-        """A stored row: its columns side by side, so that fetching it touches one place in memory."""
+        """Dtype of a stored row: its columns lie side by side, so that reading it touches one place in memory."""
         fields: list[tuple[str, Any, tuple[int, ...]]] = [
             (column.name, np.dtype(column.dtype), column.shape) for column in self.plain_columns
         ]
         if self.stack:
             fields += [(name, np.dtype(np.int32), (self.stack,)) for name in FRAMES_OF.values()]
-        fields.sort(key=lambda field: -field[1].itemsize)  # so that nothing has to be padded
+        fields.sort(key=lambda field: -field[1].itemsize)  # avoids padding
         return np.dtype(fields, align=True)
 
     @property
     def frame(self) -> np.dtype[np.void]:
-        """A frame, as the one field of a record."""
+        """Dtype of a frame, which is the only field of a record."""
         obs = next(column for column in self.columns if column.name == c.OBS)
         shape = obs.shape[:-1] if self.stack > 1 else obs.shape
         return np.dtype([("frame", np.dtype(obs.dtype), shape)])
 
     @property
     def num_frames(self) -> int:
-        """Frames that are kept: one for each row, and spare ones, so that no row has to go before its time.
+        """Number of frames to keep: one for each row, and spare ones so that no row is dropped early.
 
-        One in 25 more is for episodes' ends and beginnings. `RECENT_FRAMES` are for a trajectory's rows that share
-        frames with its rows in an older fragment: they go with these, while what came in between stays.
+        4 % more are for starts and ends of episodes. `RECENT_FRAMES` are for rows that share frames with rows of the
+        same trajectory in an older fragment: they are dropped with these, while the rows in between stay.
         """
         if not self.stack:
             return 0
@@ -96,17 +95,17 @@ class ReplaySpec:
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes of all that is held; what is no row or frame is in memory."""
+        """Bytes of the whole replay; anything but rows and frames is in memory."""
         tree = 8 * SumTree.num_sums(self.capacity) if self.priorities is not None else 0
         return self.bytes_of_rows + tree
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of a checkpoint of it, once it is full."""
+        """Bytes that a full replay takes in a checkpoint."""
         return self.bytes_of_rows + (8 * self.capacity if self.priorities is not None else 0)
 
     def identity(self) -> dict[str, Any]:
-        """What a saved state must have been made with to be taken up again, as JSON holds it."""
+        """Return the settings that must match those of a saved state to restore it, JSON-serialisable."""
         return {
             "columns": sorted([column.name, list(column.shape), column.dtype] for column in self.columns),
             "capacity": self.capacity,
@@ -116,7 +115,7 @@ class ReplaySpec:
         }
 
     def __str__(self) -> str:
-        """Rows and what they take, for people."""
+        """Return the number and size of rows, for messages."""
         per_row = math.ceil(self.bytes_of_rows / self.capacity)
         return f"{self.capacity:,} {self.unit} of {per_row:,} bytes"
 
@@ -125,10 +124,10 @@ _SPILL_KEY = "replay_spill_dir"
 
 
 def check_fits(specs: Iterable[ReplaySpec]) -> None:
-    """Refuse replays, all of a run, that this machine has no room for, before anything is allocated.
+    """Check that this machine has room for all replays of a run, before anything is allocated.
 
     Raises:
-        ConfigError: memory or a disk is too small; names the figures and the settings.
+        ConfigError: memory or a disk is too small; the message has the figures and the settings.
     """
     specs = list(specs)
     needed: Counter[str | None] = Counter()  # by directory; None is memory
@@ -146,15 +145,15 @@ def check_fits(specs: Iterable[ReplaySpec]) -> None:
                 f"{_readable(free)} are free there.",
                 key="replay_capacity" if directory is None else _SPILL_KEY,
                 value=directory or size,
-                hint=f"Set a smaller replay_capacity, or {_SPILL_KEY} to a directory on a disk that has room for it.",
+                hint=f"Set a smaller replay_capacity, or {_SPILL_KEY} to a directory on a disk with enough room.",
             )
 
 
 def allocate(count: int, record: np.dtype[np.void], spill_dir: str | None) -> NDArray[Any]:
-    """Return [count] records of zeros, in memory or in a file that goes when the process ends.
+    """Return [count] records of zeros, in memory or in a file that is deleted when the process ends.
 
     Raises:
-        ConfigError: there is not so much memory, or the file can't be made that large.
+        ConfigError: there is not enough memory, or the file can't be made that large.
     """
     size = max(1, count * record.itemsize)
     try:
@@ -162,8 +161,8 @@ def allocate(count: int, record: np.dtype[np.void], spill_dir: str | None) -> ND
             return np.zeros(count, record)
         with tempfile.TemporaryFile(
             prefix="aiorl-replay-", dir=spill_dir
-        ) as file:  # has no name: it can't be left over
-            if hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process with a signal
+        ) as file:  # unnamed, so it can't be left behind
+            if hasattr(os, "posix_fallocate"):  # otherwise a full disk would kill the process later
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
                 file.truncate(size)
@@ -172,7 +171,7 @@ def allocate(count: int, record: np.dtype[np.void], spill_dir: str | None) -> ND
         raise _unusable(str(spill_dir), error) from error
     except MemoryError as error:
         raise ConfigError(
-            f"the replay needs {_readable(size)}, and the system does not give that.",
+            f"the replay needs {_readable(size)}, but the system refuses to allocate it.",
             key="replay_capacity",
             value=count,
             hint="Set a smaller replay_capacity, or replay_spill_dir.",
@@ -184,10 +183,10 @@ def _unusable(directory: str, error: OSError) -> ConfigError:
         f"{directory} can't hold the replay: {error.strerror or error}.",
         key=_SPILL_KEY,
         value=directory,
-        hint=f"Set {_SPILL_KEY} to a directory that exists, can be written to and has room.",
+        hint=f"Set {_SPILL_KEY} to an existing, writable directory with enough room.",
     )
 
 
 def _readable(size: int) -> str:
-    """A size in gigabytes of 10^9 bytes, or in bytes where it is small."""
+    """Format a size in gigabytes of 10^9 bytes, or in bytes if it is small."""
     return f"{size / 1e9:,.2f} GB" if size >= 10**7 else f"{size:,} bytes"

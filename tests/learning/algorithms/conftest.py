@@ -1,4 +1,4 @@
-"""Graphs of the algorithms' tests are not optimised."""
+"""Fixtures for the algorithms' tests; graphs are not optimised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 @pytest.fixture(scope="module", autouse=True)
 def unoptimised_graphs() -> Iterator[None]:
-    """Graphs run once or twice here: to optimise them takes longer than they do."""
+    """Turn off graph optimisation: here graphs run once or twice, and optimising them takes longer."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})

@@ -1,4 +1,4 @@
-"""SAC, TD3, CQL and IQL: losses against the same formulas in NumPy, and what each trains when."""
+"""SAC, TD3, CQL and IQL: losses against the same formulas in NumPy, and when each network is trained."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SPACES = pytest.mark.parametrize(("space", "num_mask"), [(BOX, 0), (CHOICES, 0),
 
 
 class Losses:
-    """The losses of a minibatch and of the phases behind it, without any step between.
+    """Losses of a minibatch and of its phases, without any step between them.
 
-    Targets are other networks than those that learn. Some stored actions lie beyond the bounds and count as on them.
+    Targets differ from the networks that learn. Some stored actions are beyond the bounds and are clipped.
     """
 
     def __init__(self, name: str, space: Any, num_mask: int = 0, **settings: Any) -> None:
@@ -65,7 +65,7 @@ class Losses:
         self.given = {key: np.asarray(x) for key, x in given.items()}
 
     def q(self, prefix: str, obs: Any, actions: Any = None) -> Any:
-        """Of all critics, layer by layer: [C, B] of actions, or [C, B, A]."""
+        """Return values by all critics, layer by layer: [C, B] of given actions, or [C, B, A]."""
         tensors, found = self.case.tensors, []
         obs = obs[:, self.num_mask :]
         inputs = obs if actions is None else np.concatenate([obs, actions], axis=1)
@@ -77,18 +77,18 @@ class Losses:
         return np.array(found)
 
     def q_of_stored(self, prefix: str = "critics") -> Any:
-        """[C, B]."""
+        """Return Q values [C, B] of the stored actions."""
         q = self.q(prefix, self.batch[c.OBS], self.unit)
         return q if self.unit is not None else q[:, np.arange(ROWS), self.actions - START]
 
     def means(self, prefix: str, obs: Any) -> Any:
-        """Squashed means [B, D] of an actor, layer by layer."""
+        """Return squashed means [B, D] of an actor, layer by layer."""
         tensors = self.case.tensors
         hidden = np.tanh(obs @ tensors[f"{prefix}/policy/dense_0/kernel"] + tensors[f"{prefix}/policy/dense_0/bias"])
         return np.tanh(hidden @ tensors[f"{prefix}/policy/head/kernel"] + tensors[f"{prefix}/policy/head/bias"])
 
     def drawn(self, obs: Any, seed: Any) -> tuple[Any, Any]:
-        """Actions in [-1, 1] by the actor, and their log-densities over these."""
+        """Return the actor's actions in [-1, 1] and their log-densities."""
         inputs = self.case.algorithm.actor.outputs(tf.constant(obs))[0].numpy().astype(np.float64)
         mean, log_std = inputs[:, :2], inputs[:, 2:]
         noise = tf.random.stateless_normal([len(obs), 2], seed).numpy()
@@ -97,14 +97,14 @@ class Losses:
         return unit, logp.sum(axis=1)
 
     def policy(self, obs: Any) -> tuple[Any, Any]:
-        """Probabilities [B, A] of choices and their logarithms, 0 for what is not legal."""
+        """Return probabilities [B, A] of choices and their logarithms, 0 for illegal actions."""
         logits = self.case.algorithm.actor.outputs(tf.constant(obs))[0].numpy().astype(np.float64)
         p = np.exp(logits - logits.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
         return p, np.log(np.where(p > 0, p, 1.0))
 
     def next_values(self, alpha: float) -> Any:
-        """[B], of SAC's actor by the target critics."""
+        """Return the next values [B] of SAC's actor by the target critics."""
         following = self.batch[c.NEW_OBS]
         if self.unit is not None:
             actions, logp = self.drawn(following, self.batch[SEEDS][0])
@@ -123,7 +123,7 @@ class Losses:
 
 @SPACES
 def test_losses_of_sac_equal_the_formulas(space: Any, num_mask: int) -> None:
-    """Densities are of actions scaled to [-1, 1]; expectations and the entropy aimed at are of legal choices."""
+    """Densities are of actions scaled to [-1, 1]; expectations and the target entropy are over legal choices."""
     it = Losses("sac", space, num_mask, initial_alpha=0.5)
     it.check_critics(it.next_values(0.5))
     obs, (_, actor, alpha) = it.batch[c.OBS], it.losses
@@ -156,7 +156,7 @@ def test_losses_of_td3_equal_the_formulas(settings: dict[str, Any]) -> None:
 
 @SPACES
 def test_losses_of_cql_equal_the_formulas(space: Any, num_mask: int) -> None:
-    """Over a Box the integral is estimated of actions drawn in three ways, by densities over [-1, 1]."""
+    """For a Box the integral is estimated from actions drawn in three ways, with densities over [-1, 1]."""
     it = Losses("cql", space, num_mask, cql_weight=2.0)
     obs = it.batch[c.OBS]
     if space is BOX:
@@ -193,7 +193,7 @@ def test_losses_of_iql_equal_the_formulas(space: Any, max_weight: float) -> None
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "cql", "iql"])
-def test_each_loss_trains_networks_of_its_own_and_targets_follow(name: str) -> None:
+def test_each_loss_trains_its_own_networks_and_targets_follow(name: str) -> None:
     case = Case(name, BOX, **({"target_gap": 1.0} if name == "cql" else {}))
     parts = [{id(variable) for variable in phase.variables} for phase in case.algorithm.update_spec().phases]
     parts.append({id(variable) for variable in case.algorithm.trained_variables()})
@@ -210,8 +210,8 @@ def test_each_loss_trains_networks_of_its_own_and_targets_follow(name: str) -> N
     assert 0 < followed < 0.3 * moved
 
 
-def test_what_sac_learns_does_not_depend_on_the_units_of_actions() -> None:
-    """Of -0.1 to 0.1 no density has the entropy of -1 that the temperature would otherwise aim at."""
+def test_sac_learns_the_same_in_any_units_of_actions() -> None:
+    """No density over -0.1 to 0.1 has the target entropy of -1."""
     small, large = (spaces.Box(np.float32(-size), np.float32(size), (2,)) for size in (0.1, 100))
     one, other = Case("sac", small), Case("sac", large)
     for seed in range(4):
@@ -222,22 +222,22 @@ def test_what_sac_learns_does_not_depend_on_the_units_of_actions() -> None:
         np.testing.assert_allclose(other.tensors[name], tensor, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def test_decay_that_a_user_sets_is_for_networks_and_not_for_the_temperature() -> None:
+def test_weight_decay_applies_to_networks_and_not_to_the_temperature() -> None:
     case = Case("sac", optimizer={"weight_decay": 50.0}, initial_alpha=0.5)
     case.train(0, 1, 2)
-    assert abs(case.tensors["log_alpha"] - np.log(0.5)) < 0.1, "decay would bring it to 0, a step of Adam by 0.01"
+    assert abs(case.tensors["log_alpha"] - np.log(0.5)) < 0.1, "decay would move it to 0, a step of Adam only by 0.01"
 
 
-def test_a_temperature_without_a_learning_rate_stays_and_one_critic_is_enough() -> None:
+def test_a_temperature_without_a_learning_rate_is_constant_and_one_critic_is_enough() -> None:
     case = Case("sac", alpha_lr=0, actor_lr=0.1, twin_q=False, initial_alpha=0.5)
     assert case.train(0, 1, 2)[-1].metrics["alpha"] == pytest.approx(0.5)
     assert not any("critic_1" in name for name in case.tensors)
     assert case.algorithm.coefficients(0) == {"lr": 0.01, "actor_lr": 0.1, "alpha_lr": 0, "steps_before": 0}
 
 
-def test_the_actor_of_td3_and_all_targets_rest_between_their_turns() -> None:
-    """Its moments, too: they would move it on without a gradient."""
-    case = Case("td3", training_intensity=0.5, learning_starts=16)  # one minibatch a fragment
+def test_td3_updates_its_actor_and_targets_only_when_they_are_due() -> None:
+    """The optimiser's moments rest too: they would move it further without a gradient."""
+    case = Case("td3", training_intensity=0.5, learning_starts=16)  # one minibatch per fragment
     case.train(0)
     moved, before = [], case.tensors
     for number in range(1, 5):
@@ -279,7 +279,7 @@ def test_actions_are_uniform_at_first(name: str) -> None:
     assert told == {"exploration": {"type": "StochasticSampling", "random_timesteps": 9}}
 
 
-def test_the_weight_of_cql_rises_where_gaps_are_above_their_target_and_comes_down_from_its_bound() -> None:
+def test_the_weight_of_cql_rises_with_gaps_above_their_target_and_comes_down_from_its_bound() -> None:
     case = Case("cql", BOX, target_gap=-100.0, cql_weight=2.0)
     assert case.train(0, 1, 2)[-1].metrics["cql_weight"] > 2.0
     case = Case("cql", BOX, target_gap=1e6, cql_weight=1e7)

@@ -1,4 +1,4 @@
-"""Train batches against plain concatenation, and what does not fit."""
+"""Train batches against plain concatenation, and fragments that don't fit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fragment(length: int, num_envs: int, seed: int = 0, *, valid: bool = False) 
     return columns
 
 
-def test_buffers_are_used_again_after_two_batches_and_nothing_stale_is_left_in_them() -> None:
+def test_buffers_are_reused_after_two_batches_without_stale_data() -> None:
     buffers = BatchBuffers(COLUMNS)
     first = buffers.rows([fragment(4, 4, 1)], 16)
     kept = first[PACKED].copy()
@@ -56,7 +56,7 @@ def test_buffers_are_used_again_after_two_batches_and_nothing_stale_is_left_in_t
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_first_column_with_a_number_that_is_not_finite_is_named(bad: float) -> None:
+def test_the_first_column_with_a_non_finite_number_is_named(bad: float) -> None:
     buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     batch = buffers.sequences([fragment(4, 2)], 2, 4)
     assert buffers.first_not_finite(batch) == ""
@@ -74,7 +74,7 @@ def test_rounding_up_gives_few_sizes_and_wastes_at_most_half(count: int, least: 
     assert size == least or size < 2 * count
 
 
-def test_what_follows_a_sequences_last_transition_stands_in_the_row_behind_it() -> None:
+def test_the_observation_after_a_sequences_last_transition_is_in_the_next_row() -> None:
     buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     cut = fragment(4, 3)
     cut[c.VALID] = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 0, 0]], bool)
@@ -97,7 +97,7 @@ def test_what_follows_a_sequences_last_transition_stands_in_the_row_behind_it() 
         ({"\x1b[2J" * 1000: np.zeros(1)}, r"no other columns.{0,300}\\x1b.{0,200}$"),
     ],
 )
-def test_what_no_batch_is_made_of_is_refused_by_name(damage: dict[str, Any], said: str) -> None:
+def test_fragments_that_do_not_fit_are_refused_with_the_column(damage: dict[str, Any], said: str) -> None:
     buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     buffers.check(fragment(4, 2), 4)
     with pytest.raises(BatchError, match=said):
@@ -110,7 +110,7 @@ def test_fragments_without_a_row_are_refused(shape: tuple[int, int]) -> None:
         BatchBuffers(COLUMNS + OF_SEQUENCES).check(fragment(*shape))
 
 
-def test_new_obs_is_a_column_however_it_is_kept() -> None:
+def test_new_obs_is_a_column_in_any_layout() -> None:
     columns = (ColumnSpec(c.OBS, (3,)), ColumnSpec(c.NEW_OBS, (3,)))
     buffers = BatchBuffers(columns)
     made = {name: array for name, array in fragment(4, 2).items() if name in (c.OBS, c.LAST_OBS)}

@@ -1,4 +1,4 @@
-"""The compiled update: against a plain loop in NumPy, traced once, and never leaving numbers that are not finite."""
+"""The compiled update against a plain NumPy loop; it is traced once and never leaves non-finite numbers."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_runs_all_minibatches_in_the_given_order(xla: str, clip: float | None) -
 
 @pytest.mark.parametrize("xla", ["on", "off"])
 @pytest.mark.parametrize("row", [0, 11])
-def test_a_number_that_is_not_finite_leaves_weights_and_optimiser_as_they_were(xla: str, row: int) -> None:
-    """Also if some minibatches before it were fine."""
+def test_a_non_finite_number_leaves_weights_and_optimiser_unchanged(xla: str, row: int) -> None:
+    """Even if some minibatches before it were finite."""
     w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
     update = CompiledUpdate(squared_error(w, b), [w, b], keras.optimizers.Adam(0.1), grad_clip=1.0, xla=xla)
     coefficients = {"lr": 0.1, "scale": 1.0}
@@ -84,14 +84,14 @@ def test_a_number_that_is_not_finite_leaves_weights_and_optimiser_as_they_were(x
     assert held
 
 
-def test_a_finite_loss_whose_gradient_overflows_is_not_taken() -> None:
+def test_a_finite_loss_with_an_overflowing_gradient_is_skipped() -> None:
     update, w, _ = make()
     _, held = update({"x": X * 1e15, "y": Y}, ORDER, {"lr": 0.1, "scale": 1e6})
     assert not held
     np.testing.assert_array_equal(w.numpy(), [0.5, 0.0, 0.0])
 
 
-def test_ends_after_the_minibatch_whose_metric_is_above_the_limit() -> None:
+def test_ends_after_the_first_minibatch_above_the_limit() -> None:
     for limit, steps in ((0.0, 1), (1e9, 6)):
         update, w, _ = make(stop_when=("mse", limit))
         metrics, held = update(BATCH, ORDER, {"lr": 0.05, "scale": 1.0})
@@ -101,11 +101,11 @@ def test_ends_after_the_minibatch_whose_metric_is_above_the_limit() -> None:
 
 
 @pytest.mark.parametrize("xla", ["on", "off"])
-def test_a_metric_of_the_last_epoch_is_its_mean_over_the_minibatches_of_that_alone(xla: str) -> None:
-    """Two epochs of three minibatches: errors 4 to 6, or the fourth alone where the update ends after it."""
+def test_a_metric_of_the_last_epoch_is_the_mean_over_its_minibatches_only(xla: str) -> None:
+    """Two epochs of three minibatches: errors 4 to 6, or only the fourth if the update ends after it."""
     means = [plain_loop(-0.1, 1.0, None, steps=steps)[2] for steps in range(1, 7)]
     errors = [(n + 1) * mean - n * before for n, (mean, before) in enumerate(zip(means, [0.0, *means], strict=False))]
-    assert max(errors[:3]) < errors[3], "it goes uphill, so that the fourth can be the first above a limit"
+    assert max(errors[:3]) < errors[3], "errors rise, so that the fourth can be the first above a limit"
     limit = (max(errors[:3]) + errors[3]) / 2
     metrics, _ = make(xla, last_epoch=("mse", 2))[0](BATCH, ORDER, {"lr": -0.1, "scale": 1.0})
     assert metrics["mse"] == pytest.approx(means[5], rel=1e-4)
@@ -129,7 +129,7 @@ def test_auto_takes_xla_for_dense_layers_and_a_plain_graph_for_convolutions(capl
 
 
 def uncompilable(xla: Any) -> CompiledUpdate:
-    """XLA has no strings."""
+    """Use strings, which XLA doesn't have."""
     w = tf.Variable([1.0])
 
     def loss(minibatch: dict[str, Any], coefficients: dict[str, Any]) -> Any:
@@ -139,7 +139,7 @@ def uncompilable(xla: Any) -> CompiledUpdate:
     return CompiledUpdate(UpdateSpec(loss, (), ("lr",)), [w], keras.optimizers.SGD(0.1), grad_clip=None, xla=xla)
 
 
-def test_auto_falls_back_to_a_plain_graph_with_a_warning_where_xla_cannot(caplog: Any) -> None:
+def test_auto_falls_back_to_a_plain_graph_with_a_warning_if_xla_fails(caplog: Any) -> None:
     update = uncompilable("auto")
     update.warm_up(BATCH, ORDER)
     assert update.mode == "graph"
@@ -147,8 +147,8 @@ def test_auto_falls_back_to_a_plain_graph_with_a_warning_where_xla_cannot(caplog
     assert update(BATCH, ORDER, {"lr": 0.1})[1]
 
 
-def test_a_disk_that_is_full_where_compiled_updates_are_kept_ends_no_training(caplog: Any) -> None:
-    """TensorFlow makes it an error of the update."""
+def test_a_full_disk_for_compiled_updates_does_not_end_training(caplog: Any) -> None:
+    """TensorFlow reports it as an error of the update."""
     assert "persistent_cache_directory" in os.environ["TF_XLA_FLAGS"], "tests/conftest.py sets it"
     w = tf.Variable([1.0])
     spec = UpdateSpec(lambda batch, c: (tf.reduce_sum(w * batch["y"][:1] * c["lr"] + 0.17), {}), (), ("lr",))
@@ -160,15 +160,15 @@ def test_a_disk_that_is_full_where_compiled_updates_are_kept_ends_no_training(ca
     assert update(BATCH, ORDER, {"lr": 0.1})[1]
 
 
-def test_xla_asked_for_where_it_cannot_is_an_error_that_says_what_to_set() -> None:
+def test_requested_xla_that_fails_is_an_error_with_a_hint() -> None:
     with pytest.raises(ConfigError, match="Set xla: auto or off") as caught:
         uncompilable("on").warm_up(BATCH, ORDER)
     assert caught.value.key == "xla"
 
 
 @pytest.mark.parametrize("xla", ["on", "off"])
-def test_phases_learn_after_the_loss_by_what_it_gave_each_at_its_own_rate_and_turn(xla: Any) -> None:
-    """One follows the variable that has just moved; one is due at every third step, counted on from those before."""
+def test_phases_learn_after_the_loss_from_its_results_each_at_its_own_rate_and_interval(xla: Any) -> None:
+    """One phase follows the variable that has just moved; one is due at every third step, counting earlier ones."""
     w, follower, rare = tf.Variable(1.0), tf.Variable(0.0), tf.Variable(0.0)
 
     def loss(minibatch: Any, coefficients: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The contract of every algorithm: it learns, compiles once, goes on to the bit, and takes no harm from bad rows."""
+"""Contract of every algorithm: it learns, compiles once, resumes bit for bit and survives bad rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from aiorl.learning.models.export import export_acting_graph
 
 ALL = pytest.mark.parametrize("name", ALGORITHMS)
 KINDS = pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "td3"])
-"""One for each kind of network and update."""
+"""One case for each kind of network and update."""
 ROWS = pytest.mark.parametrize("name", OF_FRAGMENTS)
 
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
-    """The case of a name, as it was at first."""
+    """Return the case of this name in its initial state."""
     name = request.getfixturevalue("name")
     if name not in cases:
         cases[name] = Case(name)
@@ -36,12 +36,12 @@ def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Case]:
-    """Cases by name, built once."""
+    """Return the cases by name, built once."""
     return {}
 
 
 @ALL
-def test_warming_up_changes_nothing_and_all_batches_are_one_compilation(name: str) -> None:
+def test_warming_up_changes_nothing_and_all_batches_share_one_compilation(name: str) -> None:
     case = Case(name, eager=False, xla="off", lr_schedule=[[0, 1e-2], [100, 1e-3]])
     before = case.algorithm.get_state()
     case.algorithm.warm_up()
@@ -60,8 +60,8 @@ def test_warming_up_changes_nothing_and_all_batches_are_one_compilation(name: st
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in ("cql", "td3") else ()) for name in ALGORITHMS]
 )
-def test_a_run_that_is_resumed_goes_on_as_one_that_was_never_interrupted(name: str) -> None:
-    """G5; random numbers, optimisers, targets, coefficients and stored experience come back, too."""
+def test_a_resumed_run_continues_like_an_uninterrupted_one(name: str) -> None:
+    """G5; random numbers, optimisers, targets, coefficients and stored experience are restored, too."""
     more = {"target_update_freq": 3} if name in (*WITH_REPLAY, "appo") else {}
     more |= {"training_intensity": 1} if name in WITH_REPLAY else {}
     through, resumed = (Case(name, **more, seed=seed, net_seed=seed) for seed in (1, 2))
@@ -75,7 +75,7 @@ def test_a_run_that_is_resumed_goes_on_as_one_that_was_never_interrupted(name: s
 
 
 @KINDS
-def test_a_state_that_does_not_fit_is_refused_before_any_of_it_is_taken(name: str, case: Case) -> None:
+def test_a_state_that_does_not_fit_is_refused_before_any_change(name: str, case: Case) -> None:
     before = case.algorithm.get_state()
     kernel = next(tensor for tensor in before.tensors if tensor.startswith("weights/"))
     others = {key: tensor for key, tensor in before.tensors.items() if key != kernel}
@@ -94,7 +94,7 @@ def test_a_state_that_does_not_fit_is_refused_before_any_of_it_is_taken(name: st
 
 
 @KINDS
-def test_a_state_that_is_held_stays_as_it_was_whatever_is_learned_after_it(name: str, case: Case) -> None:
+def test_a_held_state_is_not_changed_by_later_updates(name: str, case: Case) -> None:
     case.train(1)
     held, copied = case.algorithm.hold_state(), case.algorithm.get_state()
     case.train(2)
@@ -104,7 +104,7 @@ def test_a_state_that_is_held_stays_as_it_was_whatever_is_learned_after_it(name:
 
 
 @pytest.mark.parametrize("name", ["appo", "dqn", "td3"])
-def test_targets_of_the_model_are_weights_that_are_set_from_elsewhere(name: str, case: Case) -> None:
+def test_targets_of_the_model_take_over_weights_set_from_elsewhere(name: str, case: Case) -> None:
     state = case.algorithm.get_state()
     moved = {name: tensor + 1 if name.startswith("weights/") else tensor for name, tensor in state.tensors.items()}
     case.algorithm.set_state(AlgorithmState(moved, state.values))
@@ -114,7 +114,7 @@ def test_targets_of_the_model_are_weights_that_are_set_from_elsewhere(name: str,
 
 
 @ALL
-def test_what_does_not_fit_is_refused_by_the_name_of_its_column(name: str, case: Case) -> None:
+def test_columns_that_do_not_fit_are_refused_by_name(name: str, case: Case) -> None:
     fragment = case.fragments()[0]
     case.algorithm.check_fragment(fragment)
     obs = fragment[c.OBS]
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_refused_by_the_name_of_its_column(name: str, case:
 
 
 @pytest.mark.parametrize("name", WITH_REPLAY)
-def test_numbers_that_are_not_finite_are_never_stored(name: str, case: Case) -> None:
+def test_non_finite_numbers_are_never_stored(name: str, case: Case) -> None:
     for column in (c.OBS, c.N_STEP_RETURNS):
         fragment = case.fragment()
         fragment[column][1, 0] = np.nan
@@ -143,7 +143,7 @@ def test_numbers_that_are_not_finite_are_never_stored(name: str, case: Case) -> 
     ("name", "column"),
     [("ppo", c.ACTION_LOGP), ("impala", c.REWARDS), ("appo", c.OBS), ("pg", c.ADVANTAGES), ("bc", c.OBS)],
 )
-def test_a_number_that_is_not_finite_skips_the_update_until_there_are_too_many(
+def test_non_finite_numbers_skip_updates_until_there_are_too_many(
     name: str, column: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(algorithm, "MAX_SKIPS_IN_A_ROW", 3)
@@ -164,19 +164,19 @@ def test_a_number_that_is_not_finite_skips_the_update_until_there_are_too_many(
 
 
 @pytest.mark.parametrize("name", WITH_REPLAY)
-def test_an_update_that_is_not_finite_leaves_weights_targets_and_optimisers_as_they_were(name: str) -> None:
+def test_a_non_finite_update_leaves_weights_targets_and_optimisers_unchanged(name: str) -> None:
     case = Case(name, lr=1e38, target_update_freq=1, learning_starts=16)
     case.train(0)
     before = case.tensors
     (result,) = case.train(1)
     assert (result.skipped, result.bad_column, result.metrics["updates_skipped"]) == (True, "", 1)
     for key, tensor in before.items():
-        if tensor.shape or tensor.dtype.kind != "f" or "log" in key:  # but learning rates
+        if tensor.shape or tensor.dtype.kind != "f" or "log" in key:  # all but learning rates
             np.testing.assert_array_equal(case.tensors[key], tensor, key)
 
 
 @ROWS
-def test_rows_that_are_no_transitions_teach_nothing_whatever_stands_in_them(name: str, case: Case) -> None:
+def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(name: str, case: Case) -> None:
     weights = []
     for noise in (0.0, 5.0):
         case.algorithm.set_state(case.beginning)  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def test_rows_that_are_no_transitions_teach_nothing_whatever_stands_in_them(name
         for fragment in fragments:
             invalid = ~fragment[c.VALID]
             assert invalid.any()
-            for column in {c.TERMINATEDS, c.TRUNCATEDS} & fragment.keys():  # no episode goes on across such a row
+            for column in {c.TERMINATEDS, c.TRUNCATEDS} & fragment.keys():  # no episode continues across such a row
                 fragment[column] &= fragment[c.VALID]
                 fragment[column][:-1] |= invalid[1:]
             for column in {c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS, c.REWARDS, c.OBS} & fragment.keys():
@@ -196,7 +196,7 @@ def test_rows_that_are_no_transitions_teach_nothing_whatever_stands_in_them(name
 
 
 @KINDS
-def test_a_worker_gets_a_graph_of_the_model_alone_that_gives_its_numbers(name: str, case: Case) -> None:
+def test_a_worker_gets_a_graph_of_only_the_model_with_the_same_numbers(name: str, case: Case) -> None:
     case.train(0)
     graph, spec = export_acting_graph(case.model)
     weights = case.algorithm.get_weights()

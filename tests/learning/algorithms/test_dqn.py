@@ -1,4 +1,4 @@
-"""DQN: its loss of rows against the formula in NumPy, that of sequences against steps taken one by one."""
+"""DQN: its loss of rows against the formula in NumPy, and its loss of sequences against single steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEQUENCES: dict[str, Any] = {
 
 
 def loss_of(case: Case, other: Any, batch: dict[str, Any]) -> Any:
-    """Loss and what is given with it, with the weights of another network in the target."""
+    """Return the loss and its metrics, with the weights of another network in the target."""
     for name, variable in case.algorithm.targets["target"].variables.items():
         variable.assign(other.variables[name])
     return case.algorithm.update_spec().loss({name: tf.constant(array) for name, array in batch.items()}, {})
@@ -47,7 +47,7 @@ def softmax(x: Any) -> Any:
 
 
 def project(returns: Any, discounts: Any, probabilities: Any, atoms: Any) -> Any:
-    """Algorithm 1 of Bellemare et al., one atom at a time."""
+    """Project by algorithm 1 of Bellemare et al., one atom at a time."""
     out, step = np.zeros_like(probabilities), atoms[1] - atoms[0]
     for row in range(len(returns)):
         for atom, share in zip(atoms, probabilities[row], strict=True):
@@ -92,7 +92,7 @@ def test_loss_of_rows_equals_the_formula_in_numpy(settings: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
-def test_a_worker_acts_by_the_values_of_the_network_and_never_does_what_is_masked(settings: dict[str, Any]) -> None:
+def test_a_worker_acts_by_the_values_of_the_network_and_never_takes_a_masked_action(settings: dict[str, Any]) -> None:
     model = Case("dqn", num_mask=NUM_ACTIONS, **settings).model
     graph, spec = export_acting_graph(model)
     assert spec.distribution == "greedy"
@@ -109,8 +109,8 @@ def test_a_worker_acts_by_the_values_of_the_network_and_never_does_what_is_maske
     assert not is_masked[np.arange(5), actions - START].any()
 
 
-def test_streams_behind_convolutions_are_relu_as_these_are() -> None:
-    """Wang et al. 2016; fcnet_activation is of networks without convolutions."""
+def test_streams_after_convolutions_are_relu_like_the_convolutions() -> None:
+    """Wang et al. 2016; fcnet_activation is for networks without convolutions."""
     model = Case("dqn", obs_shape=(10, 10, 1), dueling_hiddens=[6]).model
     obs, weights = np.random.default_rng(0).integers(0, 256, (3, 10, 10, 1), np.uint8), model.get_weights()
     features = model._branches[0].step(obs, None, [])[0].numpy()
@@ -123,7 +123,7 @@ def test_streams_behind_convolutions_are_relu_as_these_are() -> None:
     np.testing.assert_allclose(model.q(obs)[0].numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
+def test_workers_explore_by_a_schedule_or_each_with_its_own_share() -> None:
     own = DQN.acting_settings(Case("dqn", epsilon_schedule=[[0, 0.5], [9, 0.1]]).config)
     assert own == {"exploration": {"type": "EpsilonGreedy", "epsilon": [[0, 0.5], [9, 0.1]]}}
     own = DQN.acting_settings(Case("dqn", per_worker_epsilon=True, num_workers=2).config)
@@ -131,7 +131,7 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
 
 
 def make_minibatch(model: Any, seed: int) -> dict[str, Any]:
-    """Three sequences: one whole, one that its episode begins and ends, one cut short behind its burn-in."""
+    """Make three sequences: a whole one, one that is a whole episode, and one cut short after its burn-in."""
     rng = np.random.default_rng(seed)
     batch = {
         c.OBS: rng.normal(size=(ROWS, LENGTH + 1, NUM_OBS)),
@@ -151,7 +151,7 @@ def make_minibatch(model: Any, seed: int) -> dict[str, Any]:
 
 
 def stepped(network: Any, batch: dict[str, Any]) -> Any:
-    """Q values [B, L + 1, A], one step after the other as a worker acts."""
+    """Return Q values [B, L + 1, A], one step after the other, as a worker acts."""
     state = [tf.constant(batch[c.state_in(index)]) for index in range(len(network.state_shapes))]
     values = []
     for t in range(LENGTH + 1):
@@ -166,7 +166,7 @@ def rescaled(x: Any) -> Any:
 
 
 def unrescaled(y: float) -> float:
-    """By bisection, whatever the inverse looks like."""
+    """Invert by bisection, independently of the formula of the inverse."""
     low, high = -1e6, 1e6
     for _ in range(100):
         middle = (low + high) / 2
@@ -182,7 +182,7 @@ def unrescaled(y: float) -> float:
         {"double_q": True, "value_rescaling": True, "model": LOOKS_BACK},
     ],
 )
-def test_loss_of_sequences_equals_that_of_steps_taken_one_by_one(settings: dict[str, Any]) -> None:
+def test_loss_of_sequences_equals_that_of_single_steps(settings: dict[str, Any]) -> None:
     case, other = (Case("dqn", net_seed=seed, **{**SEQUENCES, "huber_delta": 0.5, **settings}) for seed in (1, 2))
     config, batch = case.config, make_minibatch(case.model, 3)
     total, metrics = loss_of(case, other.model, batch)
@@ -216,13 +216,13 @@ def loss_and_gradients(case: Case, batch: dict[str, Any]) -> tuple[float, list[A
 
 
 @pytest.mark.parametrize("cell", [LSTM, GRU])
-def test_a_burn_in_makes_the_state_and_has_no_gradient(cell: dict[str, Any]) -> None:
-    """It is as if the steps behind it were a sequence of their own, which begins in the state that it led to."""
+def test_a_burn_in_updates_the_state_and_has_no_gradient(cell: dict[str, Any]) -> None:
+    """The steps after it are like a sequence of their own, which begins in the state after the burn-in."""
     case, without = (Case("dqn", **{**SEQUENCES, "model": cell, "burn_in": burn_in}) for burn_in in (BURN_IN, 0))
     model = case.model
     without.model.set_weights(model.get_weights())
     batch = make_minibatch(model, 3)
-    batch[TRAINED][1] = batch[TRAINED][0]  # none begins its episode
+    batch[TRAINED][1] = batch[TRAINED][0]  # no sequence begins its episode
     total, gradients = loss_and_gradients(case, batch)
 
     state = [tf.constant(batch[c.state_in(index)]) for index in range(len(model.state_shapes))]
@@ -239,13 +239,13 @@ def test_a_burn_in_makes_the_state_and_has_no_gradient(cell: dict[str, Any]) -> 
     assert any(not np.allclose(mine, theirs, rtol=1e-3) for mine, theirs in zip(gradients, through_all, strict=True))
 
 
-def test_what_is_not_trained_on_does_not_count() -> None:
+def test_untrained_steps_do_not_count() -> None:
     case = Case("dqn", **SEQUENCES)
     batch, other = make_minibatch(case.model, 3), make_minibatch(case.model, 4)
     total, gradients = loss_and_gradients(case, batch)
     for name in (c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS):
         batch[name] = np.where(batch[TRAINED] > 0, batch[name], other[name])
-    batch[c.OBS][1, 4:] = other[c.OBS][1, 4:]  # behind the observation that followed the last step
+    batch[c.OBS][1, 4:] = other[c.OBS][1, 4:]  # after the observation that followed the last step
     batch[c.OBS][2, 4:] = other[c.OBS][2, 4:]
     same, same_gradients = loss_and_gradients(case, batch)
     assert same == pytest.approx(total, rel=1e-6)
@@ -256,7 +256,7 @@ def test_what_is_not_trained_on_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"model": GRU, "num_atoms": 7, "dueling": False}])
-def test_a_worker_acts_by_the_values_of_the_network_and_hands_on_its_state(settings: dict[str, Any]) -> None:
+def test_a_worker_acts_by_the_values_of_the_network_and_keeps_its_state(settings: dict[str, Any]) -> None:
     model = Case("dqn", num_mask=NUM_ACTIONS, **{**SEQUENCES, **settings}).model
     graph, spec = export_acting_graph(model)
     acting = ActingGraph(graph, spec)
@@ -277,7 +277,7 @@ def test_a_worker_acts_by_the_values_of_the_network_and_hands_on_its_state(setti
     np.testing.assert_allclose(np.stack(found), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_workers_send_rewards_and_states_where_sequences_begin() -> None:
+def test_workers_send_rewards_and_the_states_at_the_start_of_sequences() -> None:
     plan = Case("dqn", **{**SEQUENCES, "model": LOOKS_BACK, "sequence_overlap": 3}).plan
     assert (plan.postprocess, plan.state_every) == ("none", 3)
     assert plan.of_sequences == (c.state_in(0), c.state_in(1))
@@ -288,8 +288,8 @@ def test_workers_send_rewards_and_states_where_sequences_begin() -> None:
     assert DQN.trains_on_sequences(Case("dqn", **SEQUENCES).config)
 
 
-def test_minibatches_of_whole_sequences_are_made_as_they_become_due_in_one_compilation_and_after_a_restore() -> None:
-    """Two sequences of four trained steps are a minibatch of eight: 20 rows that come make 10 due at 4 a row."""
+def test_due_minibatches_of_whole_sequences_share_one_compilation_also_after_a_restore() -> None:
+    """Two sequences of four trained steps make a minibatch of eight: 20 new rows make 10 due at an intensity of 4."""
     settings = {**SEQUENCES, "prioritized_replay": True, "training_intensity": 4, "eager": False, "xla": "off"}
     case, second = (Case("dqn", **settings, net_seed=seed) for seed in (1, 5))
     case.algorithm.warm_up()
@@ -308,7 +308,7 @@ def test_minibatches_of_whole_sequences_are_made_as_they_become_due_in_one_compi
         np.testing.assert_array_equal(second.tensors[name], tensor, name)
 
 
-def test_fragments_that_would_spoil_the_replay_are_refused_and_rows_that_only_reset_are_not_stored() -> None:
+def test_bad_fragments_are_refused_and_rows_that_only_reset_are_not_stored() -> None:
     case = Case("dqn", **SEQUENCES)
     fragment = case.fragment()
     case.algorithm.check_fragment(fragment)

@@ -1,4 +1,4 @@
-"""Losses of algorithms without a replay against the same formulas in NumPy."""
+"""Losses of algorithms without a replay, against the same formulas in NumPy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tensors(arrays: dict[str, Any]) -> dict[str, tf.Tensor]:
 
 
 def shake(network: Any, seed: int, size: float = 0.1) -> None:
-    """Move all variables of a network at random."""
+    """Move all variables of a network randomly."""
     for name, variable in network.variables.items():
         variable.assign(variable + size * tf.random.stateless_normal(variable.shape, [seed, len(name)]))
 
@@ -46,7 +46,7 @@ def surrogate(ratio: Any, advantages: Any) -> float:
 
 
 def check(found: tuple[Any, dict[str, Any]], wanted: dict[str, float], penalty: float = 0.0) -> None:
-    """Compare what a loss gave with its parts, of which a part that is not there counts nothing."""
+    """Compare a loss with its parts; missing parts count as 0."""
     total, metrics = found
     for name, value in wanted.items():
         assert float(metrics[name]) == pytest.approx(value, rel=1e-3, abs=1e-5), name
@@ -70,7 +70,7 @@ def check(found: tuple[Any, dict[str, Any]], wanted: dict[str, float], penalty: 
     ],
 )
 def test_losses_of_rows_equal_the_formulas(name: str, settings: dict[str, Any], space: Any) -> None:
-    """Some rows are no transitions, which count nothing."""
+    """Some rows are padding, which counts nothing."""
     own = {} if name in ("pg", "bc") else {"vf_loss_coeff": 0.7}
     case = Case(name, space, **own, **settings)
     config, kind = case.config, case.model.distribution
@@ -125,7 +125,7 @@ def test_losses_of_rows_equal_the_formulas(name: str, settings: dict[str, Any], 
     ],
 )
 def test_losses_with_vtrace_equal_the_formulas(name: str, settings: dict[str, Any], space: Any) -> None:
-    """In APPO ratios are those of the target network in V-trace, and to the target network in the surrogate."""
+    """In APPO, V-trace uses the ratios of the target network, and the surrogate uses ratios to the target network."""
     case = Case(name, space, gamma=0.9, vf_loss_coeff=0.7, **settings)
     config, model, kind = case.config, case.model, case.model.distribution
     old = case.model
@@ -154,7 +154,7 @@ def test_losses_with_vtrace_equal_the_formulas(name: str, settings: dict[str, An
         old_values, forward(old, x[c.LAST_OBS])[1], x[c.REWARDS], x[c.TERMINATEDS], x[c.TRUNCATEDS],
         x[c.BOOTSTRAP_VALUES], log_rhos if config.vtrace else 0 * log_rhos,
     ]  # fmt: skip
-    returns = vtrace(  # itself held against a slow reference by its own test
+    returns = vtrace(  # compared with a slow reference in its own test
         *(tf.constant(np.asarray(column, np.float32)) for column in columns),
         gamma=0.9, lam=config.lambda_, rho_bar=(rho_bar := config.vtrace_clip_rho_threshold),
         rho_bar_pg=config.vtrace_clip_pg_rho_threshold, valid=tf.constant(valid.astype(np.float32)),
@@ -196,10 +196,10 @@ def test_sequences_give_the_same_loss_in_any_order_each_with_its_own_state(name:
     assert in_order != pytest.approx(of([0, 1, 2, 3], **{c.state_in(0): [1, 2, 3, 0]}), rel=1e-5)
 
 
-def test_a_cell_that_sees_rewards_sees_those_of_the_environment_where_scaled_ones_are_learned_from() -> None:
+def test_a_cell_sees_the_environments_rewards_even_if_scaled_ones_are_learned_from() -> None:
     """Two steps with rewards 4 and -2, scaled 0.5 and -0.25: targets are vs_1 = -0.25 + 0.9 V, vs_0 = 0.5 + 0.9 vs_1.
 
-    V is the value of the last observation, by a cell that sees -2 there.
+    V is the value of the last observation, by a cell that sees the reward -2 there.
     """
     settings = {"use_gru": True, "vf_share_layers": True, "lstm_use_prev_action_reward": True}
     config = IMPALAConfig(env="x", gamma=0.9, normalize_rewards=True, vtrace=False, model=settings)

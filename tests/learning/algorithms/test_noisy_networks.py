@@ -1,4 +1,4 @@
-"""Noisy networks: what their noise does to the weights, who acts by it, and what is trained on it."""
+"""Noisy networks: how noise changes the weights, when it is drawn, and how it is learned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def policy_of(case: Case, **settings: Any) -> OnnxPolicy:
 
 
 def perturbed(weights: dict[str, Any], noise: Any) -> dict[str, Any]:
-    """Weights of a network without noise that is what a noisy one is with this noise: one layer after the other."""
+    """Return the weights of a noiseless network that equals a noisy one with this noise: one layer after the other."""
     found, start = dict(weights), 0
     for name in [name.removesuffix("/kernel_sigma") for name in weights if name.endswith("/kernel_sigma")]:
         kernel = weights[f"{name}/kernel"]
@@ -52,7 +52,7 @@ def perturbed(weights: dict[str, Any], noise: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("settings", KINDS)
-def test_r196_each_row_is_acted_on_with_weights_of_its_own_noise(settings: dict[str, Any]) -> None:
+def test_r196_each_row_is_acted_on_with_its_own_noise(settings: dict[str, Any]) -> None:
     case, plain, obs = make(**settings), make(noisy=False, **settings).model, obs_of(5)
     weights, policy = case.model.get_weights(), policy_of(case)
     noise = policy.draw_noise(np.random.default_rng(0), 5)
@@ -64,7 +64,7 @@ def test_r196_each_row_is_acted_on_with_weights_of_its_own_noise(settings: dict[
         assert acted.actions[row] == START + wanted.argmax()
 
 
-def test_r196_noise_is_drawn_anew_for_each_action_and_is_none_for_who_does_not_explore() -> None:
+def test_r196_noise_is_drawn_for_each_action_and_only_for_exploration() -> None:
     case, obs = make(**KINDS[1]), obs_of(4)
     policy, means = policy_of(case), case.model.forward(obs)[0].numpy()
     first, second = (policy.act(obs).columns[c.ACTION_DIST_INPUTS] for _ in range(2))
@@ -75,14 +75,14 @@ def test_r196_noise_is_drawn_anew_for_each_action_and_is_none_for_who_does_not_e
         np.testing.assert_allclose(kept.columns[c.ACTION_DIST_INPUTS], means, rtol=1e-4, atol=1e-5)
 
 
-def test_r196_a_graph_that_is_given_no_noise_has_the_mean_weights() -> None:
+def test_r196_a_graph_without_noise_has_the_mean_weights() -> None:
     case, obs = make(**KINDS[0]), obs_of(3)
     found = policy_of(case).graph.run(obs)[0]
     np.testing.assert_allclose(found, case.model.forward(obs)[0].numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", KINDS[1:])
-def test_noise_is_learned_and_a_restored_run_goes_on_to_the_bit(settings: dict[str, Any]) -> None:
+def test_noise_is_learned_and_a_restored_run_continues_bit_for_bit(settings: dict[str, Any]) -> None:
     first, second = (make(**settings, net_seed=seed) for seed in (1, 5))
     before = first.tensors
     first.train(0, 1, 2)

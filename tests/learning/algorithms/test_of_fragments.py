@@ -1,4 +1,4 @@
-"""Algorithms that train on fragments as they come: plans, batches, minibatches, and coefficients that change."""
+"""Algorithms that train on fragments as they arrive: plans, batches, minibatches, and changing coefficients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PPO = [*OF_ROWS, c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS]
         ("marwil", {}, [*OF_ROWS, c.VALUE_TARGETS], ("gae", {"gamma": 0.9, "lam": 1.0})),
     ],
 )
-def test_workers_are_asked_for_no_column_that_is_not_used(
+def test_workers_send_only_columns_that_are_used(
     name: str, settings: dict[str, Any], columns: list[str], made: tuple[str, dict[str, float]]
 ) -> None:
     kind, own = algorithm_class(name), {"env": "x", "input": "data" if name in ("bc", "marwil") else "sampler"}
@@ -52,7 +52,7 @@ def test_workers_are_asked_for_no_column_that_is_not_used(
 
 
 @pytest.mark.parametrize("name", ["impala", "appo"])
-def test_workers_are_asked_for_raw_transitions_where_vtrace_is_computed(name: str) -> None:
+def test_workers_send_raw_transitions_for_vtrace(name: str) -> None:
     plan = Case(name).plan
     assert plan.postprocess == "none"
     assert c.ADVANTAGES not in plan.columns
@@ -64,7 +64,7 @@ def test_workers_are_asked_for_raw_transitions_where_vtrace_is_computed(name: st
 
 
 @pytest.mark.parametrize("name", OF_FRAGMENTS)
-def test_leases_are_for_exactly_one_batch_or_kept_topped_up_within_a_bound(name: str) -> None:
+def test_leases_are_for_exactly_one_batch_or_kept_topped_up_within_a_limit(name: str) -> None:
     config = Case(name).config
     plan = algorithm_class(name).lease_plan(config)
     if name in ("ppo", "a2c", "pg"):
@@ -102,13 +102,13 @@ def test_eager_updates_can_be_stepped_through_and_learn_the_same(name: str) -> N
         runs[1].train()
 
 
-def test_options_of_the_optimizer_are_keras_own() -> None:
+def test_options_of_the_optimizer_are_those_of_keras() -> None:
     optimizer = Case("ppo", optimizer={"beta_1": 0.5, "amsgrad": True}).algorithm.compiled.optimizer
     assert (optimizer.beta_1, optimizer.amsgrad) == (0.5, True)
-    with pytest.raises(ConfigError, match=r"Keras makes no Adam with these options: .*beta_one") as caught:
+    with pytest.raises(ConfigError, match=r"Keras .*Adam.*beta_one") as caught:
         Case("ppo", optimizer={"beta_one": 0.5})
     assert caught.value.key == "optimizer"
-    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate can't be set: the algorithm has a key of its own"):
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate can't be set"):
         Case("ppo", optimizer={"learning_rate": 0.5})
     case = Case("impala", opt_type="rmsprop", momentum=0.5)
     assert type(case.algorithm.compiled.optimizer).__name__ == "RMSprop"
@@ -135,7 +135,7 @@ def test_learns_with_recurrent_models(name: str, cell: str, shared: bool, xla: s
 
 @pytest.mark.parametrize(("name", "model"), [("ppo", {}), ("ppo", RECURRENT), ("impala", {}), ("appo", {})])
 def test_fragments_of_whole_episodes_are_padded_to_few_shapes(name: str, model: dict[str, Any]) -> None:
-    """They are rows of episodes one after the other, [B, 1], at least as many as a fragment of steps has."""
+    """Fragments are rows of consecutive episodes, [B, 1], at least as many as a fragment of steps has."""
     case = Case(name, batch_mode="complete_episodes", model=model)
     shapes = set()
     for length in (24, 30, 33):
@@ -149,7 +149,7 @@ def test_fragments_of_whole_episodes_are_padded_to_few_shapes(name: str, model: 
 
 
 def test_whole_episodes_come_as_one_sequence_or_as_many_of_the_length_that_was_asked_for() -> None:
-    """One of [1, 100_000], and one of [100_000, 1], would be 10^10 rows of padding together."""
+    """One fragment of [1, 100_000] and one of [100_000, 1] would make 10^10 rows of padding together."""
     case = Case("ppo", batch_mode="complete_episodes", model=RECURRENT)
     for steps, num_sequences in ((24, 1), (40, 1), (24, 5)):
         case.algorithm.check_fragment(case.fragment(0, steps, num_sequences))
@@ -166,7 +166,7 @@ def test_a_batch_of_next_to_nothing_but_padding_is_made_without_the_longest_sequ
     short, one, long = (case.fragment(0, *shape) for shape in ((24, 30), (40, 1), (600, 1)))
     batch = case.algorithm.make_batch([long, short, one])
     assert case.algorithm.buffers.column(batch, c.VALID).sum() == 24 * 30 + 40
-    assert "a sequence of 600 steps is left out" in caplog.text
+    assert "a sequence of 600 steps" in caplog.text
     batch = case.algorithm.make_batch([long, one])
     assert case.algorithm.buffers.column(batch, c.VALID).sum() == 640
 
@@ -201,7 +201,7 @@ def test_schedules_go_by_the_env_steps_trained_on() -> None:
     assert equal(before, case.algorithm.get_weights())
 
 
-def test_a_learning_rate_that_has_ended_at_0_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_learning_rate_that_ended_at_0_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     said = []
     for end in (0.0, 1e-3):
         case = Case("ppo", lr_schedule=[[0, 0.0], [500, 1e-2], [1000, end]])
@@ -211,16 +211,16 @@ def test_a_learning_rate_that_has_ended_at_0_is_said_once(caplog: pytest.LogCapt
     assert said[0] == []
     (sentence,) = said[1]
     assert all(part in sentence for part in ("lr_schedule", "1,000 env steps", "stop_timesteps: 1000"))
-    assert said[2:] == [said[1]] * 4, "once, and not where it ends elsewhere"
+    assert said[2:] == [said[1]] * 4, "once, and only if it ends at 0"
 
 
 def rows_or_sequences(name: str, size: int) -> tuple[int, int]:
-    """The shape of a fragment of so many rows, or sequences."""
+    """Return the shape of a fragment with this number of rows or sequences."""
     return (size, 1) if name == "ppo" else (6, size)
 
 
 @THREE
-def test_fragments_may_hold_any_number_of_rows_or_sequences(name: str) -> None:
+def test_fragments_can_have_any_number_of_rows_or_sequences(name: str) -> None:
     case, whole = Case(name), 24 if name == "ppo" else 4
     for sizes in ((1, 2), (40, 41)):
         fragments = [case.fragment(seed, *rows_or_sequences(name, size)) for seed, size in enumerate(sizes)]
@@ -236,7 +236,7 @@ def test_fragments_may_hold_any_number_of_rows_or_sequences(name: str) -> None:
         assert result.metrics["num_sgd_steps"] == -(-sum(sizes) // whole)
 
 
-def test_one_huge_batch_does_not_make_those_after_it_as_large() -> None:
+def test_one_huge_batch_does_not_enlarge_later_ones() -> None:
     fitted = Case("ppo").algorithm.fitted
     sizes = [fitted(count) for count in (10, 100_000, 10, 60)]
     assert sizes[1] >= 100_000
@@ -245,7 +245,7 @@ def test_one_huge_batch_does_not_make_those_after_it_as_large() -> None:
 
 
 @THREE
-def test_smaller_batches_need_no_other_compilation(name: str) -> None:
+def test_smaller_batches_need_no_further_compilation(name: str) -> None:
     case = Case(name, eager=False, xla="off")
     for seed, size in enumerate((41, 15, 24)):
         assert not case.update([case.fragment(seed, *rows_or_sequences(name, size))]).skipped
@@ -253,12 +253,12 @@ def test_smaller_batches_need_no_other_compilation(name: str) -> None:
 
 
 def order_of(case: Case, batch: Any) -> Any:
-    """Minibatches [K, M] of an update."""
+    """Return the minibatches [K, M] of an update."""
     order, num_minibatches = case.algorithm._order(batch)
     return order[:num_minibatches]
 
 
-def test_ppo_visits_each_row_once_an_epoch_in_a_new_order_unless_told_not_to() -> None:
+def test_ppo_visits_each_row_once_per_epoch_in_a_new_order_unless_shuffling_is_off() -> None:
     for shuffles in (False, True):
         case = Case("ppo", shuffle_sequences=shuffles, num_sgd_iter=2)
         first, second = order_of(case, case.algorithm.make_batch(case.fragments())).reshape(2, 48)
@@ -268,7 +268,7 @@ def test_ppo_visits_each_row_once_an_epoch_in_a_new_order_unless_told_not_to() -
 
 
 @pytest.mark.parametrize("size", [16, 24, 5])
-def test_minibatches_of_appo_are_rows_of_any_sequence_and_each_epoch_visits_every_transition_once(size: int) -> None:
+def test_appo_mixes_rows_of_all_sequences_and_visits_every_transition_once_per_epoch(size: int) -> None:
     case = Case("appo", sgd_minibatch_size=size, num_sgd_iter=2)
     batch = case.algorithm.make_batch(case.fragments(invalid=True))
     order = order_of(case, batch)
@@ -277,12 +277,12 @@ def test_minibatches_of_appo_are_rows_of_any_sequence_and_each_epoch_visits_ever
     for epoch in order.reshape(2, -1):
         np.testing.assert_array_equal(np.sort(epoch[: len(transitions)]), transitions)
         assert set(epoch) <= set(transitions)
-    assert len({row // 6 for row in order[0]}) > 2, "of several sequences"
+    assert len({row // 6 for row in order[0]}) > 2, "from several sequences"
     assert case.algorithm.update(batch, 0).metrics["num_sgd_steps"] == len(order)
 
 
 @pytest.mark.parametrize(("name", "model"), [("impala", {}), ("appo", RECURRENT), ("ppo", RECURRENT)])
-def test_minibatches_are_whole_sequences_where_these_are_trained_on(name: str, model: dict[str, Any]) -> None:
+def test_minibatches_are_whole_sequences_if_these_are_trained_on(name: str, model: dict[str, Any]) -> None:
     case = Case(name, model=model, sgd_minibatch_size=12)
     order = order_of(case, case.algorithm.make_batch(case.fragments()))
     assert order.shape == (4, 2)
@@ -290,8 +290,8 @@ def test_minibatches_are_whole_sequences_where_these_are_trained_on(name: str, m
 
 
 @THREE
-def test_padding_changes_nothing_that_is_learned(name: str) -> None:
-    """One minibatch of all rows: the same step whether half of its places are filled or all."""
+def test_padding_does_not_change_the_update(name: str) -> None:
+    """One minibatch of all rows: the step is the same whether half of its rows or all are filled."""
     case = Case(name, sgd_minibatch_size=48)
     state, half = case.algorithm.get_state(), case.fragment(1, *rows_or_sequences(name, 24 if name == "ppo" else 4))
     blank = {key: np.zeros_like(value) for key, value in half.items()}
@@ -308,7 +308,7 @@ def test_padding_changes_nothing_that_is_learned(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "appo"])
 @pytest.mark.parametrize(("target", "factor"), [(1e-6, 1.5), (1e6, 0.5)])
-def test_the_penalty_adapts_towards_its_target_and_is_kept(name: str, target: float, factor: float) -> None:
+def test_the_penalty_adapts_towards_its_target_and_is_restored(name: str, target: float, factor: float) -> None:
     settings = {"kl_coeff": 0.2, "kl_target": target, **({"target_update_freq": 9} if name == "appo" else {})}
     case, other = Case(name, **settings), Case(name, **settings)
     metrics = case.train(1)[0].metrics
@@ -323,11 +323,11 @@ def test_the_penalty_adapts_towards_its_target_and_is_kept(name: str, target: fl
         other.algorithm.set_state(state)
 
 
-def test_the_penalty_goes_by_the_divergence_of_the_last_epoch() -> None:
-    """Three times the mean over three epochs is twice that over the first two, and that of the third.
+def test_the_penalty_depends_on_the_divergence_of_the_last_epoch() -> None:
+    """Three times the mean over three epochs is twice the mean over the first two, plus the mean of the third.
 
-    The policy moves away. With half of a number between the two as the target, the mean over all would leave the weight
-    as it was.
+    The policy moves away. The target is half of a number between the last mean and the mean over all epochs, so the
+    latter would leave the weight unchanged.
     """
 
     def run(epochs: int, **more: float) -> tuple[Case, dict[str, float]]:
@@ -347,13 +347,13 @@ def test_the_penalty_goes_by_the_divergence_of_the_last_epoch() -> None:
 def test_an_update_ends_once_the_policy_is_too_far_from_those_that_sampled(name: str) -> None:
     for kl_stop, steps in ((None, 6), (1e-9, 1)):
         metrics = Case(name, num_sgd_iter=3, kl_stop=kl_stop).train()[0].metrics
-        if name != "appo":  # of one step, before which the policy is the target network's
+        if name != "appo":  # its update has one step, before which the policy equals the target network
             assert metrics["num_sgd_steps"] == steps
             assert metrics["kl"] > 1e-9
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("impala", "algo: appo"), ("appo", "kl_stop")])
-def test_a_policy_far_from_those_that_sampled_is_warned_of_once(
+def test_a_policy_far_from_those_that_sampled_causes_one_warning(
     name: str, wanted: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = Case(name)
@@ -367,10 +367,10 @@ def test_a_policy_far_from_those_that_sampled_is_warned_of_once(
         assert key in said[0]
 
 
-def test_the_target_network_judges_no_more_steps_at_a_time_than_a_minibatch_has(
+def test_the_target_network_evaluates_at_most_a_minibatch_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also of complete episodes, which are longer than the sequences that a config names."""
+    """Also with complete episodes, which are longer than the configured sequences."""
     case = Case("appo", batch_mode="complete_episodes", rollout_fragment_length=4, num_envs_per_worker=1)
     judge, sizes = type(case.algorithm).judge, []
 
@@ -384,7 +384,7 @@ def test_the_target_network_judges_no_more_steps_at_a_time_than_a_minibatch_has(
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_the_target_network_of_appo_is_the_one_of_so_many_updates_ago(every: int) -> None:
+def test_the_target_network_of_appo_is_updated_at_its_interval(every: int) -> None:
     def weights(case: Case, prefix: str) -> dict[str, Any]:
         return {name.removeprefix(prefix): x for name, x in case.tensors.items() if name.startswith(prefix)}
 
@@ -398,7 +398,7 @@ def test_the_target_network_of_appo_is_the_one_of_so_many_updates_ago(every: int
 
 
 @pytest.mark.parametrize("model", [{}, {"use_gru": True}])
-def test_on_what_the_newest_policy_sampled_an_update_of_appo_is_that_of_ppo(model: dict[str, Any]) -> None:
+def test_an_on_policy_update_of_appo_is_that_of_ppo(model: dict[str, Any]) -> None:
     """GAE by the network that sampled, computed by the worker's code, against V-trace by the target network."""
     shared: dict[str, Any] = {"num_sgd_iter": 4, "gamma": 0.95, "lambda_": 0.8, "lr": 0.05, "model": model}
     shared |= {"normalize_advantages": True, "sgd_minibatch_size": 48, "entropy_coeff": 0.0}
@@ -431,7 +431,7 @@ def test_raw_rows_are_filtered_when_they_become_a_train_batch() -> None:
     np.testing.assert_allclose(found, own(obs, update=False), atol=1e-5)
 
 
-def test_advantages_of_marwil_are_divided_by_the_root_of_their_mean_square_so_far_and_it_is_kept() -> None:
+def test_marwil_divides_advantages_by_the_root_of_their_moving_mean_square_and_restores_it() -> None:
     settings = {"moving_average_sqd_adv_norm_start": 9.0, "moving_average_sqd_adv_norm_update_rate": 0.5}
     case, other = Case("marwil", **settings), Case("marwil", **settings)
     assert case.algorithm.coefficients(0)["advantage_scale"] == pytest.approx(3.0)

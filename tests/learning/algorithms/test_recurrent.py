@@ -1,4 +1,4 @@
-"""Sequences through a recurrent model: the same numbers as acting step by step."""
+"""Sequences through a recurrent model give the same numbers as single steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def columns_for(model: Any, length: int, num: int) -> dict[str, tf.Tensor]:
 
 
 @pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
-def test_a_sequence_gives_what_single_steps_with_resets_give(cell: str) -> None:
+def test_a_sequence_gives_the_same_as_single_steps_with_resets(cell: str) -> None:
     model = make_model(**{cell: True})
     columns = columns_for(model, 6, 3)
     dist_inputs, values, last_values = sequence_forward_with_last(model, columns)
@@ -55,11 +55,11 @@ def test_a_sequence_gives_what_single_steps_with_resets_give(cell: str) -> None:
     np.testing.assert_allclose(sequence_forward(model, columns)[1], values, atol=1e-6)
 
 
-def test_previous_actions_and_rewards_reach_the_cell_and_those_of_the_last_transition_what_follows_it() -> None:
+def test_previous_actions_and_rewards_reach_the_cell_even_after_the_last_transition() -> None:
     model = make_model(use_lstm=True, lstm_use_prev_action_reward=True)
     columns = columns_for(model, 5, 2)
     valid = np.ones((5, 2), np.float32)
-    valid[3:, 1] = 0  # the second sequence is shorter: row 3 is that of its last observation
+    valid[3:, 1] = 0  # the second sequence is shorter: row 3 has its last observation
     columns |= {c.VALID: tf.constant(valid), c.TERMINATEDS: tf.zeros((5, 2))}
     dist_inputs, values, last_values = sequence_forward_with_last(model, columns)
     state = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]

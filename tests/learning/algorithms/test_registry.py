@@ -1,4 +1,4 @@
-"""Algorithms by name, and that knowing them costs no TensorFlow."""
+"""Algorithms by name, which are known without loading TensorFlow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER_ALGORITHMS = other_names()["algorithms"]
 
 
 @pytest.mark.parametrize("name", sorted(OTHER_ALGORITHMS))
-def test_a_name_of_the_literature_is_refused_with_the_algorithm_and_the_settings_that_it_is_here(name: str) -> None:
+def test_a_name_from_the_literature_is_refused_with_the_matching_algorithm_and_settings(name: str) -> None:
     with pytest.raises(UnknownAlgorithmError) as caught:
         config_class(name.upper())
     assert str(caught.value) == f"There is no algorithm {name.upper()!r}. Here it is {OTHER_ALGORITHMS[name]}."
@@ -47,8 +47,8 @@ def test_a_name_of_the_literature_is_refused_with_the_algorithm_and_the_settings
     config_class(algo)(**settings)
 
 
-def test_ddpg_is_td3_without_what_sets_it_apart() -> None:
-    with pytest.raises(UnknownAlgorithmError, match=r"Here it is td3 with twin_q: false, policy_delay: 1,") as caught:
+def test_ddpg_is_td3_without_its_additions() -> None:
+    with pytest.raises(UnknownAlgorithmError, match=r"td3 with twin_q: false, policy_delay: 1,") as caught:
         config_class("ddpg")
     assert "Did you mean" not in str(caught.value)
     readme = Path(__file__).parents[3] / "docs" / "algorithms" / "td3.md"
@@ -57,9 +57,9 @@ def test_ddpg_is_td3_without_what_sets_it_apart() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_those_that_learn_from_stored_experience_are_told_from_the_rest(name: str) -> None:
+def test_only_offline_algorithms_require_stored_experience(name: str) -> None:
     config = config_class(name)(env="CartPole-v1")
-    refused = pytest.raises(ConfigError, match="learns from stored experience, and none is named")
+    refused = pytest.raises(ConfigError, match="learns from stored experience")
     assert config.is_offline == (name in {"bc", "cql", "iql", "marwil"})
     with refused if config.is_offline else nullcontext():
         algorithm_class(name).lease_plan(config)
@@ -78,7 +78,7 @@ def test_each_algorithm_has_its_class_and_a_config_that_names_it(name: str) -> N
 
 
 def test_plans_are_made_without_tensorflow() -> None:
-    """Config and plans are read before TensorFlow, whose import takes seconds, is loaded."""
+    """Config and plans are read before TensorFlow, which takes seconds to import."""
     code = (
         "import sys\n"
         "from aiorl.learning.algorithms.registry import ALGORITHMS, config_class\n"
@@ -114,7 +114,7 @@ def my_algorithms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "my_algorithms", raising=False)
 
 
-def test_an_algorithm_of_a_users_own_goes_by_its_import_path(my_algorithms: None) -> None:
+def test_a_custom_algorithm_is_named_by_its_import_path(my_algorithms: None) -> None:
     found = algorithm_class("my_algorithms:Mine")
     assert (found.__name__, found.config_class) == ("Mine", config_class("my_algorithms:Mine"))
     config = config_class("my_algorithms:Mine").from_mapping({"algo": "my_algorithms:Mine", "env": "CartPole-v1"})
@@ -129,11 +129,11 @@ def test_an_algorithm_of_a_users_own_goes_by_its_import_path(my_algorithms: None
         ("my_algorithm:Mine", "importing 'my_algorithm' failed.*PYTHONPATH"),
         ("my_algorithms:changed", "not a class of aiorl.algorithms.Algorithm"),
         ("my_algorithms:MineConfig", "not a class of aiorl.algorithms.Algorithm"),
-        ("my_algorithms:Renamed", "PGConfig says 'pg'.*have the default \"my_algorithms:Renamed\""),
-        ("my_algorithms:Bare", "not a class of configs"),
+        ("my_algorithms:Renamed", "PGConfig.algo is 'pg'.*\"my_algorithms:Renamed\""),
+        ("my_algorithms:Bare", "not a config class"),
     ],
 )
-def test_what_is_no_algorithm_is_refused_by_its_path(my_algorithms: None, path: str, wrong: str) -> None:
+def test_a_path_that_names_no_algorithm_is_refused(my_algorithms: None, path: str, wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong) as caught:
         config_class(path)
     assert caught.value.key == "algo"

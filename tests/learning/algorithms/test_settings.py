@@ -1,4 +1,4 @@
-"""Settings that algorithms share, and sizes that follow from those which a user sets."""
+"""Settings that algorithms share, and sizes derived from the user's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiorl.run.policy_plan import config_of
 
 @settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64))
-def test_a_train_batch_is_whole_fragments_or_the_nearest_sizes_are_named(size: int, length: int, envs: int) -> None:
+def test_a_train_batch_is_whole_fragments_or_the_error_names_nearest_sizes(size: int, length: int, envs: int) -> None:
     values = {"train_batch_size": size, "rollout_fragment_length": length, "num_envs_per_worker": envs}
     if size % (length * envs) == 0:
         ActorCriticConfig.from_mapping(values)
@@ -64,7 +64,7 @@ WITH_IT = ("a2c", "a3c", "appo", "impala", "pg", "ppo", "sac")
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_algorithms_that_explore_a_box_by_a_gaussian_take_it_and_others_refuse_it_by_name(algo: str) -> None:
+def test_algorithms_with_a_gaussian_accept_use_sde_and_others_refuse_it(algo: str) -> None:
     kind = config_class(algo)
     if algo in WITH_IT:
         assert kind.from_mapping({"use_sde": True}).state_dependent_noise is not None
@@ -76,8 +76,8 @@ def test_algorithms_that_explore_a_box_by_a_gaussian_take_it_and_others_refuse_i
 
 
 @pytest.mark.parametrize("algo", WITH_IT)
-def test_workers_are_told_how_long_a_matrix_lasts(algo: str) -> None:
-    """-1: as long as a fragment."""
+def test_workers_know_how_long_a_noise_matrix_lasts(algo: str) -> None:
+    """-1 means as long as a fragment."""
     kind = algorithm_class(algo)
     for freq, steps in ((-1, kind.config_class().rollout_fragment_length), (3, 3)):
         told = kind.acting_settings(kind.config_class(use_sde=True, sde_sample_freq=freq))["exploration"]
@@ -194,7 +194,7 @@ def test_settings_that_do_not_go_together_are_refused(algo: str, settings: dict[
     assert caught.value.key == key
 
 
-def test_settings_that_look_alike_and_do_go_together_are_taken() -> None:
+def test_similar_settings_that_go_together_are_accepted() -> None:
     make("dqn", per_worker_epsilon=True, num_workers=0, bind="tcp://127.0.0.1:5557")
     make("dqn", n_step=4, rollout_fragment_length=4)
     make("dqn", n_step=5, rollout_fragment_length=4, batch_mode="complete_episodes")
@@ -208,12 +208,12 @@ def test_settings_that_look_alike_and_do_go_together_are_taken() -> None:
     ("algo", "settings", "said"),
     [
         ("ppo", {}, "ppo needs them on the learner: it takes several steps"),
-        ("marwil", {}, "marwil needs them on the learner: each update moves the scale"),
-        ("a3c", {"num_sgd_iter": 3}, "passed over 3 times in minibatches of 128 of its 128 env steps"),
-        ("a2c", {"sgd_minibatch_size": 64}, "in minibatches of 64 of its 256 env steps"),
+        ("marwil", {}, "marwil needs them on the learner: each update changes the scale"),
+        ("a3c", {"num_sgd_iter": 3}, "3 passes in minibatches of 128 out of 128 env steps"),
+        ("a2c", {"sgd_minibatch_size": 64}, "in minibatches of 64 out of 256 env steps"),
     ],
 )
-def test_gradients_of_workers_where_there_is_more_than_one_step_on_a_batch_are_refused_with_what_would_do(
+def test_gradients_from_workers_are_refused_with_a_hint_if_a_batch_has_several_steps(
     algo: str, settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
@@ -229,7 +229,7 @@ def test_minibatches_of_ppo_grow_with_the_train_batch(batch: int, minibatch: int
 
 
 class OneConfig(PPOConfig):
-    """PPO's with sizes that stay when the defaults change."""
+    """PPO's config, with sizes that stay the same if the defaults change."""
 
     rollout_fragment_length: int = changed(PPOConfig, "rollout_fragment_length", 64)
     num_envs_per_worker: int = changed(PPOConfig, "num_envs_per_worker", 16)
@@ -247,7 +247,7 @@ SIZES = {
 
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(["ppo", "a2c", "impala", "appo"]), st.sampled_from(sorted(SIZES)), st.booleans(), st.data())
-def test_any_one_size_may_be_set_and_the_others_follow(algo: str, name: str, is_recurrent: bool, data: Any) -> None:
+def test_any_one_size_can_be_set_and_the_others_follow(algo: str, name: str, is_recurrent: bool, data: Any) -> None:
     size = data.draw(SIZES[name])
     config: Any = config_class(algo).from_mapping({name: size, "model": {"use_lstm": is_recurrent}})
     assert getattr(config, name) == size
@@ -268,7 +268,7 @@ def test_any_one_size_may_be_set_and_the_others_follow(algo: str, name: str, is_
         ({"sgd_minibatch_size": 100, "model": {"use_lstm": True}}, {"rollout_fragment_length": 50}),
     ],
 )
-def test_little_is_changed_and_said(
+def test_derived_sizes_change_little_and_are_logged(
     given: dict[str, Any], made: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -291,12 +291,12 @@ def test_little_is_changed_and_said(
         ({"model": {"use_lstm": True}, "replay_sequence_length": 24, "burn_in": 8}, {"rollout_fragment_length": 40}),
     ],
 )
-def test_sizes_around_a_replay_follow_likewise(given: dict[str, Any], made: dict[str, int]) -> None:
+def test_sizes_of_a_replay_follow_too(given: dict[str, Any], made: dict[str, int]) -> None:
     config = DQNConfig(**given)
     assert {name: getattr(config, name) for name in made} == made
 
 
-def test_derived_sizes_are_nobodys_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_derived_sizes_are_not_the_users(caplog: pytest.LogCaptureFixture) -> None:
     config = OneConfig(rollout_fragment_length=100)
     assert config.users_values() == {"rollout_fragment_length": 100}
     caplog.clear()
@@ -305,6 +305,6 @@ def test_derived_sizes_are_nobodys_own(caplog: pytest.LogCaptureFixture) -> None
     assert config.updated({"train_batch_size": 500}).rollout_fragment_length == 100
 
 
-def test_a_policy_can_not_derive_sizes_of_the_run() -> None:
+def test_a_policy_cannot_derive_sizes_of_the_run() -> None:
     with pytest.raises(ConfigError, match="train_batch_size"):
         config_of(OneConfig(), OneConfig, "left", {"sgd_minibatch_size": 10_000})

@@ -1,4 +1,4 @@
-"""Algorithms with a replay: what is stored, what is due when, what is drawn, and what the log says of it."""
+"""Algorithms with a replay: stored rows, due minibatches, draws, and log messages."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def steps(results: Any) -> list[float]:
 
 
 def pieces(case: Case, numbers: list[int]) -> list[Any]:
-    """Train on pieces of stored experience of eight rows each, by their numbers."""
+    """Train on numbered pieces of stored experience with eight rows each."""
     fragments = [{**case.fragment(number, 8, 1), c.PIECE: np.full((8, 1), number)} for number in numbers]
     return [case.update([fragment]) for fragment in fragments]
 
 
-def test_leases_are_kept_topped_up_within_a_bound_and_weights_go_out_at_times() -> None:
+def test_leases_are_kept_topped_up_within_a_limit_and_weights_are_sent_at_intervals() -> None:
     settings = {"fragments_per_update": 3, "max_env_steps_ahead": 100, "n_step": 3}
     case = Case("dqn", **settings, broadcast_updates=7, broadcast_interval_ms=20)
     plan = DQN.lease_plan(case.config)
@@ -51,7 +51,7 @@ def test_leases_are_kept_topped_up_within_a_bound_and_weights_go_out_at_times() 
     assert Case("dqn", max_env_steps_ahead=1).config.max_fragments_under_way() == 2
 
 
-def test_apex_is_dqn_with_other_defaults_of_which_each_can_be_switched_off() -> None:
+def test_apex_is_dqn_with_other_defaults_that_can_each_be_switched_off() -> None:
     config = ApexConfig(env="E")
     same = DQNConfig(**{**config.to_dict(), "algo": "dqn"})
     assert Apex.lease_plan(config) == DQN.lease_plan(same)
@@ -66,14 +66,14 @@ def test_apex_is_dqn_with_other_defaults_of_which_each_can_be_switched_off() -> 
 
 
 @pytest.mark.parametrize(("num_frames", "frame"), [(1, (8, 8, 4)), (4, (8, 8))])
-def test_only_what_is_known_as_a_stack_is_stored_frame_by_frame(num_frames: int, frame: tuple[int, ...]) -> None:
-    """Else the four channels of an image would take the room of four rows."""
+def test_only_known_stacks_are_stored_frame_by_frame(num_frames: int, frame: tuple[int, ...]) -> None:
+    """Otherwise the four channels of an image would take the room of four rows."""
     config, layout = Case("dqn").config, ObsLayout((8, 8, 4), num_frames=num_frames)
     spec = replay_spec(config, DQN.build_model(config, Observations(layout.shape, "uint8", layout), CHOICES, 1))
     assert (spec.stack, spec.frame["frame"].shape) == (num_frames, frame)
 
 
-def test_the_log_says_what_the_replay_and_its_checkpoints_take(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_the_size_of_the_replay_and_its_checkpoints(caplog: pytest.LogCaptureFixture) -> None:
     case, other = Case("dqn", checkpoint_keep=2), Case("dqn", checkpoint_replay=False)
     with caplog.at_level(logging.INFO):
         DQN.check_room([(one.config, one.model) for one in (case, other)])
@@ -84,22 +84,22 @@ def test_the_log_says_what_the_replay_and_its_checkpoints_take(caplog: pytest.Lo
     assert "checkpoints take up to 0 MB" in caplog.messages[1]
 
 
-def test_the_log_says_where_workers_will_wait_and_where_few_rows_have_all_their_steps(
+def test_the_log_warns_of_waiting_workers_and_of_rows_without_all_n_steps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def said(**settings: Any) -> list[str]:
         case = Case("dqn", **settings)
         caplog.clear()
-        DQN.check_room(2 * [(case.config, case.model)])  # two policies, one plan of leases
+        DQN.check_room(2 * [(case.config, case.model)])  # two policies, one lease plan
         return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
     shape = {"num_envs_per_worker": 8, "rollout_fragment_length": 2, "max_env_steps_ahead": 64}
     assert said(**shape, num_workers=4) == []
     (waiting,) = said(**shape, num_workers=5)
     assert "no more than 4 fragments are under way at a time" in waiting
-    assert "of 5 workers the others wait" in waiting
+    assert "some of the 5 workers will wait" in waiting
     assert said(n_step=2, rollout_fragment_length=8) == said(n_step=4, batch_mode="complete_episodes") == []
-    assert "only 50 % of the rows have so many. Set rollout_fragment_length to 12 or more" in said(n_step=3)[0]
+    assert "only 50 % of the rows have all n steps. Set rollout_fragment_length to 12 or more" in said(n_step=3)[0]
 
 
 def test_a_replay_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_a_replay_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_minibatches_are_made_as_they_become_due_and_the_rest_is_carried_over() -> None:
-    """Eight rows at an intensity of 1.25 are two minibatches of four, and half a one."""
+    """Eight rows at an intensity of 1.25 make two and a half minibatches of four due."""
     results = Case("dqn", learning_starts=16, training_intensity=1.25).train(*range(6))
     assert steps(results) == [0, 2, 3, 2, 3, 2]
     last = results[-1].metrics
@@ -120,8 +120,8 @@ def test_minibatches_are_made_as_they_become_due_and_the_rest_is_carried_over() 
     assert last["training_intensity"] == pytest.approx(1.25, abs=0.1)
 
 
-def test_in_a_hurry_minibatches_stay_due_and_are_made_after_a_restore() -> None:
-    """So that what is stored is in the last checkpoint, however many minibatches an update has."""
+def test_remaining_minibatches_of_a_hurried_update_are_made_after_a_restore() -> None:
+    """So the last checkpoint contains the replay, however many minibatches an update has."""
     first, second = Case("dqn", **DUE), Case("dqn", **DUE)
     first.train(0, 1)
     first.algorithm.hurry()
@@ -131,7 +131,7 @@ def test_in_a_hurry_minibatches_stay_due_and_are_made_after_a_restore() -> None:
     assert steps(second.train(3)) == [12]
 
 
-def test_nothing_is_traced_after_warm_up_whatever_is_due_and_rows_are_drawn_by_the_errors_that_were_found() -> None:
+def test_nothing_is_traced_after_warm_up_and_rows_are_drawn_by_their_errors() -> None:
     case = Case("dqn", **DUE, eager=False, xla="on")
     case.algorithm.warm_up()
     results = case.train(0, 1, 2)
@@ -144,8 +144,8 @@ def test_nothing_is_traced_after_warm_up_whatever_is_due_and_rows_are_drawn_by_t
     assert len(np.unique(case.algorithm.replay.sample(4, num_batches=50, beta=1.0).weights)) > 10
 
 
-def test_the_target_follows_after_so_many_minibatches_across_calls() -> None:
-    """6, 12 and 18 minibatches are made: it follows at 5, at 10 and at 15, or never."""
+def test_the_interval_of_target_updates_spans_calls() -> None:
+    """6, 12 and 18 minibatches are made: the target follows at 5, 10 and 15, or never."""
     name = "value/head/kernel"
     for freq, times in ((5, 3), (1000, 0)):
         case = Case("dqn", **DUE, target_update_freq=freq)
@@ -157,7 +157,7 @@ def test_the_target_follows_after_so_many_minibatches_across_calls() -> None:
         assert (case.tensors[f"weights/{name}"] != targets[0]).any()
 
 
-def test_with_a_small_tau_the_target_comes_nearer_at_each_minibatch() -> None:
+def test_with_a_small_tau_the_target_moves_a_little_in_each_minibatch() -> None:
     case = Case("dqn", target_update_freq=1, tau=0.5, training_intensity=0.5)  # one minibatch a fragment
     name = "value/head/kernel"
     expected = case.tensors[f"target/{name}"]
@@ -171,14 +171,14 @@ PRIORITISED = {"prioritized_replay": True, "worker_priorities": True, "prioritiz
 
 
 def with_priorities(case: Case, number: int) -> Fragment:
-    """A fragment whose second row alone has an error to speak of."""
+    """Return a fragment in which only the second row has a large error."""
     fragment = case.fragment(number)
     fragment[c.PRIORITIES][:] = 0
     fragment[c.PRIORITIES][1, 0] = 1 + number
     return fragment
 
 
-def test_rows_are_drawn_by_what_workers_sent_until_they_are_trained_on() -> None:
+def test_rows_are_drawn_by_workers_priorities_until_they_are_trained_on() -> None:
     case = Case("dqn", **PRIORITISED, **DUE)
     fragment = with_priorities(case, 3)
     case.algorithm.make_batch([fragment])
@@ -200,24 +200,24 @@ def test_rows_are_drawn_by_what_workers_sent_until_they_are_trained_on() -> None
         (np.zeros((4, 2), "U3"), "what fits float32"),
     ],
 )
-def test_priorities_that_are_none_are_refused(priorities: Any, said: str) -> None:
+def test_invalid_priorities_are_refused(priorities: Any, said: str) -> None:
     case = Case("dqn", **PRIORITISED)
     fragment = {**case.fragment(), c.PRIORITIES: priorities}
     with pytest.raises(BatchError, match=f"priorities.*{said}"):
         case.algorithm.check_fragment(fragment)
 
 
-def test_rows_made_with_other_settings_are_refused_unless_the_checkpoint_does_not_say() -> None:
-    """As older ones don't; or the replay is left out."""
+def test_rows_stored_with_other_settings_are_refused_unless_the_checkpoint_lacks_these() -> None:
+    """Older checkpoints don't say; or the replay is left out."""
     case = Case("dqn")
     case.train(0, 1)
     _, values, stored = case.saved()
     for changed, said in (
-        ({"gamma": 0.5}, "gamma 0.99 there, 0.5 here"),
-        ({"n_step": 2}, "n_step 1 there, 2 here"),
-        ({"clip_rewards": True}, "clip_rewards None there, True here"),
-        ({"prioritized_replay_alpha": 1.0}, "prioritized_replay_alpha 0.6 there, 1.0 here"),
-        ({"replay_capacity": 32}, "With checkpoint_replay false a run goes on without it"),
+        ({"gamma": 0.5}, "gamma was 0.99 and is 0.5"),
+        ({"n_step": 2}, "n_step was 1 and is 2"),
+        ({"clip_rewards": True}, "clip_rewards was None and is True"),
+        ({"prioritized_replay_alpha": 1.0}, "prioritized_replay_alpha was 0.6 and is 1.0"),
+        ({"replay_capacity": 32}, "Set checkpoint_replay: false to continue without it"),
     ):
         with pytest.raises(CheckpointError, match=said):
             Case("dqn", **changed).algorithm.restore_experience(values, stored)
@@ -236,7 +236,7 @@ STORED["training_intensity"] = 0.5
 
 
 def test_each_piece_is_stored_once_and_training_begins_when_one_is_read_again() -> None:
-    """Minibatches are due by what is read again, so the training intensity holds."""
+    """Rows that are read again make minibatches due, so the training intensity holds."""
     results = pieces(Case("cql", **STORED), [1, 2, 3, 2, 1, 3, 3])
     assert [result.metrics["replay_rows"] for result in results] == [8, 16, 24, 24, 24, 24, 24]
     assert steps(results) == [0, 0, 0, 1, 1, 1, 1]
@@ -244,23 +244,23 @@ def test_each_piece_is_stored_once_and_training_begins_when_one_is_read_again() 
     assert results[-1].metrics["rows_evicted"] == 0
 
 
-def test_so_many_rows_read_make_as_many_minibatches_due_if_one_worker_reads_its_share_sooner() -> None:
-    """G7: one of two has read pieces 1 and 2 twice before the other has brought 3 and 4."""
+def test_uneven_reading_makes_the_same_number_of_minibatches_due() -> None:
+    """G7: one of two workers reads pieces 1 and 2 twice before the other brings 3 and 4."""
     results = pieces(Case("cql", **STORED), [1, 2, 1, 2, 3, 4, 3, 4])
     assert steps(results) == [0, 0, 1, 1, 0, 0, 1, 1]
     last = pieces(Case("cql", **STORED), [1, 2, 3, 4, 1, 2, 3, 4])[-1]
     assert results[-1].metrics["rows_trained"] == last.metrics["rows_trained"] == 16
 
 
-def test_what_does_not_fit_into_the_replay_is_stored_again_and_again() -> None:
+def test_experience_larger_than_the_replay_is_stored_repeatedly() -> None:
     """Training begins when the replay is full."""
     results = pieces(Case("cql", **STORED, replay_capacity=16), [1, 2, 3, 1, 2, 3])
     assert steps(results) == [0, 1, 1, 1, 1, 1]
     assert [result.metrics["rows_stored"] for result in results] == [8, 16, 24, 32, 40, 48]
 
 
-def test_a_replay_that_is_full_of_images_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that follow no other have two images each, so that there is no room for all rows; training begins then."""
+def test_a_replay_full_of_images_counts_as_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that follow no other have two images each, so not all rows have room; training begins then."""
     monkeypatch.setattr(memory, "_SPARE_FRAMES", 0)
     monkeypatch.setattr(memory, "RECENT_FRAMES", 0)
     model = {"conv_filters": [[2, [4, 4], 4]], "fcnet_hiddens": [4]}
@@ -269,17 +269,17 @@ def test_a_replay_that_is_full_of_images_is_full(monkeypatch: pytest.MonkeyPatch
         images = np.full((1, 1, 4, 4, 2), number, np.uint8)
         result = case.update([{**case.fragment(number), c.OBS: images, c.NEW_OBS: images + 100}])
     assert result.metrics["rows_evicted"] > 0
-    assert result.metrics["rows_trained"] == pytest.approx(0.5 * 48, abs=4), "32 rows have room"
+    assert result.metrics["rows_trained"] == pytest.approx(0.5 * 48, abs=4), "there is room for 32 rows"
 
 
-def test_rows_of_no_piece_are_always_stored_and_enough_at_learning_starts() -> None:
-    """As those of a mixture."""
+def test_rows_without_a_piece_are_always_stored_and_count_for_learning_starts() -> None:
+    """For example rows of a mixture."""
     results = pieces(Case("cql", **{**STORED, "learning_starts": 16}), [0, 0, 0])
     assert [result.metrics["rows_stored"] for result in results] == [8, 16, 24]
     assert steps(results) == [0, 1, 1]
 
 
-def test_a_checkpoint_without_the_replay_has_all_of_it_read_again() -> None:
+def test_after_a_checkpoint_without_the_replay_everything_is_read_again() -> None:
     first, second = (Case("cql", **STORED, checkpoint_replay=False) for _ in range(2))
     pieces(first, [1, 2, 1])
     second.algorithm.set_state(first.algorithm.get_state())
@@ -288,7 +288,7 @@ def test_a_checkpoint_without_the_replay_has_all_of_it_read_again() -> None:
 
 
 @pytest.mark.parametrize("name", ["cql", "iql"])
-def test_without_stored_experience_it_says_what_to_give(name: str) -> None:
+def test_missing_stored_experience_is_an_error_with_a_hint(name: str) -> None:
     with pytest.raises(ConfigError, match="stored experience") as caught:
         algorithm_class(name).lease_plan(Case(name, input="sampler").config)
     assert caught.value.key == "input"
@@ -303,7 +303,7 @@ def test_a_fragment_whose_pieces_do_not_fit_is_refused_and_where_nobody_asked_fo
 
 
 @pytest.mark.parametrize("name", ["dqn", "iql"])
-def test_raw_rows_are_filtered_when_drawn_by_what_the_merged_filter_knows_then(name: str) -> None:
+def test_raw_rows_are_filtered_by_the_current_merged_filter_when_drawn(name: str) -> None:
     own = MeanStdFilter((NUM_OBS,))
     filtered, plain = Case(name, observation_filter="MeanStdFilter"), Case(name)
     filtered.algorithm.merged_filter = own
@@ -323,7 +323,7 @@ def test_raw_rows_are_filtered_when_drawn_by_what_the_merged_filter_knows_then(n
 
 
 def normalised(obs_shape: Any, num_outputs: int, settings: Any) -> Any:
-    """Features, by layers with weights that are not trained, and counts."""
+    """Return features from layers with untrained weights and counts."""
     dense = keras.layers.Dense(settings.get("width", num_outputs), activation="tanh")
     return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.BatchNormalization(), dense])
 
@@ -345,7 +345,7 @@ def users_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("users_models")
 @pytest.mark.parametrize("name", [name for name in WITH_REPLAY if name != "apex"])
-def test_a_custom_model_gives_features_that_are_trained_exported_and_acted_with(name: str) -> None:
+def test_features_of_a_custom_model_are_trained_exported_and_used_for_acting(name: str) -> None:
     model = {"custom_model": "users_models:normalised", "width": 5, "fcnet_hiddens": [7]}
     more = {"dqn": {"num_atoms": 11, "dueling_hiddens": [4]}, "td3": {"policy_delay": 1}}.get(name, {})
     case = Case(name, BOX if name in ("cql", "iql", "td3") else CHOICES, model=model, **more)
@@ -358,11 +358,11 @@ def test_a_custom_model_gives_features_that_are_trained_exported_and_acted_with(
     frozen = [key for key in after if "custom/" in key and "moving_mean" in key]
     assert frozen
     assert all((before[key] == after[key]).all() for key in frozen)
-    export_acting_graph(case.model)  # which compares it with the model
+    export_acting_graph(case.model)  # compares the graph with the model
 
 
 @pytest.mark.usefixtures("users_models")
-def test_each_network_has_a_custom_model_with_first_weights_of_its_own_that_the_seed_decides() -> None:
+def test_each_network_has_its_own_custom_model_with_seeded_initial_weights() -> None:
     model = {"custom_model": "users_models:normalised"}
     first, again = (Case("sac", model=model).tensors for _ in range(2))
     kernels = [name for name in first if name.endswith("custom/4/kernel") and "target" not in name]
@@ -373,7 +373,7 @@ def test_each_network_has_a_custom_model_with_first_weights_of_its_own_that_the_
 
 @pytest.mark.usefixtures("users_models")
 @pytest.mark.parametrize(("name", "said"), [("with_values", "one output"), ("flat", "one output"), ("shared", "twice")])
-def test_a_custom_model_that_gives_no_features_of_its_own_is_refused(name: str, said: str) -> None:
+def test_a_custom_model_without_its_own_features_is_refused(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         Case("sac", model={"custom_model": f"users_models:{name}"})
     assert caught.value.key == "model.custom_model"

@@ -1,4 +1,4 @@
-"""Gradients that workers compute: against differences, and against the update that the learner would have made."""
+"""Gradients from workers, against finite differences and against the learner's own update."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = GRADIENT_OF + "policy/head/kernel"
 
 
 class Both:
-    """The learner of gradients, and a worker's algorithm; the fragments, and one that learns of their rows."""
+    """Learner of gradients, a worker's algorithm, its fragments, and a learner that gets their rows."""
 
     def __init__(self, name: str = "a2c", num_fragments: int = 1, space: Any = CHOICES, **settings: Any) -> None:
         size = {"train_batch_size": STEPS * num_fragments, "sgd_minibatch_size": STEPS * num_fragments}
@@ -43,10 +43,10 @@ class Both:
     ("name", "num_fragments", "model"),
     [("a2c", 1, {}), ("a2c", 3, {}), ("pg", 1, {}), ("impala", 3, {}), ("a2c", 2, {"use_gru": True})],
 )
-def test_a_step_with_gradients_of_workers_is_the_step_with_their_rows(
+def test_a_step_with_gradients_from_workers_equals_the_step_with_their_rows(
     name: str, num_fragments: int, model: dict[str, Any]
 ) -> None:
-    """Fragments with fewer transitions count for less; clipping and Adam's moments are the learner's, step by step."""
+    """Fragments with fewer transitions count less; clipping and Adam's moments are the learner's, step by step."""
     it = Both(name, num_fragments, grad_clip=0.1, model=model)
     for _ in range(2):
         expected, result = it.of_rows.update(it.fragments), it.step(it.gradients())
@@ -54,15 +54,15 @@ def test_a_step_with_gradients_of_workers_is_the_step_with_their_rows(
         for key, weight in it.of_rows.algorithm.get_weights().items():
             np.testing.assert_allclose(weights[key], weight, rtol=1e-4, atol=1e-6, err_msg=key)
         assert result.metrics.keys() == expected.metrics.keys()
-        if not model:  # of sequences each has its own mean
+        if not model:  # with sequences, each fragment has its own mean
             for key in ("policy_loss", "loss", "grad_gnorm", "num_sgd_steps", "cur_lr"):
                 assert result.metrics[key] == pytest.approx(expected.metrics[key], rel=1e-3, abs=1e-5), key
         it.worker.model.set_weights(weights)
 
 
 @pytest.mark.parametrize("space", [CHOICES, BOX])
-def test_a_gradient_is_what_the_loss_changes_by(space: Any) -> None:
-    """Central differences of A2C's loss worked out in NumPy and float64, of the outputs' weights."""
+def test_a_gradient_equals_the_finite_difference_of_the_loss(space: Any) -> None:
+    """Central differences of A2C's loss computed in NumPy and float64, for the output layer's weights."""
     it = Both(space=space)
     (columns,), (fragment,) = it.gradients(), it.fragments
     model, config = it.worker.model, it.worker.config
@@ -140,16 +140,16 @@ def bad(columns: dict[str, Any], how: str) -> dict[str, Any]:
         ("both good and bad", GRADIENT_OF), ("with a culprit that is none", CULPRIT),
     ],
 )  # fmt: skip
-def test_what_is_no_gradient_of_these_weights_is_refused_by_name(how: str, column: str) -> None:
+def test_gradients_that_do_not_match_the_weights_are_refused_by_name(how: str, column: str) -> None:
     it = Both()
     (columns,) = it.gradients()
     with pytest.raises(BatchError, match=column):
         it.learner.algorithm.check_fragment(bad(columns, how))
     with pytest.raises(BatchError):
-        it.learner.algorithm.check_fragment(it.fragments[0])  # rows, as of a worker that doesn't know of gradients
+        it.learner.algorithm.check_fragment(it.fragments[0])  # rows, as from a worker that doesn't send gradients
 
 
-def test_a_number_that_is_not_finite_skips_the_step_and_names_the_workers_column() -> None:
+def test_a_non_finite_number_skips_the_step_and_names_the_workers_column() -> None:
     it = Both(num_fragments=2)
     before = it.learner.tensors
     it.fragments[1][c.VALUE_TARGETS][-1, 1] = np.nan
@@ -170,15 +170,15 @@ def test_a_fragment_without_a_transition_has_no_gradient() -> None:
     assert it.gradients() == [{}]
 
 
-def test_steps_by_single_gradients_are_the_optimizers_and_refuse_what_they_cannot_take() -> None:
-    """As a RolloutWorker's `apply_gradients` takes them; the optimizer's moments are those of the updates."""
+def test_single_gradients_make_steps_of_the_optimizer_and_invalid_ones_are_refused() -> None:
+    """As with a RolloutWorker's `apply_gradients`; the optimizer's moments are those of the updates."""
     it = Both(grad_clip=None, optimizer={"beta_1": 0.0, "beta_2": 0.0}, lr=0.5)
     gradients, worker = gradients_in(it.gradients()[0]), it.worker.algorithm
     before = worker.get_weights()
     figures = worker.apply_gradients(gradients, 0)
     norm = np.sqrt(sum(float((gradient.astype(np.float64) ** 2).sum()) for gradient in gradients.values()))
     assert figures == {"grad_gnorm": pytest.approx(norm, rel=1e-5), "cur_lr": 0.5}
-    for name, gradient in gradients.items():  # without moments Adam goes by the sign
+    for name, gradient in gradients.items():  # without moments, Adam uses only the sign
         large = np.abs(gradient) > 1e-3
         moved = worker.get_weights()[name] - before[name]
         np.testing.assert_allclose(moved[large], -0.5 * np.sign(gradient[large]), rtol=0.02)

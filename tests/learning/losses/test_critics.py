@@ -1,4 +1,4 @@
-"""Losses of TD3, SAC, CQL and IQL against numbers worked by hand."""
+"""Losses of TD3, SAC, CQL and IQL against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_temperature_rises_where_the_entropy_is_below_its_target(entropy: fl
     np.testing.assert_allclose(losses, [0.3 * (entropy - 1.0)], rtol=1e-6)
 
 
-def test_actions_of_no_probability_give_no_nan() -> None:
+def test_actions_with_probability_0_give_no_nan() -> None:
     logits = tf.Variable([[0.0, -1e4, 3e4]])
     with tf.GradientTape() as tape:
         losses = sac.discrete_soft_values(tf.constant([[[1.0, 2.0, 3.0]]]), logits, 0.2)
@@ -35,7 +35,7 @@ def test_a_row_without_legal_actions_gives_no_nan() -> None:
     assert values.numpy().tolist() == [0.0]
 
 
-def test_the_best_policy_by_the_loss_is_the_softmax_of_the_values() -> None:
+def test_the_optimal_policy_of_the_loss_is_the_softmax_of_the_values() -> None:
     """The gradient is 0 there: pi = softmax(Q / alpha), Haarnoja et al. 2018, eq. 4."""
     q = np.random.default_rng(3).normal(size=(1, 2, 4))
     logits = tf.Variable(q[0] / 0.4)
@@ -45,13 +45,13 @@ def test_the_best_policy_by_the_loss_is_the_softmax_of_the_values() -> None:
 
 
 @pytest.mark.parametrize("way", ["uniform", "normal"])
-def test_however_actions_are_drawn_the_estimate_is_that_of_the_integral(way: str) -> None:
-    """Of exp(-a^2) from -1 to 1, which is sqrt(pi) erf(1)."""
+def test_the_integral_is_estimated_with_any_distribution_of_actions(way: str) -> None:
+    """The integral of exp(-a^2) from -1 to 1 is sqrt(pi) erf(1)."""
     rng, num = np.random.default_rng(1), 200_000
     if way == "uniform":
         actions, log_densities = rng.uniform(-1, 1, num), np.full(num, np.log(0.5))
         q = -(actions**2)
-    else:  # those beyond the bounds are none of the integral
+    else:  # actions beyond the bounds are not part of the integral
         actions = rng.normal(size=num)
         log_densities = -0.5 * actions**2 - 0.5 * np.log(2 * np.pi)
         q = np.where(np.abs(actions) <= 1, -(actions**2), -1e9)
@@ -59,7 +59,7 @@ def test_however_actions_are_drawn_the_estimate_is_that_of_the_integral(way: str
     assert np.exp(float(found[0, 0])) == pytest.approx(1.493648, rel=0.01)
 
 
-def test_gradients_flow_to_q_values_and_to_the_weight_alone() -> None:
+def test_gradients_flow_only_to_q_values_and_the_weight() -> None:
     rng = np.random.default_rng(2)
     q, gaps = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3))
     check_gradients(cql.soft_maximum, {"q": q})
@@ -75,8 +75,8 @@ def test_gradients_flow_to_q_values_and_to_the_weight_alone() -> None:
 
 
 @pytest.mark.parametrize("expectile", [0.5, 0.7, 0.95])
-def test_the_value_of_least_loss_is_the_expectile(expectile: float) -> None:
-    """Of what was found, the part above it outweighs the part below by (1 - tau) / tau."""
+def test_the_value_with_the_smallest_loss_is_the_expectile(expectile: float) -> None:
+    """The positive errors outweigh the negative ones by (1 - tau) / tau."""
     found, values = np.random.default_rng(0).normal(size=500), np.linspace(-1, 2, 3001)
     least = values[np.argmin(tf.reduce_sum(expectile_losses(tf.constant(found - values[:, None]), expectile), axis=1))]
     above, below = np.maximum(found - least, 0).sum(), np.maximum(least - found, 0).sum()

@@ -1,4 +1,4 @@
-"""Losses of a policy and its values against numbers worked by hand."""
+"""Losses of a policy and its values against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEEP = RNG.random((5, 4)) < 0.7
 VALID = KEEP.astype(np.float32)
 
 
-def test_mean_of_no_row_is_zero() -> None:
+def test_the_mean_of_no_rows_is_zero() -> None:
     assert masked_mean(tf.constant(X), tf.zeros_like(X)).numpy() == 0.0
 
 
@@ -39,7 +39,7 @@ def test_explained_variance_is_1_for_perfect_0_for_constant_and_at_least_minus_1
 
 
 @pytest.mark.parametrize(("ratio", "advantage", "slope"), [(1.0, 2.0, 2.0), (1.5, 2.0, 0.0), (0.5, 2.0, 1.0)])
-def test_gradient_is_the_policy_gradient_inside_and_none_beyond_the_clip(
+def test_the_gradient_is_the_policy_gradient_inside_the_clip_and_0_beyond(
     ratio: float, advantage: float, slope: float
 ) -> None:
     log_ratio = tf.Variable([math.log(ratio)])
@@ -62,5 +62,5 @@ def test_no_gradient_flows_through_the_weights() -> None:
     assert tape.gradient(total, advantages) is None
 
 
-def test_a_scale_of_zero_is_no_division_by_zero() -> None:
+def test_a_scale_of_0_does_not_divide_by_0() -> None:
     assert float(imitation_weights(tf.constant(0.0), scale=0.0, beta=1.0, max_weight=20.0)) == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Q-learning with expected returns and with distributions against slow references."""
+"""Q-learning with expected returns and with distributions, against slow references."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def example(seed: int, rows: int = 6, actions: int = 4) -> dict[str, Any]:
 
 
 def slow_targets(rewards: Any, discounts: Any, next_q: Any, next_q_online: Any = None, mask: Any = None) -> list[float]:
-    """Row by row, over the legal actions alone."""
+    """Compute targets row by row, over legal actions only."""
     targets = []
     for row in range(len(rewards)):
         legal = [a for a in range(next_q.shape[1]) if mask is None or mask[row, a]]
@@ -71,7 +71,7 @@ def test_an_illegal_action_never_wins_however_low_the_others_are() -> None:
     assert legal_q(q, None) is q
 
 
-def test_after_a_terminal_state_nothing_may_be_legal() -> None:
+def test_after_a_terminal_state_no_action_needs_to_be_legal() -> None:
     targets = q_targets(
         tf.constant([3.0]),
         tf.constant([0.0]),
@@ -82,7 +82,7 @@ def test_after_a_terminal_state_nothing_may_be_legal() -> None:
 
 
 @pytest.mark.parametrize(("is_rescaled", "expected"), [(False, [3.0, 4.0]), (True, [1.003, 5**0.5 - 1 + 0.004])])
-def test_behind_a_truncation_where_nothing_is_legal_only_the_reward_counts(
+def test_after_a_truncation_without_legal_actions_only_the_reward_counts(
     is_rescaled: bool, expected: list[float]
 ) -> None:
     """Reward 3, discount 0.5; in the second row the second action is legal, of value 2, rescaled h(2).
@@ -135,7 +135,7 @@ def test_gradients_are_those_of_finite_differences_and_targets_have_none() -> No
     check_gradients(loss, inputs, without=("next_q", "next_q_online", "weights"))
 
 
-def test_rescaled_returns_of_any_size_are_had_back() -> None:
+def test_rescaling_is_inverted_for_returns_of_any_size() -> None:
     returns = np.concatenate([-np.logspace(-4, 6, 41), [0.0], np.logspace(-4, 6, 41)]).astype(np.float32)
     found = unrescaled(rescaled(tf.constant(returns))).numpy()
     np.testing.assert_allclose(found, returns, rtol=2e-5, atol=1e-6)
@@ -145,7 +145,7 @@ F64 = NDArray[np.float64]
 
 
 def slow_projection(rewards: F64, discounts: F64, probabilities: F64, v_min: float, v_max: float) -> F64:
-    """Algorithm 1 of the paper, as it is printed: floor, ceiling, and a share for each."""
+    """Project by algorithm 1 of the paper as printed: floor, ceiling, and a share for each."""
     rows, count = probabilities.shape
     distance = (v_max - v_min) / (count - 1)
     result = np.zeros((rows, count))
@@ -162,7 +162,7 @@ def slow_projection(rewards: F64, discounts: F64, probabilities: F64, v_min: flo
     return result
 
 
-def test_returns_beyond_the_ends_go_to_these() -> None:
+def test_returns_beyond_the_ends_go_to_the_end_atoms() -> None:
     atoms, anything = support(-1.0, 1.0, 3), tf.constant([[0.2, 0.3, 0.5], [0.2, 0.3, 0.5]])
     found = project(tf.constant([9.0, -9.0]), tf.constant([1.0, 1.0]), anything, atoms)
     np.testing.assert_allclose(found, [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], atol=1e-6)
@@ -182,7 +182,7 @@ def test_projections_equal_the_papers_algorithm_and_lose_no_probability(
     rewards = rng.normal(scale=width / 2, size=4)
     rewards[:2] = 0.0, np.mean(bounds) / 2
     discounts = rng.random(4) * (rng.random(4) < 0.7)
-    discounts[:2] = 1.0, 0.5  # the first row's atoms stay where they are, the second's come nearer to the middle
+    discounts[:2] = 1.0, 0.5  # the first row's atoms stay in place, the second's move towards the middle
     probabilities = rng.dirichlet(np.ones(count), 4)
     found = project(
         tf.constant(rewards),
@@ -194,7 +194,7 @@ def test_projections_equal_the_papers_algorithm_and_lose_no_probability(
     np.testing.assert_allclose(np.sum(found, axis=1), 1.0, rtol=1e-9)
     atoms = np.linspace(*bounds, count)
     moved = rewards[:, None] + discounts[:, None] * atoms
-    is_kept = ((moved >= bounds[0]) & (moved <= bounds[1])).all(axis=1)  # nothing is cut off: so is the mean
+    is_kept = ((moved >= bounds[0]) & (moved <= bounds[1])).all(axis=1)  # nothing is clipped, so the mean is kept too
     means = (moved * probabilities).sum(axis=1)
     np.testing.assert_allclose((np.asarray(found) @ atoms)[is_kept], means[is_kept], atol=1e-9 * width)
 
@@ -230,8 +230,8 @@ def test_distributions_equal_the_slow_reference(left_out: tuple[str, ...], compi
     np.testing.assert_allclose(function({n: tf.constant(a) for n, a in x.items()}), expected, atol=1e-5)
 
 
-def test_of_distributions_only_the_reward_counts_where_nothing_is_legal() -> None:
-    """Reward 1, discount 1, atoms 0, 1, 2; the first action's return is surely 1, which with the reward makes 2."""
+def test_without_legal_actions_only_the_reward_counts_in_distributions() -> None:
+    """Reward 1, discount 1, atoms 0, 1, 2; the first action's return is certainly 1, which with the reward makes 2."""
     logits = tf.constant([[[-99.0, 0.0, -99.0], [0.0, 0.0, 0.0]]] * 2)
     mask = tf.constant([[0.0, 0.0], [1.0, 0.0]])
     found = categorical_targets(tf.ones(2), tf.ones(2), logits, support(0.0, 2.0, 3), mask=mask)

@@ -1,4 +1,4 @@
-"""V-trace and the ratio of IMPACT against slow references."""
+"""V-trace and IMPACT's ratio against slow references."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F32 = NDArray[np.float32]
 def example(
     seed: int, *, length: int = 7, num: int = 5, ends: float = 0.2, invalid: bool = True, on_policy: bool = False
 ) -> dict[str, F32]:
-    """Random inputs; after each end, perhaps, a row that is no transition, as NEXT_STEP environments give."""
+    """Make random inputs; some ends are followed by a row that is not a transition, as in NEXT_STEP environments."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> F32:
@@ -47,7 +47,7 @@ def example(
 
 
 def reference(x: dict[str, F32], gamma: float, lam: float, rho: float, rho_pg: float, c: float) -> tuple[Any, Any]:
-    """The definition of the paper, a sum of products for every single row."""
+    """Compute the paper's definition, a sum of products for every row."""
     length, num = x["values"].shape
     vs, advantages = np.zeros((length, num)), np.zeros((length, num))
 
@@ -91,7 +91,7 @@ def run(x: dict[str, F32], *, compiled: bool = False, normalize: bool = False, *
 
 
 @pytest.mark.parametrize("invalid", [False, True])
-def test_normalised_advantages_count_as_much_as_the_policy_would_have_sampled_them(invalid: bool) -> None:
+def test_advantages_are_normalised_with_importance_weights(invalid: bool) -> None:
     x = example(8, length=8, invalid=invalid)
     x["log_rhos"][2, 0] = -60.0  # an action that the policy never takes
     _, weighted = run(x, gamma=0.9, rho_bar_pg=0.9)
@@ -109,9 +109,7 @@ def test_normalised_advantages_count_as_much_as_the_policy_would_have_sampled_th
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
 @pytest.mark.parametrize("invalid", [False, True])
-def test_equals_the_slow_reference_with_ends_and_rows_that_are_no_transitions(
-    length: int, compiled: bool, invalid: bool
-) -> None:
+def test_equals_the_slow_reference_with_ends_and_padding_rows(length: int, compiled: bool, invalid: bool) -> None:
     x = example(length, length=length, invalid=invalid)
     vs, advantages = run(x, compiled=compiled, gamma=0.9, lam=0.8, rho_bar=1.3, rho_bar_pg=0.9, c_bar=1.1)
     expected_vs, expected_advantages = reference(x, 0.9, 0.8, 1.3, 0.9, 1.1)
@@ -122,7 +120,7 @@ def test_equals_the_slow_reference_with_ends_and_rows_that_are_no_transitions(
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("invalid", [False, True])
 def test_on_policy_value_targets_and_advantages_are_those_of_gae(lam: float, invalid: bool) -> None:
-    """The worker's GAE is an oracle of its own: other code, other recursion, NumPy."""
+    """The worker's GAE is an independent oracle: other code, another recursion, NumPy."""
     x = example(11, length=9, num=6, invalid=invalid, on_policy=True)
     expected, targets = gae(
         x["rewards"], x["values"], x["last_values"], x["terminateds"] > 0, x["truncateds"] > 0,
@@ -152,7 +150,7 @@ def test_equals_the_product_of_the_paper(max_ratio: float) -> None:
     np.testing.assert_allclose(np.exp(got.numpy()), expected, rtol=1e-4)
 
 
-def test_a_gradient_flows_to_the_policy_that_learns_alone() -> None:
+def test_a_gradient_flows_only_to_the_online_policy() -> None:
     logs = [tf.Variable([math.log(p)]) for p in (0.2, 0.1, 0.8)]
     with tf.GradientTape() as tape:
         ratio = tf.exp(impact_log_ratio(*(tf.convert_to_tensor(x) for x in logs)))

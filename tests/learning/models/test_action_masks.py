@@ -1,4 +1,4 @@
-"""Action masks in networks: no input of theirs, but nothing comes out for what is forbidden, nor learns of it."""
+"""Action masks in networks: they are not inputs, but forbid outputs and stop their gradients."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def masked_obs(model, *leading, seed=0):
 
 
 def forbidden(model, obs):
-    """Which inputs of the distribution the masks forbid."""
+    """Return which inputs of the distribution the masks forbid."""
     found = np.zeros((*obs.shape[:-1], model.distribution.num_inputs), bool)
     found[..., model.distribution.choice_inputs] = obs[..., : model.layout.num_mask] == 0
     return found
@@ -78,7 +78,7 @@ def step(model, obs):
     ("name", "actions"),
     [*(("mlp", actions) for actions in ACTION_SPACES), *((name, "tuple") for name in MODELS if name != "mlp")],
 )
-def test_the_mask_forbids_in_what_comes_out_and_is_no_input(name, actions):
+def test_the_mask_forbids_outputs_and_is_not_an_input(name, actions):
     model = masked_model(actions, **MODELS[name])
     obs = masked_obs(model, 6)
     inputs, values, _ = step(model, obs)
@@ -102,8 +102,8 @@ def test_the_mask_forbids_in_what_comes_out_and_is_no_input(name, actions):
         ("tuple", "mlp", (12, 12, 1), "uint8"),
     ],
 )
-def test_a_workers_graph_forbids_too(actions, name, inner, dtype):
-    """No TensorFlow there: the exported graph does it, with the observation's array alone."""
+def test_a_workers_graph_applies_the_mask_too(actions, name, inner, dtype):
+    """Without TensorFlow: the exported graph applies the mask, from the observation's array alone."""
     model = masked_model(actions, inner, dtype, **MODELS[name])
     graph, spec = export_acting_graph(model)
     space = LaidOutBox(-np.inf, np.inf, model.layout, np.float32) if dtype == "float32" else None
@@ -126,8 +126,8 @@ def test_a_workers_graph_forbids_too(actions, name, inner, dtype):
 
 
 @pytest.mark.parametrize(("actions", "compiled"), [*((actions, False) for actions in ACTION_SPACES), ("tuple", True)])
-def test_no_gradient_reaches_what_is_forbidden_and_all_are_finite(actions, compiled):
-    """Of log-probability, entropy and divergence; the same numbers as NumPy's."""
+def test_no_gradient_reaches_forbidden_inputs_and_all_are_finite(actions, compiled):
+    """Covers log-probability, entropy and divergence; the numbers equal NumPy's."""
     model = masked_model(actions)
     distribution = to_tf_distribution(model.distribution)
     obs = masked_obs(model, 8)
@@ -174,8 +174,8 @@ SHAPE = {
         pytest.param("appo", {"use_lstm": True}, marks=pytest.mark.slow),
     ],
 )
-def test_an_update_leaves_alone_what_was_never_legal(algo, settings):
-    """Also with entropy and a divergence in the loss: the head's weights for such an action stay as they are."""
+def test_an_update_does_not_change_weights_of_illegal_actions(algo, settings):
+    """Even with entropy and divergence in the loss, the head's weights for illegal actions don't change."""
     never = 3
     model = masked_model("discrete", **settings)
     own = {} if algo == "impala" else {"sgd_minibatch_size": 64, "num_sgd_iter": 1, "kl_coeff": 0.3}
@@ -197,7 +197,7 @@ def test_an_update_leaves_alone_what_was_never_legal(algo, settings):
 
 
 def legal_fragment(model, plan, seed, never):
-    """Rows [8, 4] whose actions are legal; the action `never` is not, in any."""
+    """Return rows [8, 4] with legal actions; the action `never` is illegal in all."""
     rng = np.random.default_rng(seed)
     shape = (8, 4)
     obs = masked_obs(model, *shape, seed=seed)
@@ -218,7 +218,7 @@ def legal_fragment(model, plan, seed, never):
     }
 
 
-def test_a_policy_of_the_users_own_that_learns_by_itself_gets_masked_outputs():
+def test_a_custom_policy_that_learns_by_itself_gets_masked_outputs():
     layout = ObsLayout((3,), num_mask=5)
     policy = TFPolicy(LaidOutBox(-np.inf, np.inf, layout, np.float32), ACTION_SPACES["discrete"], {"model": SMALL})
     obs = masked_obs(policy.model, 4)
@@ -232,6 +232,6 @@ def test_a_policy_of_the_users_own_that_learns_by_itself_gets_masked_outputs():
     np.testing.assert_array_equal(again.graph.run(obs)[0], policy.graph.run(obs)[0])
 
 
-def test_a_mask_of_another_size_than_the_actions_choices_is_refused():
+def test_a_mask_with_the_wrong_number_of_choices_is_refused():
     with pytest.raises(PolicyError, match="masks have 4 entries"):
         build_model((7,), "float32", make_distribution(spaces.Discrete(5)), layout=ObsLayout((3,), num_mask=4))

@@ -1,4 +1,4 @@
-"""Networks from settings: shapes, names, equal numbers for steps and sequences, weights in and out."""
+"""Networks from settings: shapes, names, equal numbers for steps and sequences, reading and setting weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def obs_of(model, *leading, seed=0):
     return rng.standard_normal((*leading, *model.obs_shape)).astype(np.float32)
 
 
-def test_names_are_stable_whatever_was_built_before():
+def test_names_do_not_depend_on_earlier_networks():
     names = []
     for _ in range(2):
         names.append(list(build_model((4,), "float32", DISCRETE, SMALL | {"use_gru": True}).variables))
@@ -130,7 +130,7 @@ def test_every_weight_gets_a_gradient(config):
 
 
 @pytest.mark.parametrize("config", [{}, {"use_gru": True}], ids=str)
-def test_given_weights_stand_in_for_all_variables_over_sequences_too(config):
+def test_given_weights_replace_all_variables_for_sequences_too(config):
     one, other = (build_model((4,), "float32", DISCRETE, SMALL | config, seed=seed) for seed in (0, 1))
     obs, state = obs_of(one, 5, 2), [item + np.float32(0.5) for item in one.initial_state(2)]
     resets = np.zeros((5, 2), np.bool_)
@@ -150,7 +150,7 @@ def test_given_weights_stand_in_for_all_variables_over_sequences_too(config):
         (lambda weights: weights.update({"policy/head/bias": np.full(3, np.nan)}), "not finite"),
     ],
 )
-def test_weights_that_dont_fit_are_refused_as_a_whole(change, message):
+def test_weights_that_do_not_fit_change_nothing(change, message):
     model = build_model((4,), "float32", DISCRETE, SMALL, seed=0)
     before = model.get_weights()
     weights = build_model((4,), "float32", DISCRETE, SMALL, seed=1).get_weights()
@@ -161,7 +161,7 @@ def test_weights_that_dont_fit_are_refused_as_a_whole(change, message):
         np.testing.assert_array_equal(weight, before[name])
 
 
-def test_a_recurrent_network_wants_its_state():
+def test_a_recurrent_network_needs_its_state():
     model = build_model((4,), "float32", DISCRETE, SMALL | {"use_lstm": True})
     with pytest.raises(PolicyError, match="forward_sequence"):
         model.forward(obs_of(model, 2))
@@ -211,7 +211,7 @@ def test_looking_back_depends_on_the_previous_action_and_reward():
 
 
 @pytest.mark.parametrize("given", [(), (np.zeros(2, np.int64),)])
-def test_a_network_that_looks_back_needs_what_it_looks_at(given):
+def test_a_network_that_looks_back_needs_the_previous_step(given):
     model = build_model((4,), "float32", DISCRETE, LOOKS_BACK)
     with pytest.raises(PolicyError, match="none were given"):
         model.forward_step(obs_of(model, 2), model.initial_state(2), *given)
@@ -231,7 +231,7 @@ def test_looking_back_needs_a_recurrent_cell():
         build_model((4,), "float32", DISCRETE, SMALL | {"lstm_use_prev_action_reward": True})
 
 
-def test_byte_images_with_channels_first_are_seen_as_those_with_channels_last():
+def test_byte_images_with_channels_first_are_transposed():
     first, last = (build_model(shape, "uint8", DISCRETE, SMALL, seed=3) for shape in ((3, 12, 14), (12, 14, 3)))
     assert {name: item.shape for name, item in first.variables.items()} == {
         name: item.shape for name, item in last.variables.items()
@@ -250,6 +250,6 @@ def test_byte_images_with_channels_first_are_seen_as_those_with_channels_last():
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 3), (12, 12, 12), (5, 7, 20), (3, 3, 1), (1, 6, 6), (84, 84)])
-def test_other_observations_are_not_taken_for_images_with_channels_first(shape):
+def test_other_observations_are_not_mistaken_for_images_with_channels_first(shape):
     assert not channels_first(shape, "uint8")
     assert not channels_first((3, 84, 84), "float32")

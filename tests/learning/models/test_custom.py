@@ -1,4 +1,4 @@
-"""Users' own Keras models: learned with, exported, acted with."""
+"""Custom Keras models: trained, exported, used for acting."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Subclassed(keras.Model):
 
 
 class Shifting(keras.layers.Layer):
-    """Holds a tensor made before any graph is traced."""
+    """Layer with a tensor created before any graph is traced."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ PARTS = ObsLayout((2 * 2 * 1 + 3 + 2,), {"camera": (2, 2, 1), "legs.0": (3,), "l
 
 
 def by_name(obs_shape, num_outputs, model_config, obs_parts):
-    """Looks at two of three parts."""
+    """Model that sees two of three parts."""
     assert obs_parts == PARTS.parts
     inputs = {name: keras.Input(obs_parts[name], name=name) for name in ("legs.1", "camera")}
     camera = keras.layers.Flatten()(keras.layers.Conv2D(3, 2)(inputs["camera"]))
@@ -83,7 +83,7 @@ def by_name(obs_shape, num_outputs, model_config, obs_parts):
 
 
 class ByName(keras.Model):
-    """Looks at all parts."""
+    """Model that sees all parts."""
 
     def __init__(self, obs_shape, num_outputs, model_config, obs_parts):
         super().__init__()
@@ -139,7 +139,7 @@ def obs_of(model, *leading):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_worker_acts_with_the_users_model_before_and_after_new_weights(name):
+def test_a_worker_acts_with_the_custom_model_before_and_after_new_weights(name):
     model = custom(name)
     assert isinstance(model, CustomActorCritic)
     policy = OnnxPolicy(*export_acting_graph(model))
@@ -164,7 +164,7 @@ def test_a_worker_acts_with_the_users_model_before_and_after_new_weights(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_sequences_are_the_steps_and_gradients_reach_what_can_be_trained(name):
+def test_sequences_equal_single_steps_and_gradients_reach_trainable_weights(name):
     model = custom(name)
     obs = obs_of(model, 3, 2)
     dist_inputs, values = tf.function(model.forward_sequence)(tf.constant(obs), [], tf.zeros((3, 2), tf.bool))
@@ -182,7 +182,7 @@ def test_sequences_are_the_steps_and_gradients_reach_what_can_be_trained(name):
 
 @pytest.mark.parametrize("num_mask", [0, 3])
 @pytest.mark.parametrize("name", ["by_name", "ByName"])
-def test_a_model_may_ask_for_the_parts_of_a_nested_observation_by_name(name, num_mask):
+def test_a_model_can_request_the_parts_of_a_nested_observation_by_name(name, num_mask):
     layout = ObsLayout(PARTS.shape, PARTS.parts, num_mask)
     settings = {"custom_model": f"users_models:{name}"}
     model = build_model(layout.array_shape, "float32", DISCRETE, settings, seed=0, layout=layout)
@@ -201,7 +201,7 @@ def test_a_model_may_ask_for_the_parts_of_a_nested_observation_by_name(name, num
 
 
 @pytest.mark.parametrize("name", ["policy_only", "Subclassed"])
-def test_given_weights_stand_in_for_those_of_the_users_model(name):
+def test_given_weights_replace_those_of_the_custom_model(name):
     one, other = (custom(name, seed=seed) for seed in (0, 1))
     obs = np.random.default_rng(0).standard_normal((3, *one.obs_shape)).astype(np.float32)
     for mine, others, own in zip(
@@ -211,7 +211,7 @@ def test_given_weights_stand_in_for_those_of_the_users_model(name):
         assert not np.allclose(mine, own)
 
 
-def test_names_and_weights_follow_the_seed_alone():
+def test_names_and_weights_depend_only_on_the_seed():
     before = random.getstate()
     first, second, other = (custom("policy_only", seed=seed) for seed in (1, 1, 2))
     assert random.getstate() == before
@@ -226,21 +226,21 @@ def test_names_and_weights_follow_the_seed_alone():
     ("name", "settings", "says"),
     [
         ("missing", {}, "has no 'missing'"),
-        ("no_model", {}, "gave a int, expected a Keras model"),
+        ("no_model", {}, "returned a int, expected a Keras model"),
         ("raising", {}, "ZeroDivisionError"),
         ("wrong_size", {}, r"outputs of shapes \[\(2, 4\)\]"),
         ("three", {}, "outputs of shapes"),
-        ("wrong_input", {}, "doesn't take observations of shape"),
+        ("wrong_input", {}, "can't process observations of shape"),
         ("policy_only", {"use_lstm": True}, "used as it is"),
     ],
 )
-def test_what_makes_no_network_is_refused_with_the_reason(name, settings, says):
+def test_custom_models_that_make_no_network_are_refused_with_the_reason(name, settings, says):
     with pytest.raises(ConfigError, match=says) as caught:
         custom(name, **settings)
     assert caught.value.key == "model.custom_model"
 
 
-def test_a_worker_needs_neither_keras_nor_the_users_module(tmp_path):
+def test_a_worker_needs_neither_keras_nor_the_custom_module(tmp_path):
     model = custom("policy_only")
     graph, spec = export_acting_graph(model)
     (tmp_path / "graph.onnx").write_bytes(graph)

@@ -1,4 +1,4 @@
-"""TensorFlow's distributions equal NumPy's, to 1e-5."""
+"""TensorFlow's distributions equal NumPy's, within 1e-5."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def all_of(twin, inputs, other, actions):
     }
 
 
-# compiled as in the learner's update: all in one; fixed shapes, so that each is traced once
+# compiled together as in the learner's update; fixed shapes, so that each is traced once
 COMPILED = [tf.function(partial(all_of, twin), jit_compile=True) for _, twin in TWINS]
 
 
@@ -59,13 +59,13 @@ def test_logp_entropy_and_kl_equal_those_of_numpy(index, seed, scale, compiled):
     inputs, other = (scale * rng.standard_normal((2, ROWS, numpy_twin.num_inputs))).astype(np.float32)
     actions = numpy_twin.sample(inputs, rng)
     found = COMPILED[index](inputs, other, actions) if compiled else all_of(tf_twin, inputs, other, actions)
-    # what float32 rounds off an action is divided by its deviation, the exponential of an input
+    # the rounding error of an action in float32 is divided by its deviation, the exponential of an input
     is_continuous = np.asarray(actions).dtype.kind == "f"
     atol = 1e-5 * np.exp(2.0 * scale) if is_continuous else 1e-5
     close(found["logp"], numpy_twin.logp(inputs, actions), atol)
     close(found["entropy"], entropies.entropy(numpy_twin, inputs), 3e-5)
     close(found["kl to itself"], np.zeros(ROWS))
-    # divergences grow with exp(log_std) squared; equal relative to their size
+    # divergences grow with exp(log_std) squared; compare relative to their size
     np.testing.assert_allclose(found["kl"], entropies.kl(numpy_twin, inputs, other), rtol=1e-4, atol=1e-5)
 
 
@@ -89,7 +89,7 @@ def test_gradients_flow_through_squashed_samples_and_stay_finite_far_out():
 
 
 @pytest.mark.parametrize("squash", [False, True])
-def test_samples_over_a_box_bear_their_logp_and_follow_from_the_seed(squash):
+def test_samples_over_a_box_match_their_logp_and_depend_on_the_seed(squash):
     box = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32))
     numpy_twin = acting.make_distribution(box, squash=squash)
     twin = to_tf_distribution(numpy_twin)

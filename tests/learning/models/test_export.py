@@ -1,4 +1,4 @@
-"""From a Keras network to a worker's policy: the same numbers, also after new weights."""
+"""From a Keras network to a worker's policy: the same numbers, even with new weights."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ MODELS = {
 
 
 def random_previous(policy, rows, seed=0):
-    """Actions and rewards of the step before, or None."""
+    """Return actions and rewards of the previous step, or None."""
     if policy.spec.prev_action is None:
         return None
     rng = np.random.default_rng(seed)
     policy.action_space.seed(seed)
     actions = np.stack([policy.layout.to_row(policy.action_space.sample()) for _ in range(rows)])
-    actions[0] = 0  # as at an episode's start, though 0 may be no action
+    actions[0] = 0  # as at an episode's start, even if 0 is not an action
     return actions, rng.standard_normal(rows).astype(np.float32)
 
 
@@ -105,7 +105,7 @@ def test_every_activation_of_the_config_can_be_exported(activation):
 
 
 @pytest.mark.parametrize("name", ["lstm", "looks_back", "looks_back_at_a_choice"])
-def test_a_sequence_learned_from_equals_the_steps_acted(name):
+def test_a_sequence_for_learning_equals_the_steps_of_acting(name):
     model = build_model(*MODELS[name], seed=0)
     policy = OnnxPolicy(*export_acting_graph(model))
     policy.set_weights(model.get_weights())
@@ -117,7 +117,7 @@ def test_a_sequence_learned_from_equals_the_steps_acted(name):
     if model.looks_back:
         pairs = [random_previous(policy, rows, seed=t) for t in range(steps)]
         previous = [np.stack(column) for column in zip(*pairs, strict=True)]
-    # by XLA as well where most comes together; test_catalog holds both kinds equal for the others
+    # XLA too for the most complex model; test_catalog compares both for the others
     dist_inputs, values = tf.function(model.forward_sequence, jit_compile=name == "looks_back")(
         tf.constant(obs), [tf.constant(item) for item in start], tf.constant(resets), *map(tf.constant, previous)
     )
@@ -140,7 +140,7 @@ def test_the_description_lists_every_weight_in_the_models_order():
 
 
 class _Changed:
-    """A model whose step differs from what it was; everything else is the wrapped model's."""
+    """Model whose step has changed; everything else is the wrapped model's."""
 
     def __init__(self, model, step):
         self._model, self._step = model, step
@@ -160,18 +160,18 @@ def test_an_operator_without_onnx_form_is_an_export_error_with_the_reason():
         export_acting_graph(_Changed(build_model(*MODELS["mlp"]), step))
 
 
-def test_a_graph_whose_numbers_are_not_the_models_is_an_export_error():
+def test_a_graph_with_other_numbers_than_the_models_is_an_export_error():
     calls = []
 
     def step(dist_inputs, values, state):
-        calls.append(1)  # traced first, then run beside the graph
+        calls.append(1)  # traced first, then compared with the graph
         return dist_inputs, values + float(len(calls)), state
 
-    with pytest.raises(ExportError, match="vf is not the model's"):
+    with pytest.raises(ExportError, match="vf differs from the model's"):
         export_acting_graph(_Changed(build_model(*MODELS["mlp"]), step))
 
 
-def test_exporting_leaves_the_logging_as_it_was():
+def test_exporting_does_not_change_logging():
     logger = logging.getLogger("tf2onnx")
     level = logger.level
     export_acting_graph(build_model(*MODELS["mlp"]))

@@ -1,4 +1,4 @@
-"""Cells against Keras's own layers, and sequences against cells stepped by hand."""
+"""Cells against Keras's own layers, and sequences against single steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def data(seed=0):
 
 
 def shuffled(cell):
-    """Biases other than their initial zeros, so that a forgotten one is seen."""
+    """Return biases other than the initial zeros, so that a forgotten one is noticed."""
     rng = np.random.default_rng(9)
     for variable in cell.trainable_variables:
         variable.assign(rng.standard_normal(variable.shape).astype(np.float32))
@@ -29,7 +29,7 @@ def shuffled(cell):
 
 
 @pytest.mark.parametrize(("kind", "layer"), [(LSTMCell, keras.layers.LSTM), (GRUCell, keras.layers.GRU)])
-def test_a_sequence_without_resets_is_that_of_the_keras_layer(kind, layer):
+def test_a_sequence_without_resets_equals_that_of_the_keras_layer(kind, layer):
     cell = shuffled(kind(np.random.default_rng(0), D, H))
     features, _ = data()
     state = [np.random.default_rng(1).standard_normal((B, H)).astype(np.float32) for _ in range(cell.num_states)]

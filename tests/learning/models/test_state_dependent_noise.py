@@ -1,4 +1,4 @@
-"""Networks whose features make up the deviations (gSDE): equal to NumPy in every form, and what learns from what."""
+"""Networks with deviations computed from features (gSDE): equal to NumPy in every form, and trained as configured."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def make(noise: SDESettings = FIXED, **config: Any) -> Any:
 
 
 def by_hand(weights: Any, obs: Any) -> tuple[Any, Any, Any]:
-    """Means [B, A], variances [B, A] and features [B, F], in float64."""
+    """Return means [B, A], variances [B, A] and features [B, F], in float64."""
     features = np.tanh(obs @ weights["policy/dense_0/kernel"] + weights["policy/dense_0/bias"]).astype(np.float64)
     means = features @ weights["policy/head/kernel"] + weights["policy/head/bias"]
     return means, np.square(features) @ np.exp(2.0 * weights["policy/log_std"]), features
 
 
-def test_log_probability_entropy_and_divergence_are_those_of_the_variances_that_features_make_up() -> None:
+def test_log_probability_entropy_and_divergence_use_the_variances_from_features() -> None:
     model = make()
     inputs, _ = model.forward(OBS)
     means, variances, _ = by_hand(model.get_weights(), OBS)
@@ -60,7 +60,7 @@ def test_log_probability_entropy_and_divergence_are_those_of_the_variances_that_
     np.testing.assert_allclose(model.distribution.deterministic(inputs.numpy()), means, rtol=1e-5, atol=1e-6)
 
 
-def test_a_draw_of_the_update_has_the_variance_of_the_state() -> None:
+def test_samples_of_the_update_have_the_variance_of_the_state() -> None:
     """SAC's reparametrised samples, unsquashed here."""
     model = make()
     rows = np.repeat(OBS[:1], 20_000, axis=0)
@@ -73,7 +73,7 @@ def test_a_draw_of_the_update_has_the_variance_of_the_state() -> None:
 
 @pytest.mark.parametrize("config", [{}, {"vf_share_layers": True}, {"use_lstm": True, "lstm_cell_size": 4}])
 def test_workers_get_the_shares_of_features_in_the_deviations(config: dict[str, Any]) -> None:
-    """Their squares sum to 1; for a network by hand they are phi sigma over the deviation."""
+    """Their squares sum to 1; for a network by hand they are phi sigma divided by the deviation."""
     model = make(**config)
     graph, spec = export_acting_graph(model)
     acting = ActingGraph(graph, spec)
@@ -94,7 +94,7 @@ def test_workers_get_the_shares_of_features_in_the_deviations(config: dict[str, 
 
 
 @pytest.mark.parametrize(("noise", "learns"), [(FIXED, False), (LEARNT, True)])
-def test_features_learn_from_the_deviations_only_where_they_are_to(noise: SDESettings, learns: bool) -> None:
+def test_features_learn_from_the_deviations_only_if_configured(noise: SDESettings, learns: bool) -> None:
     model = make(noise)
     with tf.GradientTape() as tape:
         entropy = tf.reduce_sum(to_tf_distribution(model.distribution).entropy(model.forward(OBS)[0]))
@@ -107,7 +107,7 @@ def test_features_learn_from_the_deviations_only_where_they_are_to(noise: SDESet
     np.testing.assert_allclose(of_deviations, shares.sum(axis=0), rtol=1e-3)
 
 
-def test_it_is_for_actions_of_a_box_alone() -> None:
+def test_it_is_only_for_actions_of_a_box() -> None:
     for space in (spaces.Discrete(3), spaces.Tuple([BOX, spaces.Discrete(2)])):
         with pytest.raises(ConfigError, match="use_sde is for actions of a Box") as caught:
             build_model((3,), "float32", make_distribution(space), {}, noise=FIXED)
@@ -117,13 +117,13 @@ def test_it_is_for_actions_of_a_box_alone() -> None:
             Actor(ObsLayout((3,)), "float32", make_distribution(space), config, rng, noise=FIXED)
 
 
-def test_a_custom_network_has_no_such_features_and_the_error_says_what_to_leave_out() -> None:
+def test_a_custom_network_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError, match="a custom model is used as it is") as caught:
         build_model((3,), "float32", GAUSSIAN, {"custom_model": "users_models:policy_only"}, noise=FIXED)
     assert caught.value.hint == "Leave out use_sde or model.custom_model."
 
 
-def test_a_network_without_onnx_form_explores_alike_in_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_without_onnx_form_explores_the_same_way_in_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"fcnet_hiddens": [8]}
     model = make(**settings)
     in_onnx = describe_policy(model, settings)

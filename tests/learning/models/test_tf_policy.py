@@ -1,4 +1,4 @@
-"""Policies that TensorFlow runs: acting, learning by a user's loss, and as the fallback of a worker."""
+"""Policies run by TensorFlow: acting, learning from a custom loss, and as a worker's fallback."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_arrays_that_do_not_fit_are_refused():
     policy = make_policy("looks_back")
     previous = (np.zeros(2, np.int64), np.zeros(2, np.float32))
     for given in ({"prev": previous}, {"state": policy.initial_state(2)}):
-        with pytest.raises(PolicyError, match="refused its inputs"):
+        with pytest.raises(PolicyError, match="rejected its inputs"):
             policy.act(obs_of(2), **given)
-    with pytest.raises(PolicyError, match="refused its inputs"):
+    with pytest.raises(PolicyError, match="rejected its inputs"):
         make_policy().act(obs_of(2)[:, :3])
 
 
@@ -79,7 +79,7 @@ def test_r32_a_space_that_is_no_box_is_refused():
 
 
 class Cloning(TFPolicy):
-    """Imitates the actions in the batch."""
+    """Policy that imitates the actions in the batch."""
 
     def loss(self, batch):
         dist_inputs, _ = self.model.forward(batch[c.OBS])
@@ -92,7 +92,7 @@ def make_batch(rows=64):
     return SampleBatch({c.OBS: obs, c.ACTIONS: actions, c.INFOS: np.array([{}] * rows, dtype=object)})
 
 
-def test_r43_gradients_computed_and_applied_are_learning_on_the_batch():
+def test_r43_computing_and_applying_gradients_equals_learning_on_the_batch():
     whole, apart = (Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": 0, "lr": 0.2}) for _ in range(2))
     batch = make_batch()
     losses = []
@@ -107,7 +107,7 @@ def test_r43_gradients_computed_and_applied_are_learning_on_the_batch():
         np.testing.assert_array_equal(weight, apart.get_weights()[name])
 
 
-def test_r51_state_goes_on_with_the_optimizers_moments():
+def test_r51_a_restored_state_has_the_optimizers_moments():
     first, second = (Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": seed, "lr": 0.05}) for seed in (0, 1))
     second.learn_on_batch(make_batch(8))
     first.learn_on_batch(make_batch())
@@ -171,7 +171,7 @@ def test_r53_exports_and_h5_import_carry_the_weights(tmp_path):
 
 @pytest.fixture
 def unexportable(monkeypatch):
-    """No model has an acting graph, as if it held an operator that ONNX lacks."""
+    """Make every model lack an acting graph, as if it contained an operator that ONNX doesn't have."""
 
     def fail(*_):
         raise export.ExportError("an operator has no ONNX form")
@@ -180,7 +180,7 @@ def unexportable(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_without_acting_graph_acts_in_tensorflow_and_both_sides_say_so(unexportable, kind, caplog):
+def test_a_model_without_acting_graph_acts_in_tensorflow_and_both_sides_log_it(unexportable, kind, caplog):
     action_space, settings = KINDS[kind]
     model = build_model((4,), "float32", make_distribution(action_space), settings, seed=3)
     with caplog.at_level(logging.WARNING):
@@ -206,10 +206,10 @@ def test_a_model_with_an_acting_graph_needs_no_tensorflow(caplog):
     assert not caplog.messages
 
 
-def test_another_network_than_the_learners_is_refused(unexportable):
+def test_a_network_that_differs_from_the_learners_is_refused(unexportable):
     model = build_model((4,), "float32", make_distribution(spaces.Discrete(2)), SMALL)
     graph, description = describe_policy(model, SMALL)
-    with pytest.raises(PolicyError, match="not the learner's"):
+    with pytest.raises(PolicyError, match="differs from the learner's"):
         load_policy(graph, description | {"tf_model": {"fcnet_hiddens": [9]}})
     with pytest.raises(PolicyError, match="neither an acting graph"):
         load_policy(graph, {name: value for name, value in description.items() if name != "tf_model"})
@@ -223,7 +223,7 @@ def test_r33_without_tensorflow_the_fallback_is_an_import_error(unexportable, mo
         load_policy(graph, description)
 
 
-def test_a_network_that_workers_could_not_build_must_have_an_acting_graph(monkeypatch):
+def test_a_network_that_workers_cannot_build_must_have_an_acting_graph(monkeypatch):
     def refuse(model):
         raise ExportError("it has none")
 

@@ -1,4 +1,4 @@
-"""Frames that are kept once give the rows that a replay which keeps everything would give."""
+"""Frames that are stored once give the same rows as a replay that stores everything."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make(
 
 
 def live_rows(replay: Replay) -> dict[int, tuple[Any, Any]]:
-    """All rows that may be drawn: number -> (observation, the one behind its steps)."""
+    """Return all rows that can be drawn: number -> (observation, observation after its steps)."""
     slots = np.arange(replay.evicted, replay.stored) % replay.spec.capacity
     columns = {column.name: np.empty((len(slots), *column.shape), column.dtype) for column in replay.spec.columns}
     replay._read(slots, columns)
@@ -78,7 +78,7 @@ def test_rows_are_those_of_a_replay_that_keeps_everything(data: st.DataObject) -
         )
         for _ in range(data.draw(st.integers(1, 3), "worlds"))
     ]
-    with pytest.MonkeyPatch.context() as patch:  # so that frames run out before rows, or not
+    with pytest.MonkeyPatch.context() as patch:  # so that either frames or rows run out first
         patch.setattr(spec, "_SPARE_FRAMES", data.draw(st.sampled_from([60, 200])))
         patch.setattr(spec, "RECENT_FRAMES", 0)
         replay = make(data.draw(st.integers(30, 60)), stack, is_prioritised=data.draw(st.booleans()))
@@ -100,18 +100,18 @@ def test_rows_are_those_of_a_replay_that_keeps_everything(data: st.DataObject) -
 
 
 def test_each_frame_is_kept_once() -> None:
-    """Of two environments: 4 frames in all at the starts, then one for each row, and one for the episode's end."""
+    """With two environments: 4 frames at the starts, then one for each row, and one for the episode's end."""
     world = StackWorld(2, SHAPE, seed=0, ends=0.0)
     replay = make(1000, 4)
     frames = replay._frames
     assert frames is not None
     replay.insert_fragment(world.fragment(10))
     at_start = frames.ring.written - 20
-    assert 2 <= at_start <= 4  # one frame throughout, or an empty one before it
+    assert 2 <= at_start <= 4  # the same frame throughout, or an empty one before it
     for _ in range(10):
         replay.insert_fragment(world.fragment(10))
     assert frames.ring.written == at_start + 220
-    world.fragment(10)  # is lost on its way
+    world.fragment(10)  # gets lost on its way
     replay.insert_fragment(world.fragment(10))
     assert frames.ring.written == at_start + 220 + 20 + 2 * 4
 
@@ -129,8 +129,8 @@ def test_a_million_atari_transitions_take_at_most_7500_megabytes() -> None:
 
 
 @pytest.mark.usefixtures("few_spare_frames")
-def test_rows_go_before_their_frames_are_written_over() -> None:
-    """Every observation is a new episode's: four frames a row, and room for about one."""
+def test_rows_are_dropped_before_their_frames_are_overwritten() -> None:
+    """Every observation starts an episode: four frames a row, and room for about one."""
     rng = np.random.default_rng(0)
     replay = make(50, 4, is_prioritised=True)
     for first in range(0, 200, 10):
@@ -149,7 +149,7 @@ def test_rows_go_before_their_frames_are_written_over() -> None:
 
 
 @pytest.mark.usefixtures("few_spare_frames")
-def test_of_a_fragment_of_more_frames_than_there_are_the_newest_steps_are_stored() -> None:
+def test_a_fragment_with_too_many_frames_is_stored_with_its_newest_steps() -> None:
     replay = make(50, 4, is_prioritised=True)
     obs = np.random.default_rng(0).integers(0, 256, (50, 1, *SHAPE)).astype(np.uint8)
     arrays = {c.OBS: obs, c.ACTIONS: np.arange(50)[:, None], c.LAST_OBS: obs[0]}
@@ -162,7 +162,7 @@ def test_of_a_fragment_of_more_frames_than_there_are_the_newest_steps_are_stored
 
 
 @pytest.mark.usefixtures("few_spare_frames")
-def test_a_step_of_more_frames_than_there_are_is_refused_before_anything_is_stored() -> None:
+def test_a_step_with_too_many_frames_is_refused_before_anything_is_stored() -> None:
     replay = make(50, 4)
     obs = np.zeros((1, 7, *SHAPE), np.uint8)
     arrays = {c.OBS: obs, c.ACTIONS: np.zeros((1, 7), np.int64), c.LAST_OBS: obs[0]}
@@ -171,8 +171,8 @@ def test_a_step_of_more_frames_than_there_are_is_refused_before_anything_is_stor
 
 
 @pytest.mark.usefixtures("few_spare_frames")
-def test_a_fragment_of_more_final_observations_than_rows_is_refused_before_anything_is_stored() -> None:
-    """As by a worker that lies: they would take more frames than there are, which no count of rows bounds."""
+def test_a_fragment_with_too_many_final_observations_is_refused_before_anything_is_stored() -> None:
+    """As from a malicious worker: the observations would take more frames than there are, without any limit by rows."""
     replay = make(50, 4)
     obs = np.zeros((1, 1, *SHAPE), np.uint8)
     finals = np.random.default_rng(0).integers(0, 256, (20, *SHAPE)).astype(np.uint8)
@@ -183,10 +183,10 @@ def test_a_fragment_of_more_final_observations_than_rows_is_refused_before_anyth
 
 @pytest.mark.parametrize("min_group", [1, 256])
 @pytest.mark.usefixtures("few_spare_frames")
-def test_rows_that_share_frames_older_than_those_of_others_are_not_kept_longer_than_these(
+def test_rows_that_share_older_frames_are_not_kept_longer_than_others(
     min_group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers take turns, so that what a row shares is older than the row of the other before it."""
+    """Two workers alternate, so that frames shared by a worker's row are older than the other worker's previous row."""
     monkeypatch.setattr(replay_module, "_MIN_GROUP", min_group)
     worlds = [StackWorld(1, SHAPE, seed=seed, ends=0.5) for seed in range(2)]
     replay, kept = make(200, 4), dict[int, tuple[Any, Any]]()
@@ -199,11 +199,11 @@ def test_rows_that_share_frames_older_than_those_of_others_are_not_kept_longer_t
         kept[len(kept)] = world.rows[known]
         if turn > 100 and not turn % 3:
             check(replay, kept)
-    assert len(replay) < 200  # frames were what there were too few of
+    assert len(replay) < 200  # limited by frames
 
 
 @pytest.mark.usefixtures("few_spare_frames")
-def test_frames_are_not_shared_that_the_fragment_itself_writes_over() -> None:
+def test_frames_that_the_fragment_itself_overwrites_are_not_shared() -> None:
     rng = np.random.default_rng(0)
     replay = make(127, 4)
     assert replay.spec.num_frames == 152
@@ -217,14 +217,14 @@ def test_frames_are_not_shared_that_the_fragment_itself_writes_over() -> None:
     still = np.full((2, *SHAPE), 7, np.uint8)
     still[1, ..., -1] = 8
     insert(still, 1)
-    insert(obs[1:], 2)  # 38 observations of 4 frames each are all that there is room for
+    insert(obs[1:], 2)  # there is room for only 38 observations of 4 frames each
     assert list(live_rows(replay)) == list(range(2, 39))
     for number, (found, behind) in live_rows(replay).items():
         assert (found == obs[number - 1]).all()
         assert (behind == obs[number]).all()
 
 
-def test_observations_of_the_same_checksum_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observations_with_the_same_checksum_are_not_confused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames_module.zlib, "crc32", lambda data: 0)
     replay = make(200, 4)
     worlds = [StackWorld(num, SHAPE, seed=num, is_still=True) for num in (1, 2, 1)]
@@ -239,11 +239,11 @@ def test_observations_of_the_same_checksum_are_not_taken_for_each_other(monkeypa
         check(replay, kept)
 
 
-def test_observations_of_floats_are_shared_by_the_rows_before_and_behind_them() -> None:
+def test_float_observations_are_shared_by_the_rows_before_and_after_them() -> None:
     shape = (6,)
     replay = make(100, 1, shape=shape, dtype="float32")
     rng = np.random.default_rng(0)
-    obs = rng.normal(size=(5, 2, 6))  # float64, as a peer may send it
+    obs = rng.normal(size=(5, 2, 6))  # float64, as a peer can send it
     arrays = {c.OBS: obs, c.ACTIONS: np.arange(10).reshape(5, 2), c.LAST_OBS: rng.normal(size=(2, 6))}
     replay.insert_fragment(arrays)
     frames = replay._frames

@@ -1,4 +1,4 @@
-"""What a replay takes is known before, refused where there is no room, and spilled to files on request."""
+"""Size of a replay: known beforehand, refused if there is no room, and spilled to files on request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spec(capacity: int, *, stack: int = 0, spill_dir: Path | None = None) -> Rep
 
 
 @pytest.mark.parametrize("stack", [0, 1])
-def test_a_replay_takes_as_much_as_was_said_before(stack: int) -> None:
+def test_a_replay_takes_the_size_that_was_computed_before(stack: int) -> None:
     wanted = spec(20_000, stack=stack)
     tracemalloc.start()
     try:
@@ -41,7 +41,7 @@ def test_a_replay_takes_as_much_as_was_said_before(stack: int) -> None:
     assert wanted.bytes_needed <= taken < wanted.bytes_needed + 100_000
 
 
-def test_a_replay_that_memory_has_no_room_for_is_refused_with_figures_and_settings(
+def test_a_replay_too_large_for_memory_is_refused_with_figures_and_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 5 * 10**9)
@@ -53,7 +53,7 @@ def test_a_replay_that_memory_has_no_room_for_is_refused_with_figures_and_settin
     assert refused.value.key == "replay_capacity"
 
 
-def test_a_replay_that_a_disk_has_no_room_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_too_large_for_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
     check_fits([spec(10_000, spill_dir=tmp_path)])
     with pytest.raises(ConfigError, match=r"needs [\d,.]+ GB in .*, and [\d,.]+ GB are free there") as refused:
@@ -61,7 +61,7 @@ def test_a_replay_that_a_disk_has_no_room_for_is_refused(tmp_path: Path, monkeyp
     assert refused.value.key == "replay_spill_dir"
 
 
-def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     missing = spec(100, spill_dir=tmp_path / "missing")
     with pytest.raises(ConfigError, match="No such file or directory"):
         check_fits([missing])
@@ -70,11 +70,11 @@ def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stack", [0, 1])
-def test_rows_in_files_are_drawn_as_those_in_memory_and_nothing_is_left_over(tmp_path: Path, stack: int) -> None:
+def test_rows_in_files_are_drawn_like_rows_in_memory_and_no_file_is_left_behind(tmp_path: Path, stack: int) -> None:
     spilled = spec(200, stack=stack, spill_dir=tmp_path)
     assert spilled.bytes_needed - spilled.bytes_of_rows == 8 * 512
     replays = [Replay(spec(200, stack=stack), seed=3), Replay(spilled, seed=3)]
-    assert list(tmp_path.iterdir()) == []  # the files have no names: a process that is killed leaves none
+    assert list(tmp_path.iterdir()) == []  # the files are unnamed: a killed process leaves none behind
     rng = np.random.default_rng(0)
     for _ in range(5):
         rows: dict[str, Any] = {
@@ -89,7 +89,7 @@ def test_rows_in_files_are_drawn_as_those_in_memory_and_nothing_is_left_over(tmp
         assert all((samples[0].columns[name] == samples[1].columns[name]).all() for name in samples[0].columns)
 
 
-def test_a_disk_that_is_full_is_told_of_before_the_run_and_not_by_a_signal(
+def test_a_full_disk_is_an_error_before_the_run_and_not_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, offset: int, size: int) -> None:
@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_is_told_of_before_the_run_and_not_by_a_signal(
         Replay(spec(100, spill_dir=tmp_path), seed=0)
 
 
-def test_memory_that_the_system_does_not_give_is_told_of_by_its_setting() -> None:
-    with pytest.raises(ConfigError, match="the system does not give that") as refused:
+def test_a_failed_allocation_is_an_error_that_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match="the system refuses to allocate it") as refused:
         memory.allocate(2**40, np.dtype([("x", np.float64, (2**18,))]), None)
     assert refused.value.key == "replay_capacity"

@@ -16,7 +16,7 @@ def fragment(*numbers: int) -> dict[str, np.ndarray]:
     return {c.PIECE: column, c.ACTIONS: np.zeros_like(column)}
 
 
-def test_what_is_read_again_is_known() -> None:
+def test_pieces_that_are_read_again_are_known() -> None:
     pieces = Pieces()
     first = fragment(7, 7, 8)
     assert pieces.new_rows(first, is_whole=True) is first
@@ -27,7 +27,7 @@ def test_what_is_read_again_is_known() -> None:
     assert pieces.numbers == (7, 8, 9)
 
 
-def test_rows_that_are_no_transitions_stay_so() -> None:
+def test_padding_rows_stay_padding() -> None:
     pieces = Pieces()
     pieces.new_rows(fragment(1), is_whole=True)
     given = {**fragment(1, 2, 2), c.VALID: np.array([[True], [False], [True]])}
@@ -37,7 +37,7 @@ def test_rows_that_are_no_transitions_stay_so() -> None:
 
 
 def test_pieces_are_known_by_their_transitions_alone() -> None:
-    """Else what stores nothing, and so never makes old rows go, could fill the memory."""
+    """Otherwise fragments that store nothing, and so never evict rows, could fill the memory."""
     pieces = Pieces()
     nothing = {**fragment(1, 2, 3), c.VALID: np.array([[False], [True], [False]])}
     assert pieces.new_rows(nothing, is_whole=True) is nothing
@@ -54,7 +54,7 @@ def test_so_many_pieces_are_known_and_no_more(monkeypatch: pytest.MonkeyPatch) -
     assert pieces.numbers == (1, 2)
 
 
-def test_rows_of_no_piece_are_new_each_time() -> None:
+def test_rows_without_a_piece_are_new_each_time() -> None:
     pieces, sampled = Pieces(), fragment(0, 0)
     for _ in range(2):
         assert pieces.new_rows(sampled, is_whole=True) is sampled
@@ -62,7 +62,7 @@ def test_rows_of_no_piece_are_new_each_time() -> None:
     assert pieces.new_rows(bare, is_whole=True) is bare
 
 
-def test_where_old_rows_had_to_go_everything_is_new() -> None:
+def test_everything_is_new_once_old_rows_were_evicted() -> None:
     pieces, again = Pieces(), fragment(1)
     pieces.new_rows(again, is_whole=True)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The replay of plain columns: what is stored, what is drawn, how often, and what is refused."""
+"""Replay of plain columns: which rows are stored, drawn and refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(capacity: int = 10, *, alpha: float | None = None, seed: int = 0, epsil
 
 
 def rows(first: int, count: int) -> dict[str, Any]:
-    """Rows whose columns follow from their numbers."""
+    """Return rows whose columns follow from their numbers."""
     number = np.arange(first, first + count)
     return {
         c.OBS: (number[:, None] + np.array([0.0, 0.25, 0.5])).astype(np.float32),
@@ -45,7 +45,7 @@ def rows(first: int, count: int) -> dict[str, Any]:
 
 
 def check_rows(columns: dict[str, Any]) -> np.ndarray:
-    """Compare sampled rows with what they must be, and return their numbers."""
+    """Compare sampled rows with the expected ones; return their numbers."""
     number = columns[c.ACTIONS]
     flat = number.reshape(-1)
     expected = rows(0, int(flat.max()) + 1)
@@ -60,7 +60,7 @@ def check_rows(columns: dict[str, Any]) -> np.ndarray:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 10), min_size=1, max_size=12), st.sampled_from([None, 0.5]))
-def test_the_newest_rows_are_there_and_all_columns_of_a_row_belong_together(
+def test_the_newest_rows_are_kept_and_the_columns_of_a_row_belong_together(
     counts: list[int], alpha: float | None
 ) -> None:
     replay = make(alpha=alpha)
@@ -78,7 +78,7 @@ def test_the_newest_rows_are_there_and_all_columns_of_a_row_belong_together(
         assert replay.sampled == 200
 
 
-def test_arrays_of_a_sample_last_until_the_second_sample_after_it() -> None:
+def test_arrays_of_a_sample_are_valid_until_the_second_sample_after_it() -> None:
     replay = make(1000)
     insert(replay, rows(0, 1000))
     first = replay.sample(50).columns
@@ -95,7 +95,7 @@ def test_rows_are_drawn_in_proportion_to_their_priorities(alpha: float) -> None:
     replay = make(alpha=alpha)
     errors = np.array([0.125, 0.25, 0.5, 1.0, 0.0])
     insert(replay, rows(0, 5) | {c.PRIORITIES: errors})
-    insert(replay, rows(5, 5) | {c.PRIORITIES: -errors})  # of an error, the size counts
+    insert(replay, rows(5, 5) | {c.PRIORITIES: -errors})  # the absolute error counts
     sample = replay.sample(1000, num_batches=100, beta=0.0)
     shares = np.bincount(sample.ids.reshape(-1), minlength=10) / 100_000
     expected = np.tile(np.maximum(errors, 1e-300) ** alpha, 2)
@@ -103,7 +103,7 @@ def test_rows_are_drawn_in_proportion_to_their_priorities(alpha: float) -> None:
 
 
 def test_weights_are_those_of_the_paper() -> None:
-    """(N P)^-beta over the largest of the minibatch, worked by hand: P = 1/8, 2/8, 5/8 of 3 rows, beta 0.5."""
+    """(N P)^-beta divided by the largest of the minibatch, by hand: P = 1/8, 2/8, 5/8 of 3 rows, beta 0.5."""
     replay = make(alpha=1.0)
     insert(replay, rows(0, 3) | {c.PRIORITIES: np.array([0.2, 0.4, 1.0])})
     sample = replay.sample(8, beta=0.5)
@@ -123,12 +123,12 @@ def test_new_rows_get_the_largest_priority_so_far() -> None:
     assert priorities.tree.priorities[:2].tolist() == [1, 1]
     replay.update_priorities(np.array([0, 1]), np.array([0.25, 3.0]))
     insert(replay, rows(2, 1))
-    replay.update_priorities(np.array([1]), np.array([0.5]))  # the largest ever, not that of now
+    replay.update_priorities(np.array([1]), np.array([0.5]))  # the largest ever, not the current largest
     insert(replay, rows(3, 1))
     assert priorities.tree.priorities[:4].tolist() == [0.25, 0.5, 3, 3]
 
 
-def test_a_sender_of_huge_priorities_has_its_rows_drawn_as_new_ones_are_until_they_are_trained_on() -> None:
+def test_huge_priorities_from_a_sender_count_like_those_of_new_rows() -> None:
     replay = make(alpha=1.0)
     insert(replay, rows(0, 6) | {c.PRIORITIES: np.full(6, 0.5)})
     insert(replay, rows(6, 2) | {c.PRIORITIES: np.full(2, 1e30)})
@@ -142,7 +142,7 @@ def test_a_sender_of_huge_priorities_has_its_rows_drawn_as_new_ones_are_until_th
     np.testing.assert_allclose(shares, np.array([2] * 6 + [1] * 2 + [4] * 2) / 22, atol=0.02)
 
 
-def test_of_a_row_that_was_drawn_twice_the_last_error_counts() -> None:
+def test_the_last_error_of_a_row_drawn_twice_counts() -> None:
     replay = make(alpha=1.0)
     insert(replay, rows(0, 4))
     replay.update_priorities(np.array([[0, 1], [1, 2]]), np.array([[5.0, 6.0], [7.0, 8.0]], np.float32))
@@ -150,7 +150,7 @@ def test_of_a_row_that_was_drawn_twice_the_last_error_counts() -> None:
     assert replay._priorities.tree.priorities[:4].tolist() == [5, 7, 8, 1]
 
 
-def test_errors_of_rows_that_are_gone_are_passed_over() -> None:
+def test_errors_of_evicted_rows_are_ignored() -> None:
     replay = make(4, alpha=1.0)
     insert(replay, rows(0, 4))
     ids = replay.sample(4).ids
@@ -183,7 +183,7 @@ def test_the_same_calls_and_seed_give_the_same_rows() -> None:
     assert run(1) != run(2)
 
 
-def test_a_fragment_is_stored_without_its_rows_that_are_no_transitions() -> None:
+def test_a_fragment_is_stored_without_its_padding_rows() -> None:
     replay = make()
     arrays: dict[str, Any] = {
         name: column.reshape(3, 2, *column.shape[1:]) for name, column in rows(0, 6).items() if name != c.NEW_OBS
@@ -201,7 +201,7 @@ def test_a_fragment_is_stored_without_its_rows_that_are_no_transitions() -> None
     assert following == {0: [2, 2.25, 2.5], 1: [3, 3.25, 3.5], 3: [8] * 3, 4: [9] * 3}
 
 
-def test_the_observation_behind_n_steps_is_stored() -> None:
+def test_the_observation_after_n_steps_is_stored() -> None:
     replay = make()
     arrays = {name: column[:, None] for name, column in rows(0, 4).items()}
     arrays[c.N_STEPS] = np.array([[3], [2], [1], [1]], np.int32)
@@ -237,7 +237,7 @@ def broken(name: str, array: Any) -> dict[str, Any]:
         (broken(c.OBS, np.float32(1)), "'obs'"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_of_it_stored(arrays: dict[str, Any], what: str) -> None:
+def test_fragments_that_do_not_fit_are_refused_and_not_stored(arrays: dict[str, Any], what: str) -> None:
     replay = make(alpha=1.0)
     with pytest.raises(BatchError, match=what):
         insert(replay, arrays)
@@ -246,7 +246,7 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_stored(arrays: dict[str,
     assert replay._priorities.tree.total == 0
 
 
-def test_a_step_of_more_rows_than_the_replay_has_is_refused() -> None:
+def test_a_step_with_more_rows_than_the_replay_holds_is_refused() -> None:
     with pytest.raises(BatchError, match="at most 10 rows a step"):
         make().check_fragment({name: column[None] for name, column in rows(0, 11).items()})
 
@@ -254,7 +254,7 @@ def test_a_step_of_more_rows_than_the_replay_has_is_refused() -> None:
 @pytest.mark.parametrize("stack", [0, 4])
 @pytest.mark.parametrize("gives_new_obs", [False, True])
 @pytest.mark.parametrize("resets_in_next_step", [False, True])
-def test_of_a_fragment_that_is_longer_than_the_replay_the_newest_steps_are_stored(
+def test_a_fragment_longer_than_the_replay_is_stored_with_its_newest_steps(
     stack: int, gives_new_obs: bool, resets_in_next_step: bool
 ) -> None:
     shape = (2, 2, 4)
@@ -294,7 +294,7 @@ def test_of_a_fragment_that_is_longer_than_the_replay_the_newest_steps_are_store
         },
     ],
 )
-def test_observations_that_follow_must_fit_too(extra: dict[str, Any]) -> None:
+def test_next_observations_must_fit_too(extra: dict[str, Any]) -> None:
     arrays = {name: column[:, None] for name, column in rows(0, 3).items() if name != c.NEW_OBS}
     replay = make()
     with pytest.raises(BatchError):
@@ -311,7 +311,7 @@ ARRAYS = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.sampled_from([0, 1]))
-def test_whatever_is_sent_is_stored_or_refused(data: st.DataObject, stack: int) -> None:
+def test_any_fragment_is_stored_or_refused(data: st.DataObject, stack: int) -> None:
     replay = Replay(ReplaySpec(COLUMNS, 10, Prioritised(), stack), seed=0)
     arrays: dict[str, Any] = {
         c.OBS: np.zeros((2, 1, 3), np.float32), c.LAST_OBS: np.zeros((1, 3), np.float32),

@@ -1,4 +1,4 @@
-"""Rings: slots in turn, and snapshots that stay as they were."""
+"""Rings: slots used in turn, and snapshots that don't change."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aiorl.learning.replay.ring import Ring
 
 
 def write(ring: Ring, count: int) -> None:
-    """Write rows that hold their own numbers."""
+    """Write rows that contain their own numbers."""
     first = ring.written
     for slots, part in ring.advance(count):
         ring.slots[slots] = np.arange(first, first + count)[part]
 
 
 def joined(pieces: list[tuple[int, np.ndarray]], first: int) -> list[int]:
-    """Rows of pieces, which must follow each other from `first` on."""
+    """Return the rows of pieces, which must be consecutive from `first` on."""
     rows: list[int] = []
     for number, piece in pieces:
         assert number == first + len(rows)
@@ -47,7 +47,7 @@ def test_the_newest_rows_are_kept_and_slots_know_their_numbers(capacity: int, co
     st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=30),
     st.integers(1, 80),
 )
-def test_a_snapshot_is_what_was_there_whatever_is_written_while_it_is_read(
+def test_a_snapshot_is_not_changed_by_rows_written_while_it_is_read(
     capacity: int, before: int, steps: list[int | None], max_bytes: int
 ) -> None:
     ring = Ring(np.full(capacity, -1, np.int64))
@@ -66,16 +66,16 @@ def test_a_snapshot_is_what_was_there_whatever_is_written_while_it_is_read(
     assert ring._snapshot is None
 
 
-def test_what_is_copied_aside_is_bounded_and_who_reads_too_slowly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_aside_are_limited_and_slow_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_module, "_MAX_ASIDE_BYTES", 100)
     ring = Ring(np.zeros(100, np.int64))
     write(ring, 100)
     reading = ring.snapshot().pieces(80)
     assert next(reading)[1].tolist() == list(range(10))
     write(ring, 20)
-    assert next(reading)[0] == 10  # of the 10 that were copied aside
+    assert next(reading)[0] == 10  # one of the 10 that were copied aside
     write(ring, 14)
-    with pytest.raises(CheckpointError, match="more than 100 bytes were written over before they were saved"):
+    with pytest.raises(CheckpointError, match="more than 100 bytes were overwritten before they were saved"):
         list(reading)
     assert ring._snapshot is None
 
@@ -84,6 +84,6 @@ def test_a_second_snapshot_ends_the_first() -> None:
     ring = Ring(np.zeros(4, np.int64))
     write(ring, 4)
     first, second = ring.snapshot(), ring.snapshot()
-    with pytest.raises(CheckpointError, match="another one was begun"):
+    with pytest.raises(CheckpointError, match="another snapshot was started"):
         list(first.pieces(8))
     assert joined(list(second.pieces(8)), 0) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""A replay of frames holds as many rows as it was made for, however trajectories are cut and whoever sends them."""
+"""A replay of frames holds the number of rows it was made for, however trajectories are cut and sent."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def make(capacity: int, *, stack: int = 4) -> Replay:
 
 @dataclass
 class Workers:
-    """Workers of 8 environments each, whose fragments come in turn, and the rows of these with whole observations.
+    """Workers with 8 environments each, whose fragments arrive in turn, and their rows with whole observations.
 
     Attributes:
-        is_polled: fragments are [B, 1], the trajectories of the environments one behind the other, with `new_obs`;
-            else [T, N] with what `new_obs` can be made of.
+        is_polled: True if fragments are [B, 1], with the environments' trajectories one after the other and `new_obs`;
+            False if they are [T, N] without `new_obs`.
     """
 
     count: int
@@ -51,7 +51,7 @@ class Workers:
         ]
 
     def fragments(self) -> Iterator[dict[str, Array]]:
-        """Fragments without end; `rows` has those of each before it is given."""
+        """Yield fragments without end; before each is yielded, `rows` has its rows."""
         while True:
             for world in self._worlds:
                 arrays = world.fragment(self.length)
@@ -64,7 +64,7 @@ class Workers:
 
 
 def check_rows(replay: Replay, rows: Rows) -> None:
-    """Compare all rows that may be drawn with the newest ones of those that were inserted."""
+    """Compare all rows that can be drawn with the newest inserted ones."""
     slots = np.arange(replay.evicted, replay.stored) % replay.spec.capacity
     found = {column.name: np.empty((len(slots), *column.shape), column.dtype) for column in replay.spec.columns}
     replay._read(slots, found)
@@ -83,7 +83,7 @@ def frames_written(replay: Replay) -> int:
     ("is_polled", "num_workers", "length", "stack"),
     [(False, 16, 16, 4), (True, 2, 4, 4), (True, 16, 4, 4), (True, 2, 4, 1)],
 )
-def test_a_replay_that_was_full_once_stays_full(is_polled: bool, num_workers: int, length: int, stack: int) -> None:
+def test_a_full_replay_stays_full(is_polled: bool, num_workers: int, length: int, stack: int) -> None:
     replay, workers = make(6000, stack=stack), Workers(num_workers, length, is_polled, ends=1 / 200)
     for arrays in workers.fragments():
         replay.insert_fragment(arrays)
@@ -95,8 +95,8 @@ def test_a_replay_that_was_full_once_stays_full(is_polled: bool, num_workers: in
 
 @pytest.mark.parametrize("stack", [4, 1])
 @pytest.mark.parametrize("length", [4, 16])
-def test_a_trajectory_that_is_cut_costs_no_frames(length: int, stack: int) -> None:
-    """One for each row: what followed the last one is the first observation of the next piece."""
+def test_cutting_a_trajectory_costs_no_frames(length: int, stack: int) -> None:
+    """One for each row: the observation after the last one is the first observation of the next piece."""
     replay, workers = make(5000, stack=stack), Workers(3, length, is_polled=True)
     fragments = workers.fragments()
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_a_trajectory_that_is_cut_costs_no_frames(length: int, stack: int) -> No
     assert frames_written(replay) - at_start == len(workers.rows) - rows
 
 
-def test_a_trajectory_may_go_on_behind_others_in_its_own_fragment() -> None:
+def test_a_trajectory_can_continue_after_others_in_its_own_fragment() -> None:
     replay, world = make(500), StackWorld(3, SHAPE, seed=0, ends=0.0, gives_new_obs=True)
     pieces = [world.fragment(5) for _ in range(4)]
     joined = {
@@ -117,11 +117,11 @@ def test_a_trajectory_may_go_on_behind_others_in_its_own_fragment() -> None:
     numbers = joined.pop(c.ACTIONS)
     replay.insert_fragment(joined | {"no": np.arange(60)[:, None]})
     check_rows(replay, [world.rows[number] for number in numbers[:, 0].tolist()])
-    assert 60 + 3 <= frames_written(replay) <= 60 + 3 * 2, "starts are one frame throughout, or one behind an empty one"
+    assert 60 + 3 <= frames_written(replay) <= 60 + 3 * 2, "starts have one frame throughout, or one after an empty one"
 
 
 @pytest.mark.parametrize("turns", [1, 3, 40, 200])
-def test_trajectories_go_on_from_a_snapshot_as_they_would_have(turns: int) -> None:
+def test_trajectories_continue_from_a_snapshot_as_without_it(turns: int) -> None:
     replay, workers = make(400), Workers(3, 4, is_polled=True, ends=1 / 30)
     fragments = workers.fragments()
     for _ in range(turns):

@@ -1,4 +1,4 @@
-"""Sequences cut out of fragments, against what a plain loop knows of the episodes that they were cut from."""
+"""Sequences cut out of fragments, against a plain loop over the episodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_sequences(length: int, burn_in: int = 0, overlap: int | None = None, n:
 
 
 class World:
-    """Environments whose observations are [episode, step]; states and actions are the step, rewards random."""
+    """Environments whose observations are [episode, step]; states and actions are the step, rewards are random."""
 
     def __init__(self, num_envs: int, seed: int, *, ends: float = 0.2, resets_in_next_step: bool = False) -> None:
         self.rng = np.random.default_rng(seed)
@@ -75,7 +75,7 @@ class World:
 
 
 def check_step(world: World, sequence: dict[str, Any], row: int, stop: int, n: int) -> None:
-    """What one step sums and bootstraps from, by a plain loop over the episode's rows."""
+    """Check what one step sums and bootstraps from, by a plain loop over the episode's rows."""
     episode, step = (int(number) for number in sequence[c.OBS][row])
     total, ahead = 0.0, 0
     while True:
@@ -118,7 +118,7 @@ def test_sequences_lie_in_one_episode_begin_in_its_state_and_train_on_all_but_a_
             np.testing.assert_array_equal(one[c.OBS][: stop + 1, 1], first + np.arange(stop + 1))
             assert one[c.ACTIONS][:stop].tolist() == list(range(first, first + stop))
             for name in (c.OBS, c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS, TRAINED):
-                assert not one[name][stop + (name == c.OBS) :].any(), "nothing is behind the end"
+                assert not one[name][stop + (name == c.OBS) :].any(), "nothing comes after the end"
             for row in range(stop):
                 check_step(world, one, row, stop, n)
             trained_on += [(episode, first + int(row)) for row in trained]
@@ -133,8 +133,8 @@ def test_sequences_lie_in_one_episode_begin_in_its_state_and_train_on_all_but_a_
         assert set(trained_on) == wanted
 
 
-def test_a_hand_worked_fragment_is_cut_at_its_episodes_end_and_where_it_has_states() -> None:
-    """Ten rows: an episode goes on from step 4 and ends in row 2; the next one has seven rows, and goes on."""
+def test_a_fragment_is_cut_at_its_episodes_end_and_at_its_states() -> None:
+    """Ten rows: an episode continues from step 4 and ends in row 2; the next one has seven rows and doesn't end."""
     cut = make_sequences(4, burn_in=1, overlap=2, n=2)
     obs = np.array([[0, 4], [0, 5], [0, 6], *([1, t] for t in range(7))], np.float32)[:, None]
     ended = np.arange(10)[:, None] == 2
@@ -155,7 +155,7 @@ def test_a_hand_worked_fragment_is_cut_at_its_episodes_end_and_where_it_has_stat
     assert found[c.OBS][3].tolist() == [[1, t] for t in (3, 4, 5, 6, 7)]
 
 
-def test_a_network_that_looks_back_is_told_the_steps_before_also_behind_the_last_one() -> None:
+def test_a_network_that_looks_back_gets_the_previous_steps_even_after_the_last_one() -> None:
     before = (ColumnSpec(c.PREV_ACTIONS, (), "int32"), ColumnSpec(c.PREV_REWARDS))
     cut = make_sequences(3, columns=before)
     world = World(1, seed=0, ends=0.0)
@@ -183,7 +183,7 @@ def damaged(name: str, array: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fragment", "told"),
+    ("fragment", "said"),
     [
         (damaged(STATE, None), "state_in_0"),
         (damaged(STATE, np.zeros((2, 3, 1), np.float32)), "state_in_0"),
@@ -195,6 +195,6 @@ def damaged(name: str, array: Any) -> dict[str, Any]:
         (damaged(c.TRUNCATEDS, np.zeros((4, 2), np.float32)), "truncateds"),
     ],
 )
-def test_a_fragment_that_can_not_be_cut_is_refused_with_the_column(fragment: dict[str, Any], told: str) -> None:
-    with pytest.raises(BatchError, match=told):
+def test_a_fragment_that_cannot_be_cut_is_refused_with_the_column(fragment: dict[str, Any], said: str) -> None:
+    with pytest.raises(BatchError, match=said):
         make_sequences(3, n=2).check(fragment)

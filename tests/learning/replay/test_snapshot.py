@@ -1,4 +1,4 @@
-"""Snapshots: a replay goes on from one equal to the bit, and what is damaged is refused."""
+"""Snapshots: a restored replay continues bit for bit, and damaged data is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make(*, is_prioritised: bool = True, stack: int = 4, capacity: int = 40, see
 
 
 def advance(replay: Replay, world: StackWorld, turns: int) -> list[Any]:
-    """Insert, sample and update; what was drawn."""
+    """Insert, sample and update; return the drawn rows."""
     drawn: list[Any] = []
     for _ in range(turns):
         replay.insert_fragment(world.fragment(3))
@@ -50,9 +50,7 @@ def through_json(values: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("stack", [0, 1, 4])
 @pytest.mark.parametrize("is_prioritised", [False, True])
 @pytest.mark.parametrize("turns", [0, 2, 20])
-def test_what_is_drawn_after_a_restore_is_what_would_have_been_drawn(
-    stack: int, is_prioritised: bool, turns: int
-) -> None:
+def test_a_restored_replay_draws_the_same_rows(stack: int, is_prioritised: bool, turns: int) -> None:
     replay, world = make(is_prioritised=is_prioritised, stack=stack), StackWorld(2, SHAPE, seed=1)
     advance(replay, world, turns)
     snapshot = replay.snapshot()
@@ -75,7 +73,7 @@ def test_what_is_drawn_after_a_restore_is_what_would_have_been_drawn(
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**16), st.integers(0, 12), st.integers(1, 2000), st.sampled_from([0, 4]))
-def test_a_snapshot_that_is_read_beside_training_is_that_of_its_moment(
+def test_a_snapshot_read_during_training_is_that_of_its_moment(
     seed: int, turns: int, max_bytes: int, stack: int
 ) -> None:
     rng = np.random.default_rng(seed)

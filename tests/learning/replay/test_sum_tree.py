@@ -1,4 +1,4 @@
-"""The sum tree against plain sums over a list."""
+"""Sum tree against plain sums over a list."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def filled(priorities: list[float]) -> SumTree:
 
 
 def slow_find(priorities: np.ndarray, value: float) -> int:
-    """The first slot whose running sum is above the value."""
+    """Return the first slot whose running sum is above the value."""
     return int(np.flatnonzero(np.cumsum(priorities) > value)[0])
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 7, 8, 1000, 3000])
-def test_values_find_the_slot_they_lie_in(capacity: int) -> None:
+def test_values_find_their_slots(capacity: int) -> None:
     rng = np.random.default_rng(capacity)
     priorities = rng.integers(0, 5, capacity).astype(np.float64)  # whole numbers: sums are exact
     priorities[rng.integers(capacity)] = 3.0
@@ -36,7 +36,7 @@ def test_values_find_the_slot_they_lie_in(capacity: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(PRIORITIES, min_size=1, max_size=70), st.data())
-def test_sums_are_those_of_the_priorities_whatever_was_set_before(start: list[float], data: st.DataObject) -> None:
+def test_sums_depend_only_on_the_current_priorities(start: list[float], data: st.DataObject) -> None:
     tree = filled(start)
     plain = np.array(start)
     for _ in range(data.draw(st.integers(0, 5))):
@@ -58,7 +58,7 @@ def test_sums_are_those_of_the_priorities_whatever_was_set_before(start: list[fl
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(PRIORITIES, min_size=1, max_size=70), st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_a_slot_of_priority_0_is_never_found_not_even_by_rounding(priorities: list[float], where: list[float]) -> None:
+def test_a_slot_with_priority_0_is_never_found_despite_rounding(priorities: list[float], where: list[float]) -> None:
     priorities[len(where) % len(priorities)] = 1.0
     tree = filled(priorities)
     values = np.array([*where, 0.0, 1.0]) * tree.total

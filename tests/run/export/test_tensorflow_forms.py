@@ -139,7 +139,7 @@ def test_a_network_without_a_form_in_a_format_is_refused_with_the_reason_and_not
 @pytest.mark.parametrize(
     ("world", "given", "says"),
     [
-        ("returns", {"v_min": None}, r"which returns its 5 atoms stand for \(v_min, v_max\) is not known"),
+        ("returns", {"v_min": None}, r"returns of its 5 atoms \(v_min, v_max\) are unknown"),
         ("returns", {"v_min": -3.5}, "is not the policy: dist_inputs differs"),
         ("returns", {"model": {"fcnet_hiddens": [8], "use_lstm": True}}, "q/dense_0/kernel' have no Keras form"),
         ("returns", {"model": {"conv_filters": [[4, 3, 2]]}}, "conv_filters need observations"),
