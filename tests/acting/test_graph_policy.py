@@ -284,7 +284,7 @@ def test_rows_are_as_wide_as_the_described_features_make_them():
     described = ActingSpec.from_dict(dataclasses.replace(spec, num_features=3).to_dict())
     inputs = GraphPolicy(PlainNetwork(4 + 3 * 2), described).act(obs_of(5), explore=False).columns[c.ACTION_DIST_INPUTS]
     assert inputs.shape == (5, 4)
-    with pytest.raises(PolicyError, match="gives 4 numbers for a diag_gaussian distribution with 3 features"):
+    with pytest.raises(PolicyError, match="returns 4 numbers for a diag_gaussian distribution with 3 features"):
         GraphPolicy(PlainNetwork(4), described).act(obs_of(5), explore=False)
 
 
