@@ -1,6 +1,6 @@
-"""Settings: how they are put on top of each other, and what rooms above this one do with them.
+"""Settings, and how to merge them.
 
-The order is defaults < preset < YAML file < command line. The two functions at the top come from rooms above this one;
+The order is defaults < preset < YAML file < command line. The first two functions come from packages above this one;
 the top of the package sets them.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 build_trainer: Callable[[Any], Any]
-"""Returns a trainer for a config."""
+"""Function that returns a trainer for a config."""
 
 translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]]
-"""Returns settings with old keys renamed or dropped, or raises ConfigError; see `aiorl.compat.old_keys`."""
+"""Function that renames or drops old keys, or raises ConfigError; see `aiorl.compat.old_keys`."""
 
 
 def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[
 
 
 def copied(value: Any) -> Any:
-    """Copy settings: the dicts and lists in them; other objects are shared."""
+    """Copy the dicts and lists of settings; all other objects are shared."""
     if isinstance(value, Mapping):
         return {name: copied(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
@@ -31,7 +31,7 @@ def copied(value: Any) -> Any:
 
 
 def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of `base` with `changes` in it: dict onto dict merges, anything else replaces."""
+    """Return a deep copy of `base` with `changes` merged in: a dict merges into a dict, anything else replaces."""
     merged: dict[str, Any] = copied(base)
     for name, value in changes.items():
         old = merged.get(name)
@@ -43,20 +43,20 @@ def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 def put_on_top(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config's values with `changes` in them, which win over the policies' defaults."""
+    """Return a config's values with `changes` merged in, which also win over the defaults of policies."""
     return deep_update(without_defaults_of(base, changes), changes)
 
 
 def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config's values without the policies' defaults that `changes` replace.
 
-    The config of a run holds all settings of a policy with another algorithm as ``defaults`` of its entry in
-    ``multiagent.policies``. A key that is set on top of that config applies to this policy too, so its default is
-    removed. All defaults are removed if the policy gets another class.
+    In a run's config, a policy with another algorithm has all its settings as ``defaults`` of its entry in
+    ``multiagent.policies``. A key set on top of that config applies to this policy too, so its default is removed. All
+    defaults are removed if the policy gets another class.
 
     Args:
-        config: nested as the config is, checked or not. Not modified.
-        changes: likewise.
+        config: values nested like the config, checked or not. Not modified.
+        changes: values in the same form.
     """
     entries = _entries(config)
     if not any(isinstance(entry, Mapping) and "defaults" in entry for entry in entries.values()):
@@ -73,7 +73,7 @@ def _entries(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_defaults_of(entry: Any, new: Any, changes: Mapping[str, Any]) -> Any:
-    """Return a policy's entry without its defaults of keys that `changes` set; `new` is put on top of the entry."""
+    """Return a policy's entry without the defaults that `changes` set; `new` will be put on top of the entry."""
     if not (isinstance(entry, Mapping) and isinstance(entry.get("defaults"), Mapping)):
         return entry
     name = new.get("class", entry.get("class")) if isinstance(new, Mapping) else entry.get("class")
@@ -93,7 +93,7 @@ def _without(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, A
 
 
 def to_plain(value: Any) -> Any:
-    """Return `value` with its tuples as lists, so that YAML and msgpack give back the same."""
+    """Return `value` with lists instead of tuples, so that YAML and msgpack return an equal value."""
     if isinstance(value, dict):
         return {name: to_plain(inner) for name, inner in value.items()}
     if isinstance(value, tuple | list):

@@ -2,8 +2,8 @@
 
 A config is plain text. An object in it becomes a text, and the text becomes the object again:
 
-* ``package.module:Name`` for a class or function at the top of a module. The script that runs counts as the module of
-  its name: this process uses it as it is, and others import it, without the code below
+* ``package.module:Name`` for a class or function at the top level of a module. The main script counts as the module of
+  its name: this process uses the loaded script, and other processes import it, without the code below
   ``if __name__ == "__main__":``.
 * ``this-program:Name`` for anything else, such as a lambda or a class of a notebook. Only this process knows it, for as
   long as something holds it, for example the config that it was given to.
@@ -47,7 +47,7 @@ _importing: ContextVar[str] = ContextVar("_importing", default="")
 
 
 def is_import_path(text: str) -> bool:
-    """Return whether a text names an object: by its form ``package.module:Name``, without a prefix like minari:."""
+    """Return whether a text has the form of an import path, ``package.module:Name``; minari:NAME is none."""
     return is_local(text) or (_FORM.fullmatch(text) is not None and text.partition(":")[0] != "minari")
 
 
@@ -57,11 +57,11 @@ def is_local(text: str) -> bool:
 
 
 def named(thing: Any) -> Any:
-    """Return the text that names an object; texts, numbers and containers stay as they are."""
+    """Return the text that names an object; texts, numbers and containers are returned unchanged."""
     if isinstance(thing, os.PathLike):
         return os.fspath(thing)
     if isinstance(thing, str) and thing.startswith("__main__:"):
-        with contextlib.suppress(ConfigError):  # refused by whoever imports it
+        with contextlib.suppress(ConfigError):  # the importing process refuses it
             return named(import_object(thing, key=""))
     if thing is None or isinstance(thing, _PLAIN):
         return thing
@@ -69,7 +69,7 @@ def named(thing: Any) -> Any:
 
 
 def plain_code(value: Any) -> Any:
-    """Return settings with each class, function and space in them as plain data, at any depth."""
+    """Return settings with all classes, functions and spaces in them as plain data, at any depth."""
     if isinstance(value, Mapping):
         return {name: plain_code(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -77,14 +77,14 @@ def plain_code(value: Any) -> Any:
     if callable(value) or isinstance(value, str):
         return named(value)
     if hasattr(value, "contains") and hasattr(value, "sample"):
-        from aiorl.data.spaces import space_to_dict  # loads Gymnasium, as whoever made the space has
+        from aiorl.data.spaces import space_to_dict  # loads Gymnasium, which the space has loaded already
 
         return space_to_dict(value)
     return value
 
 
 def import_path_of(thing: object) -> str | None:
-    """Return the import path of a class or function; None where other processes can't import it."""
+    """Return the import path of a class or function; None if other processes can't import it."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
@@ -96,7 +96,7 @@ def import_path_of(thing: object) -> str | None:
 
 
 def main_module_name() -> str | None:
-    """Return the name by which other processes import the script that is run; None for a notebook or a prompt."""
+    """Return the name by which other processes import the main script; None in a notebook or at a prompt."""
     main = sys.modules.get("__main__")
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:  # python -m NAME
@@ -112,9 +112,9 @@ def main_module_name() -> str | None:
 
 
 def import_module(name: str) -> ModuleType:
-    """Return a module, imported if need be; the script that is run is never run a second time.
+    """Return a module, imported if necessary; the main script is never run a second time.
 
-    Raises: whatever its code raises.
+    Raises: any error of its code.
     """
     if name in ("__main__", main_module_name()):
         return sys.modules["__main__"]
@@ -129,10 +129,10 @@ def import_for(what: str, name: str, *, key: str, value: str) -> ModuleType:
     """Return a module that a setting needs.
 
     Args:
-        what: beginning of the message where that fails.
-        name: of the module.
+        what: beginning of the error message.
+        name: name of the module.
         key: dotted name of the setting.
-        value: of the setting.
+        value: value of the setting.
 
     Raises:
         ConfigError: the module is missing, or its code fails.
@@ -140,7 +140,7 @@ def import_for(what: str, name: str, *, key: str, value: str) -> ModuleType:
     try:
         return import_module(name)
     except Exception as error:
-        # whatever a user's module raises
+        # a user's module can raise anything
         said, hint = f"{error!r:.500}", ""
         if isinstance(error, ConfigError):
             said, hint = error.message.removesuffix("."), error.hint
@@ -150,27 +150,27 @@ def import_for(what: str, name: str, *, key: str, value: str) -> ModuleType:
 
 
 def refuse_in_import(what: str) -> None:
-    """Raise if the caller runs because a setting had its module imported, as a worker imports a user's script.
+    """Raise if the caller runs during an import for a setting, for example of a user's script in a worker.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: such an import is running.
     """
     if module := _importing.get():
         raise ConfigError(
-            f"{module!r} {what} while it is imported for what it defines.",
-            hint="Put what is to run only in the script itself below: if __name__ == '__main__':",
+            f"{module!r} {what} while it is imported for its definitions.",
+            hint="Put code that only the script itself should run below: if __name__ == '__main__':",
         )
 
 
 def not_importable(key: str, value: str) -> ConfigError:
-    """Return the error for an object that other processes need, and only this one knows."""
+    """Return the error for an object that other processes need but only this one knows."""
     place = "of a module, or of the script that you run" if main_module_name() else "of a module, a .py file"
     name = value.removeprefix(_LOCAL).partition("#")[0]
     return ConfigError(
-        f"{key} is {name!r}, which only this process knows: others can't import it.",
+        f"{key} is {name!r}, which only this process knows: other processes can't import it.",
         key=key,
         value=value,
-        hint=f"Define it by def or class at the top level {place}; or sample in this process, by num_workers: 0.",
+        hint=f"Define it by def or class at the top level {place}; or sample in this process with num_workers: 0.",
     )
 
 
@@ -178,10 +178,10 @@ def import_object(path: str, *, key: str) -> Any:
     """Return the object that a text names.
 
     Args:
-        path: ``package.module:Name``, where the name may have dots, or ``this-program:Name``.
+        path: ``package.module:Name`` (the name can have dots) or ``this-program:Name``.
         key: dotted name of the setting, for errors.
 
-    Raises: ConfigError if the path has no such form, the module can't be imported, or it has no such name.
+    Raises: ConfigError if the path has another form, the module can't be imported, or it has no such name.
     """
     if is_local(path):
         return _local_object(path, key)
@@ -200,10 +200,10 @@ def import_object(path: str, *, key: str) -> Any:
 
 
 def _local_name(thing: Any) -> Any:
-    """Name an object that only this process knows; one that can't be held as such stays as it is."""
+    """Name an object that only this process knows; without a weak reference, return the object itself."""
     text = _LOCAL + getattr(thing, "__qualname__", type(thing).__qualname__).rpartition(".")[2].strip("<>")
     numbered = chain([text], (f"{text}#{number}" for number in count(2)))
-    with contextlib.suppress(TypeError):  # not every object can be referred to weakly
+    with contextlib.suppress(TypeError):  # not every object allows weak references
         return next(own for own in numbered if _local.setdefault(own, thing) is thing)
     return thing
 
@@ -212,33 +212,30 @@ def _local_object(path: str, key: str) -> Any:
     found = _local.get(path)
     if found is None:
         raise ConfigError(
-            f"{key} is {path!r}, an object that only the program that set it had.",
+            f"{key} is {path!r}, an object that existed only in the program that set it.",
             key=key,
             value=path,
-            hint=f"Give {key.partition('.')[0]} again, or 'module:name' for something that can be imported.",
+            hint=f"Set {key.partition('.')[0]} again, or use 'module:name' for something that can be imported.",
         )
     return found
 
 
-# Code of somebody else ------------------------------------------------------------------------------------------
+# Code of other users --------------------------------------------------------------------------------------------
 
 
 def code_named_in(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return dotted key -> text for all texts with a colon, at any depth, which may be import paths.
-
-    Some of it may be no import path, but no import path is missing.
-    """
+    """Return dotted key -> text for all texts with a colon, at any depth: all import paths are among them."""
     values = {name: value for name, value in config.items() if name not in {*_NO_CODE, *_VARIABLES}}
     return {name: text for name, text in _texts(values, "") if ":" in text}
 
 
 def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
-    """Return a warning of a config that somebody else wrote, to be shown before anything that it names is imported.
+    """Return a warning about a config that another user wrote, to show before anything in it is imported.
 
     Args:
         paths: files and directories of the config.
         configs: its values, checked or not; a text in several of them is shown once.
-    Returns: lines of printable text; "" if all paths are the user's own, or no code is named.
+    Returns: lines of printable text; "" if all paths are the user's own, or if no code is named.
     """
     others: dict[int, Path] = {}
     for path in paths:
@@ -253,7 +250,7 @@ def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
             lines.setdefault(text, f"  {_shown(name)}: {text!r}")
         for group in _VARIABLES:
             variables = values.get(group)
-            if variables and isinstance(variables, Mapping):  # what is none is refused later
+            if variables and isinstance(variables, Mapping):  # other values are refused later
                 line = f"  {group}: {', '.join(_shown(str(name)) for name in variables)}"
                 lines.setdefault(line, line)
     if not lines:
@@ -292,40 +289,40 @@ def check_takes(function: Callable[..., Any], what: str, key: str, /, *args: Any
     """Check that a function accepts these arguments, without calling it.
 
     Args:
-        function: to be called later.
+        function: function to be called later.
         what: its name in messages.
-        key: the setting that names it.
+        key: setting that names it.
         *args: positional arguments, of which only the number counts.
         **kwargs: keyword arguments, of which only the names count.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it does not accept them.
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions don't tell theirs
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         given = [f"{len(args)} positional"] * bool(args) + list(kwargs)
         raise ConfigError(
-            f"{what} can't be called as it is here, with {', '.join(given)}: {error}.",
+            f"{what} can't be called with {', '.join(given)}: {error}.",
             key=key,
             hint=f"Its signature is {signature}.",
         ) from error
 
 
 def named_failures(function: Callable[..., Any], what: str, key: str, *, hint: str = "") -> Callable[..., Any]:
-    """Return a user's function or class, whose errors become a ConfigError; the traceback is logged.
+    """Wrap a user's function or class so that its errors become a ConfigError; the traceback is logged.
 
-    Errors of aiorl, for example those of an environment that the function called, stay as they are.
+    Errors of aiorl, for example those of an environment that the function called, are not changed.
 
     Args:
-        function: the user's.
+        function: function or class of the user.
         what: its name in messages.
-        key: the setting that names it.
-        hint: what to do.
+        key: setting that names it.
+        hint: advice for the user.
     """
 
     @functools.wraps(function)
@@ -335,7 +332,7 @@ def named_failures(function: Callable[..., Any], what: str, key: str, *, hint: s
         except AiorlError:
             raise
         except Exception as error:
-            # whatever a user's function raises
+            # a user's function can raise anything
             _log.exception("%s failed", what)
             raise ConfigError(f"{what} failed: {error!r:.500}", key=key, hint=hint) from error
 

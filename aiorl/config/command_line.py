@@ -1,6 +1,6 @@
 """Command lines of aiorl's programs: argparse with errors in one plain sentence, and addresses tcp://HOST:PORT.
 
-It loads next to nothing, since workers are started often.
+The module imports almost nothing, because workers are started often.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _COMMAND = re.compile(r"python -m aiorl\.(learner|worker|evaluate|plot|export|es
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose options may be written with _ for -, and have negative numbers for values."""
+    """ArgumentParser that accepts _ for - in options, and negative numbers as values."""
 
     def __init__(self, prog: str, usage: str, about: str, examples: str) -> None:
-        """Take what the help begins and ends with."""
+        """Set the texts that the help begins and ends with."""
         super().__init__(
             prog,
             f"{prog} {usage}",
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.hints: dict[str, str] = {}
-        """Word that is no option -> what to write instead."""
+        """Word that is no option -> the spelling to use instead."""
 
     def format_help(self) -> str:
         """Return the help, with commands as the user types them."""
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         """
         words = spelt(words)
         if {"-h", "--help"} & set(words):
-            words = ["--help"]  # whatever else there is
+            words = ["--help"]  # ignore all other words
         found, others = self.parse_known_args(words)
         if others:
             name = others[0].partition("=")[0]
@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         return vars(found)
 
     def error(self, message: str) -> NoReturn:
-        """Say what was wrong, and end with status 2."""
+        """Report what is wrong, and exit with status 2."""
         for pattern, wording in _WORDINGS:
             message, changed = re.subn(pattern, wording, message, count=1)
             if changed:
@@ -83,14 +83,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def as_typed(text: str) -> str:
-    """Write `aiorl train` for `python -m aiorl.learner`, and so on, in a text for a user who has typed `aiorl`."""
+    """Write `aiorl train` for `python -m aiorl.learner`, and so on, if the user typed `aiorl`."""
     if os.path.basename(sys.argv[0]) != "aiorl":
         return text
     return _COMMAND.sub(lambda found: f"aiorl {'train' if found[1] == 'learner' else found[1]}", text)
 
 
 def spelt(words: Sequence[str]) -> list[str]:
-    """Return the words with options spelt as declared, and values that begin with - tied to their options."""
+    """Return the words with options spelled as declared, and values that begin with - joined to their options."""
     made: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
@@ -115,18 +115,18 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def usage_error(prog: str, sentence: str) -> NoReturn:
-    """Say what was wrong with the command line, and end with status 2."""
+    """Report what is wrong with the command line, and exit with status 2."""
     sys.stderr.write(as_typed(f"{prog}: {sentence}\n(`{prog} --help` shows examples.)\n"))
     raise SystemExit(2)
 
 
 def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ctrl-C; nothing was written") -> int:
-    """Do what a command line asks for; what goes wrong is said on standard error.
+    """Run a command, and report its failure on standard error.
 
     Args:
-        do: gives a status of its own, or None for 0.
-        interrupted: what is said after Ctrl-C.
-    Returns: 0 done, 1 failed, 2 asked for what cannot be, 130 ended by Ctrl-C.
+        do: command; returns its own exit status, or None for 0.
+        interrupted: message after Ctrl-C.
+    Returns: 0 if done, 1 if it failed, 2 if the request was invalid, 130 after Ctrl-C.
     """
     try:
         status = do()
@@ -142,7 +142,7 @@ def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ct
 # Addresses ---------------------------------------------------------------------------------------------------
 
 MAX_PORT = 65_534
-"""A learner uses the next port as well, for what it sends to all."""
+"""Largest port of a learner, which also uses the next one for broadcasts."""
 _ADDRESS = re.compile(r"tcp://(?:\[([^\]]+)\]|([^\[\]:/;@?#\s]+)):(\d{1,5})", re.ASCII)
 
 
@@ -150,13 +150,13 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
     """Return host and port of "tcp://HOST:PORT".
 
     Args:
-        address: what a user wrote. HOST is a name, an IPv4 address, an IPv6 address in brackets, or *.
-        key: name of the setting it came from, for the error.
+        address: text of the user. HOST is a name, an IPv4 address, an IPv6 address in brackets, or *.
+        key: name of the setting, for the error.
 
     Returns: the host without brackets, and the port, at most MAX_PORT.
 
     Raises:
-        ConfigError: it has another form (also a ValueError).
+        ConfigError: the address has another form (also a ValueError).
     """
     found = _ADDRESS.fullmatch(address)
     in_brackets, name, port = found.groups() if found else (None, None, "")
@@ -165,7 +165,7 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
             f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not {address!r:.200}.",
             key=key,
             value=address,
-            hint=f"PORT goes up to {MAX_PORT}, since the next one is used as well. An IPv6 address is in brackets: "
+            hint=f"PORT goes up to {MAX_PORT}, because the next one is used as well. An IPv6 address needs brackets: "
             "tcp://[::1]:5557.",
         )
     return str(in_brackets or name), int(port)
@@ -174,7 +174,7 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a socket bound to `host`.
 
-    Addresses that are not canonical (127.000.0.1, 127.1) don't count: programs differ in how they read them.
+    Addresses that are not canonical (127.000.0.1, 127.1) don't count, because programs read them differently.
     """
     if host.lower() == "localhost":
         return True
@@ -187,15 +187,15 @@ def is_loopback(host: str) -> bool:
 
 
 def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
-    """Return whether anyone on the network could speak to a learner that binds `address`; the user must have said so.
+    """Return whether anyone on the network can reach a learner that binds `address`, which the user must have allowed.
 
     Args:
-        address: where the learner listens.
-        has_keys: connections are authenticated.
-        insecure: the user has said that everyone may connect.
+        address: address that the learner listens on.
+        has_keys: True if connections are authenticated.
+        insecure: True if the user allows everyone to connect.
 
     Raises:
-        SecurityError: anyone could, and the user has not said so.
+        SecurityError: anyone can, and the user has not allowed it.
         ConfigError: the address is malformed.
     """
     host, _ = split_address(address, key="bind")
@@ -206,8 +206,8 @@ def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
             f"bind {address} can be reached from other hosts, so it needs keys.",
             key="bind",
             value=address,
-            hint="Make them with `python -m aiorl.keys DIR` and give --keys DIR, or say --insecure if you trust all "
-            "who can reach that address.",
+            hint="Make them with `python -m aiorl.keys DIR` and give --keys DIR, or give --insecure if you trust "
+            "everyone who can reach that address.",
         )
     return True
 

@@ -1,9 +1,9 @@
-"""Files of settings and of runs: YAML, JSON, and reading files that somebody else may have made or damaged.
+"""Files of settings and of runs: YAML, JSON, and safe reading of files that someone else may have made or damaged.
 
-YAML follows the rules of version 1.2, so that `1e-4` is a number and `off` is a word.
+YAML follows version 1.2, so `1e-4` is a number and `off` is a word.
 
-Everything in a run directory is read by `read_regular` or `open_regular`: a pipe would block, a link leads elsewhere, a
-file of holes or a few kilobytes of empty lists fill memory, and a thousand brackets exhaust the stack.
+`read_regular` or `open_regular` reads everything in a run directory: a pipe would block, a link leads elsewhere, holes
+or a few kilobytes of empty lists fill the memory, and a thousand brackets exhaust the stack.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from aiorl.errors import ConfigError
 from aiorl.process.machine import available_bytes
 
 MAX_BYTES = 1 << 20
-"""Largest config file that is read."""
+"""Size limit of a config file."""
 
 _MAX_DEPTH = 32
 _MAX_NODES = 100_000
 _MAX_PARSED_BYTES = 1 << 30
 _SMALL_BYTES = 64 << 20
-"""A file of up to this size is read without a look at the memory there is."""
+"""Size up to which a file is read without checking the free memory."""
 _MAX_HOLES = 16
-"""Bytes of holes that a file may have for each byte that was written: file systems may make holes of zeros."""
+"""Largest ratio of holes to written bytes in a file: some file systems turn zeros into holes."""
 
 
 # YAML -----------------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ _MAX_HOLES = 16
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the keys that a YAML file sets, and the line of each dotted key.
 
-    Raises: ConfigError when the file can't be read, is no YAML, holds no mapping or sets a key twice.
+    Raises: ConfigError if the file can't be read, is not YAML, holds no mapping or sets a key twice.
     """
     return parse_yaml(path, read_config_file(path))
 
@@ -51,16 +51,16 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 def parse_yaml(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the keys that a file's content sets, and the line of each dotted key.
 
-    Raises: ConfigError naming the file when it is no YAML, holds no mapping or sets a key twice.
+    Raises: ConfigError naming the file if it is not YAML, holds no mapping or sets a key twice.
     """
     try:
         values, lines = _load(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"Config file {path} can't be read: it is no UTF-8 text.", value=str(path)) from error
+        raise ConfigError(f"Config file {path} can't be read: it is not UTF-8 text.", value=str(path)) from error
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: this is no valid YAML: {problem}.", value=str(path)) from error
+        raise ConfigError(f"{path}{line}: this is not valid YAML: {problem}.", value=str(path)) from error
     if values is None:
         return {}, {}
     if not isinstance(values, dict):
@@ -69,7 +69,7 @@ def parse_yaml(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, in
 
 
 def parse_value(text: str) -> Any:
-    """Return one value as a config file would hold it: `3`, `1e-4`, `true`, `[64, 64]`, `{a: 1}`; else the text."""
+    """Return a value as in a config file: `3`, `1e-4`, `true`, `[64, 64]`, `{a: 1}`; anything else stays text."""
     try:
         value, _ = _load(text)
     except yaml.YAMLError:
@@ -78,13 +78,13 @@ def parse_value(text: str) -> Any:
 
 
 def dump_mapping(values: Mapping[str, Any]) -> str:
-    """Return plain data as YAML that reads back equal."""
+    """Return plain data as YAML that loads back equal."""
     text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110)
     return text
 
 
 def read_config_file(path: Path) -> bytes:
-    """Return the content of a file that the user names; it may be a pipe."""
+    """Return the content of a file that the user names, which can be a pipe."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -100,7 +100,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper without anchors, which readers of a config would stumble over."""
+    """SafeDumper without anchors, which make a config hard to read."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -120,14 +120,14 @@ for _tag, _pattern, _first in (
     ("merge", r"^<<$", "<"),
 ):  # fmt: skip
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
-    # The dumper quotes what either version of YAML would not take for text.
+    # Quote all texts that either version of YAML would not read as text.
     _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
 
 
 def _load(text: str) -> tuple[Any, dict[str, int]]:
-    """Return a document's value, None for an empty one, and the line of each dotted key.
+    """Return a document's value (None if it is empty) and the line of each dotted key.
 
-    Raises: yaml.YAMLError.
+    Raises: yaml.YAMLError if the text is not valid.
     """
     lines: dict[str, int] = {}
     loader = _Loader(text)
@@ -140,12 +140,12 @@ def _load(text: str) -> tuple[Any, dict[str, int]]:
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # PyYAML expects the values of explicit tags to fit: `!!bool maybe` is a KeyError
-        raise yaml.YAMLError(f"a value is none of its type: {error!r:.100}") from error
+        # PyYAML does not check values with explicit tags: `!!bool maybe` is a KeyError
+        raise yaml.YAMLError(f"a value does not fit its type: {error!r:.100}") from error
 
 
 def _check_nodes(node: yaml.Node, prefix: str, lines: dict[str, int], budget: Iterator[int], depth: int = 1) -> None:
-    """Note the lines of keys; refuse keys set twice, deep nesting, and too many values with all aliases replaced."""
+    """Record the lines of keys; refuse repeated keys, deep nesting, and too many values after aliases are expanded."""
     if depth > _MAX_DEPTH:
         raise yaml.composer.ComposerError(None, None, "it is nested too deeply", node.start_mark)
     if next(budget, None) is None:
@@ -156,7 +156,7 @@ def _check_nodes(node: yaml.Node, prefix: str, lines: dict[str, int], budget: It
     seen: set[str] = set()
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if not isinstance(name, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(None, None, "a key is one plain word", name.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a key must be one plain word", name.start_mark)
         if name.value in seen and name.tag != "tag:yaml.org,2002:merge":
             raise yaml.constructor.ConstructorError(None, None, f"{name.value} is set twice", name.start_mark)
         seen.add(name.value)
@@ -164,11 +164,11 @@ def _check_nodes(node: yaml.Node, prefix: str, lines: dict[str, int], budget: It
         _check_nodes(value, f"{prefix}{name.value}.", lines, budget, depth + 1)
 
 
-# Files that may be somebody else's ------------------------------------------------------------------------------
+# Files of other users -------------------------------------------------------------------------------------------
 
 
 def whose_else(found: os.stat_result) -> str:
-    """Return why a file or directory is not this user's alone, in plain words; "" if it is."""
+    """Return why a file or directory is not private to this user, in plain words; "" if it is."""
     if found.st_uid != os.geteuid():
         return f"belongs to user {found.st_uid}"
     mode = stat.S_IMODE(found.st_mode)
@@ -179,18 +179,16 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
     """Return the content of a regular file.
 
     Args:
-        path: of the file; its parents may be links.
-        max_bytes: the size is checked against it before anything is read.
-        follow: whether it may be a symbolic link itself.
-    Raises: OSError, with a reason in plain words, if it is missing, unreadable, no regular file, too large, mostly
-        holes, or larger than the memory that is left: twice its size, for what is made of it.
+        path: path of the file; its parents can be links.
+        max_bytes: limit of the size, checked before anything is read.
+        follow: True if the file itself can be a symbolic link.
+    Raises: OSError, with a reason in plain words, if the file is missing, unreadable, not regular, too large, mostly
+        holes, or too large for the memory left (reading it takes twice its size).
     """
     with open_regular(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
-            raise OSError(
-                errno.EFBIG, f"it has {size:,} bytes, more than the {max_bytes:,} that it may have", str(path)
-            )
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the limit of {max_bytes:,}", str(path))
         check_written(file.fileno(), path)
         if size > _SMALL_BYTES and 2 * size > (left := available_bytes()):
             raise OSError(errno.ENOMEM, f"it has {size:,} bytes, and {left:,} bytes of memory are left", str(path))
@@ -198,12 +196,12 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
 
 
 def open_regular(path: str | Path, *, follow: bool = False) -> BufferedReader:
-    """Open a regular file to be read piece by piece.
+    """Open a regular file for reading in parts.
 
     Args:
-        path: of the file.
-        follow: whether it may be a symbolic link.
-    Raises: OSError, with a reason in plain words, if it is missing, unreadable or no regular file.
+        path: path of the file.
+        follow: True if it can be a symbolic link.
+    Raises: OSError, with a reason in plain words, if it is missing, unreadable or not regular.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
@@ -220,37 +218,37 @@ def open_regular(path: str | Path, *, follow: bool = False) -> BufferedReader:
 
 
 def check_regular(descriptor: int, path: str | Path) -> None:
-    """Raise OSError unless an open file is a regular one."""
+    """Raise OSError unless an open file is regular."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def check_written(descriptor: int, path: str | Path) -> None:
-    """Raise OSError if most of a file is holes: they cost nothing on disk, but a reader needs memory for each."""
+    """Raise OSError if a file consists mostly of holes, which take no disk space but fill a reader's memory."""
     size = os.fstat(descriptor).st_size
     at = holes = 0
-    with contextlib.suppress(OSError):  # the file system can't tell
+    with contextlib.suppress(OSError):  # the file system doesn't report holes
         while at < size:
             try:
                 data = os.lseek(descriptor, at, os.SEEK_DATA)
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
-                data = size  # nothing but a hole is left
+                data = size  # only a hole is left
             holes += data - at
             at = os.lseek(descriptor, data, os.SEEK_HOLE) if data < size else size
     os.lseek(descriptor, 0, os.SEEK_SET)
     if holes > _SMALL_BYTES + _MAX_HOLES * (size - holes):
-        raise OSError(errno.EFBIG, f"{holes:,} of its {size:,} bytes are holes that nobody wrote", str(path))
+        raise OSError(errno.EFBIG, f"{holes:,} of its {size:,} bytes are holes that were never written", str(path))
 
 
-def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: whatever JSON holds
-    """Return the value of JSON in UTF-8 of moderate depth and size.
+def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: JSON can hold any value
+    """Return the value of JSON in UTF-8 with limited depth and size.
 
     Args:
         content: the JSON.
-        is_strict: whether numbers must be finite, and each name of an object must occur once.
-    Raises: ValueError if it is anything else.
+        is_strict: refuse infinite numbers, NaN, and repeated names in an object.
+    Raises: ValueError if it is not JSON, or a limit or rule is broken.
     """
     if parsed_bytes(content) > _MAX_PARSED_BYTES:
         raise ValueError("it holds too many values")
@@ -264,13 +262,13 @@ def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: whatev
 
 
 def parsed_bytes(content: bytes) -> int:
-    """Estimate from above how much memory the values of JSON take: `[[],[]]` takes 20 times its length."""
+    """Return an upper bound of the memory for the values of JSON: `[[],[]]` takes 20 times its length."""
     costs = {b",": 32, b'"': 24, b":": 100, b"[": 72, b"{": 72}
     return len(content) + sum(cost * content.count(sign) for sign, cost in costs.items())
 
 
 def check_depth(value: object, most: int) -> None:
-    """Raise ValueError where dicts, lists and tuples are nested deeper than allowed."""
+    """Raise ValueError if dicts, lists and tuples are nested too deeply."""
     level = [value]
     for _ in range(most):
         level = [
@@ -285,13 +283,13 @@ def check_depth(value: object, most: int) -> None:
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text:.20} is no finite number")
+        raise ValueError(f"{text:.20} is not a finite number")
     return number
 
 

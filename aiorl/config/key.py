@@ -1,4 +1,4 @@
-"""One key of a config: its declaration, its meaning and type in plain words, and what is refused, in one sentence.
+"""Keys of a config: their declaration, their meaning and type in plain words, and the refusal of wrong values.
 
 A key is a field with a docstring below it:
 
@@ -57,12 +57,12 @@ def key(
     The result is typed Any so that a type checker accepts it as the default of any field.
 
     Args:
-        default: value of the key if nobody sets it; each config gets its own copy of a dict or list.
+        default: value of the key if no one sets it; each config gets its own copy of a dict or list.
         meaning: one or two sentences for the reference and `--help-config`; None takes the docstring below the key.
         group: heading of the key in the reference.
-        where: processes that read it; keys that workers read belong into `WorkerConfig` and the groups in it.
+        where: processes that read it; keys that workers read belong in `WorkerConfig` and its groups.
         unit: unit of the value, such as "s" or "env steps"; empty if it has none.
-        needs: a key without which this one has no effect: where that is null, false or 0, this keeps its default.
+        needs: key without which this one has no effect: while that is null, false or 0, this must keep its default.
         constraints: pydantic's `ge`, `gt`, `le`, `lt`.
     """
     facts: dict[str, Any] = {"group": group, "where": where, "unit": unit, "needs": needs} | constraints
@@ -80,19 +80,19 @@ def changed(config: type[BaseModel], name: str, default: Any) -> Any:
 
 
 def fact_of(field: FieldInfo, name: Literal["group", "where", "unit", "needs"]) -> str:
-    """Return the heading of a key in the reference, the processes that read it, its unit, or the key that it needs."""
+    """Return one fact of a key: its heading in the reference, the processes that read it, its unit, or a needed key."""
     return str(cast(dict[str, Any], field.json_schema_extra).get(name, ""))
 
 
 def by_group(keys: Iterable[tuple[str, FieldInfo]]) -> list[tuple[str, FieldInfo]]:
-    """Sort keys by their group: the common groups first, then others as they come up."""
+    """Sort keys by group: the common groups first, then the others in the order of their first keys."""
     keys = list(keys)
     order = list(dict.fromkeys((*_GROUPS, *(fact_of(field, "group") for _, field in keys))))
     return sorted(keys, key=lambda named: order.index(fact_of(named[1], "group")))
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the dotted name and declaration of every key, with the keys of groups in place of the groups."""
+    """Yield the dotted name and declaration of every key; a group is replaced by its keys."""
     for name, field in model.model_fields.items():
         inner = sub_model(field)
         if inner is None:
@@ -111,7 +111,7 @@ def sub_model(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def meanings(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
-    """Return dotted name -> meaning of every key, and of groups; "" where the source of a class is not at hand."""
+    """Return dotted name -> meaning of every key and group; "" if the source of the class is not available."""
     below: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         below |= _docstrings(kind)
@@ -125,10 +125,10 @@ def meanings(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
 
 @functools.cache
 def _docstrings(kind: type) -> dict[str, str]:
-    """Return attribute -> the docstring below it, in the source of a class."""
+    """Return attribute -> the docstring below it in the source of a class."""
     try:
         (own,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    except (OSError, TypeError, ValueError, SyntaxError):  # typed in, or built in
+    except (OSError, TypeError, ValueError, SyntaxError):  # defined at a prompt, or built in
         return {}
     return {
         field.target.id: " ".join(text.split())
@@ -181,7 +181,7 @@ def _signature(config_class: type[BaseModel]) -> inspect.Signature:
 
 
 def default_text(field: FieldInfo) -> str:
-    """Return a key's default as a config file would say it."""
+    """Return a key's default in the form of a config file."""
     return as_written(to_plain(field.get_default(call_default_factory=True)))
 
 
@@ -196,12 +196,12 @@ def expected(annotation: Any) -> str:
 
 
 def as_written(value: Any) -> str:
-    """Return plain data as a config file would say it."""
+    """Return plain data in the form of a config file."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _alternatives(annotation: Any) -> list[str]:
-    """Return descriptions of a type's values, each once."""
+    """Return descriptions of a type's values, without repetition."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return list(map(str, inner))
@@ -225,13 +225,13 @@ _OPEN = {
     "tf_session_args", "env_config", "model", "optimizer", "multiagent", "evaluation_config", "input", "callbacks",
     "extra_python_environs_for_driver", "extra_python_environs_for_worker", "exploration",
 }  # fmt: skip
-"""Below these, unknown keys are allowed at any depth: only the user can know them."""
+"""Keys with free contents: unknown keys are allowed at any depth below them, because only the user knows them."""
 
 _TYPE_FAULTS = ("_type", "_parsing", "_from_float", "literal_error", "missing")
-"""Ends of pydantic's codes for values of a wrong kind; for these we say what kind was wanted."""
+"""Ends of pydantic's codes for values of a wrong type; the message for these names the type expected."""
 
 _MAX_BITS = 4096
-"""Python refuses to make text of numbers of more than 4,300 digits."""
+"""Size limit of whole numbers: Python can't convert more than 4,300 digits to text."""
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -239,16 +239,16 @@ _ALL_KEYS = "`python -m aiorl.learner --help-config` lists all keys."
 
 
 Rule = tuple[bool, str, str, str]
-"""A fault, if True: the key at fault (dotted inside groups), what is wrong, and how to mend it."""
+"""A fault, if True: the key at fault (dotted inside groups), the message, and the hint that repairs it."""
 
 
 def refuse(config: BaseModel, *rules: Rule, prefix: str = "") -> None:
-    """Raise ConfigError with the key and its value for the first rule that finds something wrong.
+    """Raise ConfigError with the key and its value for the first rule that is broken.
 
     Args:
-        config: that the keys are of.
-        rules: what must not be.
-        prefix: leads to the config, such as "model.".
+        config: config that contains the keys.
+        rules: faults to look for.
+        prefix: path to the config, such as "model.".
     """
     for is_wrong, name, message, hint in rules:
         if is_wrong:
@@ -256,7 +256,7 @@ def refuse(config: BaseModel, *rules: Rule, prefix: str = "") -> None:
 
 
 def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuse keys that the config doesn't have, except below the free sub-dicts (R167).
+    """Refuse unknown keys, except in mappings with free contents (R167).
 
     Raises: ConfigError with a hint that offers the nearest names.
     """
@@ -275,7 +275,7 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
 
 
 def check_values(values: object, name: str = "") -> None:
-    """Refuse RLlib's `{grid_search: [...]}` and whole numbers that Python can't write down, at any depth.
+    """Refuse RLlib's `{grid_search: [...]}` and whole numbers too long to print, at any depth.
 
     Raises: ConfigError naming the key.
     """
@@ -287,7 +287,7 @@ def check_values(values: object, name: str = "") -> None:
     if isinstance(values, Mapping) and name and set(values) == {"grid_search"}:
         raise ConfigError(
             f"{name} is a grid search, expected one value: a run has one set of settings.", key=name, value=values,
-            hint="examples/optuna_sweep.py searches with Optuna, and a shell loop over --set does for a grid.",
+            hint="examples/optuna_sweep.py searches with Optuna; for a grid, use a shell loop over --set.",
         )  # fmt: skip
     if isinstance(values, list | tuple):
         values = dict(enumerate(values))
@@ -296,14 +296,14 @@ def check_values(values: object, name: str = "") -> None:
 
 
 def check_extras(config: Any) -> None:
-    """Refuse keys of `model` that built-in networks don't have, and warn of keys of `multiagent` that nothing reads.
+    """Refuse unknown keys of `model` for built-in networks, and warn about unused keys of `multiagent`.
 
     Raises: ConfigError with a hint that offers the nearest names.
     """
     for extra in config.model.model_extra if config.model.custom_model is None else ():
         hint = _other_name(f"model.{extra}", type(config)) or nearest(extra, type(config.model).model_fields, count=2)
         raise _unknown(
-            f"model.{extra}", (), hint or "Only a model of your own (model.custom_model) may have keys of its own."
+            f"model.{extra}", (), hint or "Only a custom model (model.custom_model) can have keys of its own."
         )
     for extra in config.multiagent.model_extra:
         dotted, known = f"multiagent.{extra}", type(config.multiagent).model_fields
@@ -312,7 +312,7 @@ def check_extras(config: Any) -> None:
 
 
 def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = "") -> ConfigError:
-    """Return the first fault that pydantic found, in one sentence; `prefix` leads to the model, such as "model."."""
+    """Return the first fault that pydantic found, in one sentence; `prefix` is the path to the model, like "model."."""
     first = error.errors(include_url=False)[0]
     names, annotation = _locate(model, first["loc"])
     dotted, value = prefix + ".".join(names), first["input"]
@@ -351,9 +351,9 @@ def _other_name(dotted: str, config: type[BaseModel]) -> str:
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
-    """Return the names of the keys on the way to a fault, and the declared type of the last one.
+    """Return the names of the keys that lead to a fault, and the declared type of the last one.
 
-    The parts of `loc` behind the last key (indices, pydantic's tags for the branches of a union) are left out.
+    Parts of `loc` after the last key (indices, pydantic's tags for the branches of a union) are left out.
     """
     names: list[str] = []
     annotation: Any = None

@@ -42,9 +42,9 @@ HOSTILE = {
         "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
         "it holds more than 100,000 values",
     ),
-    "a truth value that is none": ("lr: !!bool maybe\n", "a value is none of its type"),
-    "a number that is none": ("lr: !!int ''\n", "a value is none of its type"),
-    "a long number": (f"lr: {'9' * 5000}\n", "a value is none of its type"),
+    "a truth value that is none": ("lr: !!bool maybe\n", "a value does not fit its type"),
+    "a number that is none": ("lr: !!int ''\n", "a value does not fit its type"),
+    "a long number": (f"lr: {'9' * 5000}\n", "a value does not fit its type"),
     "a large file": ("#" * (1 << 20) + "\nlr: 1\n", "it has more than 1,048,576 bytes"),
 }
 
@@ -89,8 +89,8 @@ def test_a_regular_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (os.mkfifo, "no regular file"),
-        (os.mkdir, "no regular file"),
+        (os.mkfifo, "regular file"),
+        (os.mkdir, "regular file"),
         (lambda path: path.symlink_to("/etc/hostname"), "symbolic link"),
         (lambda path: None, "No such file"),
     ],

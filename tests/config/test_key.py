@@ -145,7 +145,7 @@ def test_the_keywords_of_a_rollout_worker_take_the_declared_defaults() -> None:
         ("ppo", {"model": {"net_arch": 1}}, "model.net_arch", "Here it is called model.fcnet_hiddens."),
         ("ppo", {"model": {"custom_options": 1}}, "model.custom_options", "Here it is called model. Keys of your own"),
         ("ppo", {"model": {"fcnet_hidden": 1}}, "model.fcnet_hidden", "Did you mean 'fcnet_hiddens'?"),
-        ("ppo", {"model": {"mine": 1}}, "model.mine", "Only a model of your own"),
+        ("ppo", {"model": {"mine": 1}}, "model.mine", "Only a custom model"),
     ],
 )
 def test_what_is_refused_is_named_with_what_to_write_instead(

@@ -235,14 +235,14 @@ def test_secrets_are_withheld_and_taken_from_the_environment_on_the_way_back(
         ("env: E\nlr: 3\nnum_worker: 2\n", "line 3: There is no key num_worker. Did you mean 'num_workers'"),
         ("env: E\nmodel:\n  # a comment\n  use_lstm: 3\n", "line 4: model.use_lstm must be true or false"),
         ("env: E\nnum_gpus_per_worker: 1\n", "line 2: num_gpus_per_worker can only be 0, not 1"),
-        ("a: [\n", "no valid YAML"),
-        ("env: x\nenv: y\n", "line 2: this is no valid YAML: env is set twice"),
-        ("model: {dim: 1, dim: 2}\n", "line 1: this is no valid YAML: dim is set twice"),
+        ("a: [\n", "not valid YAML"),
+        ("env: x\nenv: y\n", "line 2: this is not valid YAML: env is set twice"),
+        ("model: {dim: 1, dim: 2}\n", "line 1: this is not valid YAML: dim is set twice"),
         ("- 3\n", "holds `key: value` lines, not a list"),
-        ("env: !!python/object/apply:os.system [x]\n", "line 1: this is no valid YAML"),
-        ("a: \x00\n", "no valid YAML"),
+        ("env: !!python/object/apply:os.system [x]\n", "line 1: this is not valid YAML"),
+        ("a: \x00\n", "not valid YAML"),
         ("algo: nope\n", "line 1: There is no algorithm nope"),
-        ("? [1, 2]\n: 3\n", "line 1: this is no valid YAML: a key is one plain word"),
+        ("? [1, 2]\n: 3\n", "line 1: this is not valid YAML: a key must be one plain word"),
     ],
 )
 def test_a_bad_file_is_told_by_name_and_line(tmp_path: Path, text: str, sentence: str) -> None:
@@ -252,7 +252,7 @@ def test_a_bad_file_is_told_by_name_and_line(tmp_path: Path, text: str, sentence
     assert sentence in str(caught.value)
     assert str(file) in str(caught.value)
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="no UTF-8"):
+    with pytest.raises(ConfigError, match="not UTF-8"):
         load_config(config_class_of, file=file)
     with pytest.raises(ConfigError, match="--env CartPole-v1") as caught:
         load_config(config_class_of)
@@ -287,7 +287,7 @@ def test_what_a_resumed_run_cannot_change_is_refused_for_what_it_is(
 
 
 def test_what_stands_for_the_config_of_a_run_to_resume_is_never_waited_for(tmp_path: Path) -> None:
-    for said, make in (("it holds no config", lambda path: None), ("no regular file", os.mkfifo)):
+    for said, make in (("it holds no config", lambda path: None), ("regular file", os.mkfifo)):
         make(tmp_path / CONFIG_FILE)
         with pytest.raises(ConfigError, match=said) as caught:
             load_config(config_class_of, overrides={"resume": str(tmp_path)})

@@ -125,7 +125,7 @@ def test_a_damaged_dataset_is_told_and_a_pipe_is_not_waited_for(root):
         path = root / f"{name[:4]}-v0/data" / name
         path.unlink()
         os.mkfifo(path)
-        with pytest.raises(DataError, match="no regular file"):
+        with pytest.raises(DataError, match="regular file"):
             read(f"minari:{name[:4]}-v0")
 
 

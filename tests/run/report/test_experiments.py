@@ -156,4 +156,4 @@ def test_a_pipe_in_place_of_a_config_is_not_waited_for(tmp_path: Path, capsys: p
     (path / "config.yaml").unlink()
     os.mkfifo(path / "config.yaml")
     assert main([str(path), "--out", str(tmp_path / "x.png")]) != 0
-    assert "no regular file" in capsys.readouterr().err
+    assert "regular file" in capsys.readouterr().err
