@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         return vars(found)
 
     def error(self, message: str) -> NoReturn:
-        """Report what is wrong, and exit with status 2."""
+        """Report an error, and exit with status 2."""
         for pattern, wording in _WORDINGS:
             message, changed = re.subn(pattern, wording, message, count=1)
             if changed:
@@ -115,7 +115,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def usage_error(prog: str, sentence: str) -> NoReturn:
-    """Report what is wrong with the command line, and exit with status 2."""
+    """Report an error of the command line, and exit with status 2."""
     sys.stderr.write(as_typed(f"{prog}: {sentence}\n(`{prog} --help` shows examples.)\n"))
     raise SystemExit(2)
 

@@ -1,7 +1,7 @@
 """Layers of settings, later ones on top: default < preset < file < argument; and the origin of each value.
 
-`load_config` puts them together for a run. Values of environment variables with names that look like secrets are left
-out of printed and saved configs. A saved config takes them from the learner's own environment when it is loaded.
+`load_config` merges them for a run. Printed and saved configs omit the values of environment variables with names that
+look like secrets. When a saved config is loaded, these values come from the learner's own environment.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
-"""Name of the effective config's file in a run directory."""
+"""Name of the file with the effective config in a run directory."""
 DEFAULT_ALGO = "ppo"
 """Algorithm of a config that names none."""
 DEFAULT = "default"
-"""Origin of values that nobody sets."""
+"""Origin of values that no one sets."""
 PRESET = "preset "
-"""Begins the origin of a value that a preset sets; its name follows."""
+"""Prefix of the origin of a value that a preset sets; the preset's name follows."""
 DERIVED = "derived"
-"""Origin of sizes that follow from others, which a user set."""
+"""Origin of sizes that follow from other values, which the user set."""
 AUTO = "auto"
-"""Stands for the preset of the algorithm and the environment, if there is one."""
+"""Placeholder for the preset of the algorithm and the environment, if there is one."""
 WITHHELD = "<withheld>"
-"""Stands in printed and saved configs for a value that looks like a secret."""
+"""Placeholder in printed and saved configs for a value that looks like a secret."""
 
 ConfigClassOf = Callable[[str], type["CommonConfig"]]
-"""Name of an algorithm -> its config class; raises UnknownAlgorithmError for others."""
+"""Function from the name of an algorithm to its config class; raises UnknownAlgorithmError for unknown names."""
 
 _ARGUMENT = "argument"
 _SCHEDULE = "_schedule"
@@ -54,7 +54,7 @@ _PRESETS = importlib.resources.files("aiorl") / "presets"
 _SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private", re.IGNORECASE)
 _ENVIRONS = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
 _OF_NEW_RUNS = ("init_from", "preset")
-"""Keys that a resumed run can't have: it goes on with weights and settings of its own."""
+"""Keys that a resumed run can't have, because it continues with its own weights and settings."""
 
 
 # Layers and origins ---------------------------------------------------------------------------------------------
@@ -65,11 +65,11 @@ class Layer:
     """Settings from one place.
 
     Attributes:
-        values: nested as the config is.
-        origin: for people.
+        values: settings, nested like the config.
+        origin: origin of the settings, for the user.
         origins: more exact origins of single keys (dotted), such as file and line.
-        is_file: errors name the line.
-        is_record: the values are a whole run's, so a preset that they name has nothing to add.
+        is_file: True for a file; errors then name the line.
+        is_record: True for the values of a whole run, to which a preset adds nothing.
     """
 
     values: Mapping[str, Any]
@@ -84,13 +84,13 @@ class Layer:
 
 
 def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = False) -> Layer:
-    """Return the keys that a YAML file sets; those of an experiment file of RLlib are converted.
+    """Return the keys that a YAML file sets; an experiment file of RLlib is converted.
 
     Args:
-        path: of the file.
-        content: of the file, if it was read already.
-        is_record: the file is the config of a run.
-    Raises: ConfigError when the file can't be read, is no YAML, holds no mapping or sets a key twice.
+        path: path of the file.
+        content: content of the file, if already read.
+        is_record: True for the config of a run.
+    Raises: ConfigError if the file can't be read, is not YAML, holds no mapping or sets a key twice.
     """
     values, lines = parse_yaml(path, read_config_file(path) if content is None else content)
     if is_rllib_file(values):
@@ -108,11 +108,11 @@ def merged(layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def without_overruled(layers: Sequence[Layer], keys: Set[str]) -> list[Layer]:
-    """Return the layers without schedules of settings that a later layer sets: they would win over its values.
+    """Return the layers without schedules of settings that a later layer sets; a schedule would override its value.
 
     Args:
-        layers: of one config.
-        keys: all that the config has.
+        layers: layers of one config.
+        keys: all keys of the config.
     """
     kept: list[Layer] = []
     overruled: set[str] = set()
@@ -124,7 +124,7 @@ def without_overruled(layers: Sequence[Layer], keys: Set[str]) -> list[Layer]:
 
 @contextlib.contextmanager
 def located(layers: Sequence[Layer]) -> Iterator[None]:
-    """Put file and line before the message of a ConfigError within, if the value at fault is from a file."""
+    """Prefix the message of a ConfigError with file and line if the value at fault is from a file."""
     try:
         yield
     except ConfigError as error:
@@ -136,17 +136,17 @@ def located(layers: Sequence[Layer]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Origins of a config's values. Any two are equal: configs are compared by their values.
+    """Origins of a config's values. Any two are equal, so that configs are compared by value.
 
     Attributes:
-        of_keys: dotted key of each value that is no mapping -> its origin.
+        of_keys: dotted key of each value except mappings -> its origin.
     """
 
     of_keys: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, layers: Sequence[Layer]) -> Origins:
-        """Return the origins of values that are put together from layers, later ones on top."""
+        """Return the origins of values merged from layers, later ones on top."""
         found: dict[str, str] = {}
         groups: set[str] = set()
         for layer in layers:
@@ -155,17 +155,17 @@ class Origins:
                     groups.add(key)
                     found.pop(key, None)
                     continue
-                if key in groups:  # which it takes the place of
+                if key in groups:  # the value replaces a mapping
                     groups.remove(key)
                     found = {name: origin for name, origin in found.items() if not name.startswith(f"{key}.")}
                 found[key] = layer.origin_of(key)
         return cls(found)
 
     def origin_of(self, key: str, *, has_default: bool = False) -> str:
-        """Return the origin of a dotted key's value; several, if its parts come from several places.
+        """Return the origin of a dotted key's value, or several if its parts come from several places.
 
         Args:
-            key: dotted.
+            key: dotted key.
             has_default: the value is a mapping, and parts that are not set keep their defaults.
         """
         parts = self._parts(key)
@@ -173,11 +173,11 @@ class Origins:
         return ", ".join(dict.fromkeys([DEFAULT, *parts] if is_mixed or not parts else parts))
 
     def users_keys(self) -> set[str]:
-        """Return the keys of the outermost level that a user sets, in full or in part."""
+        """Return the top-level keys that a user sets, in full or in part."""
         return {key.partition(".")[0] for key, origin in self.of_keys.items() if _is_users(origin)}
 
     def users_values(self, values: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        """Return the values that a user sets, or that differ from their defaults and have no origin."""
+        """Return the values that a user sets, and those without an origin that differ from their defaults."""
         kept: dict[str, Any] = {}
         for name, value in values.items():
             default = defaults.get(name)
@@ -195,12 +195,12 @@ class Origins:
         return [origin for name, origin in self.of_keys.items() if name == key or name.startswith(f"{key}.")]
 
     def as_layer(self, values: Mapping[str, Any]) -> Layer:
-        """Return all of a config's values with their origins; a preset among them has nothing to add."""
+        """Return all of a config's values with their origins, as a record."""
         return Layer(values, DEFAULT, self.of_keys, is_record=True)
 
 
 def _items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each dotted key and its value, a mapping's own keys behind it."""
+    """Yield each dotted key and its value; the keys inside a mapping follow it."""
     for name, value in values.items():
         yield f"{prefix}{name}", value
         if isinstance(value, Mapping):
@@ -216,14 +216,14 @@ def _is_users(origin: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Settings under a name.
+    """Settings with a name.
 
     Attributes:
-        name: of the file, ALGORITHM-ENVIRONMENT.
-        envs: names of environments that they are for, or patterns of names such as ``ALE/*-v5``.
-        result: what they achieve, where, and whether that was measured here.
-        source: where they come from.
-        settings: nested as the config is; `algo` is among them.
+        name: name of the file, ALGORITHM-ENVIRONMENT.
+        envs: names of its environments, or patterns of names such as ``ALE/*-v5``.
+        result: return that the settings reach, on which hardware, and whether it was measured here.
+        source: origin of the settings.
+        settings: values, nested like the config and including `algo`.
     """
 
     name: str
@@ -238,7 +238,7 @@ class Preset:
         return str(self.settings["algo"])
 
     def suits(self, env: str) -> bool:
-        """Return whether the settings are for an environment of this name."""
+        """Return whether the settings are for an environment with this name."""
         return any(fnmatchcase(env, pattern) for pattern in self.envs)
 
     def lines(self) -> list[str]:
@@ -246,7 +246,7 @@ class Preset:
         return [f"{name}: {as_written(value)}" for name, value in self.settings.items()]
 
     def layer(self) -> Layer:
-        """Return the settings; the environment is among them if they are for a single one."""
+        """Return the settings, including the environment if they are for only one."""
         own = {} if len(self.envs) > 1 or not set("*?[").isdisjoint(self.envs[0]) else {"env": self.envs[0]}
         return Layer({**self.settings, **own}, f"{PRESET}{self.name}")
 
@@ -257,7 +257,7 @@ def preset_names() -> list[str]:
 
 
 def render_presets() -> str:
-    """Return each preset with its environments, its result and its settings, for `--help-presets`."""
+    """Return each preset with its environments, result and settings, for `--help-presets`."""
     paragraphs = []
     for preset in map(named_preset, preset_names()):
         lines = [f"{preset.name}: {', '.join(preset.envs)}", f"  Result: {preset.result}", f"  From: {preset.source}"]
@@ -267,7 +267,7 @@ def render_presets() -> str:
 
 @functools.cache
 def named_preset(name: str) -> Preset:
-    """Return the preset of a name.
+    """Return the preset with a name.
 
     Raises: ConfigError offering the nearest names.
     """
@@ -282,16 +282,16 @@ def named_preset(name: str) -> Preset:
 
 
 def find_preset(algo: str, env: str) -> Preset | None:
-    """Return the preset for an algorithm in an environment: one that names it rather than one with a pattern."""
+    """Return the preset for an algorithm in an environment; its exact name takes precedence over patterns."""
     presets = (named_preset(name) for name in preset_names() if name.startswith(f"{algo}-"))
     fitting = [preset for preset in presets if preset.suits(env)]
     return next((preset for preset in fitting if env in preset.envs), next(iter(fitting), None))
 
 
 def algo_of(layers: Sequence[Layer]) -> str:
-    """Return the algorithm that layers of settings name, directly or by a preset, or the default.
+    """Return the algorithm that layers of settings name, directly or through a preset; otherwise the default.
 
-    Raises: ConfigError when there is no such preset.
+    Raises: ConfigError if the preset doesn't exist.
     """
     values = merged(layers)
     if values.get("algo") is not None:
@@ -301,13 +301,13 @@ def algo_of(layers: Sequence[Layer]) -> str:
 
 
 def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Layer]:
-    """Return the layers on top of the preset that they name; for ``auto``, one more layer names the preset found.
+    """Return the layers on top of the preset that they name; for ``auto``, another layer names the preset found.
 
     Args:
-        layers: of one config.
-        algo: the algorithm that the config is for.
-        keys: all that the config has; a layer that sets them all needs no preset, which need not exist any more.
-    Raises: ConfigError when there is no such preset, or it is for another algorithm.
+        layers: layers of one config.
+        algo: algorithm of the config.
+        keys: all keys of the config; a layer that sets them all needs no preset, so the preset may be gone.
+    Raises: ConfigError if there is no such preset, or it is for another algorithm.
     """
     values, name = merged(layers), _name_in(layers, keys)
     env = values.get("env")
@@ -315,11 +315,11 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
         return list(layers)
     found = find_preset(algo.lower(), str(env)) if name == AUTO else named_preset(name)
     if found is None:
-        _log.warning("there is no preset for %s in %s: its defaults are taken", algo, env)
+        _log.warning("there is no preset for %s in %s, so the defaults of the algorithm are used", algo, env)
     elif found.algo != algo.lower():
         raise ConfigError(
             f"preset {name} is for {found.algo}, not for {algo}.", key="preset", value=name,
-            hint=f"Set algo: {found.algo}, or take another of `python -m aiorl.learner --help-presets`.",
+            hint=f"Set algo: {found.algo}, or choose another preset: `python -m aiorl.learner --help-presets`.",
         )  # fmt: skip
     elif env is not None and not found.suits(str(env)):
         _log.warning("preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env)
@@ -333,7 +333,7 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
 
 
 def _name_in(layers: Sequence[Layer], keys: Set[str] | None = None) -> str | None:
-    """Return the preset that layers ask for; None if there is nothing to look up."""
+    """Return the preset that layers ask for; None if no preset is needed."""
     layer = next((layer for layer in reversed(layers) if "preset" in layer.values), None)
     name = None if layer is None else layer.values["preset"]
     if layer is None or not isinstance(name, str):
@@ -343,7 +343,7 @@ def _name_in(layers: Sequence[Layer], keys: Set[str] | None = None) -> str | Non
 
 
 def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
-    """Warn if a config file leaves nothing to a preset, as a printed one does; configs of runs are exempt."""
+    """Warn if a config file, such as a printed one, overrides a whole preset; configs of runs are exempt."""
     settings = {name: value for name, value in preset.settings.items() if name != "algo"}
     names = dict(_items(settings)).keys()
     for layer in layers:
@@ -354,8 +354,8 @@ def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
             and deep_update(layer.values, settings) != layer.values
         ):
             _log.warning(
-                "preset %s adds nothing, since %s sets all of its keys and wins: leave out there what the preset is to "
-                "set, or give env and preset without the file", preset.name, layer.origin,
+                "preset %s has no effect, because %s sets all of its keys and takes precedence: remove the preset's "
+                "keys from the file, or give env and preset without the file", preset.name, layer.origin,
             )  # fmt: skip
 
 
@@ -363,7 +363,7 @@ def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config's values without the values of environment variables that look like secrets."""
+    """Return a config's values, with the values of environment variables that look like secrets withheld."""
     shown = {
         group: {name: WITHHELD if _SECRET.search(name) else text for name, text in values[group].items()}
         for group in _ENVIRONS
@@ -373,7 +373,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_withheld(values: dict[str, Any]) -> None:
-    """Set the values that were withheld, from the environment variables of this process.
+    """Fill in the withheld values from the environment variables of this process.
 
     Raises: ConfigError naming a variable that is not set here.
     """
@@ -401,16 +401,16 @@ def load_config(
     warn: Callable[[str], None] = _log.warning,
     env_hint: str = "Give one: --env CartPole-v1",
 ) -> CommonConfig:
-    """Return the effective config, of its algorithm's config class; a user's own algorithm is imported.
+    """Return the effective config, an instance of its algorithm's config class; a user's own algorithm is imported.
 
     Args:
-        config_class_of: name of an algorithm -> its config class.
-        file: YAML file of keys; None for none. With `resume`, the run directory's own config is read before it.
-        overrides: keys that the command line sets, nested as the config is; they win.
-        warn: called with a sentence on the code that somebody else's config or file names (see `foreign_code`), before
-            any of it is imported.
-        env_hint: what to do if there is no environment.
-    Raises: ConfigError naming file and line where a file is at fault.
+        config_class_of: function from the name of an algorithm to its config class.
+        file: YAML file of keys, or None. With `resume`, the run directory's own config is read before it.
+        overrides: keys from the command line, nested like the config; they take precedence.
+        warn: function called with a warning about code that another user's config or file names (see `foreign_code`),
+            before any of it is imported.
+        env_hint: advice if there is no environment.
+    Raises: ConfigError naming file and line if a file is at fault.
     """
     overrides = dict(overrides or {})
     layers: list[Layer] = []
@@ -421,7 +421,7 @@ def load_config(
         for name in _OF_NEW_RUNS:
             if overrides.get(name) is not None:
                 raise ConfigError(
-                    f"{name} is for new runs, and the one in {resume} goes on with its own weights and settings.",
+                    f"{name} is for new runs, and the one in {resume} continues with its own weights and settings.",
                     key=name, value=overrides[name], hint=f"Leave out {_option(name)} or --resume.",
                 )  # fmt: skip
         saved = [Path(str(resume)), Path(str(resume)) / CONFIG_FILE]
@@ -437,7 +437,7 @@ def load_config(
             wanted = own if values.get(name) is None else values[name]
             if os.path.normpath(str(wanted)) != os.path.normpath(own):
                 raise ConfigError(
-                    f"{name} can't be {wanted} here: the run in {resume} goes on with {name} {own}.",
+                    f"{name} can't be {wanted} here: the run in {resume} continues with {name} {own}.",
                     key=name, value=wanted,
                     hint=f"Leave {_option(name)} out, or begin a new run like it: --config {saved[1]} {_option(name)} "
                     f"{wanted}",
@@ -460,10 +460,10 @@ def dump_yaml(config: CommonConfig) -> str:
 
 
 def render_effective(config: CommonConfig) -> str:
-    """Return a line for each key: its name, the origin of its value, and the value; secrets are withheld."""
+    """Return a line for each key with its name, the origin of its value, and the value; secrets are withheld."""
     values = without_secrets(config.to_dict())
     keys = [name for name, _ in by_group(all_keys(type(config)))]
-    for group in ("model", "multiagent"):  # they may have more, which only the user knows
+    for group in ("model", "multiagent"):  # they can have more keys, which only the user knows
         keys += [name for inner in values[group] if (name := f"{group}.{inner}") not in keys]
     found = (functools.reduce(dict.__getitem__, name.split("."), values) for name in keys)
     rows = [(name, config.origin_of(name), as_written(value)) for name, value in zip(keys, found, strict=True)]
@@ -472,9 +472,9 @@ def render_effective(config: CommonConfig) -> str:
 
 
 def save_config(config: CommonConfig, run_dir: Path) -> Path:
-    """Write the effective config to the run directory, for people and for `--resume`.
+    """Write the effective config to the run directory, for users and for `--resume`.
 
-    Raises: ConfigError when the file can't be written.
+    Raises: ConfigError if the file can't be written.
     """
     path, temporary = run_dir / CONFIG_FILE, run_dir / f"{CONFIG_FILE}.tmp"
     try:
@@ -492,7 +492,7 @@ def _resumed(run_dir: Path) -> Layer:
         content = read_regular(path, max_bytes=MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
-            f"{run_dir} is no run directory: it holds no {CONFIG_FILE}.",
+            f"{run_dir} is not a run directory: it holds no {CONFIG_FILE}.",
             key="resume", value=str(run_dir), hint="Give the directory that the run named at its end.",
         ) from error  # fmt: skip
     except OSError as error:

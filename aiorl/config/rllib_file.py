@@ -1,9 +1,9 @@
 """Names that other libraries use, and experiment files of `rllib train -f`, converted to aiorl's keys.
 
-`other_names.yaml` lists the names of other libraries, and the names here.
+`other_names.yaml` lists the names of other libraries and their counterparts here.
 
-`python -m aiorl.learner --config FILE` takes one as it is. `python -m aiorl.config.rllib_file FILE` prints it
-converted.
+`python -m aiorl.learner --config FILE` accepts an experiment file unchanged. `python -m aiorl.config.rllib_file FILE`
+prints the converted file.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _EPSILONS = {"initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps":
 
 
 class Converted(NamedTuple):
-    """An experiment file in aiorl's keys.
+    """Experiment file in aiorl's keys.
 
     Attributes:
-        settings: nested as aiorl's config is.
+        settings: values, nested like aiorl's config.
         lines: dotted key of aiorl -> its line in the file.
-        left_out: name in the file -> why it is left out.
+        left_out: name in the file -> the reason for leaving it out.
     """
 
     settings: dict[str, Any]
@@ -39,7 +39,7 @@ class Converted(NamedTuple):
 
 
 def is_rllib_file(values: Mapping[str, Any]) -> bool:
-    """Return whether a file holds experiments of `rllib train`: names of their own, with `run` and an `env` below."""
+    """Return whether a file holds experiments of `rllib train`: free names, each with `run` and an `env` below it."""
     return bool(values) and all(map(_is_experiment, values.values()))
 
 
@@ -53,19 +53,19 @@ def _is_experiment(value: Any) -> bool:
 def convert(values: Mapping[str, Any], lines: Mapping[str, int]) -> Converted:
     """Convert the experiment of a file.
 
-    Keys of exactly the same meaning get aiorl's names. Keys that mean something else here are left out. All others stay
-    as they are, so that the config checks them.
+    Keys with exactly the same meaning get aiorl's names. Keys that mean something else here are left out. All other
+    keys stay unchanged, so that the config checks them.
 
     Args:
-        values: of the file, of which `is_rllib_file` is true.
+        values: content of a file for which `is_rllib_file` is true.
         lines: dotted key -> its line.
 
     Raises:
-        ConfigError: there are several experiments.
+        ConfigError: the file has several experiments.
     """
     if len(values) > 1:
         raise ConfigError(
-            f"the file holds {len(values)} experiments of rllib train ({', '.join(values)}), and a run is one.",
+            f"the file holds {len(values)} experiments of rllib train ({', '.join(values)}), but a run is only one.",
             hint="Keep one of them in the file.",
         )
     title, experiment = next(iter(values.items()))
@@ -97,25 +97,25 @@ def _settings(experiment: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
                 if "Prioritized" in str(value.get("type")):
                     yield "prioritized_replay", f"{prefix}{name}.type", True
                 yield from ((f"{name}.{inner}", f"{prefix}{name}.{inner}", of) for inner, of in value.items())
-            elif value != "auto":  # which aiorl calls leaving it out
+            elif value != "auto":  # in aiorl a missing key means auto
                 yield name, f"{prefix}{name}", value
 
 
 # Names of other libraries ------------------------------------------------------------------------------------
 
 CALLED = "Here it is called "
-"""Begins a hint that names a key, which follows."""
+"""Beginning of a hint; the name of a key follows."""
 
 _FILE = "other_names.yaml"
 NONE = "none"
-"""Stands in the table for the answer of algorithms that have none of the keys."""
+"""Name in the table for the answer if an algorithm has none of the keys."""
 
 
 def key_hint(name: str, units: Mapping[str, str]) -> str:
-    """Return what a key of another library is called here, or "" if no library is known to have it.
+    """Return aiorl's name for a key of another library, or "" if no known library has the key.
 
     Args:
-        name: dotted name of the key. If the table does not have it, the part behind the last dot is looked up.
+        name: dotted name of the key. If it is not in the table, the part after the last dot is looked up.
         units: dotted name -> unit of all keys of the algorithm, groups included.
     """
     texts: list[str] = []
@@ -130,11 +130,11 @@ def key_hint(name: str, units: Mapping[str, str]) -> str:
 
 
 def attribute_hint(of: str, name: str) -> str:
-    """Return what to write instead of an attribute that another library has, or "".
+    """Return the replacement for an attribute that another library has, or "".
 
     Args:
         of: aiorl, config or trainer.
-        name: of the attribute.
+        name: name of the attribute.
     """
     if name.startswith("_"):
         return ""
@@ -143,13 +143,13 @@ def attribute_hint(of: str, name: str) -> str:
 
 
 def no_attribute(of: str, owner: object, name: str) -> AttributeError:
-    """Return the error for an attribute that an object does not have, with a hint if another library has it."""
+    """Return the error for an attribute that an object lacks, with a hint if another library has it."""
     said, hint = f"{type(owner).__name__!r} object has no attribute {name!r}", attribute_hint(of, name)
     return AttributeError(f"{said}. {hint}" if hint else said, name=name, obj=owner)
 
 
 def from_rllib(name: str) -> tuple[str | None, str]:
-    """Return aiorl's key for a key of RLlib if both mean exactly the same, else None, and how they differ."""
+    """Return aiorl's key for a key of RLlib if both mean exactly the same; otherwise None and the difference."""
     is_ours = name.partition(".")[0] in ("model", "multiagent", name)
     entry = other_names()["rllib"].get(name, {name: ""} if is_ours else "It has no counterpart.")
     if isinstance(entry, str):
@@ -171,12 +171,12 @@ def other_names() -> dict[str, Any]:
 
 
 def _main(argv: list[str]) -> None:
-    parser = Parser(_PROG, "FILE", "Prints what aiorl makes of an experiment file of rllib train.", "")
+    parser = Parser(_PROG, "FILE", "Prints an experiment file of rllib train with aiorl's keys.", "")
     parser.add_argument("file", type=Path)
     path: Path = parser.parse(argv)["file"]
     values, lines = read_yaml(path)
     if not is_rllib_file(values):
-        raise ConfigError(f"{path} is no experiment file of rllib train: no experiment in it has the key run.")
+        raise ConfigError(f"{path} is not an experiment file of rllib train: no experiment in it has the key run.")
     made = convert(values, lines)
     comments = [f"# {name} is left out. {why}\n" for name, why in made.left_out.items()]
     sys.stdout.write("".join(comments) + dump_mapping(made.settings))

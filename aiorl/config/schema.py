@@ -1,8 +1,8 @@
-"""Every key that may be set: its type, unit, default and meaning.
+"""Config of a run: the type, unit, default and meaning of every key.
 
 `CommonConfig` holds the keys that all algorithms share; an algorithm subclasses it, changes defaults and adds its
-own keys with `key(...)`. A config is frozen: change it with `updated`, which validates again. Values that are
-wrong, unknown or not supported yet raise `ConfigError`, before any process is started.
+own keys with `key(...)`. A config is frozen: change it with `updated`, which checks it again. Wrong, unknown and
+unsupported values raise `ConfigError` before any process is started.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Sizes = PositiveInt | tuple[PositiveInt, PositiveInt]
-"""Of both sides of an image, or of each."""
+"""Size of both sides of an image, or of each side."""
 
 Activation = Literal["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"]
 
@@ -69,39 +69,39 @@ _reports = partial(key, group="Reports")
 
 
 class ModelConfig(WorkerModelConfig):
-    """Shape of the networks; keys not listed here are passed on to custom models."""
+    """Shape of the networks; other keys are passed on to custom models."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     fcnet_hiddens: tuple[PositiveInt, ...] = _model((64, 64), max_length=1000)
-    """Width of each hidden layer; of images only with conv_filters."""
+    """Width of each hidden layer; for images only with conv_filters."""
     fcnet_activation: Activation = _model("tanh")
-    """Activation of the hidden layers; of images only with conv_filters."""
+    """Activation of the hidden layers; for images only with conv_filters."""
     conv_filters: tuple[tuple[PositiveInt, Sizes, Sizes], ...] | None = _model(None, max_length=1000)
-    """Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 and similar
-    ones for other sizes, with their hidden layer. Byte images [C, H, W] are transposed."""
+    """Convolutions as [channels, kernel, stride] each; null uses the Nature CNN for images of about 84x84 and similar
+    ones for other sizes, with their own hidden layer. Byte images [C, H, W] are transposed."""
     vf_share_layers: bool = _model(False)
-    """Policy and value function share their hidden layers."""
+    """Share the hidden layers between policy and value function."""
     use_lstm: bool = _model(False)
-    """Put an LSTM cell behind the hidden layers."""
+    """Put an LSTM cell after the hidden layers."""
     use_gru: bool = _model(False)
-    """Put a GRU cell behind the hidden layers."""
+    """Put a GRU cell after the hidden layers."""
     lstm_cell_size: int = _model(64, ge=1)
     """Width of the recurrent cell."""
     lstm_use_prev_action_reward: bool = _model(False)
-    """The recurrent cell also sees the previous action and the previous reward."""
+    """Feed the previous action and reward to the recurrent cell as well."""
     free_log_std: bool = _model(False)
-    """Standard deviations of continuous actions are free weights, not outputs of the net."""
+    """Make the standard deviations of continuous actions free weights instead of outputs of the network."""
     initial_log_std: float = _model(0.0, ge=-20.0, le=2.0)
-    """Initial logarithm of these; less, for example -2, explores by smaller steps."""
+    """Initial logarithm of the free standard deviations; a lower one, such as -2, explores in smaller steps."""
     custom_model: Code | None = _model(None)
-    """Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that makes a Keras model. It
-    returns the inputs of the action distribution, alone or with values; for replay algorithms, features of any width in
-    place of the hidden layers."""
+    """Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that returns a Keras model. Its
+    outputs are the inputs of the action distribution, alone or with values; for replay algorithms, features of any
+    width that replace the hidden layers."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the settings of one network, checked.
+        """Return the settings of one network, after checking them.
 
         Raises: ConfigError naming the first key at fault.
         """
@@ -114,13 +114,13 @@ class ModelConfig(WorkerModelConfig):
 
     @property
     def is_recurrent(self) -> bool:
-        """Return whether a built-in network has a recurrent cell."""
+        """True if a built-in network has a recurrent cell."""
         return self.use_lstm or self.use_gru
 
     def check(self) -> None:
-        """Refuse values that don't go together.
+        """Refuse values that contradict each other.
 
-        Raises: ConfigError naming the key that should change.
+        Raises: ConfigError naming the key to change.
         """
         refuse(
             self,
@@ -134,11 +134,11 @@ class ModelConfig(WorkerModelConfig):
 
 
 class SDESettings(NamedTuple):
-    """Deviations of actions that a network's features make up, for exploration by noise of the state (gSDE).
+    """Settings of state-dependent exploration (gSDE), whose noise is computed from a network's features.
 
     Attributes:
-        initial_log_std: logarithm of the standard deviation that each feature's weights begin with.
-        learns_features: the features learn from the deviations, too.
+        initial_log_std: initial logarithm of the standard deviation of each feature's weights.
+        learns_features: True if the deviations train the features, too.
     """
 
     initial_log_std: float
@@ -146,20 +146,20 @@ class SDESettings(NamedTuple):
 
 
 class MultiAgentConfig(WorkerMultiAgentConfig):
-    """Policies, and the agents that act with each."""
+    """Policies, and the assignment of agents to them."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     policies: dict[str, Any] | Literal["per_agent", "per_space"] = _agents({})
-    """per_agent: a policy for each agent that the environment names; per_space: one for all agents with the same
-    spaces, by the id of the first of them. Or policy id -> null, a mapping of class, observation_space, action_space
-    and config (all optional), or a list of the four. Empty means one policy. Without a class it is a network that the
-    run's algorithm trains. class: another algorithm with the same kind of leases, by name or import path, which shares
-    the run's sampling and the set values of common keys; or the import path of your own Policy class, which only acts.
-    config holds learning keys that differ. In the config.yaml of a run, defaults are the other settings of a policy
-    with another algorithm; values set on top of the file win."""
+    """per_agent: one policy for each agent that the environment names; per_space: one for all agents with the same
+    spaces, with the id of the first of them. Or a mapping of policy ids to null, to a mapping of class,
+    observation_space, action_space and config (all optional), or to a list of these four. Empty means one policy.
+    Without a class, the run's algorithm trains a network. class is another algorithm with the same kind of leases, by
+    name or import path, which shares the run's sampling and the common keys that are set; or the import path of your
+    own Policy class, which only acts. config holds learning keys that differ. In the config.yaml of a run, defaults
+    holds the other settings of a policy with another algorithm; values set on top of the file take precedence."""
     policies_to_train: list[str] | None = _agents(None)
-    """Policies that learn; null or empty means all."""
+    """Policies that learn; null or an empty list means all."""
 
     @field_validator("policies", mode="before")
     @classmethod
@@ -168,39 +168,39 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
 
 
 class CommonConfig(WorkerConfig):
-    """Keys of every algorithm, with their defaults: those that workers read, and here the learner's own.
+    """Keys of every algorithm, with their defaults: those that workers read, and the learner's own.
 
-    The config of an algorithm sets `algo` and other defaults, and adds keys.
+    The config of an algorithm sets `algo`, changes defaults, and adds keys.
     """
 
     # Run
     preset: str | None = _run(None)
-    """Settings for an algorithm and an environment, by name; auto finds them. Values set elsewhere win."""
+    """Settings for an algorithm and an environment, by name; auto finds them. Values set elsewhere take precedence."""
     stop_return: float | None = _run(None)
-    """End once the mean return of the last 100 finished episodes is at least this."""
+    """End the run once the mean return of the last 100 finished episodes reaches this."""
     stop_evaluation_return: float | None = _run(None)
-    """End once the mean return of an evaluation is at least this; see evaluation_interval."""
+    """End the run once the mean return of an evaluation reaches this; see evaluation_interval."""
     stop_timesteps: int | None = _run(None, unit="env steps", ge=1)
-    """End after so many env steps were trained on."""
+    """End the run after training on this many steps."""
     stop_time_s: float | None = _run(None, unit="s", gt=0)
-    """End after this time."""
+    """End the run after this time."""
     run_dir: str | None = _run(None)
-    """Directory for all files of the run; null makes ./runs/<algo>_<env>_<time>."""
+    """Directory for all files of the run; null creates ./runs/<algo>_<env>_<time>."""
     resume: str | None = _run(None)
-    """Run directory to go on from, at its newest valid checkpoint."""
+    """Run directory to continue from its newest valid checkpoint."""
     init_from: str | None = _run(None)
-    """Checkpoint or run directory: a new run begins with its weights, critics (if they fit) and filter statistics, but
-    with counters, optimizer and schedules of its own."""
+    """Checkpoint or run directory to start from: the new run takes its weights, critics (if they fit) and filter
+    statistics, but begins with new counters, optimizer and schedules."""
     checkpoint_interval_s: float = _run(60.0, unit="s", ge=0)
-    """Time between two checkpoints; 0 writes one at the end only."""
+    """Time between two checkpoints; 0 writes only one, at the end."""
     checkpoint_keep: int = _run(3, unit="checkpoints", ge=1)
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints to keep."""
     log_max_bytes: int = _run(64 * 2**20, unit="bytes", ge=2**16)
-    """Size at which log.txt and each logs/worker-N.txt is begun anew; its earlier part is kept in NAME.1."""
+    """Size at which log.txt and each logs/worker-N.txt start again; the previous part is kept in NAME.1."""
 
     # Learning
     gamma: float = _learning(0.99, ge=0, le=1)
-    """Discount of future rewards."""
+    """Discount factor of future rewards."""
     lr: float = _learning(1e-4, gt=0, allow_inf_nan=False)
     """Learning rate."""
     train_batch_size: int = _learning(200, unit="env steps", ge=1)
@@ -209,44 +209,43 @@ class CommonConfig(WorkerConfig):
     model: ModelConfig = _learning(ModelConfig(), where="both")
     """Shape of the networks."""
     exploration: CodeWithSettings | None = _learning(None)
-    """Exploration in place of the algorithm's own: an Exploration class (package.module:Name) or a name such as
+    """Exploration that replaces the algorithm's own: an Exploration class (package.module:Name) or a name such as
     EpsilonGreedy; with settings, a mapping {type: NAME, ...}."""
     optimizer: dict[str, Any] = _learning({})
-    """More options of the algorithm's Keras optimizer, such as beta_1 or weight_decay."""
+    """Further options of the algorithm's Keras optimizer, such as beta_1 or weight_decay."""
     xla: Literal["auto", "on", "off"] = _learning("auto")
     """Compile the update with XLA; auto decides by the kind of network and reports its choice."""
     min_iter_time_s: float = _learning(0.0, unit="s", ge=0)
-    """Least duration of a training iteration; does not affect learning. 0: the command line reports once a second, at
-    first more often."""
+    """Minimum duration of a training iteration; does not affect learning. With 0, the command line reports once a
+    second, and more often at first."""
     timesteps_per_iteration: int = _learning(0, unit="env steps", ge=0)
-    """Least env steps in a training iteration, the unit of results and evaluation_interval; does not affect
-    learning."""
+    """Minimum length of a training iteration, the unit of results and evaluation_interval; does not affect learning."""
 
     # Sampling
     num_workers: int = _sampling(2, unit="processes", ge=0)
-    """Worker processes started with the learner; others may join at any time. 0 without bind: this process samples by
-    itself, where a debugger sees it; 0 with bind: only workers that join sample."""
+    """Worker processes that the learner starts; others can join at any time. With 0 and no bind, this process samples,
+    where a debugger sees it; with 0 and bind, only workers that join sample."""
     multiagent: MultiAgentConfig = _sampling(MultiAgentConfig(), where="both")
-    """Which policies there are and who acts with which."""
+    """Policies, and the assignment of agents to them."""
 
     # Workers and hosts
     bind: str = _hosts("tcp://127.0.0.1:0")
-    """Address the learner listens on; port 0 takes a free one. Any address other than loopback requires keys, or
+    """Address that the learner listens on; port 0 picks a free port. Any address other than loopback requires keys or
     insecure."""
     keys: str | None = _hosts(None)
-    """Directory of CURVE keys, as python -m aiorl.keys makes it."""
+    """Directory of CURVE keys, created by python -m aiorl.keys."""
     insecure: bool = _hosts(False)
-    """Work without keys: anybody who reaches the port can join; on loopback, any user of this host."""
+    """Run without keys: anyone who reaches the port can join; on loopback, any user of this host."""
     max_worker_restarts: int = _hosts(3, ge=0)
-    """Restarts of one local worker before it is given up; a healthy period resets the count."""
+    """Restarts of a local worker before the learner gives up on it; a healthy period resets the count."""
     ignore_worker_failures: bool = _hosts(False)
-    """Go on with the other workers when one is given up, instead of ending the run."""
+    """Continue with the other workers after giving up on one, instead of ending the run."""
     extra_python_environs_for_driver: dict[str, str] = _hosts({})
     """Environment variables set in the learner."""
 
     # Resources
     threads: int = _resources(0, unit="threads", ge=0)
-    """Threads of the learner's TensorFlow; 0 takes local_tf_session_args, at most the number of cores."""
+    """TensorFlow threads of the learner; 0 uses local_tf_session_args, at most the number of cores."""
     tf_session_args: dict[str, Any] = _resources(
         {
             "intra_op_parallelism_threads": 2,
@@ -257,60 +256,60 @@ class CommonConfig(WorkerConfig):
             "allow_soft_placement": True,
         }
     )
-    """Options of the TensorFlow runtime, wherever it runs."""
+    """Options of the TensorFlow runtime in all processes."""
     local_tf_session_args: dict[str, int] = _resources(
         {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8}
     )
-    """The same for the learner, which wins there."""
+    """Options of the learner's TensorFlow runtime, which take precedence over tf_session_args."""
     compilation_cache: str = _resources("auto")
-    """Directory for XLA's compiled code, so that later runs of the same networks start seconds sooner. auto is
-    aiorl/xla in $XDG_CACHE_HOME or ~/.cache, readable by this user alone; off keeps nothing."""
+    """Directory for code compiled by XLA, so that later runs of the same networks start seconds sooner. auto is
+    aiorl/xla in $XDG_CACHE_HOME or ~/.cache, readable only by this user; off keeps no code."""
     num_gpus: float = _resources(0, ge=0, allow_inf_nan=False)
-    """GPUs that the learner may use: 0 hides them; a fraction limits the share of one GPU's memory."""
+    """GPUs that the learner can use: 0 hides them all; a fraction limits the share of one GPU's memory."""
     num_cpus_for_driver: int = _resources(1, unit="threads", ge=1)
     """CPU threads that a launcher should grant the learner outside TensorFlow."""
     memory: int = _resources(0, unit="bytes", ge=0)
-    """Heap limit of the learner's process: beyond it the run is saved and ends with an error; 0 is no limit."""
+    """Heap limit of the learner's process; above it the run is saved and ends with an error. 0 means no limit."""
     object_store_memory: int = _resources(0, unit="bytes", ge=0)
-    """Limit of received batches that wait for training; 0 takes 1 GiB. Workers wait, nothing is dropped."""
+    """Limit of received batches that wait for training, at which workers wait and no data is dropped; 0 means 1 GiB."""
 
     # Reports
     metrics_smoothing_episodes: int = _reports(100, unit="episodes", ge=1)
-    """Episodes that reported averages are taken over, as far as so many have ended."""
+    """Number of the latest episodes in reported averages."""
     log_sys_usage: bool = _reports(True)
     """Add CPU and memory use to results."""
     loggers: list[Code] = _reports([])
     """Additional loggers: wandb, mlflow, or import paths (package.module:Name). Each is called with the run directory
-    and the config and returns an object with write(result) and close(). None can fail a run."""
+    and the config and returns an object with write(result) and close(). An error of a logger does not end the run."""
     evaluation_interval: int | None = _reports(None, unit="iterations", ge=0)
-    """Evaluate at the start and every so many iterations, with whole episodes and the most likely actions; null or 0
-    never does. The best checkpoint is kept in best/."""
+    """Evaluate at the start and every time this many iterations have passed, with whole episodes and the most likely
+    actions; null or 0 never evaluates. best/ keeps the best checkpoint."""
     evaluation_num_episodes: int = _reports(10, unit="episodes", ge=1)
     """Episodes of one evaluation."""
     evaluation_num_workers: int | None = _reports(None, unit="processes", ge=0)
-    """Processes that evaluate beside training; with 0, training waits for each evaluation. null takes one if a core is
+    """Processes that evaluate during training; with 0, training waits for each evaluation. null means 1 if a core is
     free, else 0."""
     evaluation_config: dict[str, Any] = _reports({})
-    """Worker keys to override during evaluation, such as env_config, but not seed or how environments are stepped.
-    explore: true draws actions."""
+    """Worker keys to override during evaluation, such as env_config, except seed and the keys of stepping environments.
+    explore: true samples actions."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = None
-    """Kinds of Gymnasium spaces that the algorithm chooses actions of; None = all that a network can."""
+    """Kinds of Gymnasium action spaces that the algorithm supports; None = all that a network supports."""
 
     is_offline: ClassVar[bool] = False
-    """True if it learns from stored experience, not from samples of its own."""
+    """True if the algorithm learns from stored experience, not from its own samples."""
 
     trains_on_what_comes: ClassVar[bool] = True
     """True if train batches are made of fresh samples (one size for all policies); false if a replay draws them."""
 
     needs_whole_episodes: ClassVar[bool] = False
-    """True if it can't learn from an episode that a fragment cuts: nothing stands for the rewards that follow."""
+    """True if the algorithm can't learn from truncated episodes because it has no estimate of the rewards to follow."""
 
     _origins: Origins = PrivateAttr(default_factory=Origins)
-    _held: list[object] = PrivateAttr(default_factory=list)  # the objects that only this process knows
+    _held: list[object] = PrivateAttr(default_factory=list)  # objects that only this process knows
 
     def __init__(self, *values: Any, **settings: Any) -> None:
-        """Take the algorithm's defaults, deep-updated by `settings` (a sub-dict merges), checked as a whole.
+        """Deep-update the algorithm's defaults by `settings` (a sub-dict merges), and check the result.
 
         Raises: ConfigError, as `from_mapping`; TypeError if there are positional arguments.
         """
@@ -323,23 +322,23 @@ class CommonConfig(WorkerConfig):
         else:
             super().__init__()
 
-    if not TYPE_CHECKING:  # which should know the attributes that there are
+    if not TYPE_CHECKING:  # type checkers must report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse an unknown attribute, with a hint where configs of other libraries have it."""
+            """Refuse an unknown attribute, with a hint if configs of other libraries have it."""
             if name.startswith("_"):
                 return super().__getattr__(name)
             raise no_attribute("config", self, name)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, allow_unknown: bool = False) -> Self:
-        """Return the algorithm's defaults, deep-updated by `values`, checked as a whole.
+        """Return the algorithm's defaults, deep-updated by `values` and checked.
 
         Args:
-            values: what the user sets; nested as the config is. Not modified.
+            values: settings of the user, nested like the config. Not modified.
             allow_unknown: drop unknown top-level keys instead of refusing them.
         Returns: a config whose `model_fields_set` are the keys of `values`.
-        Raises: ConfigError on old keys that are gone, unknown keys, bad values, and values that don't go together.
+        Raises: ConfigError on old keys that are gone, unknown keys, bad values, and values that contradict each other.
         """
         return cls.from_layers([Layer(values)], allow_unknown=allow_unknown)
 
@@ -349,7 +348,7 @@ class CommonConfig(WorkerConfig):
 
         Args:
             path: file of `key: value` lines, such as the config.yaml of a run.
-            settings: keys that win over the file's.
+            settings: keys that take precedence over the file.
         Raises: ConfigError naming file and line.
         """
         layers = [file_layer(Path(path)), Layer(settings)]
@@ -359,12 +358,12 @@ class CommonConfig(WorkerConfig):
 
     @classmethod
     def from_layers(cls, layers: Sequence[Layer], *, allow_unknown: bool = False) -> Self:
-        """Return the algorithm's defaults, the preset that the layers name, and the layers, later ones on top.
+        """Return the algorithm's defaults, then the preset that the layers name, then the layers, later ones on top.
 
         Args:
-            layers: of settings.
+            layers: settings.
             allow_unknown: drop unknown top-level keys instead of refusing them.
-        Raises: ConfigError, as `from_mapping`, naming file and line where a file is at fault.
+        Raises: ConfigError, as `from_mapping`, naming file and line if a file is at fault.
         """
         config = cls.__new__(cls)
         config._put_together(layers, allow_unknown=allow_unknown)
@@ -373,7 +372,7 @@ class CommonConfig(WorkerConfig):
     def updated(self, *changes: Mapping[str, Any]) -> Self:
         """Return this config with `changes` deep-merged into it, later ones on top, checked again.
 
-        A preset among them replaces the previous one; values that were set elsewhere still win over it.
+        A preset in `changes` replaces the previous one; values that were set elsewhere still take precedence.
 
         Raises: ConfigError, as `from_mapping`.
         """
@@ -384,7 +383,7 @@ class CommonConfig(WorkerConfig):
         return type(self).from_layers([own, *layers])
 
     def _put_together(self, layers: Sequence[Layer], *, allow_unknown: bool = False) -> None:
-        """Become what the layers say, over the defaults."""
+        """Set the values that the layers give, on top of the defaults."""
         kind = type(self)
         keys, algo = set(kind.model_fields), kind.model_fields["algo"].default
         layers = [_in_new_names(kind, layer, allow_unknown) for layer in layers]
@@ -397,7 +396,7 @@ class CommonConfig(WorkerConfig):
             sizes = self.derived_sizes(Origins.of(layers).users_keys())
             if sizes:
                 changes = [f"{name} is {size:,} instead of {getattr(self, name):,}" for name, size in sizes.items()]
-                _log.warning("to fit what is set, %s", ", ".join(changes))
+                _log.warning("to fit the settings, %s", ", ".join(changes))
                 layers = [*layers, Layer(sizes, DERIVED)]
                 self._take({**values, **sizes})
             self._hold_objects()
@@ -407,7 +406,7 @@ class CommonConfig(WorkerConfig):
             self.check()
 
     def _hold_objects(self) -> None:
-        """Keep the objects that only this process knows, if nobody else needs them."""
+        """Keep the objects that only this process knows, and refuse them if another process needs them."""
         found = {name: text for name, text in code_named_in(self.to_dict()).items() if is_local(text)}
         self._held = [import_object(text, key=name) for name, text in found.items()]
         if self.is_alone and not self.evaluation_num_workers:
@@ -419,27 +418,27 @@ class CommonConfig(WorkerConfig):
                 raise not_importable(name, text)
 
     def _take(self, values: Mapping[str, Any]) -> None:
-        """Become what the values of all keys say, whether or not these go together."""
+        """Set the values of all keys, without checking them against each other."""
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise plain_error(type(self), error) from None
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """Return other values for sizes that nobody set and that don't go together with the values set.
+        """Return new values for sizes that no one set and that contradict the values set.
 
         Args:
-            fixed: the keys that a user set, which stay as they are.
+            fixed: keys that a user set, which must not change.
         """
         return {}
 
     def users_values(self) -> dict[str, Any]:
-        """Return the values that a user set, nested as the config is: no defaults, no values of a preset."""
+        """Return the values that a user set, nested like the config: no defaults, no values of a preset."""
         return self._origins.users_values(self.to_dict(), type(self)().to_dict())
 
     @classmethod
     def learns_actions_of(cls, space: object) -> bool:
-        """Return whether the algorithm learns actions of a space, by the space's class and its bases."""
+        """Return whether the algorithm learns actions of a space, judged by the space's class and its bases."""
         kinds = {base.__name__ for base in type(space).__mro__}
         if "Box" in kinds and cast(Any, space).is_bounded():
             kinds.add("bounded Box")
@@ -454,12 +453,12 @@ class CommonConfig(WorkerConfig):
 
         Args:
             applies: the condition.
-            names: of the keys.
-            needed: what the keys are for.
-            hint: how to mend it.
+            names: names of the keys.
+            needed: purpose of the keys.
+            hint: how to repair the config.
 
         Raises:
-            ConfigError: one has another value than its default.
+            ConfigError: a key differs from its default.
         """
         for name in () if applies else names:
             if not self.is_default(name):
@@ -469,7 +468,7 @@ class CommonConfig(WorkerConfig):
         """Return the origin of a value: a default, a preset, a line of a file, an argument.
 
         Args:
-            key: dotted inside groups, such as model.use_lstm.
+            key: name of the key, dotted inside groups, such as model.use_lstm.
         """
         field = dict(all_keys(type(self))).get(key)
         default = None if field is None else field.get_default(call_default_factory=True)
@@ -479,21 +478,21 @@ class CommonConfig(WorkerConfig):
         """Print each effective value and its origin; secrets are withheld.
 
         Args:
-            file: where to; None is standard output.
+            file: stream to print to; None is standard output.
         """
         (sys.stdout if file is None else file).write(render_effective(self))
 
     def build(self) -> AlgorithmTrainer:
-        """Return a trainer with this config; takes some seconds.
+        """Return a trainer with this config, which takes some seconds.
 
-        Raises: what the trainer raises.
+        Raises: any error of the trainer's construction.
         """
         trainer: AlgorithmTrainer = aiorl.config.build_trainer(self)
         return trainer
 
     @property
     def is_alone(self) -> bool:
-        """True if the learner's process samples by itself: no workers are started, and none expected."""
+        """True if the learner's process samples by itself: it starts no workers and expects none."""
         return not self.num_workers and self.is_default("bind")
 
     def to_dict(self) -> dict[str, Any]:
@@ -502,34 +501,34 @@ class CommonConfig(WorkerConfig):
         return plain
 
     def check(self) -> None:
-        """Refuse values that don't go together; subclasses add theirs and call this one.
+        """Refuse values that contradict each other; subclasses add their checks and call this one.
 
-        Raises: ConfigError naming the key that should change.
+        Raises: ConfigError naming the key to change.
         """
         timeout_s, beat_s = self.transport.heartbeat_timeout_s, self.transport.heartbeat_interval_s
         has_epochs = self.input_epochs is not None
         refuse(
             self,
             (self.exploration is not None and self.state_dependent_noise is not None, "exploration",
-             "exploration takes the place of use_sde, which is another way to explore.", "Leave out one of the two."),
+             "exploration replaces use_sde, which is another way to explore.", "Leave out one of the two."),
             (self.num_gpus > 1 and bool(self.num_gpus % 1), "num_gpus",
              f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction of one.", ""),
             (self.sample_async and self.observation_filter == "MeanStdFilter", "observation_filter",
-             "sample_async needs a filter that several threads may use, not MeanStdFilter.",
+             "sample_async needs a filter that several threads can use, not MeanStdFilter.",
              "Set observation_filter: ConcurrentMeanStdFilter."),
             (timeout_s <= 2 * beat_s, "transport.heartbeat_timeout_s",
-             f"transport.heartbeat_timeout_s is {timeout_s:g}, which one late beat would pass.",
+             f"transport.heartbeat_timeout_s is {timeout_s:g}, so one late beat would exceed it.",
              f"Set more than twice heartbeat_interval_s, which is {beat_s:g}."),
             (has_epochs and (self.input == "sampler" or isinstance(self.input, dict)), "input_epochs",
              "input_epochs is for stored experience alone: samples and mixtures have no end.",
              "Leave it out, or let input name files."),
             (has_epochs and not self.num_workers and not self.is_alone, "num_workers",
-             "input_epochs needs a number of workers, who share the stored experience between them.",
+             "input_epochs needs a number of workers, which share the stored experience.",
              "Set num_workers, or leave bind out to read it in this process."),
             (bool(self.evaluation_interval) and list(self.evaluation_config.items()) == [("explore", True)],
              "evaluation_config",
-             "An evaluation that draws actions, and has no settings of its own, tells what training tells.",
-             "Leave out explore, or give it settings of its own, such as env_config."),
+             "An evaluation that samples actions and has no settings of its own repeats the results of training.",
+             "Leave out explore, or add settings, such as env_config."),
             (self.stop_evaluation_return is not None and not self.evaluation_interval, "stop_evaluation_return",
              "stop_evaluation_return needs evaluations.", "Set evaluation_interval: 10, say."),
         )  # fmt: skip
@@ -557,7 +556,7 @@ class CommonConfig(WorkerConfig):
 
     @property
     def state_dependent_noise(self) -> SDESettings | None:
-        """Settings of noise that depends on the state (gSDE); None = there is none."""
+        """Settings of state-dependent exploration noise (gSDE); None = it is off."""
         return None
 
     @property
@@ -572,8 +571,8 @@ class CommonConfig(WorkerConfig):
         return deep_update(self.tf_session_args, self.local_tf_session_args)
 
     def sequence_length(self) -> int:
-        """Return the steps of a training sequence; with complete episodes, the least there are."""
-        whole = self.batch_mode == "complete_episodes"  # their fragments are one long row of episodes
+        """Return the steps of a training sequence; with complete episodes, the least possible number."""
+        whole = self.batch_mode == "complete_episodes"  # their fragments hold one long row of episodes
         return self.rollout_fragment_length * (self.num_envs_per_worker if whole else 1)
 
     @field_validator("env", mode="before")
@@ -600,14 +599,14 @@ class CommonConfig(WorkerConfig):
 
 
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the common defaults, updated by `extra` one level deep: a sub-dict replaces the whole one."""
+    """Return the common defaults, updated by `extra` one level deep: a sub-dict replaces the whole sub-dict."""
     return with_base_config(CommonConfig().to_dict(), extra)
 
 
 def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -> Layer:
-    """Return a layer with old names replaced.
+    """Return a layer with new names instead of old ones.
 
-    Raises: ConfigError on keys that are gone or unknown, and on values that no key may have.
+    Raises: ConfigError on keys that are gone or unknown, and on values that no key can have.
     """
     with located([layer]):
         check_values(layer.values)
@@ -619,12 +618,12 @@ def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -
 
 
 def _check_algo(algo: object, kind: type[CommonConfig]) -> None:
-    """Raise ConfigError if settings of an algorithm name another one."""
+    """Raise ConfigError if settings for one algorithm name another."""
     own = kind.model_fields["algo"].default
     if kind is not CommonConfig and algo is not None and str(named(algo)).lower() != own.lower():
         raise ConfigError(
             f"algo can't be {algo} in {kind.__name__}, which is for {own}.", key="algo", value=algo,
-            hint="Take the config class of that algorithm, or leave algo out.",
+            hint="Use the config class of that algorithm, or leave algo out.",
         )  # fmt: skip
 
 
@@ -632,11 +631,11 @@ class StopFigures(NamedTuple):
     """Progress of a training, for its stop criteria.
 
     Attributes:
-        mean_return: of the last 100 episodes; NaN before there are as many.
-        env_steps: trained on in all.
+        mean_return: mean return of the last 100 episodes; NaN before 100 have ended.
+        env_steps: env steps trained on in all.
         evaluation_return: mean return of the newest evaluation; NaN before the first.
-        took_s: seconds since the beginning.
-        iterations: iterations since the beginning.
+        took_s: seconds since the start.
+        iterations: iterations since the start.
     """
 
     mean_return: float = math.nan
@@ -647,7 +646,7 @@ class StopFigures(NamedTuple):
 
 
 STOP_CRITERIA: dict[str, Callable[[float, StopFigures], str | None]] = {
-    "stop_return": lambda goal, now: (  # but for rounding
+    "stop_return": lambda goal, now: (  # allow for rounding
         f"Solved: mean return {return_text(now.mean_return)} over the last 100 episodes."
         if now.mean_return >= goal - 1e-6 * max(1.0, abs(goal)) else None
     ),
@@ -663,7 +662,7 @@ STOP_CRITERIA: dict[str, Callable[[float, StopFigures], str | None]] = {
         f"Done: {now.iterations:,} iterations have ended." if now.iterations >= most else None
     ),
 }  # fmt: skip
-"""Stop criterion -> why training is to end, by its value and where training stands; None if it is to go on.
+"""Stop criterion -> function of its value and the progress, which returns why the training ends, or None to continue.
 
 All but ``stop_iterations``, which only `Trainer.iterate` has, are keys of the configuration.
 """

@@ -74,7 +74,7 @@ def test_auto_waits_for_the_environment_and_takes_the_defaults_where_there_is_no
     later = config.updated({"env": "CartPole-v1"})
     assert (later.preset, later.gamma) == ("ppo-cartpole", 0.98)
     assert PPOConfig(env="mine:Env", preset="auto") == PPOConfig(env="mine:Env")
-    assert caplog.messages == ["there is no preset for ppo in mine:Env: its defaults are taken"]
+    assert caplog.messages == ["there is no preset for ppo in mine:Env, so the defaults of the algorithm are used"]
 
 
 def test_a_name_that_is_none_is_an_error_with_the_nearest_ones(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_one_line_tells_that_a_file_which_sets_all_leaves_nothing_to_a_preset(
         config = load_config(config_class, file=file, overrides={"env": "Acrobot-v1", "preset": name})
         assert (config.preset, config.gamma) == ("ppo-acrobot", PPOConfig().gamma)
         (said,) = caplog.messages
-        assert f"preset ppo-acrobot adds nothing, since {file} sets all of its keys" in said
+        assert f"preset ppo-acrobot has no effect, because {file} sets all of its keys" in said
 
 
 def test_nothing_is_told_where_a_preset_adds_something_or_is_what_the_file_says(
@@ -128,7 +128,7 @@ def test_nothing_is_told_where_a_preset_adds_something_or_is_what_the_file_says(
     part.write_text("preset: ppo-acrobot\n")
     load_config(config_class, file=part, overrides={"resume": str(run)})
     PPOConfig.from_file(whole, gamma=0.5).updated({"preset": "ppo-acrobot"})
-    assert not [text for text in caplog.messages if "adds nothing" in text]
+    assert not [text for text in caplog.messages if "has no effect" in text]
 
 
 def test_a_preset_of_another_algorithm_is_refused_and_of_another_environment_warned_of(

@@ -136,7 +136,7 @@ def test_r171_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched(
         ({"num_gpus": 1.5}, "num_gpus is 1.5, expected a whole number"),
         ({"sample_async": True, "observation_filter": "MeanStdFilter"}, "sample_async needs a filter"),
         ({"stop_evaluation_return": 1}, "stop_evaluation_return needs evaluations"),
-        ({"evaluation_interval": 1, "evaluation_config": {"explore": True}}, "An evaluation that draws actions"),
+        ({"evaluation_interval": 1, "evaluation_config": {"explore": True}}, "An evaluation that samples actions"),
         ({"evaluation_config": {"seed": 1}}, "evaluation_config: seed can't be set for an evaluation"),
         ({"evaluation_config": {"remote_worker_envs": True}}, "Leave it out"),
         ({"model": {"lstm_use_prev_action_reward": True}}, "needs a recurrent cell"),
