@@ -1,4 +1,4 @@
-"""`python -m aiorl.data`: look at, check, convert and merge files of stored experience."""
+"""`python -m aiorl.data`: inspect, check, convert and merge files of stored experience."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from aiorl.offline.writers import COMPRESSED
 from aiorl.text import one_line
 
 _Change = Callable[[str, str, SampleBatch], SampleBatch]
-"""Makes rows of what is read from a file for a policy: path, id, rows."""
+"""Function of a path, a policy id and the policy's rows in that file; returns the rows to write."""
 
 _PROG = "python -m aiorl.data"
 _MAX_SHOWN = 600
 _FORMATS = "\n".join(f"  {name:9} {found.about}" for name, found in FORMATS.items())
 _FILES = f"""
-A FILE is a path, a directory, a pattern in quotes, a URI such as s3://bucket/data, or minari:NAME. Its ending says its
-format; JSON lines may also end in .gz or .lz4:
+A FILE is a path, a directory, a pattern in quotes, a URI such as s3://bucket/data, or minari:NAME. The suffix gives the
+format; JSON lines can also end in .gz or .lz4:
 {_FORMATS}
 
 examples:
@@ -42,19 +42,19 @@ examples:
   {_PROG} validate 'data/*.json' && echo all rows fit
   {_PROG} convert rllib.json --out mine.parquet
   {_PROG} merge 'data/output-*.json' --out all.parquet
-  {_PROG} COMMAND --help      # the options of one
+  {_PROG} COMMAND --help      # options of a command
 
-Status: 0 all is well, 1 something could not be read, written or didn't fit, 2 wrong usage.
+Status: 0 all is well, 1 something could not be read or written or didn't fit, 2 wrong usage.
 """
 
 
 class _Command(NamedTuple):
-    """A command of the program.
+    """Command of the program.
 
     Attributes:
-        do: does it with files and options; returns the exit status.
-        about: a line of help.
-        examples: the end of its own help.
+        do: function of the files and options that runs the command and returns the exit status.
+        about: line of help.
+        examples: end of its own help.
     """
 
     do: Callable[[list[str], dict[str, Any]], int]
@@ -63,11 +63,11 @@ class _Command(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the commands; the exit status: 0 all is well, 1 not all was, 2 wrong usage, 130 ended by Ctrl-C."""
+    """Run a command and return the exit status: 0 all is well, 1 not all is, 2 wrong usage, 130 ended by Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         commands = "".join(f"  {name:9} {command.about}\n" for name, command in _COMMANDS.items())
-        about = "Look at, check, convert and merge files of stored experience."
+        about = "Inspect, check, convert and merge files of stored experience."
         sys.stdout.write(
             as_typed(f"usage: {_PROG} COMMAND FILE... [options]\n\n{about}\n\ncommands:\n{commands}{_FILES}")
         )
@@ -89,23 +89,23 @@ def _parser(name: str) -> Parser:
             "--max-shown",
             type=at_least(1),
             metavar="N",
-            help="faults that are shown of each file (20); all are counted",
+            help="faults to show for each file (20); all are counted",
         )
     if writes:
         what = "the new file, or minari:NAME" + ("; a directory for several files" if name == "convert" else "")
         parser.add_argument("--out", required=True, metavar="PATH", help=what)
-        parser.add_argument("--to", metavar="FORMAT", help=f"of {', '.join(FORMATS)}; what PATH says, else json")
+        parser.add_argument("--to", metavar="FORMAT", help=f"one of {', '.join(FORMATS)}; default: by PATH, else json")
         parser.add_argument(
             "--compress", metavar="A,B", help=f"columns to compress in json, or none ({','.join(COMPRESSED)})"
         )
-        parser.add_argument("--env", metavar="ID", help="the environment, for Minari to note and take the spaces of")
+        parser.add_argument("--env", metavar="ID", help="environment, recorded by Minari, which needs its spaces")
     if name == "convert":
         parser.add_argument(
-            "--actions-in-input-normalized", action="store_true", help="actions of a Box are stored scaled to [-1, 1], "
-            "as RLlib stores them: write those of --env",
+            "--actions-in-input-normalized", action="store_true", help="stored actions of a Box are scaled to [-1, 1], "
+            "as RLlib stores them: write actions of --env",
         )  # fmt: skip
     if name == "inspect":
-        parser.add_argument("--env", metavar="ID", help="the environment, whose action space is shown, too")
+        parser.add_argument("--env", metavar="ID", help="the environment, to show its action space as well")
     return parser
 
 
@@ -166,7 +166,7 @@ def _restored(actions: UnitActions, path: str, policy_id: str, rows: SampleBatch
 
 
 def _renumbering() -> _Change:
-    """Return a function that numbers episodes anew, so that those of different files stay apart."""
+    """Return a function that numbers episodes again, so that episodes of different files stay apart."""
     new: dict[tuple[str, int], int] = collections.defaultdict(itertools.count().__next__)
 
     def renumbered(path: str, policy_id: str, rows: SampleBatch) -> SampleBatch:
@@ -185,7 +185,7 @@ def _targets(files: Sequence[str], out: str, format_name: str | None) -> Iterato
                 f"{len(files)} files can't be converted to the one file {out!r}.",
                 key="out",
                 value=out,
-                hint="Give a directory, or make one of them with `python -m aiorl.data merge`.",
+                hint="Give a directory, or merge them into one file with `python -m aiorl.data merge`.",
             )
         yield files[0], out, format_named(format_name) if format_name else format_of(out)
         return
@@ -205,11 +205,11 @@ def _targets(files: Sequence[str], out: str, format_name: str | None) -> Iterato
 
 @contextlib.contextmanager
 def _created(found: Format, path: str, options: WriteOptions) -> Iterator[BatchFile]:
-    """Create a file that does not stay if the block fails."""
+    """Create a file, and remove it if the block fails."""
     try:
         file = found.create(path, options)
     except FileExistsError as error:
-        raise DataError(str(error) if path.startswith(PREFIX) else "there is a file of that name", path=path) from error
+        raise DataError(str(error) if path.startswith(PREFIX) else "the file already exists", path=path) from error
     try:
         yield file
         file.close()
@@ -221,7 +221,7 @@ def _created(found: Format, path: str, options: WriteOptions) -> Iterator[BatchF
 
 
 def _write(files: Sequence[str], target: str, found: Format, given: dict[str, Any], change: _Change) -> int:
-    """Write files as one new file, changed; return 1 if places could not be read, which are named and left out."""
+    """Write files as one new file, changed; return 1 if unreadable places were reported and left out, else 0."""
     names = given.get("compress", ",".join(COMPRESSED))
     num_rows = status = 0
     with _created(found, target, WriteOptions(frozenset(names.split(",")) - {"", "none"}, given.get("env"))) as file:
@@ -237,35 +237,35 @@ def _write(files: Sequence[str], target: str, found: Format, given: dict[str, An
     return status
 
 
-_LEFT_OUT = "Places that can't be read are named and left out; the status is 1 then. No file is written over.\n"
+_LEFT_OUT = "Unreadable places are reported and left out; the status is then 1. Existing files are not overwritten.\n"
 _COMMANDS = {
     "inspect": _Command(
         _inspect,
-        "Show what files of experience hold: spaces, episodes, returns, action probabilities, columns.",
+        "Show the contents of files of experience: spaces, episodes, returns, action probabilities, columns.",
         f"""examples:
   {_PROG} inspect runs/mine/output
   {_PROG} inspect rllib.json --env Pendulum-v1       # also whether its actions seem to be scaled
   {_PROG} inspect 'data/*.parquet' minari:D4RL/door/human-v2
 
-Spaces are as far as the rows tell: a Discrete action that was never taken is not counted. Without action_prob or
+Spaces are inferred from the rows: a Discrete action that was never taken is not counted. Without action_prob or
 action_logp, importance sampling can't judge another policy on the data.
 """,
     ),
     "validate": _Command(
         _validate,
-        "Check every row of files of experience; name what can't be read or doesn't fit.",
+        "Check every row of files of experience, and report what can't be read or doesn't fit.",
         f"""examples:
   {_PROG} validate data
   {_PROG} validate data --max-shown 1000 > faults.txt
 
-Each fault is a line: FILE, line or row group, row: what. Checked is that every place can be read, that all batches have
-the same columns, that observations, actions and rewards are finite, that probabilities are some, and that the rows of
-an episode follow each other: t counts on, obs is new_obs of the row before, and no row follows a done.
+Each fault is a line: FILE, line or row group, row: fault. The checks: Every place can be read. All batches have the
+same columns. Observations, actions and rewards are finite. Probabilities are valid. The rows of an episode follow each
+other: t counts up, obs is new_obs of the previous row, and no row follows a done.
 """,
     ),
     "convert": _Command(
         _convert,
-        "Write files of experience again in another format.",
+        "Write files of experience in another format.",
         f"""examples:
   {_PROG} convert rllib.json --out mine.parquet
   {_PROG} convert 'data/*.json' --out data-parquet --to parquet
@@ -276,12 +276,12 @@ an episode follow each other: t counts on, obs is new_obs of the row before, and
     ),
     "merge": _Command(
         _merge,
-        "Write several files of experience as one, with episodes numbered anew.",
+        "Merge several files of experience into one, with new episode numbers.",
         f"""examples:
   {_PROG} merge 'runs/mine/output/*.json' --out all.parquet
   {_PROG} merge day1 day2 --out both.json.gz --compress obs,new_obs
 
-Episodes get new numbers, so that those of different files stay apart.
+Episodes get new numbers, so that episodes of different files stay apart.
 {_LEFT_OUT}""",
     ),
 }

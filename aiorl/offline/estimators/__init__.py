@@ -1,19 +1,19 @@
-"""Importance sampling: the worth of a policy, judged on episodes that another policy played.
+"""Importance sampling: the return of a policy, estimated from episodes that another policy played.
 
-`ImportanceSamplingEstimator` and `WeightedImportanceSamplingEstimator` judge the episodes that a run's workers read,
-one by one (``input_evaluation``). `aiorl.offline.estimators.judgement` has five estimators over a whole data set
+`ImportanceSamplingEstimator` and `WeightedImportanceSamplingEstimator` estimate from the episodes that a run's workers
+read, one by one (``input_evaluation``). `aiorl.offline.estimators.judgement` has five estimators over a whole data set
 (``python -m aiorl.estimate``); two of them need a fitted Q (`aiorl.offline.estimators.fitted_q`).
 
-Per episode of T steps, with rewards r_t, discount g and p_t the product over steps 0..t of the new policy's
-probability of the action taken over the old one's:
+Definitions for an episode of T steps with rewards r_t and discount g; p_t is the product over steps 0..t of the new
+policy's probability of the action taken divided by the old policy's:
 
-* old policy's return ``V_prev = sum_t g^t r_t``;
-* IS: ``sum_t g^t p_t r_t``, each reward by the ratio up to it: without bias but of great variance. It is what the
-  literature calls per-decision IS, and ``pdis`` in `judgement`;
-* WIS: ``sum_t g^t (p_t / w_t) r_t`` with w_t the mean of p_t over those episodes seen that reached step t, this
-  one included: much less variance, but a bias that more episodes do not remove where the policies differ in how long
-  episodes last, since episodes that have ended do not count in w_t. (A reward of 1 for each step makes it ``V_prev``,
-  whatever the policies.) `Ratios` counts them.
+* the old policy's return is ``V_prev = sum_t g^t r_t``;
+* IS is ``sum_t g^t p_t r_t``: each reward is weighted with the ratio up to it, without bias but with a high variance.
+  The literature calls it per-decision IS, and `judgement` calls it ``pdis``;
+* WIS is ``sum_t g^t (p_t / w_t) r_t`` with w_t the mean of p_t over the episodes seen so far that reached step t,
+  including this one. The variance is much lower, but there is a bias, which more episodes do not remove if the policies
+  differ in the length of episodes, because finished episodes do not count in w_t. (With a reward of 1 for each step it
+  equals ``V_prev``, whatever the policies.) `Ratios` counts them.
 
 Source: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation", sections 2 and 3.
 """
@@ -40,17 +40,17 @@ from aiorl.offline.io import IOContext
 
 F64 = NDArray[np.float64]
 ACTION_PROB = "action_prob"
-"""The old policy's probability of the action taken; ``action_logp`` will do as well."""
+"""The old policy's probability of the action taken; ``action_logp`` can replace it."""
 _MAX_ROWS_NAMED = 5
 ROUNDING = 1e-4
-"""By which a logarithm of a probability may exceed 0: it was summed up in float32."""
+"""Amount by which a logarithm of a probability can exceed 0, because it was summed in float32."""
 _MAX_DISAGREEMENT = 1e-2
-"""Between ``action_logp`` and the logarithm of ``action_prob``."""
+"""Largest difference between ``action_logp`` and the logarithm of ``action_prob``."""
 
 
 @runtime_checkable
 class ActionLikelihoods(Protocol):
-    """A policy that knows how likely it would have taken given actions; users' policies may offer it."""
+    """Policy that computes the probabilities of given actions; users' policies can implement it."""
 
     def compute_log_likelihoods(
         self,
@@ -66,11 +66,11 @@ class ActionLikelihoods(Protocol):
 def action_log_likelihoods(policy: Policy, batch: SampleBatch) -> F64:
     """Return log-probabilities [B], under a policy without exploration, of the actions in a batch.
 
-    A recurrent policy is given the states that the batch has.
+    A recurrent policy gets the states in the batch.
 
     Raises:
-        PolicyError: the policy cannot tell.
-        BatchError: actions that its space does not have; the message names the rows (a ValueError).
+        PolicyError: the policy does not compute probabilities of actions.
+        BatchError: actions outside its space; the message names the rows (a ValueError).
     """
     actions, obs = batch[c.ACTIONS], batch[c.OBS]
     prev_actions, prev_rewards = batch.get(c.PREV_ACTIONS), batch.get(c.PREV_REWARDS)
@@ -81,13 +81,13 @@ def action_log_likelihoods(policy: Policy, batch: SampleBatch) -> F64:
         logp = policy.compute_log_likelihoods(actions, obs, states, prev_actions, prev_rewards)
     elif isinstance(policy, GraphPolicy):
         actions = check_actions(batch, policy.layout)
-        # the columns of compute_actions say all about the distribution; which actions were chosen is of no interest
+        # the columns of compute_actions describe the distribution; the actions chosen don't matter
         _, _, columns = policy.compute_actions(obs, states, prev_actions, prev_rewards, explore=False)
         logp = policy.distribution.logp(columns[c.ACTION_DIST_INPUTS], actions)
     else:
         raise PolicyError(
-            f"{type(policy).__name__} cannot tell how likely an action is, which off-policy estimation needs; give it "
-            "a method compute_log_likelihoods(actions, obs, state_batches, prev_action_batch, prev_reward_batch)"
+            f"{type(policy).__name__} does not compute probabilities of actions, which off-policy estimation needs; "
+            "add a method compute_log_likelihoods(actions, obs, state_batches, prev_action_batch, prev_reward_batch)"
         )
     return np.asarray(logp, np.float64)
 
@@ -96,7 +96,7 @@ def check_actions(batch: SampleBatch, layout: ActionLayout) -> NDArray[Any]:
     """Return the actions of a batch, in column form.
 
     Raises:
-        BatchError: the space does not have them; the message names the rows (a ValueError).
+        BatchError: an action is outside the space; the message names the rows (a ValueError).
     """
     actions = layout.to_column(batch[c.ACTIONS])
     for leaf, column in zip(layout.leaves, layout.split(actions), strict=True):
@@ -108,7 +108,7 @@ def check_actions(batch: SampleBatch, layout: ActionLayout) -> NDArray[Any]:
 
 
 def _range_of(leaf: spaces.Space[Any]) -> tuple[Any, Any]:
-    """Return the range of each component; a Box has actions from before they were clipped, so any finite number."""
+    """Return the range of each component; a Box allows any finite number, because its actions are not clipped yet."""
     match leaf:
         case spaces.Discrete():
             return leaf.start, leaf.start + leaf.n - 1
@@ -123,12 +123,12 @@ def behaviour_log_likelihoods(batch: SampleBatch, action_space: spaces.Space[Any
     """Return log-probabilities [B] of the actions under the policy that took them; densities if they are continuous.
 
     Raises:
-        BatchError: they are missing, impossible (not above 0, above 1 but for densities, not finite), or stored twice
-            and not the same; the message names the rows (a ValueError).
+        BatchError: they are missing, impossible (not above 0, above 1 except for densities, not finite), or stored
+            twice with different values; the message names the rows (a ValueError).
     """
     has_logp, has_prob = c.ACTION_LOGP in batch, ACTION_PROB in batch
     if not (has_logp or has_prob):
-        raise BatchError(ACTION_PROB, f"it or {c.ACTION_LOGP!r} to be there for off-policy estimation", sorted(batch))
+        raise BatchError(ACTION_PROB, f"it or {c.ACTION_LOGP!r} to exist for off-policy estimation", sorted(batch))
     is_density = any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(action_space))
     logp = np.zeros(batch.count)
     if has_prob:
@@ -142,7 +142,7 @@ def behaviour_log_likelihoods(batch: SampleBatch, action_space: spaces.Space[Any
         expected = "finite logarithms of densities" if is_density else "finite logarithms of probabilities, at most 0"
         _refuse(batch, c.ACTION_LOGP, ~(np.isfinite(stored) & (is_density | (stored <= ROUNDING))), expected)
         if has_prob:
-            expected = f"the logarithm of {ACTION_PROB!r}, which is there too"
+            expected = f"the logarithm of {ACTION_PROB!r}, which is stored too"
             _refuse(batch, c.ACTION_LOGP, np.abs(stored - logp) > _MAX_DISAGREEMENT, expected)
         logp = stored
     return logp if is_density else np.minimum(logp, 0.0)
@@ -156,7 +156,7 @@ def _numbers(batch: SampleBatch, name: str) -> F64:
 
 
 def _refuse(batch: SampleBatch, name: str, is_wrong: NDArray[np.bool_], expected: str) -> None:
-    """Raise BatchError, naming rows, if any is wrong."""
+    """Raise BatchError naming the first wrong rows, if there are any."""
     rows = np.flatnonzero(is_wrong)
     if not len(rows):
         return
@@ -172,26 +172,26 @@ def _text(value: Any) -> str:
 
 
 LARGEST_LOG_RATIO = 500.0
-"""Bound on the logarithm of a ratio where none is asked for, so that sums of ratios stay finite."""
+"""Default limit of the logarithm of a ratio, so that sums of ratios stay finite."""
 _CONFIDENCE = 0.95
 _BLOCK = 1 << 22
-"""Numbers of one block of a bootstrap's tables."""
+"""Numbers in one block of a bootstrap's tables."""
 
 
 class Trajectories:
-    """Rewards of E whole episodes in R rows, one episode behind the other.
+    """Rewards of E whole episodes in R rows, one episode after the other.
 
     Attributes:
         rewards: float64 [R].
         lengths: [E], at least 1 each.
         gamma: discount.
-        starts: [E], first row of each.
+        starts: [E], first row of each episode.
         steps: [R], step within the episode, from 0.
         discounts: [R], ``gamma ** steps``.
     """
 
     def __init__(self, rewards: F64, lengths: NDArray[np.int64], gamma: float) -> None:
-        """Count steps."""
+        """Compute starts, steps and discounts."""
         self.rewards, self.lengths, self.gamma = rewards, lengths, gamma
         self.starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
         self.steps: NDArray[np.int64] = np.arange(len(rewards)) - np.repeat(self.starts, lengths)
@@ -202,7 +202,7 @@ class Trajectories:
         return len(self.lengths)
 
     def totals(self, per_row: F64) -> F64:
-        """Return [E]: the sum over each episode's rows of ``g^t`` times a number for each row."""
+        """Return [E]: the sum over each episode's rows of ``g^t`` times the row's number."""
         sums: F64 = np.add.reduceat(self.discounts * per_row, self.starts)
         return sums
 
@@ -213,69 +213,70 @@ class Trajectories:
 
 
 class Ratios:
-    """The ratios of episodes, and what they make of rewards.
+    """Probability ratios of episodes, and the estimates that result from them.
 
-    E episodes of T_i steps lie one behind the other in R rows. With rewards r_t, discount g and p_t the product over
-    steps 0..t of the new policy's probability of the action taken over the old one's, an episode's value is
+    E episodes of T_i steps follow each other in R rows. With rewards r_t and discount g, and with p_t the product over
+    steps 0..t of the new policy's probability of the action taken divided by the old policy's, an episode's value is
 
-    * ``ordinary``: ``p_(T-1) sum_t g^t r_t``, the whole return by the whole ratio;
-    * ``per_decision``: ``sum_t g^t p_t r_t``, each reward by the ratio up to it: as free of bias, of less variance;
-    * ``weighted``: ``sum_t g^t (p_t / w_t) r_t`` with ``w_t`` the mean of p_t over **all** episodes. Episodes are
-      ragged: one that ended before t counts with its last ratio, p_(T-1). So the weights of a step add up to E, and the
-      bias vanishes as episodes become more, also where the policies differ in how long episodes last;
-    * ``doubly_robust``: ``V(s_0) + sum_t g^t p_t (r_t + g V(s_(t+1)) - Q(s_t, a_t))``: what a model Q says, with its
-      errors weighed in; free of bias whatever Q is, without variance where Q is exact and nothing is by chance.
+    * ``ordinary``: ``p_(T-1) sum_t g^t r_t``, the whole return weighted with the whole ratio;
+    * ``per_decision``: ``sum_t g^t p_t r_t``, each reward weighted with the ratio up to it: also without bias, with
+      less variance;
+    * ``weighted``: ``sum_t g^t (p_t / w_t) r_t`` with ``w_t`` the mean of p_t over **all** episodes. An episode that
+      ended before t counts with its last ratio, p_(T-1). So the weights of a step add up to E, and the bias vanishes
+      with more episodes, even if the policies differ in the length of episodes;
+    * ``doubly_robust``: ``V(s_0) + sum_t g^t p_t (r_t + g V(s_(t+1)) - Q(s_t, a_t))``: the value by a model Q,
+      corrected for its errors; without bias for any Q, and without variance if Q is exact and nothing is random.
 
     An estimate is the mean of the episodes' values.
 
     Sources: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation"; Jiang, Li 2016, "Doubly
     robust off-policy value evaluation for reinforcement learning", https://arxiv.org/abs/1511.03722; Thomas, Brunskill
-    2016, https://arxiv.org/abs/1604.00923 (episodes that ended keep their ratio).
+    2016, https://arxiv.org/abs/1604.00923 (finished episodes keep their ratio).
 
     Attributes:
         of: the episodes.
         ratios: p_t, float64 [R].
-        is_clipped: [R], where p_t was above the bound.
+        is_clipped: [R], True if p_t was above the limit.
     """
 
     def __init__(self, of: Trajectories, log_ratios: F64, *, clip: float | None = None) -> None:
-        """Multiply up.
+        """Multiply the ratios of each episode.
 
         Args:
             of: the episodes.
-            log_ratios: [R], new log-probability of the action taken minus the old one; -inf where it is impossible now.
-            clip: bound on each p_t; None for none but what keeps sums finite.
+            log_ratios: [R], new log-probability of the action taken minus the old one; -inf if it is now impossible.
+            clip: limit of each p_t; None clips only to keep sums finite.
         """
         self.of = of
         sums = np.empty(len(log_ratios))
         for start, length in zip(of.starts.tolist(), of.lengths.tolist(), strict=True):
             np.cumsum(log_ratios[start : start + length], out=sums[start : start + length])
         bound = LARGEST_LOG_RATIO if clip is None else min(math.log(clip), LARGEST_LOG_RATIO)
-        # a ratio of exactly the bound is none too many, whatever its rounding
+        # a ratio of exactly the limit is not clipped, whatever its rounding
         self.is_clipped: NDArray[np.bool_] = sums > bound + 1e-9
         self.ratios: F64 = np.exp(np.minimum(sums, bound))
 
     @property
     def last(self) -> F64:
-        """p_(T-1), the ratio of each whole episode."""
+        """Ratio p_(T-1) of each whole episode."""
         last: F64 = self.ratios[self.of.starts + self.of.lengths - 1]
         return last
 
     @property
     def effective_sample_size(self) -> float:
-        """How many episodes of equal weight tell as much: ``(sum p)^2 / sum p^2``, from 1 to E; 0 if all are 0.
+        """Number of episodes of equal weight with the same information: ``(sum p)^2 / sum p^2``, 0 or from 1 to E.
 
         Source: Kish 1965, "Survey Sampling".
         """
         largest = self.last.max()
         if largest == 0.0:
             return 0.0
-        scaled = self.last / largest  # the squares of ratios may not be finite
+        scaled = self.last / largest  # the squares of unscaled ratios can overflow
         return float(scaled.sum() ** 2 / (scaled * scaled).sum())
 
     @property
     def num_clipped_episodes(self) -> int:
-        """Episodes with a ratio above the bound."""
+        """Number of episodes with a ratio above the limit."""
         return int(np.logical_or.reduceat(self.is_clipped, self.of.starts).sum())
 
     def ordinary(self) -> F64:
@@ -288,11 +289,11 @@ class Ratios:
         return self.of.totals(self.ratios * self.of.rewards)
 
     def weights(self) -> F64:
-        """Return [R]: ``p_t / w_t``; 0 where no episode has a ratio above 0."""
+        """Return [R]: ``p_t / w_t``; 0 if all ratios of the step are 0."""
         of = self.of
         longest = int(of.lengths.max())
         means = np.bincount(of.steps, self.ratios, longest)
-        means += np.cumsum(np.bincount(of.lengths, self.last, longest + 1))[:longest]  # of those that ended before
+        means += np.cumsum(np.bincount(of.lengths, self.last, longest + 1))[:longest]  # episodes that ended before
         at_row = means[of.steps] / len(of)
         return np.divide(self.ratios, at_row, out=np.zeros(len(at_row)), where=at_row > 0.0)
 
@@ -306,14 +307,14 @@ class Ratios:
         Args:
             q: [R], the model's value of the action taken.
             v: [R], its value of the observation under the new policy.
-            v_next: [R], its value of what followed; 0 where the episode terminated.
+            v_next: [R], its value of the next observation; 0 if the episode terminated.
         """
         of = self.of
         values: F64 = v[of.starts] + of.totals(self.ratios * (of.rewards + of.gamma * v_next - q))
         return values
 
     def bootstrap_weighted(self, num_resamples: int, seed: int) -> F64:
-        """Return [num_resamples]: the weighted estimate anew for episodes drawn with replacement."""
+        """Return [num_resamples]: the weighted estimates for episodes drawn with replacement."""
         of = self.of
         gains = self.ratios * of.rewards * of.discounts
         longest = int(of.lengths.max())
@@ -337,14 +338,14 @@ def bootstrap_means(values: F64, num_resamples: int, seed: int) -> F64:
 
 
 def interval_of(estimates: F64) -> tuple[float, float]:
-    """Return the range that holds the middle 95 % of a bootstrap's estimates."""
+    """Return the range of the middle 95 % of a bootstrap's estimates."""
     outside = 50.0 * (1.0 - _CONFIDENCE)
     low, high = np.percentile(estimates, [outside, 100.0 - outside])
     return float(low), float(high)
 
 
 def _resamples(num_episodes: int, num_resamples: int, seed: int) -> Iterator[F64]:
-    """Yield how often each episode is in each resample, [some, E] at a time; equal for equal seeds."""
+    """Yield the number of times each episode is in each resample, [n, E] per block; equal for equal seeds."""
     rng = np.random.default_rng(seed)
     at_once = max(1, _BLOCK // num_episodes)
     for begin in range(0, num_resamples, at_once):
@@ -356,11 +357,11 @@ def _resamples(num_episodes: int, num_resamples: int, seed: int) -> Iterator[F64
 
 _DEFAULT_GAMMA = 0.99
 SMALLEST_RETURN = 1e-8
-"""Returns below it count as it, where a gain is divided by them."""
+"""Smallest return to divide a gain by; smaller returns are replaced by it."""
 
 
 class OffPolicyEstimate(NamedTuple):
-    """What an estimator says about one episode.
+    """Estimate for one episode.
 
     Attributes:
         estimator_name: ``"is"`` or ``"wis"``.
@@ -372,7 +373,7 @@ class OffPolicyEstimate(NamedTuple):
 
 
 class OffPolicyEstimator(ABC):
-    """Fed with episodes, drained of estimates.
+    """Estimator that takes episodes and returns their estimates.
 
     Attributes:
         policy: the new policy.
@@ -382,14 +383,14 @@ class OffPolicyEstimator(ABC):
     name = ""
 
     def __init__(self, policy: Policy, gamma: float) -> None:
-        """Begin without any episode."""
+        """Start without episodes."""
         self.policy = policy
         self.gamma = gamma
         self._estimates: list[OffPolicyEstimate] = []
 
     @classmethod
     def create(cls, context: IOContext) -> OffPolicyEstimator:
-        """Return an estimator for a worker's default policy; the discount is that of its config.
+        """Return an estimator for a worker's default policy, with the discount of its config.
 
         Raises:
             ConfigError: the worker has no default policy.
@@ -397,7 +398,7 @@ class OffPolicyEstimator(ABC):
         policy = context.worker.get_policy()
         if policy is None:
             raise ConfigError(
-                f"input_evaluation {cls.name!r} judges the policy {c.DEFAULT_POLICY_ID!r}, and there is none.",
+                f"input_evaluation {cls.name!r} judges the policy {c.DEFAULT_POLICY_ID!r}, which does not exist.",
                 key="input_evaluation",
                 value=cls.name,
                 hint="Leave input_evaluation empty for multi-agent input.",
@@ -405,12 +406,12 @@ class OffPolicyEstimator(ABC):
         return cls(policy, float(context.config.get("gamma", _DEFAULT_GAMMA)))
 
     def process(self, episode: Batch) -> None:
-        """Take in one episode.
+        """Add one episode.
 
         Raises:
-            BatchError: a multi-agent batch, or one without the old policy's action probabilities or with impossible
-                ones, whose rows are named (a ValueError).
-            PolicyError: the policy cannot tell how likely an action is.
+            BatchError: the batch is multi-agent, or the old policy's action probabilities are missing or impossible;
+                the message names the rows (a ValueError).
+            PolicyError: the policy does not compute probabilities of actions.
         """
         if not isinstance(episode, SampleBatch):
             raise BatchError("policy_batches", "a single-agent batch for off-policy estimation", "a MultiAgentBatch")
@@ -418,7 +419,7 @@ class OffPolicyEstimator(ABC):
             old = behaviour_log_likelihoods(episode, self.policy.action_space)
             log_ratios = action_log_likelihoods(self.policy, episode) - old
             rewards = np.asarray(episode[c.REWARDS], np.float64)
-            # bounded, so that sums of them stay finite
+            # limited, so that their sums stay finite
             weights = self._weights(np.exp(np.minimum(np.cumsum(log_ratios), LARGEST_LOG_RATIO)))
             discounted = self.gamma ** np.arange(len(rewards)) * rewards
             old_return, new_return = float(discounted.sum()), float((weights * discounted).sum())
@@ -436,11 +437,11 @@ class OffPolicyEstimator(ABC):
 
     @abstractmethod
     def _weights(self, ratios: F64) -> F64:
-        """Return the weight [T] of each reward of an episode by p_t [T]."""
+        """Return the weight [T] of each reward of an episode from its ratios p_t [T]."""
 
 
 class ImportanceSamplingEstimator(OffPolicyEstimator):
-    """IS, see the module."""
+    """Importance sampling (IS); see the module."""
 
     name = "is"
 
@@ -449,12 +450,12 @@ class ImportanceSamplingEstimator(OffPolicyEstimator):
 
 
 class WeightedImportanceSamplingEstimator(OffPolicyEstimator):
-    """WIS, see the module."""
+    """Weighted importance sampling (WIS); see the module."""
 
     name = "wis"
 
     def __init__(self, policy: Policy, gamma: float) -> None:
-        """Begin without any episode."""
+        """Start without episodes."""
         super().__init__(policy, gamma)
         self._sums = np.zeros(0)
         self._counts = np.zeros(0)
@@ -467,7 +468,7 @@ class WeightedImportanceSamplingEstimator(OffPolicyEstimator):
         self._sums[:length] += ratios
         self._counts[:length] += 1.0
         means = self._sums[:length] / self._counts[:length]
-        # a mean of 0 has a ratio of 0 above it
+        # if a mean is 0, all its ratios are 0
         return np.divide(ratios, means, out=np.zeros(length), where=means > 0.0)
 
 
@@ -479,5 +480,5 @@ ESTIMATORS: dict[str, type[OffPolicyEstimator]] = {
 
 
 def episode_parts(batch: Batch) -> list[Batch]:
-    """Return one part for each episode of a plain batch; a multi-agent one as it is."""
+    """Return one part for each episode of a plain batch; a multi-agent batch is returned whole."""
     return list(batch.split_by_episode()) if isinstance(batch, SampleBatch) else [batch]

@@ -1,21 +1,21 @@
-"""Fitted Q evaluation: the worth of stored actions under the policy that is judged.
+"""Fitted Q evaluation: the value of stored actions under another policy.
 
-Q is linear in features of what the policy acts upon: the numbers themselves and random Fourier features of several
-widths, with weights of their own for each action of a Discrete space, else over observation and action together. Each
-iteration regresses ``r + g E[Q(s', a')]``, the expectation over the new policy's actions, with a ridge. So it takes
-NumPy alone (whoever judges a policy needs no TensorFlow), has no step size and no schedule to tune, and gives the same
-numbers for the same seed; the price is that Q of images is a rough one. The first iteration starts at the fixed point
-of the unbounded regression, where that is small enough to be solved; targets are held within what rewards allow.
+Q is linear in features of the policy's inputs: the inputs themselves and random Fourier features of several widths. For
+a Discrete space each action has its own weights; otherwise the features are of observation and action together. Each
+iteration regresses ``r + g E[Q(s', a')]``, the expectation over the new policy's actions, with a ridge. So it needs
+only NumPy, not TensorFlow, has no step size or schedule to tune, and returns the same numbers for the same seed; the
+price is that Q of images is rough. The first iteration starts at the fixed point of the unbounded regression if that is
+small enough to solve. Targets are clipped to the range that rewards allow.
 
-What followed the last step of an episode is worth nothing if it terminated; after a cut (a time limit) the value goes
-on as elsewhere, unless a cut is said to be an end.
+After the last step of an episode the value is 0 if the episode terminated. After a cut (a time limit) the value
+continues as elsewhere, unless a cut counts as an end.
 
 Sources: Le, Voloshin, Yue 2019, "Batch policy learning under constraints", https://arxiv.org/abs/1903.08738,
 algorithm 3; Rahimi, Recht 2007, "Random features for large-scale kernel machines".
 
-Arrays [R + E, ...] hold the R steps of E episodes one episode behind the other, each with one more row at its end: what
-followed its last step. So the row behind a step is always what followed it. Where an episode terminated, the row at its
-end means nothing.
+Arrays [R + E, ...] hold the R steps of E episodes, one episode after the other, each with one more row at its end for
+the observation after its last step. So the row after a step is always the one that followed it. If an episode
+terminated, the row at its end has no meaning.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ F64 = NDArray[np.float64]
 _LOOKED_AT_ONCE = 4096
 _MAX_WAVES = 256
 _ROWS_PER_WAVE = 16
-"""Of the first rows that are looked at, fewer than this for each random feature would be too few."""
+"""Rows per random feature: the first rows must have at least this many for each."""
 _WIDTHS = (0.5, 1.0, 2.0, 4.0)
-"""Of the random features, in deviations of the data, for one number; more numbers are further apart."""
+"""Widths of the random features, in deviations of the data, for one number; more numbers are further apart."""
 _MAX_PLAIN = 64
-"""Numbers that are features themselves; of more, only the random ones are."""
+"""Largest number of inputs that are features themselves; with more, all features are random ones."""
 _FARTHEST = 10.0
-"""Deviations from the mean beyond which numbers all look the same."""
+"""Deviations from the mean at which numbers are clipped."""
 _RIDGE = 1e-3
-"""As a share of the mean of the features' squares."""
+"""Ridge, as a fraction of the mean of the features' squares."""
 _MAX_SOLVED = 2048
 _TOLERANCE = 1e-4
-"""Change of values, as a share of the largest, below which they have settled."""
+"""Change of values, as a fraction of the largest, below which they have converged."""
 _SMALLEST_DISCOUNT = 1e-5
-"""Of what is further off than iterations reach."""
+"""Discount of steps beyond the reach of the iterations."""
 _MAX_ITERATIONS = 2000
 _NUM_DRAWS = 8
-"""Actions drawn for an expectation over a continuous policy."""
+"""Actions sampled for an expectation over a continuous policy."""
 _ROWS_AT_ONCE = 8192
 
 
 class Look(NamedTuple):
-    """The policy's view of E episodes of R steps together.
+    """Evaluation of a policy on E episodes of R steps together.
 
     Attributes:
         policy: the policy.
         steps: [R], the rows of [R + E] that are steps.
         logp: [R], log-probability of the action taken.
         actions: [R, ...], the actions, in column form.
-        known: float32 [R + E, D], what the policy acts upon: observations, flat, and recurrent states.
+        known: float32 [R + E, D], the policy's inputs: observations, flat, and recurrent states.
         dist_inputs: [R + E, P], inputs of its action distribution.
     """
 
@@ -86,15 +86,15 @@ class Look(NamedTuple):
 
 
 Observe = Callable[[Sequence[Any]], Array]
-"""Makes network inputs of stored observations."""
+"""Function that turns stored observations into network inputs."""
 
 
 def log_likelihoods(policy: Policy, episodes: Sequence[SampleBatch], observe: Observe | None = None) -> F64:
-    """Return log-probabilities [R] of the actions taken; arguments are those of `look_at`.
+    """Return log-probabilities [R] of the actions taken; the arguments are those of `look_at`.
 
     Raises:
-        PolicyError: the policy cannot tell.
-        BatchError: observations or actions that are not of its spaces.
+        PolicyError: the policy does not compute probabilities of actions.
+        BatchError: observations or actions are outside its spaces.
     """
     if isinstance(policy, GraphPolicy) and not isinstance(policy, ActionLikelihoods):
         return look_at(policy, episodes, observe, need_ends=False).logp
@@ -104,24 +104,24 @@ def log_likelihoods(policy: Policy, episodes: Sequence[SampleBatch], observe: Ob
 def look_at(
     policy: Policy, episodes: Sequence[SampleBatch], observe: Observe | None = None, *, need_ends: bool
 ) -> Look:
-    """Evaluate a policy at each step, and at what followed the last ones.
+    """Evaluate a policy at each step, and after the last step of each episode.
 
-    It is judged as it acts when it draws from its distribution, without exploration on top of that. A recurrent one has
-    its own states from each episode's start.
+    The policy samples from its distribution, without additional exploration. A recurrent policy starts each episode
+    with its initial state.
 
     Args:
         policy: the policy.
         episodes: whole episodes.
-        observe: makes network inputs of stored observations; None where they are network inputs already.
-        need_ends: an episode that did not terminate must have the observation that followed.
+        observe: function that turns stored observations into network inputs; None if they are network inputs already.
+        need_ends: require the final observation of each episode that did not terminate.
 
     Raises:
         PolicyError: the policy is not one of aiorl's networks.
-        BatchError: a column is missing; observations or actions that are not of its spaces.
+        BatchError: a column is missing, or observations or actions are outside its spaces.
     """
     if not isinstance(policy, GraphPolicy):
         raise PolicyError(
-            f"{type(policy).__name__} cannot tell its action distribution, which dm and dr need; use is, wis, pdis"
+            f"{type(policy).__name__} has no known action distribution, which dm and dr need; use is, wis, pdis"
         )
     obs = np.concatenate([part for episode in episodes for part in _inputs(policy, episode, observe, need_ends)])
     by_episode = [check_actions(episode, policy.layout) for episode in episodes]
@@ -138,14 +138,14 @@ def look_at(
 
 
 def _inputs(policy: GraphPolicy, episode: SampleBatch, observe: Observe | None, need_end: bool) -> tuple[Array, Array]:
-    """Return observations of an episode as the network takes them, and the one [1, ...] behind the last step."""
+    """Return an episode's observations as network inputs, and the observation [1, ...] after its last step."""
     obs = _network_inputs(policy, episode, episode[c.OBS], observe)
     if c.NEW_OBS in episode:
         return obs, _network_inputs(policy, episode, episode[c.NEW_OBS][-1:], observe)
     if need_end and not has_terminated(episode):
         raise BatchError(
             c.NEW_OBS,
-            "it to be there, since an episode was cut and its end has a value (or say that a cut is an end)",
+            "it to exist, because an episode was cut and its end has a value (or count a cut as an end)",
             sorted(episode),
         )
     return obs, np.zeros_like(obs[:1])
@@ -155,9 +155,9 @@ def _network_inputs(policy: GraphPolicy, episode: SampleBatch, stored: Array, ob
     spec = policy.spec
     obs = stored if observe is None else observe(list(stored))
     if obs.shape[1:] != spec.obs_shape:
-        hint = "" if observe else "; stored as its environment gives them, they must be preprocessed first"
+        hint = "" if observe else "; observations in the form of the environment must be preprocessed first"
         raise BatchError(
-            c.OBS, f"observations of shape {spec.obs_shape}, as the policy takes them", f"{obs.shape[1:]}{hint}"
+            c.OBS, f"observations of shape {spec.obs_shape}, as the policy expects them", f"{obs.shape[1:]}{hint}"
         )
     cast: Array = obs.astype(spec.obs_dtype, copy=False)
     is_lost = spec.obs_dtype == "uint8" and obs.dtype != np.uint8 and not np.array_equal(cast, obs)
@@ -169,7 +169,7 @@ def _network_inputs(policy: GraphPolicy, episode: SampleBatch, stored: Array, ob
 
 
 def has_terminated(episode: SampleBatch) -> bool:
-    """Return whether an episode ended by itself and not by a time limit; ``dones`` say so where nothing better does."""
+    """Return whether an episode terminated, not by a time limit; ``dones`` decides if there is no better column."""
     for name in (c.TERMINATEDS, c.DONES):
         if name in episode:
             return bool(episode[name][-1])
@@ -177,19 +177,19 @@ def has_terminated(episode: SampleBatch) -> bool:
 
 
 def steps_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rows of [R + E] that are steps of episodes of some lengths [E]."""
+    """Return the rows of [R + E] that are steps of episodes with the given lengths [E]."""
     return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)
 
 
 def _behind_zeros(by_episode: Sequence[Array]) -> Array:
-    """Return [R + E, ...]: in each row the number of the step before, of its own episode; 0 at the starts."""
+    """Return [R + E, ...]: in each row the number of the previous step of the same episode; 0 at the starts."""
     return np.concatenate([part for column in by_episode for part in (np.zeros_like(column[:1]), column)])
 
 
 def _evaluated(
     policy: GraphPolicy, obs: Array, lengths: NDArray[np.int64], prev: tuple[Array, Array] | None
 ) -> tuple[F32, list[F32]]:
-    """Return what the network gives for each row, and the states that went into each."""
+    """Return the network's outputs for each row, and the states before each row."""
     dist_inputs = np.empty((len(obs), policy.spec.num_dist_inputs), np.float32)
     states = policy.initial_state(len(obs))
 
@@ -207,7 +207,7 @@ def _evaluated(
         return dist_inputs, []
     starts = np.cumsum(lengths + 1) - (lengths + 1)
     running, state = np.arange(len(lengths)), policy.initial_state(len(lengths))
-    for step in range(int(lengths.max()) + 1):  # all episodes side by side
+    for step in range(int(lengths.max()) + 1):  # all episodes in parallel
         goes_on = lengths[running] >= step
         running, state = running[goes_on], [component[goes_on] for component in state]
         state = evaluate(starts[running] + step, state)
@@ -215,18 +215,18 @@ def _evaluated(
 
 
 def _finite(logp: F64) -> F64:
-    """Return the same; an action that is impossible now may be at -inf, but nothing may be undefined."""
+    """Return `logp` unchanged; -inf is allowed, because an action can be impossible now, but NaN and inf are not."""
     rows = np.flatnonzero(np.isnan(logp) | (logp == np.inf))
     if len(rows):
         raise PolicyError(
-            f"the policy's log-probability of action {rows[0]} is {logp[rows[0]]}; its weights or observations are not "
-            "what they should be"
+            f"the policy's log-probability of action {rows[0]} is {logp[rows[0]]}; its weights or the observations are "
+            "wrong"
         )
     return logp
 
 
 class _Waves:
-    """Features [N, d] of numbers [N, D], standardised by the first ones seen."""
+    """Features [N, d] of numbers [N, D], standardised with the first numbers."""
 
     def __init__(self, first: F32, rng: np.random.Generator) -> None:
         self._mean = first.mean(0)
@@ -243,7 +243,7 @@ class _Waves:
         near = np.clip((numbers - self._mean) * self._scale, -_FARTHEST, _FARTHEST)
         waves = np.cos(near @ self._frequencies + self._phases)
         parts = [np.ones((len(near), 1), np.float32), waves, *([near] if self._has_plain else [])]
-        # sums of products over many rows lose too much in float32 for iterations to settle
+        # in float32, sums of products over many rows are too inexact for iterations to converge
         return np.concatenate(parts, axis=1, dtype=np.float64)
 
 
@@ -253,12 +253,12 @@ class QRows:
 
     Attributes:
         of: the episodes.
-        taken: [R + E, d], features of observation and action as one; those of observations alone, ``expected``, where
-            actions have weights of their own.
-        choices: [R], the action's number; 0 where they have not.
-        expected: [R + E, d], those averaged over the new policy's actions; else of observations alone.
-        probabilities: [R + E, A], the new policy's; ones [R + E, 1] where actions have no weights of their own.
-        goes_on: bool [E], what followed the last step has a value.
+        taken: [R + E, d], features of observation and action together; equal to ``expected`` if actions have their own
+            weights.
+        choices: [R], the action's number; 0 if actions have no weights of their own.
+        expected: [R + E, d], ``taken`` averaged over the new policy's actions, or features of observations alone.
+        probabilities: [R + E, A], the new policy's; ones [R + E, 1] if actions have no weights of their own.
+        goes_on: bool [E], True if the observation after the last step has a value.
     """
 
     of: Trajectories
@@ -269,7 +269,7 @@ class QRows:
     goes_on: NDArray[np.bool_]
 
     def of_episodes(self, index: NDArray[np.int64]) -> QRows:
-        """Return those of some episodes, in increasing order."""
+        """Return the rows of some episodes, given in increasing order."""
         is_in = np.zeros(len(self.of), bool)
         is_in[index] = True
         steps, rows = np.repeat(is_in, self.of.lengths), np.repeat(is_in, self.of.lengths + 1)
@@ -285,29 +285,29 @@ class QRows:
 
     @property
     def steps(self) -> NDArray[np.int64]:
-        """[R]: the rows that are steps."""
+        """Rows [R] that are steps."""
         return steps_of(self.of.lengths)
 
     @property
     def discounts(self) -> F64:
-        """[R]: of what followed; 0 where that is worth nothing."""
+        """Discounts [R] of the value after each step; 0 if that has no value."""
         discounts = np.full(len(self.choices), self.of.gamma)
         discounts[self.of.starts + self.of.lengths - 1] *= self.goes_on
         return discounts
 
 
 class FeatureBank:
-    """Gathers features of episodes, as many at a time as are looked at."""
+    """Collection of the features of episodes, a few episodes at a time."""
 
     def __init__(self, seed: int) -> None:
-        """Start empty, with the seed of features and of actions that are drawn."""
+        """Start empty, with the seed of the features and of the sampled actions."""
         self._rng = np.random.default_rng(seed)
         self._waves: _Waves | None = None
         self._taken: list[F64] = []
         self._parts: list[tuple[Array, Array, Array]] = []
 
     def add(self, look: Look) -> None:
-        """Take in the policy's view of some episodes; the first ones are what features are made for."""
+        """Add the evaluation of some episodes; the first ones determine the features."""
         distribution, num_rows = look.policy.distribution, len(look.known)
         if isinstance(distribution, Categorical):
             choices = look.actions.astype(np.int64) - int(getattr(look.policy.action_space, "start", 0))
@@ -323,11 +323,11 @@ class FeatureBank:
         self._parts.append((choices, expected, probabilities))
 
     def rows(self, of: Trajectories, goes_on: NDArray[np.bool_]) -> QRows:
-        """Return all of them together.
+        """Return the rows of all episodes.
 
         Args:
-            of: the episodes, as they were added.
-            goes_on: [E], what followed the last step has a value.
+            of: the episodes, in the order of `add`.
+            goes_on: [E], True if the observation after the last step has a value.
         """
         choices, expected, probabilities = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
         taken = np.concatenate(self._taken) if self._taken else expected
@@ -347,16 +347,16 @@ class FittedQ:
     """Q of a policy, fitted to episodes.
 
     Attributes:
-        num_iterations: regressions done.
-        has_converged: the last one changed next to nothing.
-        error: root mean square of what Q misses of its targets, on the rows it was fitted to.
+        num_iterations: number of regressions.
+        has_converged: True if the last regression changed almost nothing.
+        error: root mean square of the differences between Q and its targets, on the rows it was fitted to.
     """
 
     def __init__(self, rows: QRows) -> None:
-        """Fit.
+        """Fit Q.
 
         Raises:
-            ConfigError: values without end: no discount, and a cut that is no end.
+            ConfigError: values are infinite, because there is no discount and a cut is not an end.
         """
         gamma = rows.of.gamma
         if gamma >= 1.0 and rows.goes_on.any():
@@ -364,7 +364,7 @@ class FittedQ:
                 "without a discount, what follows a time limit has no finite value.",
                 key="gamma",
                 value=gamma,
-                hint="Give a gamma below 1, or say that a cut is an end (--cut-is-end).",
+                hint="Give a gamma below 1, or count a cut as an end (--cut-is-end).",
             )
         longest = int(rows.of.lengths.max())
         horizon = float(longest) if gamma >= 1.0 else 1.0 / (1.0 - gamma)
@@ -374,7 +374,7 @@ class FittedQ:
         self._fit(rows, min(_MAX_ITERATIONS, limit))
 
     def values(self, rows: QRows) -> tuple[F64, F64, F64]:
-        """Return Q of the actions taken, V of the observations and V of what followed, 0 behind an end: [R] each."""
+        """Return Q of the actions taken, V of the observations and V of the next ones (0 after an end): [R] each."""
         v, steps = self._expected(rows), rows.steps
         q = (rows.taken @ self._weights)[steps, rows.choices]
         return self._bounded(q), v[steps], np.where(rows.discounts > 0.0, v[steps + 1], 0.0)
@@ -401,10 +401,10 @@ class FittedQ:
         missed = self.values(rows)[0] - targets
         self.error = float(np.sqrt(np.mean(missed * missed)))
         if not self.has_converged:
-            logger.warning("fitted Q evaluation has not settled after %d iterations", self.num_iterations)
+            logger.warning("fitted Q evaluation has not converged after %d iterations", self.num_iterations)
 
     def _fixed_point(self, rows: QRows, of_action: Sequence[NDArray[np.int64]], inverses: Sequence[F64]) -> F64:
-        """Return weights [d, A] that a regression of unbounded targets leaves alone; zeros where they can't be had."""
+        """Return the weights [d, A] at which a regression of unbounded targets stops; zeros if there are none."""
         size, num_actions = rows.taken.shape[1], len(of_action)
         zeros = np.zeros((size, num_actions))
         if size * num_actions > _MAX_SOLVED:

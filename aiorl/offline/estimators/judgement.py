@@ -1,4 +1,4 @@
-"""Five estimators of the worth of a policy over stored episodes, each with its interval.
+"""Five estimators of a policy's return on stored episodes, each with its interval.
 
 judgement = judge(policy, episodes, methods=("pdis", "dr"), gamma=0.99)
 print(judgement.estimates["dr"].value, judgement.v_prev)
@@ -31,29 +31,29 @@ from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, QRows, has_t
 F64 = NDArray[np.float64]
 
 METHODS = {
-    "is": "ordinary importance sampling: each return by the whole episode's ratio",
-    "wis": "weighted: each reward by the ratio up to it, over the mean ratio of all episodes",
-    "pdis": "per-decision: each reward by the ratio up to it",
+    "is": "ordinary importance sampling: each return times the whole episode's ratio",
+    "wis": "weighted: each reward times the ratio up to it, divided by the mean ratio of all episodes",
+    "pdis": "per-decision: each reward times the ratio up to it",
     "dm": "direct: the value of first observations by a fitted Q",
-    "dr": "doubly robust: a fitted Q, with its errors weighed in",
+    "dr": "doubly robust: a fitted Q, corrected for its errors",
 }
-"""Estimators by name, and what they are."""
+"""Estimators by name, each with its description."""
 
 WITH_RATIOS = frozenset({"is", "wis", "pdis", "dr"})
-"""Those that ask how likely the old policy's actions were."""
+"""Estimators that need the old policy's action probabilities."""
 _WITH_Q = {"dm", "dr"}
 _ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one estimator says.
+    """Result of one estimator.
 
     Attributes:
-        value: expected discounted return of an episode under the policy that is judged.
-        interval: 95 % of the bootstrap's estimates are in it; None for a single episode, or without a bootstrap.
-        gain: the value over ``max(1e-8, V_prev)``.
-        values: float64 [E], each episode's share; their mean is the value.
+        value: expected discounted return of an episode under the policy.
+        interval: range of 95 % of the bootstrap's estimates; None for a single episode, or without a bootstrap.
+        gain: the value divided by ``max(1e-8, V_prev)``.
+        values: float64 [E], one for each episode; their mean is the value.
     """
 
     value: float
@@ -64,22 +64,22 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What stored episodes say of a policy.
+    """Estimates of a policy from stored episodes.
 
     Attributes:
         gamma: discount.
-        clip: bound on ratios; None without.
-        seed: of features, folds and bootstrap.
-        num_episodes: E, whole episodes judged.
+        clip: limit of ratios; None if there is none.
+        seed: seed of features, folds and bootstrap.
+        num_episodes: E, whole episodes used.
         num_rows: steps in them.
-        v_prev: mean discounted return of the episodes as they were played.
-        v_prev_interval: as `Estimate.interval`.
-        effective_sample_size: how many episodes tell as much, see `Ratios`; None where no estimator has ratios.
-        num_clipped_episodes: episodes in which a ratio was above the bound.
-        num_clipped_ratios: ratios above the bound, of ``num_rows``.
-        estimates: by method.
-        fitted_q: the Q of ``dm``, also that of ``dr`` where episodes are too few for folds; None without.
-        is_cross_fitted: ``dr`` has the Q of the other half of the episodes for each.
+        v_prev: mean discounted return of the stored episodes.
+        v_prev_interval: its interval, see `Estimate.interval`.
+        effective_sample_size: episodes of equal weight with the same information, see `Ratios`; None without ratios.
+        num_clipped_episodes: episodes with a ratio above the limit.
+        num_clipped_ratios: ratios above the limit, out of ``num_rows``.
+        estimates: estimates by method.
+        fitted_q: the Q of ``dm``, and of ``dr`` if there are too few episodes for folds; None without either.
+        is_cross_fitted: True if ``dr`` uses for each half of the episodes the Q of the other half.
     """
 
     gamma: float
@@ -97,7 +97,7 @@ class Judgement:
     is_cross_fitted: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON data."""
+        """Return the judgement as JSON data."""
         plain = ("gamma", "clip", "seed", "num_episodes", "num_rows", "effective_sample_size")
         found: dict[str, Any] = {name: getattr(self, name) for name in plain}
         found |= {"V_prev": self.v_prev, "V_prev_interval": self.v_prev_interval}
@@ -126,29 +126,29 @@ def judge(
     cut_is_end: bool = False,
     observe: Callable[[Sequence[Any]], NDArray[Any]] | None = None,
 ) -> Judgement:
-    """Estimate what a policy would earn in episodes that another policy played.
+    """Estimate the return of a policy from episodes that another policy played.
 
-    ``is``, ``wis`` and ``pdis`` speak of episodes up to where they were cut; ``dm`` and ``dr`` also of what would have
-    come behind a cut, unless ``cut_is_end``. The interval of ``dm`` tells how much first observations differ, not how
-    wrong its Q may be. ``dr`` judges each half of the episodes with a Q fitted to the other half.
+    ``is``, ``wis`` and ``pdis`` estimate the return up to the point where episodes were cut; ``dm`` and ``dr`` also the
+    return after a cut, unless ``cut_is_end``. The interval of ``dm`` shows how much first observations differ, not the
+    errors of its Q. ``dr`` uses for each half of the episodes a Q that was fitted to the other half.
 
     Args:
-        policy: the policy, as it acts when it draws from its distribution.
-        episodes: whole episodes, one behind the other; read once, as few at a time as can be.
+        policy: the policy, which samples actions from its distribution.
+        episodes: whole episodes, one after the other; read once, and few at a time.
         methods: any of `METHODS`.
         gamma: discount, 0 to 1; with 0 only the first reward counts.
-        clip: bound on the ratios of probabilities up to a step; None for none.
-        num_resamples: of the bootstrap that intervals come from; 0 for no intervals.
-        seed: of all that is drawn; equal seeds give equal numbers.
-        cut_is_end: what would have followed a time limit is worth nothing.
-        observe: makes network inputs of observations that are stored as the environment gave them; None where they are
-            stored as the policy got them, as aiorl does.
+        clip: limit of the ratios of probabilities up to a step; None for no limit.
+        num_resamples: number of resamples in the bootstrap for intervals; 0 for no intervals.
+        seed: seed of all random numbers; equal seeds give equal results.
+        cut_is_end: the value after a time limit is 0.
+        observe: function that turns observations as stored from the environment into network inputs; None if they are
+            stored as network inputs, as aiorl does.
 
     Raises:
-        BatchError: columns that are missing, impossible behaviour probabilities, whose rows are named, or a multi-agent
-            batch (a ValueError).
-        ConfigError: arguments that cannot be honoured, or no episode at all (a ValueError).
-        PolicyError: the policy cannot tell how likely its actions are (a ValueError).
+        BatchError: columns are missing, behaviour probabilities are impossible (the message names the rows), or a batch
+            is multi-agent (a ValueError).
+        ConfigError: arguments are invalid, or there is no episode (a ValueError).
+        PolicyError: the policy does not compute probabilities of its actions (a ValueError).
     """
     _check(methods, gamma, clip, num_resamples)
     bank = FeatureBank(seed)
@@ -159,7 +159,7 @@ def judge(
             rewards.append(_rewards(episode))
             lengths.append(episode.count)
             goes_on.append(not (cut_is_end or has_terminated(episode)))
-        # what was stored is looked at first: it is what can be wrong
+        # check the stored columns first, because they can be wrong
         old = [behaviour_log_likelihoods(episode, policy.action_space) for episode in chunk] if wants_ratios else []
         if wants_q:
             look = look_at(policy, chunk, observe, need_ends=not cut_is_end)
@@ -213,7 +213,7 @@ def _values(
     folds: Sequence[NDArray[np.int64]],
     fitted: FittedQ | None,
 ) -> dict[str, F64]:
-    """Return the values [E] of all estimators that there are ratios and a Q for, also of some that nobody asks for."""
+    """Return the values [E] of all estimators for which there are ratios and a Q, requested or not."""
     values: dict[str, F64] = {}
     if ratios is not None:
         values = {"is": ratios.ordinary(), "wis": ratios.weighted(), "pdis": ratios.per_decision()}
@@ -225,7 +225,7 @@ def _values(
 
 
 def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
-    """Return two halves of the episodes, drawn by chance; none of too few episodes."""
+    """Return two random halves of the episodes, or none if there are too few episodes."""
     if num_episodes < 4:
         return []
     drawn = np.random.default_rng([seed, 1]).permutation(num_episodes)
@@ -233,9 +233,9 @@ def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
 
 
 def _cross_fitted(rows: QRows, folds: Sequence[NDArray[np.int64]], fitted: FittedQ | None) -> tuple[F64, F64, F64]:
-    """Return Q, V and V of what followed, [R] each, for each half by the Q of the other one."""
+    """Return Q, V and V after each step, [R] each, for each half of the episodes with the Q of the other half."""
     if not folds:
-        assert fitted is not None  # it is fitted where there are no folds
+        assert fitted is not None  # without folds it is always fitted
         return fitted.values(rows)
     values = np.zeros((3, len(rows.choices)))
     for own, others in (folds, folds[::-1]):
@@ -249,7 +249,7 @@ def _check(methods: Collection[str], gamma: float, clip: float | None, num_resam
     known = ", ".join(METHODS)
     strange = [name for name in methods if name not in METHODS]
     for is_wrong, text, key, value in (
-        (not methods, f"no estimator is asked for; known: {known}.", "methods", list(methods)),
+        (not methods, f"no estimator is given; known: {known}.", "methods", list(methods)),
         (not 0.0 <= gamma <= 1.0, f"gamma is {gamma}, expected a number from 0 to 1.", "gamma", gamma),
         (clip is not None and not clip > 0.0, f"clip is {clip}, expected above 0.", "clip", clip),
         (num_resamples < 0, f"{num_resamples} resamples, expected 0 or more.", "bootstrap", num_resamples),
