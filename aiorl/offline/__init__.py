@@ -1,1 +1,1 @@
-"""Stored experience: where batches are read from and written to, and what another policy would have earned on them."""
+"""Stored experience: sources and destinations of batches, and estimates of another policy's return on them."""

@@ -1,4 +1,4 @@
-"""Files by path or URI, plain or compressed: which ones a source names, and how they are opened."""
+"""Files by path or URI, plain or compressed: finding the files of a source, and opening them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
 EXTRA = "offline"
-"""The extra that brings what formats and URIs need."""
+"""Extra that installs the packages for formats and URIs."""
 
 COMPRESSIONS = (".gz", ".lz4")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -29,17 +29,17 @@ _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, RuntimeError)
 
 
 def is_uri(path: str) -> bool:
-    """Return whether a path names its protocol, such as ``s3://``."""
+    """Return whether a path begins with a protocol, such as ``s3://``."""
     return _URI.match(path) is not None
 
 
 def without_compression(path: str) -> str:
-    """Return a path without a suffix of compression."""
+    """Return a path without the suffix of a compression."""
     return path.removesuffix(".gz").removesuffix(".lz4") if path.lower().endswith(COMPRESSIONS) else path
 
 
 def suffix_of(path: str) -> str:
-    """Return the suffix that tells the format, in lower case: ".json" of "a.json.gz"."""
+    """Return the suffix of the format, in lower case: ".json" for "a.json.gz"."""
     return os.path.splitext(without_compression(path.lower()))[1]
 
 
@@ -49,19 +49,20 @@ def file_name(path: str) -> str:
 
 
 def in_directory(directory: str, name: str) -> str:
-    """Return the path of a name in a directory, which may be a URI."""
+    """Return the path of a name in a directory, which can be a URI."""
     return f"{directory.rstrip('/')}/{name}" if is_uri(directory) else os.path.join(directory, name)
 
 
 def find_files(source: str, suffixes: Collection[str]) -> list[str]:
-    """Return the files that a path, directory, pattern or URI of one names, in the order of their names.
+    """Return the files that a path, directory, pattern or URI names, sorted by name.
 
     Args:
-        source: of a directory, all files that end as expected, hidden ones left out; of anything else, what it names.
-        suffixes: how files of a directory may end.
+        source: path, directory, pattern or URI; a directory means all files in it with a known suffix, except hidden
+            ones.
+        suffixes: suffixes of files in a directory.
 
     Raises:
-        ConfigError: the protocol of a URI is not known here.
+        ConfigError: the protocol of a URI is unknown.
     """
     if is_uri(source):
         return _find_remote(source, suffixes)
@@ -106,7 +107,7 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _its_own_errors(path: str) -> Iterator[None]:
-    """Raise DataError naming the URI for any error of its protocol's package, which may raise anything."""
+    """Raise DataError naming the URI for any error of its protocol's package, which can raise anything."""
     try:
         yield
     except (AiorlError, OSError, ImportError):
@@ -118,7 +119,7 @@ def _its_own_errors(path: str) -> Iterator[None]:
 
 
 def exists(path: str) -> bool:
-    """Return whether there is a file of that name."""
+    """Return whether a file exists."""
     if is_uri(path):
         fs, name = _filesystem(path)
         return bool(fs.exists(name))
@@ -126,7 +127,7 @@ def exists(path: str) -> bool:
 
 
 def make_directory(path: str) -> None:
-    """Make a directory and those above it, where they are missing."""
+    """Create a directory and its missing parents."""
     if is_uri(path):
         fs, name = _filesystem(path)
         fs.makedirs(name, exist_ok=True)
@@ -135,11 +136,11 @@ def make_directory(path: str) -> None:
 
 
 def open_plain(path: str) -> IO[bytes]:
-    """Open a file as it is, for reading.
+    """Open a file for reading, without decompressing it.
 
     Raises:
         DataError: the package of a URI's protocol can't open it.
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     if not is_uri(path):
         return open_regular(path, follow=True)
@@ -153,7 +154,7 @@ def open_plain(path: str) -> IO[bytes]:
 
 @contextlib.contextmanager
 def open_unpacked(path: str) -> Iterator[IO[bytes]]:
-    """Open a file for reading, decompressed where its name says that it is compressed.
+    """Open a file for reading, and decompress it if it has the suffix of a compression.
 
     Raises:
         DataError: the compressed file is damaged.
@@ -162,7 +163,7 @@ def open_unpacked(path: str) -> Iterator[IO[bytes]]:
     with open_plain(path) as plain, readable(path):
         if path.lower().endswith(".gz"):
             with gzip.GzipFile(fileobj=plain, mode="rb") as unpacked:
-                yield unpacked  # type: ignore[misc]  # it reads as any file does
+                yield unpacked  # type: ignore[misc]  # it reads like any file
         elif path.lower().endswith(".lz4"):
             with lz4.frame.open(plain, "rb") as unpacked:
                 yield unpacked
@@ -181,10 +182,10 @@ def readable(path: str) -> Iterator[None]:
 
 
 def create(path: str) -> IO[bytes]:
-    """Create a file, without a buffer where it is local.
+    """Create a file, unbuffered if it is local.
 
     Raises:
-        FileExistsError: there is one of that name.
+        FileExistsError: the file exists already.
         OSError: it cannot be written.
     """
     if not is_uri(path):
@@ -197,7 +198,7 @@ def create(path: str) -> IO[bytes]:
 
 
 def packed(path: str, plain: IO[bytes]) -> Any:
-    """Return a file that compresses into a plain one if the path says so; closing it leaves the plain one open."""
+    """Return a file that compresses into a plain one if the path says so; closing it does not close the plain one."""
     if path.lower().endswith(".gz"):
         return gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1)
     return lz4.frame.open(plain, "wb") if path.lower().endswith(".lz4") else plain

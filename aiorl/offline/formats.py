@@ -1,4 +1,4 @@
-"""Format: what a kind of file has to offer, so that readers, writers and `python -m aiorl.data` can use it.
+"""Formats: the interface of a kind of file for readers, writers and `python -m aiorl.data`.
 
 A new format is one file with a `Format`, and a line in `aiorl.offline.registry`.
 """
@@ -20,13 +20,13 @@ from aiorl.text import one_line
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Every ``of``-th batch of a file, from ``index``: what one of several readers takes of a file that all read."""
+    """Share of one of several readers of a file: every ``of``-th batch, from ``index``."""
 
     index: int = 0
     of: int = 1
 
     def has(self, number: int) -> bool:
-        """Return whether the batch of that number, from 0, is among them."""
+        """Return whether the batch with a number, from 0, belongs to the share."""
         return number % self.of == self.index
 
 
@@ -35,10 +35,10 @@ WHOLE = Share()
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A batch and where in its file it was.
+    """Batch and its place in a file.
 
     Attributes:
-        place: such as "line 3" or "row group 2".
+        place: place in the file, such as "line 3" or "row group 2".
         batch: the batch.
     """
 
@@ -47,19 +47,19 @@ class Stored:
 
 
 def placed(error: Exception, path: str, place: str = "") -> DataError:
-    """Return an error of reading as one that names the file and the place in it."""
+    """Return an error of reading as a DataError that names the file and the place in it."""
     return DataError(
         error.reason if isinstance(error, DataError) else one_line(str(error), 200), path=path, place=place
     )
 
 
 def map_policies(batch: Batch, make: Callable[[str, SampleBatch], SampleBatch | None]) -> Batch | None:
-    """Return a batch of the rows that a function makes of each policy's, for as many env steps.
+    """Apply a function to each policy's rows, and return the result as a batch with the same env steps.
 
     Args:
-        batch: of one policy, which is the default one, or of several.
-        make: called with the id of a policy and its rows; None leaves them out.
-    Returns: a batch of the same kind; None where nothing is left.
+        batch: batch of one policy, the default one, or of several.
+        make: function of a policy id and its rows; if it returns None, they are left out.
+    Returns: a batch of the same kind; None if all rows are left out.
     """
     if isinstance(batch, SampleBatch):
         return make(DEFAULT_POLICY_ID, batch)
@@ -70,11 +70,11 @@ def map_policies(batch: Batch, make: Callable[[str, SampleBatch], SampleBatch | 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a file is written.
+    """Options of writing a file.
 
     Attributes:
-        compress_columns: columns to compress, where the format doesn't compress by itself.
-        env: environment that the data are of, where the format notes it.
+        compress_columns: columns to compress if the format doesn't compress by itself.
+        env: environment of the data, for formats that record it.
     """
 
     compress_columns: frozenset[str] = frozenset()
@@ -82,11 +82,11 @@ class WriteOptions:
 
 
 class BatchFile(ABC):
-    """A file that batches are written to; closed, it is whole."""
+    """File for writing batches; complete once it is closed."""
 
     @abstractmethod
     def write(self, batch: Batch) -> int:
-        """Take a batch with rows, and return by about how many bytes the file has grown.
+        """Write a batch, and return by about how many bytes the file has grown.
 
         Raises:
             DataError: the format cannot hold such a batch.
@@ -95,11 +95,11 @@ class BatchFile(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left, and let go of the file; may be called more than once."""
+        """Write the remaining data and release the file; can be called more than once."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Let go of the file without writing what is left; what is not whole does not stay."""
+        """Release the file without writing the remaining data; remove it if it is incomplete."""
 
     def __enter__(self) -> Self:
         return self
@@ -114,13 +114,13 @@ class BatchFile(ABC):
 
 
 class Format(ABC):
-    """A kind of file.
+    """Kind of file.
 
     Attributes:
-        name: what users call it.
-        suffixes: how its files end, without a suffix of compression.
-        about: one line of help.
-        can_be_wrapped: whether a whole file may be compressed once more (`.gz`, `.lz4`).
+        name: name for users.
+        suffixes: suffixes of its files, without that of a compression.
+        about: line of help.
+        can_be_wrapped: True if a whole file can be compressed (`.gz`, `.lz4`).
     """
 
     name: str
@@ -133,8 +133,8 @@ class Format(ABC):
         """Yield the batches of a file, and an error for each place that cannot be read.
 
         Raises:
-            DataError: nothing more can be read of the file.
-            OSError: the file is not there or cannot be read.
+            DataError: the rest of the file cannot be read.
+            OSError: the file does not exist or cannot be read.
         """
 
     @abstractmethod
@@ -142,6 +142,6 @@ class Format(ABC):
         """Create a file.
 
         Raises:
-            FileExistsError: there is one of that name.
+            FileExistsError: the file exists already.
             OSError: the file cannot be written.
         """

@@ -1,4 +1,4 @@
-"""Contents of files of experience, and the rows that don't fit."""
+"""Contents of files of experience, and rows that don't fit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _LABEL = 16
 
 @dataclass(slots=True)
 class _Column:
-    """A column over a whole file.
+    """Statistics of a column over a whole file.
 
     Attributes:
-        dtype: of its values; several joined by " or ".
-        shape: of a row; None where rows differ.
+        dtype: dtype of its values; several are joined by " or ".
+        shape: shape of a row; None if rows differ.
         low, high: smallest and largest finite value seen.
     """
 
@@ -41,7 +41,7 @@ class _Column:
     high: float = -np.inf
 
     def add(self, column: Array) -> None:
-        """Take in a batch's part of it."""
+        """Add the column of a batch."""
         name = column.dtype.name
         if name not in self.dtype.split(" or "):
             self.dtype += f" or {name}"
@@ -54,12 +54,12 @@ class _Column:
 
     @property
     def is_seen(self) -> bool:
-        """True once there was a finite value."""
+        """True once there is a finite value."""
         return self.low <= self.high
 
     @property
     def space(self) -> str:
-        """The space that values like these come from, as far as they tell."""
+        """Space of the values, as far as they show it."""
         shape = "rows that differ" if self.shape is None else f"{self.shape}"
         if self.shape == () and self.dtype.startswith(("int", "uint")) and self.is_seen and self.low >= 0:
             return f"Discrete({int(self.high) + 1}), as far as seen"
@@ -71,13 +71,13 @@ class _Column:
 
 @dataclass(slots=True)
 class _Policy:
-    """One policy's rows over a whole file.
+    """Statistics of one policy's rows over a whole file.
 
     Attributes:
-        rows: number of them.
-        columns: by name.
-        returns, lengths: of the episodes that ended in the file.
-        open_episodes: rewards and rows of those that did not, by agent and episode.
+        rows: number of rows.
+        columns: columns by name.
+        returns, lengths: returns and lengths of the episodes that ended in the file.
+        open_episodes: rewards and rows of the other episodes, by agent and episode.
     """
 
     rows: int = 0
@@ -87,7 +87,7 @@ class _Policy:
     open_episodes: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
 
     def add(self, batch: SampleBatch) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         self.rows += batch.count
         for name, column in batch.items():
             if name not in self.columns:
@@ -113,7 +113,7 @@ class _Policy:
                 self.open_episodes[key] = (total, length)
 
     def facts(self, space: spaces.Space[Any] | None) -> Iterator[tuple[str, str]]:
-        """Yield what `inspect_file` shows of it, and a label for each."""
+        """Yield a label and a fact for each line of `inspect_file`."""
         taken = self.columns.get(c.ACTIONS)
         for label, column in (("observations", self.columns.get(c.OBS)), ("actions", taken)):
             if column is not None:
@@ -125,7 +125,7 @@ class _Policy:
         ended = f"{len(self.returns):,} ended"
         if self.open_episodes:
             ended += f", {len(self.open_episodes):,} cut by the end of the file"
-        yield "episodes", ended if c.EPS_ID in self.columns else "not known: there is no column eps_id"
+        yield "episodes", ended if c.EPS_ID in self.columns else "unknown: there is no column eps_id"
         if self.returns:
             yield "returns", _spread(self.returns)
             yield "lengths", _spread(self.lengths)
@@ -148,25 +148,25 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def count_of(number: int, one: str, many: str) -> str:
-    """Return a number of things in words."""
+    """Return a number and its noun, singular or plural."""
     return f"1 {one}" if number == 1 else f"{number:,} {many}"
 
 
 def policy_batches(batch: Batch) -> Mapping[str, SampleBatch]:
-    """Return rows by policy id, also of a plain batch."""
+    """Return rows by policy id, for a plain batch under the default id."""
     return {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
 
 
 def inspect_file(path: str, space: spaces.Space[Any] | None = None) -> tuple[list[str], bool]:
-    """Read a whole file once; return lines about it, and whether all of it could be read.
+    """Read a whole file once; return lines that describe it, and whether all of it could be read.
 
     Args:
         path: the file.
-        space: the action space of the environment, which is shown along with the actions.
+        space: action space of the environment, shown along with the actions.
 
     Raises:
-        DataError: it is of no known format.
-        ConfigError: a package is missing that its format needs.
+        DataError: its format is unknown.
+        ConfigError: a package for its format is missing.
     """
     policies: dict[str, _Policy] = {}
     errors: list[str] = []
@@ -193,11 +193,11 @@ def inspect_file(path: str, space: spaces.Space[Any] | None = None) -> tuple[lis
 
 
 def validate_file(path: str) -> Iterator[str]:
-    """Yield everything in a file that can't be read or doesn't fit, as ``FILE, line 3, row 12: what``, rows from 1.
+    """Yield all faults of a file as ``FILE, line 3, row 12: fault``, with rows counted from 1.
 
     Raises:
-        DataError: it is of no known format.
-        ConfigError: a package is missing that its format needs.
+        DataError: its format is unknown.
+        ConfigError: a package for its format is missing.
     """
     first: dict[str, tuple[str, dict[str, tuple[np.dtype[Any], tuple[int, ...]]]]] = {}
     for stored in stored_batches(path):
@@ -233,7 +233,7 @@ def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
         if name in rows and rows[name].dtype.kind == "f":
             column = rows[name]
             yield ~_in_all(np.isfinite(column)), f"{name} holds a number that is not finite"
-    is_discrete = c.ACTIONS in rows and rows[c.ACTIONS].dtype.kind in "iu"  # else they may be densities
+    is_discrete = c.ACTIONS in rows and rows[c.ACTIONS].dtype.kind in "iu"  # other actions can have densities
     if ACTION_PROB in rows and _is_numbers(rows[ACTION_PROB]):
         prob = rows[ACTION_PROB]
         fits: Array = (prob > 0) & ((prob <= np.exp(ROUNDING)) if is_discrete else np.isfinite(prob))
@@ -242,7 +242,7 @@ def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
         logp = rows[c.ACTION_LOGP]
         yield ~np.isfinite(logp), "action_logp is not finite"
         if is_discrete:
-            yield logp > ROUNDING, "action_logp is above 0, so no probability of a discrete action"
+            yield logp > ROUNDING, "action_logp is above 0, which is impossible for a discrete action"
     if {c.DONES, c.TERMINATEDS, c.TRUNCATEDS} <= rows.keys():
         ends = rows[c.TERMINATEDS] | rows[c.TRUNCATEDS]
         yield rows[c.DONES] != ends, "dones is not terminateds or truncateds"
@@ -254,22 +254,22 @@ def _episode_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
     """Check the steps from each row to the next of the same episode and agent."""
     goes_on = _goes_on(rows)
     if c.DONES in rows:
-        yield goes_on & rows[c.DONES][:-1], "the episode is done here, but goes on in the next row"
+        yield goes_on & rows[c.DONES][:-1], "the episode is done here, but continues in the next row"
     if c.T in rows:
         steps = rows[c.T].astype(np.int64)
         counts_on = steps[1:] == steps[:-1] + 1
-        yield np.append(False, goes_on & ~counts_on), "t is not that of the row before plus 1"
+        yield np.append(False, goes_on & ~counts_on), "t is not that of the previous row plus 1"
         goes_on &= counts_on
     if c.OBS in rows and c.NEW_OBS in rows and rows[c.OBS].shape == rows[c.NEW_OBS].shape:
         following, obs = rows[c.NEW_OBS][:-1], rows[c.OBS][1:]
         same = _in_all(following == obs)
         if following.dtype.kind == "f" and not same.all():
             same = _in_all(np.isclose(following, obs, rtol=1e-4, atol=1e-5, equal_nan=True))
-        yield np.append(False, goes_on & ~same), "obs is not new_obs of the row before"
+        yield np.append(False, goes_on & ~same), "obs is not new_obs of the previous row"
 
 
 def _goes_on(rows: SampleBatch) -> Array:
-    """Return for each row but the last whether the next one is of the same episode and agent."""
+    """Return for each row except the last whether the next one is of the same episode and agent."""
     goes_on: Array = rows[c.EPS_ID][1:] == rows[c.EPS_ID][:-1]
     if c.AGENT_INDEX in rows:
         goes_on &= rows[c.AGENT_INDEX][1:] == rows[c.AGENT_INDEX][:-1]
@@ -277,7 +277,7 @@ def _goes_on(rows: SampleBatch) -> Array:
 
 
 def _in_all(flags: Array) -> Array:
-    """Return whether a flag is set for every number of a row."""
+    """Return for each row whether all its flags are set."""
     return np.asarray(flags.all(axis=tuple(range(1, flags.ndim))))
 
 

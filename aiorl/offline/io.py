@@ -1,6 +1,6 @@
-"""InputReader and OutputWriter: where a worker's batches come from and where copies of them go.
+"""InputReader and OutputWriter: the source of a worker's batches, and the destination of their copies.
 
-By default they come from the worker's sampler and go nowhere else.
+By default batches come from the worker's sampler and are not copied.
 """
 
 from __future__ import annotations
@@ -15,59 +15,59 @@ from aiorl.errors import ConfigError
 
 
 class InputReader(ABC):
-    """Gives batches, one after the other; subclass it to read experience of your own."""
+    """Source of batches, one after the other; subclass it to read your own experience."""
 
     @abstractmethod
     def next(self) -> Batch:
         """Return the next batch; blocks until there is one."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release everything; may be called more than once."""
+    def close(self) -> None:  # noqa: B027 - most readers have nothing to release
+        """Release all resources; can be called more than once."""
 
 
 class OutputWriter(ABC):
-    """Takes every batch that a worker samples, before it is compressed; subclass it to keep them."""
+    """Destination of every batch that a worker samples, before compression; subclass it to store batches."""
 
     @abstractmethod
     def write(self, batch: Batch) -> None:
-        """Take a batch; it belongs to the worker's caller as well and must not be changed."""
+        """Write a batch without changing it, because the worker's caller has it as well."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release everything; may be called more than once."""
+    def close(self) -> None:  # noqa: B027 - most writers have nothing to release
+        """Release all resources; can be called more than once."""
 
 
 class SamplerInput(InputReader):
-    """Batches of a sampler, each with the extra batches that came about meanwhile."""
+    """Batches of a sampler, each with the extra batches that were finished meanwhile."""
 
     def __init__(self, sampler: Any) -> None:
-        """Read from a sampler: what its ``get_data`` and ``get_extra_batches`` return."""
+        """Read from a sampler with the methods ``get_data`` and ``get_extra_batches``."""
         self._sampler = sampler
 
     def next(self) -> Batch:
         """See InputReader.
 
         Raises:
-            Exception: whatever the sampler raises.
+            Exception: any error of the sampler.
         """
         return concat_batches([self._sampler.get_data(), *self._sampler.get_extra_batches()])
 
 
 class NoopWriter(OutputWriter):
-    """Keeps nothing."""
+    """Writer that discards all batches."""
 
     def write(self, batch: Batch) -> None:
         """Do nothing."""
 
 
 class IOContext:
-    """The place of a reader or writer, as it may want to know when it is made.
+    """Surroundings of a reader or writer, for its constructor.
 
     Attributes:
-        log_dir: the run's directory, None if there is none.
+        log_dir: the run's directory; None if there is none.
         config: the policies' base config.
         worker_index: the worker's index, 0 = local.
-        num_workers: how many workers share the input, as far as the worker knows.
-        worker: the RolloutWorker, None outside of one and when it is gone.
+        num_workers: number of workers that share the input, as far as the worker knows.
+        worker: the RolloutWorker; None outside of one and after its end.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class IOContext:
         worker_index: int = 0,
         worker: Any = None,
     ) -> None:
-        """Note the place; whoever keeps it does not keep the worker alive."""
+        """Store the values, with only a weak reference to the worker."""
         self.log_dir = log_dir
         self.config = dict(config or {})
         self.worker_index = worker_index
         try:
             self._worker: Callable[[], Any] = weakref.ref(worker)
-        except TypeError:  # None, and objects of other kinds that know no weak references
+        except TypeError:  # None, and objects that don't support weak references
             self._worker = lambda: worker
 
     @property
@@ -116,5 +116,5 @@ def sampler_input(context: IOContext) -> InputReader:
 
 
 def noop_output(context: IOContext) -> OutputWriter:
-    """Return the default output: none."""
+    """Return the default output, which discards all batches."""
     return NoopWriter()

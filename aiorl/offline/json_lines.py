@@ -1,27 +1,27 @@
-"""Files of JSON lines: ours, and the two kinds that RLlib writes. Lines are read one by one and within bounds.
+"""Files of JSON lines: our own format, and the two kinds that RLlib writes. Lines are read one by one, within limits.
 
-Ours is a batch as one JSON object, every column with its dtype, so that what was written reads back equal:
+Our format has one JSON object for a batch, with the dtype of every column, so that it reads back equal:
 
     {"aiorl": 1, "env_steps": 3, "columns": {"rewards": {"dtype": "float32", "rows": [1.0, 1.0, 0.5]},
                                              "obs": {"dtype": "uint8", "shape": [3, 84, 84, 4], "lz4": "BCJN..."}}}
     {"aiorl": 1, "env_steps": 3, "policies": {"left": {"rewards": {...}}, "right": {...}}}
 
 A column has ``rows``, nested lists; or ``lz4``, base64 of an LZ4 frame of its bytes (little-endian, C order); or
-``base64`` of the bytes themselves, where numbers that JSON doesn't know (NaN, infinities) are among them. The dtype
-``json`` is of columns of objects, such as infos.
+``base64`` of the bytes themselves, if some of its numbers can't be written in JSON (NaN, infinities). The dtype
+``json`` is for columns of objects, such as infos.
 
-RLlib's is a batch as one JSON object too, its columns plain lists or text that holds a compressed array:
+RLlib's batch format is one JSON object, too. Its columns are plain lists, or text that holds a compressed array:
 
     {"type": "SampleBatch", "obs": [[...], ...] or "BCJNGGh...", "actions": [...], ...}
     {"type": "MultiAgentBatch", "count": 4, "policy_batches": {"policy": {"obs": ...}}}
 
-either of them perhaps as the only entry, ``{"value": {...}}``. The text is base64 of an LZ4 frame of a pickled array
-(`aiorl.offline.pickled_array`). Newer lines of RLlib's are one row each, an object without a type:
+Either can be the only entry of another object, ``{"value": {...}}``. The text is base64 of an LZ4 frame of a pickled
+array (`aiorl.offline.pickled_array`). RLlib's newer lines are single rows, objects without a type:
 
     {"eps_id": 3, "obs": [0.1, -0.2], "actions": 1, "rewards": 1.0, "new_obs": [...], "terminateds": false, ...}
 
-Rows of one episode that follow each other become one batch. An episode may be named by text, which becomes a number;
-other text, such as the ids of agents and modules, and objects are left out.
+Rows of one episode that follow each other become one batch. The text id of an episode becomes a number; other text,
+such as the ids of agents and modules, and objects are left out.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ MAX_LINE_BYTES = 1 << 28
 _LARGE_LINE = 1 << 24
 _MAX_PARSED_BYTES = 2 * MAX_BATCH_BYTES
 _MAX_ROWS, _MAX_ROWS_BYTES = 1000, 1 << 24
-"""Rows of one line each that make a batch, and the bytes of them, unless the first alone has more."""
+"""Largest number of single rows in a batch, and of their bytes, unless the first row alone has more."""
 _MAX_FIRST_ROW = 1 << 20
-_MAX_EXPANSION = 255  # an LZ4 block cannot hold more than this many bytes per byte
+_MAX_EXPANSION = 255  # bytes that one byte of an LZ4 block can stand for, at most
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-_NOT_IN_JSON = (b"NaN", b"Infinity")  # Python's json writes them, and JSON doesn't know them
+_NOT_IN_JSON = (b"NaN", b"Infinity")  # Python's json writes these words, which are not JSON
 _OBJECTS = "json"
 DTYPES = {np.dtype(code).name: np.dtype(code) for code in "?bhiqBHIQefd"}
 """Dtypes of columns by name: bool, int8 to int64, uint8 to uint64, float16 to float64."""
 
 
 class JsonLines(Format):
-    """Our JSON lines; reading, lines of RLlib's are understood too."""
+    """Our JSON lines; lines of RLlib can be read as well."""
 
     name = "json"
     suffixes: tuple[str, ...] = (".json", ".jsonl", ".ndjson")
@@ -88,7 +88,7 @@ class JsonLines(Format):
     def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
         """See Format.
 
-        A last line without an end that is no JSON is what a writer left that was killed; its error says so.
+        If the last line has no newline and is not JSON, its error says that it is cut short, as by a killed writer.
         """
         for number, (place, lines) in enumerate(_groups(path)):
             if share.has(number):
@@ -111,7 +111,7 @@ class JsonLines(Format):
 
 
 class RllibJson(JsonLines):
-    """JSON lines as RLlib writes them; written without compression, since that would take a pickle."""
+    """RLlib's JSON lines; written without compression, which would require a pickle."""
 
     name = "rllib"
     suffixes = ()
@@ -129,9 +129,9 @@ class RllibJson(JsonLines):
 
 
 def _groups(path: str) -> Iterator[tuple[str, list[bytes | Mapping[str, Any]]]]:
-    """Yield lines that make a batch, each parsed or as it is, and the place of the first.
+    """Yield the lines of each batch, parsed or raw, and the place of the first.
 
-    Where the first line is a row, those are rows that follow each other in an episode; else each line by itself.
+    If the first line of the file is a row, consecutive rows of an episode form a batch; otherwise each line does.
     """
     group: list[bytes | Mapping[str, Any]] = []
     first, episode, num_bytes = "", object(), 0
@@ -147,7 +147,7 @@ def _groups(path: str) -> Iterator[tuple[str, list[bytes | Mapping[str, Any]]]]:
             row = _parsed(line)
             of = row.get(c.EPS_ID)
         except DataError:
-            row, of = line, object()  # an error on its own
+            row, of = line, object()  # a batch of its own, which raises the error
         num_bytes += len(line)
         if group and (of != episode or len(group) == _MAX_ROWS or num_bytes > _MAX_ROWS_BYTES):
             yield first, group
@@ -163,7 +163,7 @@ def _lines(path: str) -> Iterator[tuple[str, bytes]]:
     """Yield each line that is not empty, and its place.
 
     Raises:
-        DataError: a line too long, or a compressed file that is damaged.
+        DataError: a line is too long, or a compressed file is damaged.
         OSError: the file cannot be read.
     """
     with open_unpacked(path) as file:
@@ -186,13 +186,13 @@ def _is_row(line: bytes) -> bool:
 
 
 def _parsed(line: bytes) -> Mapping[str, Any]:
-    """Return the object that a line holds.
+    """Return the object in a line.
 
     Raises:
-        DataError: it is no JSON object, or one whose values take too much memory.
+        DataError: it is not a JSON object, or its values take too much memory.
     """
     if len(line) > _LARGE_LINE and parsed_bytes(line) > _MAX_PARSED_BYTES:
-        raise DataError("a line whose values take too much memory; write smaller batches")
+        raise DataError("the values of the line take too much memory; write smaller batches")
     try:
         try:
             found = orjson.loads(line)
@@ -203,7 +203,7 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         if not line.endswith(b"\n"):
             raise DataError("the last line is cut short, as by a writer that was killed") from error
-        raise DataError(f"no JSON: {one_line(str(error), 120)}") from error
+        raise DataError(f"not JSON: {one_line(str(error), 120)}") from error
     if not isinstance(found, dict):
         raise DataError("a line must be a JSON object with the columns of a batch")
     return found
@@ -213,7 +213,7 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
 
 
 def _batch(lines: list[Mapping[str, Any]]) -> Batch:
-    """Return the batch of a line, or of rows of one line each."""
+    """Return the batch of one line, or of several lines with one row each."""
     line = lines[0]
     if "aiorl" in line:
         return _own_batch(line)
@@ -221,7 +221,7 @@ def _batch(lines: list[Mapping[str, Any]]) -> Batch:
         return _rllib_batch(line)
     if {c.OBS, c.ACTIONS, c.REWARDS} <= line.keys():
         return _batch_of_rows(lines)
-    raise DataError("it has neither 'aiorl' nor RLlib's 'type', so it is no stored batch")
+    raise DataError("it has neither 'aiorl' nor RLlib's 'type', so it is not a stored batch")
 
 
 def _own_batch(line: Mapping[str, Any]) -> Batch:
@@ -251,7 +251,7 @@ def _rllib_batch(line: Mapping[str, Any]) -> Batch:
 
 
 def _rllib_rows(rows: Any, room: Room) -> SampleBatch:
-    if isinstance(rows, dict):  # these two may be columns as well
+    if isinstance(rows, dict):  # type and count can be columns as well
         rows = {name: x for name, x in rows.items() if name not in ("type", "count") or isinstance(x, list)}
     return read_batch(rows, _rllib_column, room)
 
@@ -276,7 +276,7 @@ def _batch_of_rows(rows: list[Mapping[str, Any]]) -> Batch:
 
 
 def _number(text: str) -> int:
-    """Return a number for an episode's name, the same for the same in every process."""
+    """Return a number for an episode's name, the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
@@ -298,7 +298,7 @@ def _column(column: object, room: Room) -> Array:
 
 
 def _rllib_column(column: object, room: Room) -> Array:
-    """Return a column of one of RLlib's lines; null is NaN, lists of mappings are kept as they are."""
+    """Return a column of one of RLlib's lines; null becomes NaN, lists of mappings are kept."""
     if isinstance(column, str):
         return read_pickled_array(_unpacked(column, room.left))
     if isinstance(column, list) and column and isinstance(column[0], str):  # each row on its own
@@ -306,7 +306,7 @@ def _rllib_column(column: object, room: Room) -> Array:
         left = room.left
         for text in column:
             if not isinstance(text, str):
-                raise DataError("compressed rows and others")
+                raise DataError("compressed and uncompressed rows in one column")
             rows.append(read_pickled_array(_unpacked(text, left)))
             left -= rows[-1].nbytes
         try:
@@ -321,15 +321,15 @@ def _rllib_column(column: object, room: Room) -> Array:
 def _base64(text: str) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
-    except ValueError as error:  # also text that is no ASCII
-        raise DataError(f"text that is no base64 ({error})") from error
+    except ValueError as error:  # also raised for text that is not ASCII
+        raise DataError(f"text that is not base64 ({error})") from error
 
 
 def _unpacked(text: str, max_bytes: int) -> bytes:
-    """Return the bytes in base64 of an LZ4 frame.
+    """Return the bytes of an LZ4 frame in base64.
 
     Raises:
-        DataError: it is damaged, or holds more than allowed; found before memory is taken.
+        DataError: it is damaged, or too large, which is checked before memory is allocated.
     """
     frame = _base64(text)
     most = min(len(frame) * _MAX_EXPANSION, max_bytes)
@@ -340,9 +340,9 @@ def _unpacked(text: str, max_bytes: int) -> bytes:
     except (RuntimeError, EOFError, ValueError) as error:
         raise DataError(f"damaged compressed data ({error})") from error
     if size > most:
-        raise DataError(f"compressed data of {size:,} bytes in {len(frame):,}, more than there can or may be")
+        raise DataError(f"compressed data of {size:,} bytes in {len(frame):,}, more than is possible or allowed")
     if not unpacker.eof or unpacker.unused_data:
-        raise DataError("compressed data that are cut short, too large or followed by others")
+        raise DataError("compressed data that are cut short, too large or followed by other data")
     return raw
 
 
@@ -350,10 +350,10 @@ def _unpacked(text: str, max_bytes: int) -> bytes:
 
 
 class _JsonFile(BatchFile):
-    """A file of lines, each of them written in one go, so that a crash tears the last one at most."""
+    """File of lines, each written at once, so that a crash damages only the last one."""
 
     def __init__(self, path: str, form: JsonLines, compress: frozenset[str]) -> None:
-        """Begin a new file."""
+        """Create the file."""
         self._form, self._compress = form, compress
         self._plain = create(path)
         self._file = packed(path, self._plain)
@@ -373,13 +373,13 @@ class _JsonFile(BatchFile):
         self._plain.close()
 
     def abandon(self) -> None:
-        """See BatchFile; the lines there are stay."""
+        """See BatchFile; lines already written are kept."""
         with contextlib.suppress(OSError):
             self.close()
 
 
 def jsonable(batch: SampleBatch) -> dict[str, Any]:
-    """Return columns as orjson writes them; those with objects that are no JSON are left out, which is logged once."""
+    """Return columns that orjson can write; columns of other objects are left out, which is logged once."""
     return {name: column for name, value in batch.items() if (column := _writable(name, value)) is not None}
 
 
@@ -400,7 +400,7 @@ def encoded(value: object, options: int = 0) -> bytes:
     """Return JSON of a value.
 
     Raises:
-        DataError: it holds what JSON cannot.
+        DataError: it contains objects that JSON can't represent.
     """
     try:
         return orjson.dumps(value, default=_to_list, option=_OPTIONS | options)
@@ -409,12 +409,12 @@ def encoded(value: object, options: int = 0) -> bytes:
 
 
 def _to_list(value: object) -> object:
-    """Return what orjson doesn't know as lists: arrays that are no block of native numbers, and sets."""
+    """Return lists for objects that orjson can't write: arrays that are not native and contiguous, and sets."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, set | frozenset):
         return sorted(value)
-    raise TypeError(f"a {type(value).__name__} is no JSON")
+    raise TypeError(f"a {type(value).__name__} can't be written as JSON")
 
 
 def _described(batch: SampleBatch, compress: frozenset[str]) -> dict[str, Any]:
@@ -425,7 +425,7 @@ def _described_column(column: Any, is_compressed: bool) -> dict[str, Any]:
     if not isinstance(column, np.ndarray):
         return {"dtype": _OBJECTS, "rows": column}
     dtype = column.dtype.name
-    # a column whose rows are empty says its shape only by bytes, JSON knows no NaN, and NumPy reads large numbers badly
+    # JSON can't give the shape of a column of empty rows or NaN, and NumPy reads large numbers badly
     is_json = column.size and dtype != "uint64" and (column.dtype.kind != "f" or np.isfinite(column).all())
     if is_json and not is_compressed:
         return {"dtype": dtype, "rows": column}

@@ -1,8 +1,8 @@
-"""Minari's datasets, read and written by their name: ``minari:cartpole/mine-v0``.
+"""Minari's datasets, read and written by name: ``minari:cartpole/mine-v0``.
 
-They lie in Minari's own directory (``MINARI_DATASETS_PATH``, else ``~/.minari/datasets``); nothing is downloaded:
-``minari download NAME`` does that. An episode is a batch. Observations of a Box are taken as they are, those of other
-spaces as a preprocessor gives them to a policy; nested actions in column form.
+They are in Minari's own directory (``MINARI_DATASETS_PATH``, else ``~/.minari/datasets``). Nothing is downloaded; use
+``minari download NAME``. An episode is a batch. Observations of a Box are stored unchanged, those of other spaces as a
+preprocessor returns them for a policy, and nested actions in column form.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FLUSH_BYTES = 1 << 26
 _MAX_METADATA_BYTES = 1 << 26
 _ROW_OF_ANY_LENGTH = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
 _FAULTS = AiorlError, ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, OverflowError
-"""Errors of h5py and Pillow over files that are damaged."""
+"""Errors of h5py and Pillow for damaged files."""
 
 
 class MinariDataset(Format):
@@ -49,7 +49,7 @@ class MinariDataset(Format):
 
     name = "minari"
     suffixes = ()
-    about = "a dataset of Minari's, named minari:NAME"
+    about = "a dataset of Minari, named minari:NAME"
 
     def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
         """See Format; a batch is an episode."""
@@ -84,24 +84,24 @@ class MinariDataset(Format):
 
 
 def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Return the spaces of observations and actions that a dataset's metadata describe.
+    """Return the observation and action spaces in a dataset's metadata.
 
     Raises:
-        DataError: they describe none: Minari would run the code of the environment they name; or the dataset's format
-            is not HDF5.
+        DataError: there are none, and Minari would run the code of the environment named instead; or the dataset's
+            format is not HDF5.
     """
     metadata = parse_json(read_regular(path, max_bytes=_MAX_METADATA_BYTES, follow=True), is_strict=False)
     if not isinstance(metadata, dict) or not {"observation_space", "action_space"} <= metadata.keys():
-        raise DataError("its metadata have no spaces, and the code of an environment that a dataset names is not run")
+        raise DataError("its metadata have no spaces, and aiorl does not run the environment that a dataset names")
     if metadata.get("data_format", "hdf5") != "hdf5":
-        raise DataError(f"its data are {metadata['data_format']!r:.50}; of Minari's formats only 'hdf5' is read")
+        raise DataError(f"its data are {metadata['data_format']!r:.50}; only Minari's format 'hdf5' can be read")
     own = [parse_json(str(metadata[name]).encode(), is_strict=False) for name in ("observation_space", "action_space")]
     observation_space, action_space = (space_from_dict(_described(space)) for space in own)
     return observation_space, action_space
 
 
 def _described(space: Any) -> dict[str, Any]:
-    """Return a space in Minari's description as `aiorl.data.spaces` describes it."""
+    """Convert Minari's description of a space to that of `aiorl.data.spaces`."""
     parts = space.get("subspaces")
     if isinstance(parts, dict):
         return {"kind": space["type"], "spaces": [[name, _described(part)] for name, part in parts.items()]}
@@ -111,22 +111,22 @@ def _described(space: Any) -> dict[str, Any]:
 
 
 class _Group:
-    """A group of an HDF5 file, of which only what is within bounds and in this file itself is read.
+    """Group of an HDF5 file, which reads only data within limits and in this file itself.
 
     Attributes:
-        room: memory that all of an episode may still take.
+        room: memory left for the episode.
     """
 
     def __init__(self, file: Any, name: str) -> None:
-        """Take a group of an h5py File."""
+        """Use a group of an h5py File."""
         self._file, self._name, self.room = file, name, Room()
 
     def numbers(self, name: str) -> Array:
-        """Return a dataset in it."""
+        """Return one of its datasets."""
         return self._numbers(self._entry(name))
 
     def values(self, name: str, space: spaces.Space[Any]) -> Any:
-        """Return values of a space, one for each row: arrays, in dicts and tuples as the space has them."""
+        """Return values of a space, one for each row: arrays, in dicts and tuples like those of the space."""
         if isinstance(space, spaces.Dict):
             return {key: self.values(f"{name}/{key}", part) for key, part in space.spaces.items()}
         if isinstance(space, spaces.Tuple):
@@ -150,13 +150,13 @@ class _Group:
     def _numbers(self, found: Any) -> Array:
         self._check(found)
         if found.dtype.kind not in NUMBER_KINDS:
-            raise DataError(f"values of {one_line(str(found.dtype), 80)}, which are no numbers")
+            raise DataError(f"values of {one_line(str(found.dtype), 80)}, which are not numbers")
         self.room.take(found.nbytes)
         array: Array = found[()]
         return array
 
     def _pictures(self, found: Any, shape: tuple[int, ...]) -> Array:
-        """Return pictures [N, *shape] of JPEG files, each a row of bytes."""
+        """Return pictures [N, *shape] from JPEG files, each a row of bytes."""
         from PIL import Image
 
         self._check(found)
@@ -167,7 +167,7 @@ class _Group:
         for at in range(count):
             content = np.asarray(found[at])
             if content.dtype != np.uint8:
-                raise DataError(f"pictures of {one_line(str(content.dtype), 80)}, which are no bytes")
+                raise DataError(f"pictures of {one_line(str(content.dtype), 80)}, which are not bytes")
             with Image.open(io.BytesIO(content.tobytes()), formats=["JPEG"]) as picture:
                 if (*picture.size[::-1], len(picture.getbands())) != (*shape[:2], bands):
                     raise DataError(f"pictures that are not of shape {shape}")
@@ -175,35 +175,35 @@ class _Group:
         return made
 
     def _bytes_of_rows(self, found: Any) -> int:
-        """Return the bytes that rows of any length claim; HDF5 would make room for them before it looks for them."""
+        """Return the bytes that variable-length rows claim; HDF5 would allocate them before it reads them."""
         import h5py
 
         if h5py.check_vlen_dtype(found.dtype) is None:
             return int(found.nbytes)
         if found.chunks is None or found.id.get_create_plist().get_nfilters():
-            raise DataError("rows of any length that are not in plain chunks")
+            raise DataError("variable-length rows that are not in plain chunks")
         chunks = [found.id.get_chunk_info(number) for number in range(found.id.get_num_chunks())]
         raw = b"".join(found.id.read_direct_chunk(chunk.chunk_offset)[1] for chunk in chunks)
         if len(raw) != len(chunks) * math.prod(found.chunks) * _ROW_OF_ANY_LENGTH.itemsize:
-            raise DataError("rows of any length in an unknown layout")
+            raise DataError("variable-length rows in an unknown layout")
         return int(np.frombuffer(raw, _ROW_OF_ANY_LENGTH)["length"].sum(dtype=np.int64))
 
     def _check(self, found: Any) -> None:
         import h5py
 
         if not isinstance(found, h5py.Dataset) or not found.shape:
-            raise DataError("a group or a single value where rows should be")
+            raise DataError("a group or a single value instead of rows")
         if found.external or found.is_virtual:
             raise DataError("values that are in another file, which is not read")
         if math.prod(found.chunks or ()) * found.dtype.itemsize > self.room.left:
-            raise DataError("a chunk of more bytes than a batch may have")
+            raise DataError("a chunk with more bytes than a batch can have")
 
 
 class _Episodes:
-    """From an episode of Minari's to a batch."""
+    """Function from an episode of Minari to a batch."""
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        """Take the dataset's spaces."""
+        """Set the dataset's spaces."""
         self._observation_space, self._action_space = observation_space, action_space
         is_box = isinstance(observation_space, spaces.Box)
         self._preprocessor = None if is_box else preprocessor_for(observation_space)
@@ -236,7 +236,7 @@ class _Episodes:
             episode.room.take(count * math.prod(self._preprocessor.shape) * self._preprocessor.dtype.itemsize)
             observations = self._preprocessor.transform_rows([_row(found, at) for at in range(count)])
         if len(observations) != count:
-            raise DataError(f"{len(observations)} observations of {count - 1} steps; there must be one more")
+            raise DataError(f"{len(observations)} observations for {count - 1} steps; there must be one more")
         return observations
 
 
@@ -247,10 +247,10 @@ def _row(found: Any, at: int) -> Any:
 
 
 class _MinariFile(BatchFile):
-    """A dataset of Minari's; an episode is written when it has ended, those that go on at the end as truncated."""
+    """Dataset of Minari; episodes are written when they end, and open ones as truncated when the file is closed."""
 
     def __init__(self, dataset_id: str, env: str | None) -> None:
-        """Begin a new dataset."""
+        """Create the dataset."""
         with needed_by("Minari's datasets", "the minari package", EXTRA, key="input"):
             import minari
             from minari.storage.datasets_root_dir import get_dataset_path
@@ -266,10 +266,10 @@ class _MinariFile(BatchFile):
     def write(self, batch: Batch) -> int:
         """See BatchFile."""
         if not isinstance(batch, SampleBatch):
-            raise DataError("a Minari dataset holds the steps of one agent, and this is a batch of several policies")
+            raise DataError("a Minari dataset holds the steps of one agent, but this is a batch of several policies")
         missing = [name for name in (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.EPS_ID, c.DONES) if name not in batch]
         if missing:
-            raise DataError(f"a Minari dataset needs the columns {', '.join(missing)}, which are not there")
+            raise DataError(f"a Minari dataset needs the columns {', '.join(missing)}, which are missing")
         for part in batch.split_by_episode():
             episode = int(part[c.EPS_ID][0])
             pieces = self._open.setdefault(episode, [])
@@ -301,7 +301,7 @@ class _MinariFile(BatchFile):
         episodes, self._ended, self._num_bytes = self._ended, [], 0
         buffers = [self._buffer(episode) for episode in episodes]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the author and others that needn't be named
+            warnings.simplefilter("ignore")  # about the author and other fields that may be empty
             try:
                 if self._dataset is not None:
                     self._dataset.update_dataset_from_buffer(buffers)

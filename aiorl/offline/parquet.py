@@ -1,12 +1,12 @@
 """Parquet: one column for each of a batch, row groups that end where episodes do.
 
-What a column's rows are is in its field's metadata: ``aiorl`` = ``{"dtype": "float32", "shape": [4]}``. Small tensors
-are fixed-size lists, which other programs read as they are; large ones are the bytes of a row, since Parquet would
-store levels for every single number, which costs more than the numbers. Columns of objects, such as infos, are
-JSON text.
-Files of other programs are read too: columns of numbers, and of lists that are as long in every row.
+The metadata of a column's field describe its rows: ``aiorl`` = ``{"dtype": "float32", "shape": [4]}``. Small tensors
+are fixed-size lists, which other programs can read; large ones are the bytes of a row, because Parquet would store
+levels for every number, which take more space than the numbers. Columns of objects, such as infos, are JSON text.
+Files of other programs can be read as well: columns of numbers, and of lists with the same length in every row.
 
-A file is written under another name and renamed when it is whole: a Parquet file without its end is none.
+A file is written under another name and renamed when it is complete, because a Parquet file without its end can't be
+read.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ _MAX_NESTED = 8
 _MAX_NUMBER = 100
 _DAMAGED = "a damaged footer or page"
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4, "INT96": 12}
-"""Bytes of a decoded value; of texts, which are read as a dictionary, those of an entry's number."""
+"""Bytes of a decoded value; texts are read as a dictionary, so for them the bytes of an entry's number."""
 
 _Fields = dict[tuple[int, int], Any]
-"""Number and type of a field of a struct -> its value."""
+"""Number and type of a struct's field -> its value."""
 
 
 def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[_Fields]]]:
-    """Return the rows of each row group that a file's footer describes, and what is known of each column in it.
+    """Return for each row group of a file's footer the number of its rows and the metadata of each column.
 
-    pyarrow would end the process over some footers that are damaged.
+    With some damaged footers pyarrow would end the process.
 
     Raises:
-        DataError: it has no footer that can be read.
+        DataError: the footer is missing or can't be read.
     """
     size = file.seek(0, 2)
     file.seek(max(0, size - 8))
@@ -80,18 +80,18 @@ def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[_Fields]]]:
 
 
 def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
-    """Return an upper bound of the bytes that a column of a row group takes decoded.
+    """Return an upper bound of the decoded size of a row group's column in bytes.
 
     Args:
         file: the whole file.
-        chunk: of the row group.
-        column: pyarrow's ColumnSchema of it.
+        chunk: the column's metadata in the row group.
+        column: the column's ColumnSchema of pyarrow.
 
     Raises:
-        DataError: a page has no header that can be read.
+        DataError: the header of a page can't be read.
     """
     width = column.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(column.physical_type, 8)
-    width += 4 * max(0, column.max_repetition_level - 1)  # where the lists within a row begin
+    width += 4 * max(0, column.max_repetition_level - 1)  # offsets of the lists within a row
     at, first = _number(chunk, 9, _I64), chunk.get((11, _I64), 0)
     if 0 < first < at:
         at = first
@@ -103,7 +103,7 @@ def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
         total += max(_number(header, 2, _I32), width * sum(counts.values()))
         num_values += sum(counts.values()) - counts.get(_DICTIONARY, 0)
         at = file.tell() + _number(header, 3, _I32)
-    if num_values < _number(chunk, 5, _I64):  # a reader would look for the others behind them
+    if num_values < _number(chunk, 5, _I64):  # a reader would look for the other pages after the last one
         raise DataError("a column without all of its pages")
     return total
 
@@ -123,24 +123,24 @@ def _structs(fields: _Fields, number: int) -> list[_Fields]:
 
 
 class _Compact:
-    """Reads a struct of a file in Thrift's compact protocol, of which only numbers, structs and lists are kept."""
+    """Reader of a struct in Thrift's compact protocol; only numbers, structs and lists are kept."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        """Begin where the file is."""
+        """Start at the file's position."""
         self._file, self._left = file, _MAX_VALUES
 
     def struct(self, depth: int = 0) -> _Fields:
-        """Return the fields; a reader that knows them leaves out those of another type, so the type is in the key.
+        """Return the fields with their types, because a reader that knows a field ignores it if its type differs.
 
         Raises:
-            DataError: it is no struct that could be meant in one way only, or has no end.
+            DataError: the struct is ambiguous or has no end.
         """
         fields: _Fields = {}
         seen: set[int] = set()
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._integer()
-            if number in seen or not 0 < number <= _MAX_NUMBER:  # others read numbers modulo 2^16
+            if number in seen or not 0 < number <= _MAX_NUMBER:  # other readers take numbers modulo 2^16
                 raise DataError(_DAMAGED)
             seen.add(number)
             fields[number, head & 15] = self._value(head & 15, depth)
@@ -151,7 +151,7 @@ class _Compact:
         if depth > _MAX_NESTED or not self._left:
             raise DataError(_DAMAGED)
         match kind:
-            case 1 | 2:  # true and false, within the head of a field
+            case 1 | 2:  # true and false, in the head of a field
                 return None
             case 4 | 5 | 6:
                 return self._integer()
@@ -159,7 +159,7 @@ class _Compact:
                 return self._list(depth + 1)
             case 12:
                 return self.struct(depth + 1)
-            case 3 | 7 | 8:  # a byte, eight, or as many as it says
+            case 3 | 7 | 8:  # one byte, eight bytes, or a length and its bytes
                 size = {3: 1, 7: 8}.get(kind) or self._varint()
                 if size <= _MAX_FOOTER_BYTES:
                     self._file.seek(size, 1)
@@ -195,7 +195,7 @@ Array = NDArray[Any]
 _KEY = b"aiorl"
 _OBJECTS = "json"
 _MAX_LIST = 64
-"""Numbers of a row that a fixed-size list may have; larger rows are bytes."""
+"""Largest number of values in a fixed-size list; larger rows are stored as bytes."""
 _GROUP_ROWS = 1 << 16
 _GROUP_BYTES = 1 << 24
 _UNKNOWN_BYTES = 8
@@ -224,7 +224,7 @@ class Parquet(Format):
                 texts = [column.name for column in columns if column.is_objects]
                 file = pq.ParquetFile(plain, metadata=plainly.metadata, read_dictionary=texts) if texts else plainly
             except faults as error:
-                kind = "" if isinstance(error, DataError) else "no Parquet file that can be read: "
+                kind = "" if isinstance(error, DataError) else "not a readable Parquet file: "
                 raise DataError(kind + placed(error, path).reason, path=path) from error
             for number, (num_rows, chunks) in enumerate(groups):
                 if share.has(number):
@@ -248,10 +248,10 @@ class _Column(NamedTuple):
     """Facts about a column, from its field.
 
     Attributes:
-        name: of the column.
-        dtype: of its numbers; None = what they are, or objects.
-        shape: of a row; None = what the rows have, all the same.
-        is_objects: whether it holds JSON text.
+        name: name of the column.
+        dtype: dtype of its numbers; None = that of the stored numbers, or objects.
+        shape: shape of a row; None = the shape that all rows have.
+        is_objects: True if it holds JSON text.
     """
 
     name: str
@@ -261,15 +261,15 @@ class _Column(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, as far as they are known."""
+        """Bytes of a row, as far as known."""
         return (self.dtype.itemsize if self.dtype else _UNKNOWN_BYTES) * math.prod(self.shape or ())
 
     @classmethod
     def of(cls, field: Any) -> _Column:
-        """Return what a field of a file's schema says.
+        """Return the facts in a field of a file's schema.
 
         Raises:
-            DataError: its metadata is damaged, or it holds what is no column of a batch.
+            DataError: its metadata are damaged, or it can't be a column of a batch.
         """
         import pyarrow as pa
 
@@ -284,22 +284,22 @@ class _Column(NamedTuple):
                 raise DataError(f"the metadata of column {made.name!r} are damaged") from error
             sizes_are_right = all(type(size) is int and 0 < size < 2**31 for size in shape) and len(shape) < MAX_DIMS
             if not sizes_are_right or (made.dtype is not None and made.dtype.kind not in NUMBER_KINDS):
-                raise DataError(f"the metadata of column {made.name!r} tell of no column of numbers")
+                raise DataError(f"the metadata of column {made.name!r} do not describe a column of numbers")
         if made.is_objects:
             fits = pa.types.is_string(kind)
         else:
             fits = (made.dtype is not None and pa.types.is_fixed_size_binary(kind)) or _is_numeric(kind)
         if not fits:
             text = one_line(str(kind), 100)
-            raise DataError(f"column {made.name!r} is of type {text}, which is no column of numbers")
+            raise DataError(f"column {made.name!r} is of type {text}, which is not a column of numbers")
         return made
 
 
 def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
-    """Return the array of a column of a table.
+    """Return a column of a table as an array.
 
     Raises:
-        DataError: it isn't what its field says, or its objects take more than the room there is.
+        DataError: it doesn't match its field's metadata, or its objects take more memory than is left.
     """
     import pyarrow as pa
 
@@ -308,18 +308,18 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
     kind, rows = array.type, len(array)
     if is_objects:
         if not pa.types.is_dictionary(kind) or array.null_count:
-            raise DataError("no text, or rows without it")
+            raise DataError("no text, or rows without text")
         texts, numbers = array.dictionary.to_pylist(), array.indices.to_numpy()
         room.take(int(np.asarray([parsed_bytes(text.encode()) for text in texts] or [0])[numbers].sum()))
         try:
             return object_column([orjson.loads(texts[number]) for number in numbers])
         except orjson.JSONDecodeError as error:
-            raise DataError("no JSON") from error
+            raise DataError("text that is not JSON") from error
     flat = _flat(array)
     if shape is None:
         return flat.reshape(rows, -1) if pa.types.is_nested(kind) else flat
     if dtype is not None and flat.dtype != dtype:
-        with np.errstate(all="ignore"):  # numbers of another program's that the dtype can't hold
+        with np.errstate(all="ignore"):  # another program's numbers can exceed the dtype
             flat = flat.view(dtype) if pa.types.is_fixed_size_binary(kind) else flat.astype(dtype)
     check_booleans(flat)
     if flat.size != rows * math.prod(shape):
@@ -328,7 +328,7 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
 
 
 def _flat(array: Any) -> Array:
-    """Return all numbers of an Arrow array, one behind the other."""
+    """Return all numbers of an Arrow array in one dimension."""
     import pyarrow as pa
 
     while True:
@@ -344,12 +344,12 @@ def _flat(array: Any) -> Array:
         if not pa.types.is_fixed_size_list(kind):
             lengths = np.diff(array.offsets.to_numpy())
             if len(lengths) and (lengths != lengths[0]).any():
-                raise DataError(f"rows of {lengths.min()} to {lengths.max()} numbers, not all as long")
+                raise DataError(f"rows of {lengths.min()} to {lengths.max()} numbers, not all of the same length")
         array = array.flatten()
 
 
 def _is_numeric(kind: Any) -> bool:
-    """Return whether a type is one of numbers, or of lists of them."""
+    """Return whether a type is a number, or a list of numbers."""
     import pyarrow as pa
 
     for _ in range(MAX_DIMS):
@@ -359,10 +359,10 @@ def _is_numeric(kind: Any) -> bool:
 
 
 class _ParquetFile(BatchFile):
-    """A Parquet file; rows are gathered until they make a row group."""
+    """Parquet file; rows are collected until they make a row group."""
 
     def __init__(self, path: str) -> None:
-        """Begin a new file."""
+        """Create the file."""
         with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
             import pyarrow.parquet  # noqa: F401
         self._path = self._written = path
@@ -381,7 +381,7 @@ class _ParquetFile(BatchFile):
         """See BatchFile."""
         if not isinstance(batch, SampleBatch):
             raise DataError(
-                "a Parquet file holds the rows of one policy, and this is a batch of several; write JSON lines",
+                "a Parquet file holds the rows of one policy, but this is a batch of several; write JSON lines",
                 path=self._path,
             )
         form = {name: (column.dtype, column.shape[1:]) for name, column in batch.items()}
@@ -394,7 +394,7 @@ class _ParquetFile(BatchFile):
         self._wait(batch)
         if self._num_rows >= _GROUP_ROWS or self._num_bytes >= _GROUP_BYTES:
             rows = SampleBatch.concat(self._waiting)
-            end = _last_start(rows)  # the last episode may go on
+            end = _last_start(rows)  # the last episode may continue
             self._write_group(rows.slice(0, end))
             self._waiting, self._num_rows, self._num_bytes = [], 0, 0
             if end < rows.count:
@@ -451,7 +451,7 @@ class _ParquetFile(BatchFile):
 
 
 def _last_start(rows: SampleBatch) -> int:
-    """Return where the last episode begins; all rows, where there is but one or none is known."""
+    """Return the first row of the last episode, or the number of all rows if there are not several episodes."""
     episodes = rows.get(c.EPS_ID, np.zeros(0))
     starts = np.flatnonzero(episodes[1:] != episodes[:-1])
     return int(starts[-1]) + 1 if len(starts) else rows.count

@@ -1,18 +1,18 @@
-"""Read the one thing that RLlib pickles into its files: an array of numbers.
+"""Reading of the only kind of pickle in RLlib's files: an array of numbers.
 
-A pickle is a program: it names functions, and unpickling calls them. Here each name of NumPy's that builds arrays
-stands for a function of ours that only notes its arguments, and any other name is refused. So is each opcode that no
-array needs, before anything is unpickled. NumPy makes the array at the end, if the notes are the shape, dtype and bytes
-of one.
+A pickle is a program: it names functions, and unpickling calls them. Here each of NumPy's names that build arrays
+stands for a function of ours that only records its arguments, and any other name is refused. So is each opcode that no
+array needs, before anything is unpickled. In the end NumPy makes the array, if the records are the shape, dtype and
+bytes of one.
 
-These are the spellings that NumPy 1 and 2 write at protocols 2 to 5, C-ordered and Fortran-ordered:
+NumPy 1 and 2 write these forms at protocols 2 to 5, C-ordered and Fortran-ordered:
 
     numpy.core.numeric._frombuffer(bytes, dtype, shape, order)                        protocol 5, contiguous
     numpy.core.multiarray._reconstruct(ndarray, (0,), b"b") <- (1, shape, dtype, is_fortran, bytes)
     numpy.core.multiarray.scalar(dtype, bytes)
 
 with ``numpy._core`` for ``numpy.core`` since NumPy 2, and bytes as ``_codecs.encode(text, "latin1")`` at protocol 2
-(``bytes()`` if there are none).
+(``bytes()`` if they are empty).
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ _OPCODES = frozenset(_ARRAYS.split())
 
 
 def read_pickled_array(data: bytes) -> NDArray[Any]:
-    """Return the array in a pickle of one, whose bytes it has; it is read-only where they are those of the pickle.
+    """Return the array in a pickle; it is read-only if it shares the memory of the pickle.
 
     Raises:
-        DataError: it holds anything but an array of numbers; the message names what it asked for.
+        DataError: the pickle has other contents than an array of numbers; the message names them.
     """
     if data[:1] != b"\x80":
         raise DataError(
-            "a compressed column is no pickle of protocol 2 to 5; RLlib before 0.8.5 wrote another form: read the file "
-            "with an RLlib of that age and write it again without compression (output_compress_columns: [])"
+            "a compressed column is not a pickle of protocol 2 to 5. RLlib before 0.8.5 wrote another form: read the "
+            "file with that version and write it again without compression (output_compress_columns: [])"
         )
     try:
         _check_opcodes(data)
         return _array(_Unpickler(io.BytesIO(data)).load())
     except DataError:
         raise
-    except Exception as error:  # the unpickler raises whatever its opcodes lead to
+    except Exception as error:  # the opcodes can make the unpickler raise anything
         raise DataError("a pickled array is cut short or damaged") from error
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Refuse what no array needs, and what would take more memory than the pickle has bytes."""
-    import pickletools  # only those who read pickles need it
+    """Refuse opcodes that no array needs, and those that take more memory than the pickle has bytes."""
+    import pickletools  # only needed to read pickles
 
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name not in _OPCODES:
@@ -73,7 +73,7 @@ def _check_opcodes(data: bytes) -> None:
 
 
 class _Dtype:
-    """Notes a dtype."""
+    """Record of a dtype."""
 
     __slots__ = ("code", "order")
 
@@ -85,11 +85,11 @@ class _Dtype:
             case (int(), "<" | ">" | "|" | "=" as order, None, None, None, int(), int(), int()):
                 self.order = order
             case _:
-                raise _refused("a state that is none of a dtype of numbers")
+                raise _refused("a state that is not of a dtype of numbers")
 
 
 class _Array:
-    """Notes an array's bytes, dtype, shape and order."""
+    """Record of an array's bytes, dtype, shape and order."""
 
     __slots__ = ("parts",)
 
@@ -101,18 +101,18 @@ class _Array:
             case (int(), tuple() as shape, _Dtype() as dtype, bool() | int() as is_fortran, data) if not self.parts:
                 self.parts = (data, dtype, shape, "F" if is_fortran else "C")
             case _:
-                raise _refused("a state that is none of an array of numbers")
+                raise _refused("a state that is not of an array of numbers")
 
 
 def _built(name: str, arguments: tuple[object, ...]) -> object:
-    """Return what a constructor of NumPy's, or of bytes, is to make of its arguments."""
+    """Return the record for a constructor of NumPy, or for bytes, with its arguments."""
     match name, arguments:
         case "dtype", (str() as code, int(), int()):
             if not _NUMBERS.fullmatch(code):
                 raise _refused(f"an array of dtype {code!r}")
             return _Dtype(code)
         case "encode", (str() as text, "latin1" | "latin-1"):
-            return text  # which becomes bytes at the end: a pickle may say it again and again
+            return text  # encoded at the end, because a pickle can repeat it many times
         case "bytearray" | "bytes", (bytes() | str() as data,):
             return data
         case "bytes", ():
@@ -123,7 +123,7 @@ def _built(name: str, arguments: tuple[object, ...]) -> object:
             return _Array()
         case "scalar", (_Dtype() as dtype, data):
             return _Array(data, dtype, (), "C")
-    raise _refused(f"{name} with other arguments than an array's")
+    raise _refused(f"{name} with other arguments than those of an array")
 
 
 _NAMES = {
@@ -135,7 +135,7 @@ _NAMES = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Callable[..., object]:
-        """Return a function that notes its arguments, made anew each time, so that a pickle can change nothing of ours.
+        """Return a new function that records its arguments, so that a pickle can't change our objects.
 
         Raises: DataError for any name that no array needs.
         """
@@ -150,10 +150,10 @@ def _array(made: object) -> NDArray[Any]:
             code = np.dtype(dtype.code) if dtype.order in "=|" else np.dtype(dtype.order + dtype.code)
             raw = data.encode("latin1") if isinstance(data, str) else data
             return from_bytes(raw, code, shape, "F" if order == "F" else "C")
-    raise _refused("something that is no array")
+    raise _refused("something that is not an array")
 
 
 def _refused(what: str) -> DataError:
     return DataError(
-        f"a compressed column is a pickle that asks for {one_line(what, _MAX_TEXT)}; only arrays of numbers are read"
+        f"a compressed column is a pickle that asks for {one_line(what, _MAX_TEXT)}; only arrays of numbers are allowed"
     )

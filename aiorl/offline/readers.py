@@ -1,8 +1,8 @@
 """Readers of stored experience: files in random order, batches prepared for training, and whole episodes.
 
-Reading is shared among workers: where there are as many files as workers, each file is one worker's; else each worker
-takes every n-th batch of every file. Either way all of them together read each row once a pass. A hold-out split is
-made by episode and by the file's name, so it is the same in every worker, pass and run.
+Workers share the files: with at least as many files as workers, each file belongs to one worker; otherwise each worker
+takes every n-th batch of every file. Either way all of them together read each row once a pass. A hold-out split goes
+by episode and by the file's name, so it is the same in every worker, pass and run.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeAssembler:
-    """Joins the parts of episodes that come in the order of time, of one worker or file.
+    """Assembler of episodes from parts of one worker or file, in the order of time.
 
-    An episode begins with the row whose ``t`` is 0 and ends with one that is done. Without ``t`` it begins where
-    another one ends or its ``eps_id`` is new; without flags of its end, each part is whole.
+    An episode begins with the row whose ``t`` is 0 and ends with a row that is done. Without ``t`` it begins after the
+    end of another one or with a new ``eps_id``; without flags of the end, each part is a whole episode.
 
     Attributes:
-        num_left_out: rows of episodes whose beginning or end never came.
+        num_left_out: rows of episodes without a beginning or an end.
     """
 
     def __init__(self) -> None:
-        """Begin without any part."""
+        """Start without parts."""
         self._open: dict[int, list[SampleBatch]] = {}
         self.num_left_out = 0
 
     def add(self, batch: Batch) -> Iterator[SampleBatch]:
-        """Take a batch, and yield the episodes that end in it.
+        """Add a batch, and yield the episodes that end in it.
 
         Raises:
-            BatchError: a multi-agent batch, or parts of one episode with different columns (a ValueError).
+            BatchError: the batch is multi-agent, or parts of one episode have different columns (a ValueError).
         """
         if not isinstance(batch, SampleBatch):
             raise BatchError("policy_batches", "a single-agent batch", "a MultiAgentBatch")
@@ -82,7 +82,7 @@ class EpisodeAssembler:
 
 
 def trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
-    """Yield runs of rows that follow each other in one episode, as views; an end or a gap in ``t`` ends a run."""
+    """Yield runs of consecutive rows of one episode, as views; an end or a gap in ``t`` ends a run."""
     for part in batch.split_by_episode() if c.EPS_ID in batch else [batch]:
         ends = np.zeros(part.count, bool)
         for name in (c.DONES, c.TERMINATEDS, c.TRUNCATEDS):
@@ -101,17 +101,17 @@ def _is_over(part: SampleBatch) -> bool:
 
 
 MAX_CORRUPT = 100
-"""Places of the input that may be unreadable, unless said otherwise."""
+"""Default limit of unreadable places in the input."""
 _MAX_LOGGED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class HoldOut:
-    """Which part of the episodes is read.
+    """Part of the episodes to read.
 
     Attributes:
-        fraction: of all episodes, which are held out.
-        part: ``"train"`` reads those that are not, ``"held_out"`` those that are.
+        fraction: fraction of all episodes that is held out.
+        part: ``"train"`` reads the other episodes, ``"held_out"`` those held out.
     """
 
     fraction: float
@@ -121,13 +121,13 @@ class HoldOut:
         """Check the values.
 
         Raises:
-            ConfigError: a fraction that leaves nothing for one of both.
+            ConfigError: the fraction leaves one part empty.
         """
         if not 0.0 < self.fraction < 1.0:
             raise ConfigError(f"A hold-out split of {self.fraction} leaves one part empty.", hint="Give 0.1, say.")
 
     def of(self, batch: Batch, path: str, place: str) -> Batch | None:
-        """Return those rows of a batch that are read; None where there are none."""
+        """Return the rows of a batch that belong to the part; None if there are none."""
         kept = map_policies(batch, lambda policy_id, rows: self._rows(rows, path, place))
         if isinstance(kept, MultiAgentBatch):
             share = kept.total() / max(1, batch.total())
@@ -138,7 +138,7 @@ class HoldOut:
         seed = zlib.crc32(file_name(path).encode())
         if c.EPS_ID in batch:
             numbers = batch[c.EPS_ID].astype(np.uint64)
-        else:  # no episodes are known, so batches are what is kept together
+        else:  # without known episodes, batches are kept whole
             numbers = np.full(batch.count, zlib.crc32(place.encode()), np.uint64)
         is_held_out = _uniform(numbers ^ np.uint64(seed << 32)) < self.fraction
         wanted = is_held_out if self.part == "held_out" else ~is_held_out
@@ -148,7 +148,7 @@ class HoldOut:
 
 
 def _uniform(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return numbers in [0, 1), scattered as if they were random (the finaliser of SplitMix64)."""
+    """Return numbers in [0, 1) that look random (the finaliser of SplitMix64)."""
     x = numbers + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -161,15 +161,15 @@ class ReaderOptions:
     """Options of reading files.
 
     Attributes:
-        share: which of several readers this is; None = the only one.
+        share: share of this reader among several; None = it is the only one.
         epochs: passes over the files; None = without end.
-        hold_out: which part of the episodes is read; None = all.
-        shuffle_files: whether each pass reads the files in another order.
-        seed: of everything random; None = differently each time.
-        batch_rows: env steps that a batch aims at: larger ones that a file holds are cut behind the episode that gets
-            there; None = batches as they are stored.
-        whole_episodes: whether cuts are made between episodes only; else also within one of more than twice the rows.
-        max_corrupt: places that may be unreadable, over all passes; one more ends the run.
+        hold_out: part of the episodes to read; None = all.
+        shuffle_files: True if each pass reads the files in another order.
+        seed: seed of all random numbers; None = a new one each time.
+        batch_rows: env steps to aim at for a batch: a larger stored batch is cut after the episode that reaches them;
+            None = batches as stored.
+        whole_episodes: True to cut only between episodes; otherwise longer ones than twice the rows are also cut.
+        max_corrupt: limit of unreadable places over all passes; one more ends the run.
     """
 
     share: Share | None = None
@@ -185,7 +185,7 @@ class ReaderOptions:
         """Check the values.
 
         Raises:
-            ConfigError: a number that is none.
+            ConfigError: a number is too small.
         """
         for name, least in (("epochs", 1), ("batch_rows", 1), ("max_corrupt", 0)):
             value = getattr(self, name)
@@ -196,26 +196,26 @@ class ReaderOptions:
 
 
 class FileReader(InputReader):
-    """Batches of files; endless, or so many passes in each of which every row of its share comes once.
+    """Batches of files, without end or for a number of passes; each pass has every row of its share once.
 
-    Places that can't be read are noted, logged and passed over, and so is a whole file that vanished; more of them than
-    ``max_corrupt`` end the reading, and so does a pass in which nothing at all could be read. An endless reader whose
-    share is empty, since there are more workers than batches, reads everything.
+    Unreadable places and files that vanished are recorded, logged and skipped. More of them than ``max_corrupt`` end
+    the reading, and so does a pass in which nothing could be read. If there are more workers than batches, an endless
+    reader with an empty share reads everything.
 
     Attributes:
-        files: the files that it reads, all or its share of them.
+        files: files to read, all or its share of them.
         num_passes: whole passes so far.
         num_rows: rows read so far.
-        unreadable: reason by file and place, each once, however many passes come to it; place "" is a whole file.
-        piece: number of the batch that `next` gave last, see `aiorl.data.columns.PIECE`; 0 before.
+        unreadable: reason by file and place, each only once for all passes; place "" is a whole file.
+        piece: number of the batch that `next` returned last, see `aiorl.data.columns.PIECE`; 0 before the first.
     """
 
     def __init__(self, sources: str | Sequence[str], options: ReaderOptions | None = None) -> None:
-        """Find the files; they are opened one after the other.
+        """Find the files, which are opened one after the other.
 
         Raises:
             ConfigError: a source names no file (also a ValueError).
-            DataError: a file is of no known format (also a ValueError).
+            DataError: the format of a file is unknown (also a ValueError).
         """
         self._options = options = options or ReaderOptions()
         self._all_files = self.files = find_sources(sources)
@@ -230,7 +230,7 @@ class FileReader(InputReader):
         self._batches = self._read()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield every batch that is left."""
+        """Yield all remaining batches."""
         with contextlib.suppress(EndOfData):
             while True:
                 yield self.next()
@@ -239,8 +239,8 @@ class FileReader(InputReader):
         """See InputReader.
 
         Raises:
-            EndOfData: every pass has been read.
-            DataError: too much could not be read, or nothing could.
+            EndOfData: all passes are over.
+            DataError: too much is unreadable, or everything.
         """
         if self._is_closed:
             raise EndOfData("the reader was closed")
@@ -253,9 +253,9 @@ class FileReader(InputReader):
             raise
 
     def close(self) -> None:
-        """See InputReader; a `next` that another thread is in ends first."""
+        """See InputReader; a `next` in another thread ends first."""
         self._is_closed = True
-        with contextlib.suppress(ValueError):  # the other thread is in the generator
+        with contextlib.suppress(ValueError):  # another thread runs the generator
             self._batches.close()
 
     def _read(self) -> Generator[Batch, None, None]:
@@ -278,7 +278,7 @@ class FileReader(InputReader):
                 self._go_on_after_nothing(len(files))
 
     def _go_on_after_nothing(self, num_files: int) -> None:
-        """Raise if there is nothing to be read; else see to it that the next pass finds something."""
+        """Raise if there is nothing to read; otherwise change the share so that the next pass finds batches."""
         if self.unreadable:
             raise DataError(f"nothing could be read of {num_files} files; the first: {self._first_error}")
         if self._options.epochs is None:
@@ -302,13 +302,13 @@ class FileReader(InputReader):
     def _note(self, error: DataError) -> None:
         if (error.path, error.place) in self.unreadable:
             return
-        self.unreadable[error.path, error.place] = str(error)  # its traceback would keep what was read
+        self.unreadable[error.path, error.place] = str(error)  # a traceback would keep the data in memory
         count, most = len(self.unreadable), self._options.max_corrupt
         if count <= _MAX_LOGGED:
             logger.warning("Left out: %s", error)
         if count > most:
             raise DataError(
-                f"{count} places of the input could not be read, more than the {most} that are allowed; the first: "
+                f"{count} places of the input could not be read, more than the limit of {most}; the first: "
                 f"{self._first_error}"
             )
 
@@ -318,7 +318,7 @@ class FileReader(InputReader):
 
 
 def _cut(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[SampleBatch]:
-    """Cut a batch behind the episode in which there are enough rows, or within it if it is much longer."""
+    """Cut a batch after the episode that reaches the number of rows, or within it if it is much longer."""
     start, count = 0, batch.count
     episodes = batch.get(c.EPS_ID)
     ends = None if episodes is None else np.append(np.flatnonzero(episodes[1:] != episodes[:-1]) + 1, count)
@@ -332,7 +332,7 @@ def _cut(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[Sam
 
 
 def _piece_number(path: str, place: str, start: int) -> int:
-    """Return a number above 0 that int64 holds; two pieces have the same one by chance in 2^63 only."""
+    """Return a number above 0 that fits into int64; two pieces have the same one with probability 2^-63."""
     digest = hashlib.blake2b(f"{path}\0{place}\0{start}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 1) or 1
 
@@ -341,15 +341,15 @@ _MAX_EMPTY = 1000
 
 
 class PreparedReader(InputReader):
-    """Batches of readers, prepared for training.
+    """Batches of other readers, prepared for training.
 
-    Each read picks a reader by the weights. Stored rows are taken in as they are read. The batch goes into a buffer,
-    which gives a random one. Stored rows are postprocessed as they leave it, by the policy as it is then. Batches of a
-    sampler are left as they are.
+    Each read picks a reader by the weights, and passes stored rows to `take_in`. The batch goes into a buffer, which
+    returns a random one. Stored rows are postprocessed when they leave the buffer, with the policy of that time.
+    Batches of a sampler are not changed.
 
-    Where rows that are postprocessed have no ``new_obs``, it is what the next row of the episode observed. The last row
-    of an episode that did not terminate has none then, and is left out. Rows of a single `FileReader` get the number of
-    their piece; rows of a mixture come as often as it says, known or not.
+    If rows to postprocess have no ``new_obs``, it is taken from the next row of the episode. The last row of an episode
+    that did not terminate has none then, and is left out. Rows of a single `FileReader` get the number of their piece;
+    for a mixture, its probabilities determine how often rows come.
     """
 
     def __init__(
@@ -365,12 +365,12 @@ class PreparedReader(InputReader):
         """Read from other readers; nothing is read before the first `next`.
 
         Args:
-            readers: the others.
-            weights: probabilities with which they are read.
-            buffer_size: batches in the buffer that shuffles; 0 keeps the order.
-            seed: of everything random; None = differently each time.
-            take_in: called with the id of a policy and its stored rows, which it may change or look at.
-            postprocess: makes each episode's rows of a policy, whose id it is given, into those that are trained on.
+            readers: the other readers.
+            weights: their probabilities.
+            buffer_size: batches in the shuffling buffer; 0 keeps the order.
+            seed: seed of all random numbers; None = a new one each time.
+            take_in: function of a policy id and its stored rows, which it can change or inspect.
+            postprocess: function of a policy id and an episode's rows; returns the rows to train on.
         """
         self._readers, self._weights = readers, np.array(weights, np.float64) / sum(weights)
         self._size, self._take_in, self._postprocess = buffer_size, take_in, postprocess
@@ -379,11 +379,11 @@ class PreparedReader(InputReader):
         self._is_ending = False
 
     def next(self) -> Batch:
-        """See InputReader; at the end of a finite input, batches that are left in the buffer come in random order.
+        """See InputReader; at the end of a finite input, the rest of the buffer is returned in random order.
 
         Raises:
-            EndOfData: every batch has been given.
-            DataError: nothing is left of many batches, one after the other.
+            EndOfData: all batches have been returned.
+            DataError: many batches, one after the other, have no rows to train on.
         """
         for _ in range(_MAX_EMPTY):
             batch, is_stored, piece = self._drawn() if self._size else self._read()
@@ -419,20 +419,20 @@ class PreparedReader(InputReader):
         is_mixture = len(self._readers) > 1
         reader = self._readers[int(self._rng.choice(len(self._readers), p=self._weights)) if is_mixture else 0]
         batch = reader.next()
-        # a user's reader may give anything, which whoever asked for a batch refuses
+        # a user's reader can return anything; the caller refuses wrong objects
         is_stored = isinstance(batch, SampleBatch | MultiAgentBatch) and not isinstance(reader, SamplerInput)
         if is_stored and self._take_in is not None:
             batch = map_policies(batch, self._taken_in) or batch
         return batch, is_stored, None if is_mixture else getattr(reader, "piece", None)
 
     def _taken_in(self, policy_id: str, rows: SampleBatch) -> SampleBatch:
-        rows = rows.slice(0, rows.count)  # a reader may give the same batch again
+        rows = rows.slice(0, rows.count)  # a reader can return the same batch again
         assert self._take_in is not None
         self._take_in(policy_id, rows)
         return rows
 
     def _made(self, piece: int | None, policy_id: str, rows: SampleBatch) -> SampleBatch | None:
-        """Return the rows of a policy postprocessed; None if none are left."""
+        """Return the postprocessed rows of a policy; None if none are left."""
         assert self._postprocess is not None
         parts = [part for part in map(_with_new_obs, trajectories(rows)) if part.count]
         if not parts:
@@ -444,24 +444,24 @@ class PreparedReader(InputReader):
 
 
 def _with_new_obs(part: SampleBatch) -> SampleBatch:
-    """Return rows of one episode, all with the observation behind them."""
+    """Return rows of one episode, each with the observation that followed it."""
     if c.NEW_OBS in part or c.OBS not in part or c.TERMINATEDS not in part:
         return part
     obs, terminated = part[c.OBS], part[c.TERMINATEDS].astype(bool)
     whole = part if terminated[-1] else part.slice(0, part.count - 1)
     if whole.count:
-        following = np.concatenate([obs[1:], obs[-1:]])[: whole.count]  # nothing follows a terminal state: any will do
+        following = np.concatenate([obs[1:], obs[-1:]])[: whole.count]  # after a terminal state it has no effect
         whole[c.NEW_OBS] = following
     return whole
 
 
 class StoredEpisodes:
-    """The whole episodes of files, in the files' order, each once.
+    """Whole episodes of files, in the order of the files, each once.
 
     Attributes:
         files: the files.
-        num_corrupt: places that could not be read, so far.
-        num_left_out: rows of episodes without beginning or end, so far.
+        num_corrupt: unreadable places so far.
+        num_left_out: rows of episodes without a beginning or an end so far.
     """
 
     def __init__(
@@ -471,12 +471,12 @@ class StoredEpisodes:
 
         Args:
             sources: paths, directories, patterns, URIs, ``minari:NAME``.
-            hold_out: which part of the episodes is read; None = all.
-            max_corrupt: places of a file that may be unreadable.
+            hold_out: part of the episodes to read; None = all.
+            max_corrupt: limit of unreadable places in a file.
 
         Raises:
             ConfigError: a source names no file (also a ValueError).
-            DataError: a file is of no known format (also a ValueError).
+            DataError: the format of a file is unknown (also a ValueError).
         """
         self.files = find_sources(sources)
         self._options = ReaderOptions(epochs=1, hold_out=hold_out, shuffle_files=False, max_corrupt=max_corrupt)
@@ -484,10 +484,10 @@ class StoredEpisodes:
         self.num_left_out = 0
 
     def __iter__(self) -> Iterator[tuple[str, SampleBatch]]:
-        """Yield each episode, with the file that it is in.
+        """Yield each file's path and episode, one at a time.
 
         Raises:
-            DataError: of a file nothing can be read, or too little, or what it holds are no episodes.
+            DataError: too much of a file is unreadable, or its rows are not episodes.
         """
         for path in self.files:
             assembler = EpisodeAssembler()

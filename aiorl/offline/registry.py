@@ -1,4 +1,4 @@
-"""The formats there are, the files that a source names, and everything that a file holds."""
+"""All formats, the files that a source names, and all batches of a file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from aiorl.offline.minari_data import PREFIX, MinariDataset
 from aiorl.offline.parquet import Parquet
 
 FORMATS: dict[str, Format] = {found.name: found for found in (JsonLines(), RllibJson(), Parquet(), MinariDataset())}
-"""Every format by its name."""
+"""All formats by name."""
 
 SUFFIXES = frozenset(suffix for found in FORMATS.values() for suffix in found.suffixes)
-"""Endings of files of experience, without a suffix of compression."""
+"""Suffixes of files of experience, without that of a compression."""
 
 
 def format_of(path: str) -> Format:
-    """Return the format that a path's name tells.
+    """Return the format of a path by its prefix or suffix.
 
     Raises:
-        DataError: it tells none.
+        DataError: the format is unknown.
     """
     if path.startswith(PREFIX):
         return FORMATS["minari"]
@@ -31,20 +31,20 @@ def format_of(path: str) -> Format:
     for found in FORMATS.values():
         if suffix in found.suffixes:
             if without_compression(path) != path and not found.can_be_wrapped:
-                raise DataError(f"a {found.name} file compresses by itself; unpack it first", path=path)
+                raise DataError(f"a {found.name} file compresses by itself; decompress it first", path=path)
             return found
     raise DataError(
-        f"no format has files that end in {suffix!r}; known are {', '.join(sorted(SUFFIXES))}, with .gz or .lz4 "
-        "behind JSON, and minari:NAME",
+        f"no format has files that end in {suffix!r}; known are {', '.join(sorted(SUFFIXES))}, JSON also with .gz or "
+        ".lz4 at the end, and minari:NAME",
         path=path,
     )
 
 
 def format_named(name: str) -> Format:
-    """Return the format of that name.
+    """Return the format with a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it does not exist.
     """
     if name not in FORMATS:
         hint = f"There are {', '.join(FORMATS)}."
@@ -57,7 +57,7 @@ def find_sources(sources: str | Sequence[str]) -> list[str]:
 
     Raises:
         ConfigError: one of them names no file (also a ValueError).
-        DataError: a file is of no known format (also a ValueError).
+        DataError: the format of a file is unknown (also a ValueError).
     """
     found: dict[str, None] = {}
     for source in [sources] if isinstance(sources, str) else sources:
@@ -67,7 +67,7 @@ def find_sources(sources: str | Sequence[str]) -> list[str]:
                 f"No file of experience matches {source!r}.",
                 key="input",
                 value=source,
-                hint=f"Name a file, a directory or a pattern of files that end in {', '.join(sorted(SUFFIXES))}.",
+                hint=f"Give a file, a directory or a pattern of files that end in {', '.join(sorted(SUFFIXES))}.",
             )
         for path in paths:
             format_of(path)
@@ -76,10 +76,10 @@ def find_sources(sources: str | Sequence[str]) -> list[str]:
 
 
 def stored_batches(path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
-    """Yield the batches of a file, and an error for each place that can't be read; one without a place ends the file.
+    """Yield the batches of a file and an error for each unreadable place; an error without a place ends the file.
 
     Raises:
-        ConfigError: a package is missing that its format needs.
+        ConfigError: a package for the format is missing.
     """
     try:
         with contextlib.closing(format_of(path).read(path, share)) as found:

@@ -1,4 +1,4 @@
-"""The reader and writer of a worker, made of the settings ``input`` and ``output``."""
+"""Reader and writer of a worker, built from the settings ``input`` and ``output``."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _SUM_TOLERANCE = 1e-6
 class InputSettings(ReaderOptions):
     """Options of reading stored experience.
 
-    Without ``share``, workers share by their indices, and the local one reads all. Without ``batch_rows``, batches have
-    the rows of the worker's fragments.
+    Without ``share``, workers share by their indices, and the local worker reads all files. Without ``batch_rows``,
+    batches have as many rows as the worker's fragments.
 
     Attributes:
-        shuffle_buffer_size: batches in the buffer that shuffles; 0 keeps the order.
-        postprocess_inputs: whether trajectories are postprocessed with the worker's current policies, rewards limited
-            as those of its environments.
-        actions_normalized: stored actions are scaled to [-1, 1], and are to be those of the environment.
+        shuffle_buffer_size: batches in the shuffling buffer; 0 keeps the order.
+        postprocess_inputs: True to postprocess trajectories with the worker's current policies, with rewards clipped
+            like those of its environments.
+        actions_normalized: True if stored actions are scaled to [-1, 1] and must be scaled back.
     """
 
     shuffle_buffer_size: int = 0
@@ -57,17 +57,17 @@ class InputSettings(ReaderOptions):
 
 
 def input_creator(source: Input, settings: InputSettings | None = None) -> InputCreator:
-    """Return the function that makes a worker's reader.
+    """Return the function that creates a worker's reader.
 
     Args:
-        source: ``"sampler"``; a path, directory, pattern, URI or ``minari:NAME``; a list of such; a mapping of such,
-            and perhaps ``"sampler"``, to the probabilities with which they are read; or a function that makes a reader
-            of an IOContext, which is returned as it is.
-        settings: how files are read.
+        source: ``"sampler"``; a path, directory, pattern, URI or ``minari:NAME``; a list of them; a mapping from these
+            or ``"sampler"`` to their probabilities; or a function from an IOContext to a reader, which is returned
+            unchanged.
+        settings: options of reading files.
 
     Raises:
-        ConfigError: a source of another type; probabilities that are none (also a ValueError). Files are looked for
-            when the reader is made.
+        ConfigError: the source has another type, or probabilities are invalid (also a ValueError). Missing files are
+            only noticed when the reader is created.
     """
     settings = settings or InputSettings()
     weights: list[float] = [1.0]
@@ -118,7 +118,7 @@ def _check_weights(weights: Mapping[str, float]) -> None:
 def _prepared(
     readers: Sequence[InputReader], context: IOContext, settings: InputSettings, weights: Sequence[float] = (1.0,)
 ) -> InputReader:
-    """Return one reader of all."""
+    """Return one reader for all."""
     take_in = _taking_in(context, is_normalized=settings.actions_normalized)
     postprocess = _postprocessing(context) if settings.postprocess_inputs else None
     if len(readers) == 1 and not (take_in or postprocess or settings.shuffle_buffer_size):
@@ -134,12 +134,12 @@ def _prepared(
 
 
 def share_of(slot: int, num_workers: int, sampler: int = 0, num_samplers: int = 1) -> Share:
-    """Return which share of the files is a sampler's; the local worker's samplers read everything.
+    """Return the share of the files for a sampler; samplers of the local worker read everything.
 
     Args:
         slot: index of its worker, from 1; 0 = local.
         num_workers: workers of the run.
-        sampler: which of its worker's, from 0.
+        sampler: number of the sampler in its worker, from 0.
         num_samplers: samplers of each worker.
     """
     if slot < 1:
@@ -149,12 +149,12 @@ def share_of(slot: int, num_workers: int, sampler: int = 0, num_samplers: int = 
 
 
 def _taking_in(context: IOContext, *, is_normalized: bool) -> Callable[[str, SampleBatch], None] | None:
-    """Return the function that makes stored rows what policies take; None where they are so already.
+    """Return the function that converts stored rows for their policies; None if there is nothing to convert.
 
-    Actions become the environment's. Where a policy takes raw observations, its filter learns from those that are read.
+    Actions are scaled back. If a policy takes raw observations, its filter learns from the rows read.
 
     Raises:
-        ConfigError: actions are said to be scaled of a space whose actions can't be (also a ValueError).
+        ConfigError: the settings say that actions are scaled, but they can't be in this space (also a ValueError).
     """
     worker: Any = context.worker
     if worker is None:
@@ -176,7 +176,7 @@ def _taking_in(context: IOContext, *, is_normalized: bool) -> Callable[[str, Sam
             if name in rows:
                 rows[name] = np.asarray(rows[name], np.float32)
         own = context.worker.filters[policy_id]
-        if c.OBS in rows and rows[c.OBS].shape[1:] == own.shape:  # else whoever takes the rows says what is wrong
+        if c.OBS in rows and rows[c.OBS].shape[1:] == own.shape:  # the user of the rows reports another shape
             own.learn(rows[c.OBS])
 
     return take_in if scales or raw else None
@@ -188,13 +188,13 @@ def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBa
         policy: Any = None if worker is None else worker.get_policy(policy_id)
         if worker is None or policy is None:
             raise ConfigError(
-                f"postprocess_inputs needs a worker with a policy {policy_id!r}, and there is none.",
+                f"postprocess_inputs needs a worker with a policy {policy_id!r}, which does not exist.",
                 key="postprocess_inputs",
             )
         limit = worker.reward_limit
         if limit and c.REWARDS in part:
             part[c.REWARDS] = np.clip(part[c.REWARDS], -limit, limit)
-        with worker.sampler.paused():  # policies are not evaluated by two threads at once
+        with worker.sampler.paused():  # two threads must not evaluate policies at the same time
             if isinstance(policy, GraphPolicy) and policy.is_recurrent:
                 policy.recall(part)
             made: SampleBatch = policy.postprocess_trajectory(part)
@@ -204,15 +204,15 @@ def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBa
 
 
 def output_creator(output: Output, **options: Any) -> OutputCreator:
-    """Return the function that makes a worker's writer.
+    """Return the function that creates a worker's writer.
 
     Args:
-        output: None; ``"logdir"``, the run's directory; a directory or URI of one; or a function that makes a writer of
-            an IOContext, which is returned as it is.
-        options: those of `FileWriter`.
+        output: None; ``"logdir"``, the run's directory; a directory or its URI; or a function from an IOContext to a
+            writer, which is returned unchanged.
+        options: options of `FileWriter`.
 
     Raises:
-        ConfigError: an output of another type (also a ValueError).
+        ConfigError: the output has another type (also a ValueError).
     """
     if output is None:
         return noop_output
@@ -226,21 +226,21 @@ def output_creator(output: Output, **options: Any) -> OutputCreator:
     def create(context: IOContext) -> OutputWriter:
         directory = context.log_dir if output == LOG_DIR else output
         if directory is None:
-            raise ConfigError(f"output is {LOG_DIR!r}, and there is no run directory.", key="output", value=output)
+            raise ConfigError(f"output is {LOG_DIR!r}, but there is no run directory.", key="output", value=output)
         return FileWriter(directory, worker_index=context.worker_index, **options)
 
     return create
 
 
 def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
-    """Return the function that makes the reader that a config asks for.
+    """Return the function that creates the reader for a config.
 
     Args:
         settings: the config.
-        share: of the files that is read.
+        share: share of the files to read.
 
     Raises:
-        ConfigError: as `input_creator`; a function that can't be imported.
+        ConfigError: as `input_creator`, or a function can't be imported.
     """
     source = settings.input
     options = InputSettings(
@@ -261,10 +261,10 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
 
 
 def configured_output(settings: WorkerConfig) -> OutputCreator:
-    """Return the function that makes the writer that a config asks for.
+    """Return the function that creates the writer for a config.
 
     Raises:
-        ConfigError: as `output_creator`; a function that can't be imported.
+        ConfigError: as `output_creator`, or a function can't be imported.
     """
     output: Output = settings.output
     if isinstance(output, str) and is_import_path(output):
@@ -275,10 +275,10 @@ def configured_output(settings: WorkerConfig) -> OutputCreator:
 
 
 def _users(key: str, path: str, kind: type[Any], method: str) -> Callable[[IOContext], Any]:
-    """Return the function that a setting names; its failures, and those of what it makes, name the setting.
+    """Return the function that a setting names; errors of it and of its results name the setting.
 
     Raises:
-        ConfigError: it can't be imported, or takes no IOContext.
+        ConfigError: it can't be imported, or does not accept an IOContext.
     """
     function = import_object(path, key=key)
     what = f"{key} {path!r}"
@@ -290,7 +290,7 @@ def _users(key: str, path: str, kind: type[Any], method: str) -> Callable[[IOCon
         made = function(context)
         if not isinstance(made, kind):
             raise ConfigError(
-                f"{what} gave a {type(made).__name__}, expected an aiorl.{kind.__name__}.", key=key, value=path
+                f"{what} returned a {type(made).__name__}, expected an aiorl.{kind.__name__}.", key=key, value=path
             )
         with contextlib.suppress(AttributeError):  # it may have __slots__
             setattr(made, method, named_failures(getattr(made, method), f"{what}: {method}", key))

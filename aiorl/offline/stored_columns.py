@@ -1,4 +1,4 @@
-"""Batches of the columns that a file holds, all checked, within one bound of memory, whatever the format."""
+"""Batches from stored columns of any format, all checked, within one memory limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aiorl.text import is_label, one_line
 Array = NDArray[Any]
 
 MAX_BATCH_BYTES = 1 << 30
-"""Bytes that the columns of one stored batch may have, those of all its policies together."""
+"""Limit of the bytes in one stored batch, over the columns of all its policies."""
 MAX_DIMS = 8
 _MAX_SIZE = 1 << 28
 _MAX_POLICIES = 1000
@@ -30,21 +30,21 @@ _NUMBERS = {bool, int, float, type(None)}
 
 
 class Room:
-    """The memory that a stored batch may still take.
+    """Memory left for a stored batch.
 
     Attributes:
         left: bytes.
     """
 
     def __init__(self) -> None:
-        """Begin with all of it."""
+        """Start with the limit."""
         self.left = MAX_BATCH_BYTES
 
     def take(self, num_bytes: int) -> None:
-        """Take bytes, before they are made where their number is known.
+        """Count bytes as used, before they are allocated if their number is known.
 
         Raises:
-            DataError: there are not as many left.
+            DataError: fewer are left.
         """
         self.left -= num_bytes
         if self.left < 0:
@@ -52,18 +52,18 @@ class Room:
 
 
 def read_batch(columns: object, read: Callable[[Any, Room], Array], room: Room) -> SampleBatch:
-    """Return a batch of what a file holds, column by column.
+    """Return a batch of stored columns, read one by one.
 
     Args:
         columns: stored columns by name.
-        read: returns the array of a stored column, which may take as much memory as there is room.
-        room: of all policies of the batch.
+        read: function that returns a stored column as an array, within the memory left.
+        room: memory left for all policies of the batch.
 
     Raises:
-        DataError: naming the column that can't be read or takes too much memory; or as `to_batch`.
+        DataError: a column, which the message names, can't be read or takes too much memory; or as `to_batch`.
     """
     if not isinstance(columns, dict):
-        raise DataError("columns must be an object, name to column")
+        raise DataError("columns must be an object from names to columns")
     made: dict[str, Array] = {}
     for name, stored in columns.items():
         try:
@@ -75,18 +75,18 @@ def read_batch(columns: object, read: Callable[[Any, Room], Array], room: Room) 
 
 
 def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
-    """Return a batch of columns that a file held, with the flags of an episode's end that follow from those there are.
+    """Return a batch of stored columns, and add the flags of an episode's end that follow from the others.
 
     Raises:
-        DataError: columns of different lengths, without rows or with impossible names.
+        DataError: columns have different lengths, no rows or invalid names.
     """
     if not columns or len(columns) > _MAX_COLUMNS:
         raise DataError(f"{len(columns)} columns; a batch has 1 to {_MAX_COLUMNS}")
     for name in columns:
         if not name or not is_label(name):
-            raise DataError(f"a column is called {one_line(name, 80)!r}, which is no name")
+            raise DataError(f"a column is called {one_line(name, 80)!r}, which is not a valid name")
     try:
-        # what lies in a file's buffer can't be written to, which callbacks and postprocessing may do
+        # arrays in a file's buffer are read-only, but callbacks and postprocessing can write to a batch
         batch = SampleBatch({name: x if x.flags.writeable else x.copy() for name, x in columns.items()})
     except BatchError as error:
         raise DataError(str(error)) from error
@@ -101,13 +101,13 @@ def check_policies(policies: object) -> dict[str, Any]:
     """Return policy ids with their stored rows.
 
     Raises:
-        DataError: it is no mapping of names, or one of too many.
+        DataError: it is not a mapping, or has too many policies or invalid names.
     """
     if not isinstance(policies, dict) or not 0 < len(policies) <= _MAX_POLICIES:
         raise DataError(f"a batch of several policies has 1 to {_MAX_POLICIES} of them by their ids")
     for policy_id in policies:
         if not policy_id or not is_label(policy_id):
-            raise DataError(f"a policy is called {one_line(policy_id, 80)!r}, which is no name")
+            raise DataError(f"a policy is called {one_line(policy_id, 80)!r}, which is not a valid name")
     return policies
 
 
@@ -115,25 +115,25 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
     """Return an array of nested lists of numbers.
 
     Args:
-        rows: a list with an item for each row.
-        dtype: of the numbers. None = as they are, with null for NaN and float32 for float64.
+        rows: list with an item for each row.
+        dtype: dtype of the array. None = that of the numbers, with NaN for null and float32 instead of float64.
 
     Raises:
-        DataError: the lists differ in length, are nested too deeply, or hold something else, or numbers that the dtype
-            can't hold. Of text, NumPy would make rows that are all as long as the longest.
+        DataError: the lists differ in length, are nested too deeply, or hold other values (NumPy would pad all texts to
+            the longest), or numbers that don't fit the dtype.
     """
     if not isinstance(rows, list):
         raise DataError(f"a {type(rows).__name__}, not a list with a value for each row")
     try:
         found = _array_of(rows)
         to = dtype or (np.dtype(np.float32) if found.dtype in (np.float64, object) else found.dtype)
-        with np.errstate(all="ignore"):  # what float32 can't hold is infinite
+        with np.errstate(all="ignore"):  # numbers too large for float32 become infinite
             made = found.astype(to, copy=False)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"rows that differ in shape or are no numbers ({one_line(str(error), 100)})") from error
+        raise DataError(f"rows that differ in shape or are not numbers ({one_line(str(error), 100)})") from error
     is_whole = made is found or to.kind == "f" or np.array_equal(made, found)
     if dtype is not None and (found.dtype == object or not is_whole):
-        raise DataError(f"numbers that are none of {dtype}")
+        raise DataError(f"numbers that don't fit {dtype}")
     return made
 
 
@@ -143,31 +143,31 @@ def _array_of(rows: list[Any]) -> Array:
         if _are_numbers(level):
             return np.asarray(rows)
         if set(map(type, chain.from_iterable(level))) != {list}:
-            raise ValueError("no numbers, or numbers beside lists")
+            raise ValueError("values other than numbers, or numbers next to lists")
         level = list(chain.from_iterable(level))
     raise ValueError("nested too deeply")
 
 
 def _are_numbers(rows: list[list[Any]]) -> bool:
     try:
-        sum(chain.from_iterable(rows))  # adding up takes a quarter of the time of a look at each
+        sum(chain.from_iterable(rows))  # adding up takes a quarter of the time of checking each value
     except (TypeError, OverflowError):
         return set(map(type, chain.from_iterable(rows))) <= _NUMBERS
     return True
 
 
 def from_bytes(raw: object, dtype: np.dtype[Any], shape: Sequence[object], order: Literal["C", "F"] = "C") -> Array:
-    """Return the array [*shape] in native byte order that bytes are; it may share their memory.
+    """Return bytes as an array [*shape] in native byte order, which can share their memory.
 
     Raises:
-        DataError: an impossible shape, another number of bytes, or booleans other than 0 and 1.
+        DataError: the shape is impossible, the number of bytes differs, or booleans are other than 0 and 1.
     """
     sizes = [size for size in shape if type(size) is int and 0 <= size <= _MAX_SIZE]
     if len(sizes) != len(shape) or len(shape) > MAX_DIMS or math.prod(filter(None, sizes)) > 2**48:
         raise DataError("an impossible shape")
     size = math.prod(sizes) * dtype.itemsize
     if not isinstance(raw, bytes | bytearray) or len(raw) != size:
-        raise DataError(f"another number of bytes than the {size:,} of its shape")
+        raise DataError(f"the number of bytes is not {size:,}, as its shape needs")
     array: Array = np.frombuffer(raw, dtype) if raw else np.empty(0, dtype)
     check_booleans(array)
     return array.astype(dtype.newbyteorder("="), copy=False).reshape(sizes, order=order)
@@ -195,10 +195,10 @@ def object_column(values: Sequence[object]) -> Array:
 
 
 def _check_known(batch: SampleBatch) -> None:
-    """Refuse columns that are known by their names and hold something else."""
+    """Refuse columns with known names and wrong contents."""
     for name in (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS):
         if name in batch and batch[name].dtype == object:
-            raise DataError(f"column {name!r} holds no numbers")
+            raise DataError(f"column {name!r} does not hold numbers")
     if c.REWARDS in batch and batch[c.REWARDS].ndim != 1:
         raise DataError(f"column {c.REWARDS!r} has rows of shape {batch[c.REWARDS].shape[1:]}, not a number each")
     for name in (c.EPS_ID, c.AGENT_INDEX, c.T):
@@ -207,15 +207,15 @@ def _check_known(batch: SampleBatch) -> None:
             if column.dtype.kind == "f" and (abs(column) < 2**24).all() and (column == np.floor(column)).all():
                 batch[name] = column = column.astype(np.int64)
             if column.ndim != 1 or column.dtype.kind not in "iu":
-                raise DataError(f"column {name!r} holds no whole number for each row")
+                raise DataError(f"column {name!r} does not hold a whole number for each row")
 
 
 def _add_flags(batch: SampleBatch) -> None:
-    """Fill in ``dones``, or ``terminateds`` and ``truncateds`` of files that know only ``dones``."""
+    """Fill in ``dones``, or ``terminateds`` and ``truncateds`` if there is only ``dones``."""
     for name in (c.DONES, c.TERMINATEDS, c.TRUNCATEDS):
         if name in batch:
             if batch[name].ndim != 1 or batch[name].dtype.kind not in "biu":
-                raise DataError(f"column {name!r} is no column of flags")
+                raise DataError(f"column {name!r} does not hold flags")
             batch[name] = batch[name].astype(bool, copy=False)
     if c.TERMINATEDS in batch and c.TRUNCATEDS in batch:
         if c.DONES not in batch:

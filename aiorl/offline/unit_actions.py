@@ -1,7 +1,7 @@
-"""Actions of a bounded Box that are stored scaled to [-1, 1], as RLlib stores them since its version 1.4.
+"""Actions of a bounded Box that are stored scaled to [-1, 1], as in RLlib since version 1.4.
 
-Files don't tell: a user says so by ``actions_in_input_normalized``, RLlib's name for it. Where nobody says so, and all
-stored actions of a wider Box lie within [-1, 1], a warning does.
+Files don't contain this fact: users set ``actions_in_input_normalized``, which is RLlib's name for it. If it is not set
+and all stored actions of a wider Box lie within [-1, 1], a warning is logged.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from aiorl.offline.estimators import ACTION_PROB
 NORMALIZED = "actions_in_input_normalized"
 
 _ENOUGH = 1000
-"""Rows that a guess takes: chance keeps no policy so long within a part of its space."""
+"""Rows for a guess: it is unlikely that the actions of this many rows stay in a part of their space by chance."""
 
 _log = logging.getLogger(__name__)
 
 
 class UnitActions:
-    """Brings stored rows from scaled actions to those of the environment."""
+    """Conversion of stored rows from scaled actions to actions of the environment."""
 
     def __init__(self, space: spaces.Space[Any] | None) -> None:
-        """Take the action space.
+        """Set the action space.
 
         Raises:
-            ConfigError: it is no Box of floats with bounds (also a ValueError).
+            ConfigError: it is not a Box of floats with bounds (also a ValueError).
         """
         if not _is_bounded(space):
             raise ConfigError(
@@ -48,7 +48,7 @@ class UnitActions:
         self._log_half = float(np.log(self._half).sum())
 
     def restore(self, rows: SampleBatch) -> None:
-        """Scale actions, and with them the densities of those taken. Actions beyond [-1, 1] count as on its edge."""
+        """Scale actions back, and the densities of those taken; actions outside [-1, 1] are clipped first."""
         for name in (c.ACTIONS, c.PREV_ACTIONS):
             if name in rows:
                 unit = np.clip(np.asarray(rows[name], np.float64), -1.0, 1.0)
@@ -60,25 +60,25 @@ class UnitActions:
 
 
 class UnitGuess:
-    """Looks at stored rows, and guesses whether their actions are scaled."""
+    """Guess from stored rows whether their actions are scaled."""
 
     def __init__(self, space: spaces.Space[Any] | None, *, warns: bool = True) -> None:
-        """Take the action space.
+        """Set the action space.
 
         Args:
-            space: the policy's.
-            warns: whether to log a warning once the first rows seem to be scaled, and to look no further.
+            space: the policy's action space.
+            warns: True to log a warning once the first rows seem to be scaled, and to ignore further rows.
         """
         self._space, self._warns = space, warns
         self._rows, self._is_wider = 0, False
 
     @property
     def seem_scaled(self) -> bool:
-        """Return whether the actions of all rows so far seem to be scaled."""
+        """True if the actions of all rows so far seem to be scaled."""
         return self._rows > 0 and not self._is_wider
 
     def look(self, rows: SampleBatch) -> None:
-        """Look at more rows, unless it has seen enough."""
+        """Inspect more rows, unless there were enough."""
         if self._is_wider or c.ACTIONS not in rows or (self._warns and self._rows >= _ENOUGH):
             return
         actions: NDArray[Any] = np.asarray(rows[c.ACTIONS])
@@ -88,13 +88,13 @@ class UnitGuess:
         self._is_wider = not seem_scaled(self._space, float(actions.min()), float(actions.max()))
         if self._warns and self._rows >= _ENOUGH and self.seem_scaled:
             _log.warning(
-                "the first %d stored actions lie within [-1, 1], and the action space is %s: they seem to be scaled, "
+                "the first %d stored actions lie within [-1, 1], but the action space is %s: they seem to be scaled, "
                 "as RLlib stores them. If they are, set %s: true", self._rows, self._space, NORMALIZED,
             )  # fmt: skip
 
 
 def seem_scaled(space: spaces.Space[Any] | None, low: float, high: float) -> bool:
-    """Return whether a space reaches beyond [-1, 1], and actions from `low` to `high` don't."""
+    """Return whether a space extends beyond [-1, 1], but actions from `low` to `high` don't."""
     if not _is_bounded(space):
         return False
     assert isinstance(space, spaces.Box)
@@ -102,10 +102,10 @@ def seem_scaled(space: spaces.Space[Any] | None, low: float, high: float) -> boo
 
 
 def action_space_of(env: str) -> spaces.Space[Any] | None:
-    """Return the action space of an environment by its name; None where it says none.
+    """Return the action space of an environment by its name; None if it has none.
 
     Raises:
-        ConfigError: there is no such environment (also a ValueError).
+        ConfigError: the environment does not exist (also a ValueError).
     """
     with contextlib.closing(resolve_env(env)(EnvContext({}, worker_index=0))) as made:
         return getattr(made, "action_space", None)

@@ -1,4 +1,4 @@
-"""FileWriter: everything that a worker samples, in files of bounded size."""
+"""FileWriter: all batches that a worker samples, in files of limited size."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_NAMES = 10_000
 
 
 class FileWriter(OutputWriter):
-    """Writes ``output-TIME_worker-INDEX_N.json`` in a directory, another file once one has passed its size.
+    """Writer of ``output-TIME_worker-INDEX_N.json`` in a directory, with a new file when one exceeds its size.
 
-    A file is made when there is a batch for it. No file is ever written to that was there before. Lines of JSON are
-    written in one go; whoever dies in between leaves a torn last line, which readers pass over.
+    A file is created for the first batch in it. Existing files are never written to. Lines of JSON are written at once;
+    if a process dies meanwhile, the last line is torn, and readers skip it.
     """
 
     def __init__(
@@ -37,23 +37,23 @@ class FileWriter(OutputWriter):
         max_file_bytes: int = MAX_FILE_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Make the directory if need be.
+        """Create the directory if it is missing.
 
         Args:
             directory: path or URI.
-            worker_index: of the worker, for the files' names.
-            compress_columns: columns to be compressed, no others are.
-            max_file_bytes: size at which another file is begun.
+            worker_index: index of the worker, for the files' names.
+            compress_columns: columns to compress.
+            max_file_bytes: size at which a new file is started.
             clock: seconds since 1970, for the files' names.
 
         Raises:
-            ConfigError: the directory can't be made (also a ValueError).
+            ConfigError: the directory can't be created (also a ValueError).
         """
         try:
             make_directory(directory)
         except OSError as error:
             raise ConfigError(
-                f"The output directory can't be made: {error}.", key="output", value=directory, hint="Name another one."
+                f"The output directory can't be created: {error}.", key="output", value=directory, hint="Name another."
             ) from error
         self._directory = directory if is_uri(directory) else os.path.expanduser(directory)
         self._index = worker_index
@@ -65,11 +65,11 @@ class FileWriter(OutputWriter):
         self._number = 0
 
     def write(self, batch: Batch) -> None:
-        """See OutputWriter; a batch without rows is none.
+        """See OutputWriter; a batch without rows is ignored.
 
         Raises:
             DataError: the format can't hold it.
-            OSError: the disk is full, say; what was written before stays.
+            OSError: for example, the disk is full; earlier batches are kept.
         """
         if not batch.total():
             return
@@ -78,7 +78,7 @@ class FileWriter(OutputWriter):
             self._bytes = 0
         try:
             self._bytes += self._file.write(batch)
-        except OSError:  # there may be half of it at the file's end, which nothing must follow
+        except OSError:  # the file may end with half a batch, and nothing can follow it
             file, self._file = self._file, None
             file.abandon()
             raise
@@ -98,4 +98,4 @@ class FileWriter(OutputWriter):
             self._number += 1
             with contextlib.suppress(FileExistsError):
                 return JsonLines().create(in_directory(self._directory, name), self._options)
-        raise DataError(f"there are {_MAX_NAMES:,} files of that second already", path=self._directory)
+        raise DataError(f"{_MAX_NAMES:,} files with names of that second exist already", path=self._directory)
