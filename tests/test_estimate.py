@@ -96,7 +96,7 @@ def test_more_unreadable_places_than_allowed_end_it(
     assert main([str(run), str(data), *options, "2"]) == 0
     assert "2 places that can't be read" in capsys.readouterr().out
     assert main([str(run), str(data), *options, "1"]) == 1
-    assert "more than the 1 that are allowed" in capsys.readouterr().err
+    assert "more than the limit of 1" in capsys.readouterr().err
 
 
 def test_methods_discount_bound_and_seed_are_obeyed(

@@ -67,7 +67,7 @@ def test_inspect_tells_policies_and_what_is_not_recorded_apart(tmp_path, run):
     assert status == 0
     assert "policy left: 15 rows" in out
     assert "policy right: 2 rows" in out
-    assert "not known: there is no column eps_id" in out
+    assert "unknown: there is no column eps_id" in out
     assert "importance sampling needs action_prob or action_logp" in out
 
 
@@ -111,9 +111,9 @@ def with_densities(densities):
         (broken(action_logp=(9, 0.7)), "row 10: action_logp is above 0"),
         (broken(action_logp=(9, -np.inf)), "row 10: action_logp is not finite"),
         (broken(dones=(4, False)), "row 5: dones is not terminateds or truncateds"),
-        (broken(t=(7, 0)), "row 8: t is not that of the row before plus 1 (and 1 more rows)"),
+        (broken(t=(7, 0)), "row 8: t is not that of the previous row plus 1 (and 1 more rows)"),
         (broken(obs=(7, 3.0)), "row 8: obs is not new_obs of the row before"),
-        (broken(dones=(2, True), terminateds=(2, True)), "row 3: the episode is done here, but goes on"),
+        (broken(dones=(2, True), terminateds=(2, True)), "row 3: the episode is done here, but continues"),
         (SampleBatch(cartpole_rows(), action_prob=np.linspace(0, 1, 15)), "row 1: action_prob is not in (0, 1]"),
         (with_densities(np.linspace(0, 4, 15)), "row 1: action_prob is not above 0 and finite"),
     ],
@@ -237,7 +237,7 @@ def test_what_can_not_be_read_is_left_out_and_no_file_written_over_or_left_half_
     before = path.read_bytes()
     status, _, err = run(command, path, "--out", path)
     assert status == 1
-    assert "there is a file of that name" in err
+    assert "the file already exists" in err
     assert path.read_bytes() == before
     status, _, err = run(command, path, "--out", tmp_path / "b.parquet")
     assert status == 1

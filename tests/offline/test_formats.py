@@ -360,7 +360,7 @@ def test_a_compressed_file_that_is_cut_short_or_none_is_told(tmp_path, suffix, p
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", b"{}\n"])
 def test_what_is_no_parquet_is_told(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(DataError, match="no Parquet file"):
+    with pytest.raises(DataError, match="readable Parquet file"):
         read(tmp_path / "a.parquet")
 
 

@@ -225,7 +225,7 @@ def test_the_code_that_a_dataset_names_as_its_environment_is_not_run(root, tmp_p
     spec = {"id": "X-v0", "entry_point": "pathlib:Path.touch", "kwargs": {"self": str(tmp_path / "touched")}}
     del metadata["action_space"]
     path.write_text(json.dumps(metadata | {"env_spec": json.dumps(spec)}))
-    with pytest.raises(DataError, match="is not run"):
+    with pytest.raises(DataError, match="does not run"):
         read("minari:a-v0")
 
 

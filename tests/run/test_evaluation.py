@@ -116,7 +116,7 @@ def test_a_seed_repeats_an_evaluation_also_the_one_that_was_drawn_for_it(run: Pa
 def test_what_an_evaluation_decides_itself_is_refused_not_ignored(
     run: Path, changes: dict[str, Any], hint: str
 ) -> None:
-    with pytest.raises(ConfigError, match="decides it itself") as caught:
+    with pytest.raises(ConfigError, match="sets it itself") as caught:
         aiorl.evaluate(run, episodes=1, config=changes)
     assert caught.value.key in changes
     assert hint in str(caught.value)
