@@ -1,1 +1,1 @@
-"""Data that flows: batches, fragments, columns, metrics. NumPy only."""
+"""Data of sampling and training: batches, fragments, columns, metrics. NumPy only."""

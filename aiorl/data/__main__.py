@@ -1,4 +1,4 @@
-"""`python -m aiorl.data`: see `aiorl.offline.commands`. The name is the users'; the package itself is below it."""
+"""`python -m aiorl.data`: see `aiorl.offline.commands`. This module only gives the command its name."""
 
 from __future__ import annotations
 

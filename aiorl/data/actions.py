@@ -1,9 +1,9 @@
-"""Layout of actions in a column, and conversion to the form that environments take.
+"""Layout of actions in a column, and conversion to the form of environments.
 
-Actions of a simple space are an array each, and their column is ``[B, *space.shape]`` in the space's dtype.
-Actions of a Tuple or Dict space, however nested, lie in one flat row each: their components one after the other,
-depth first, those of a Dict in the order of the space. Such a column is int64 when all components are whole
-numbers; else float32, or float64 where a component asks for it or a whole number would not survive.
+An action of a simple space is an array, and the column is ``[B, *space.shape]`` in the space's dtype. An action of a
+Tuple or Dict space, however nested, is a flat row: its components one after the other, depth first, those of a Dict in
+the order of the space. Such a column is int64 if all components are whole numbers; otherwise float32, or float64 if a
+component has this dtype or float32 can't hold a whole number exactly.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _EXACT_IN_FLOAT32 = 1 << 24
 
 
 class ActionLayout:
-    """Column form and environment form of the actions of one space.
+    """Column form and environment form of the actions of a space.
 
     Attributes:
         space: the action space.
-        is_nested: it is a Tuple or Dict.
-        leaves: its components that are arrays, depth first; the space itself when it is not nested.
+        is_nested: True for a Tuple or Dict.
+        leaves: components that are arrays, depth first; the space itself if it is not nested.
         shape: shape of one action in its column.
         dtype: dtype of the column.
     """
@@ -55,22 +55,22 @@ class ActionLayout:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether `clip` may change anything."""
+        """True if `clip` can change actions."""
         return self._bounds is not None
 
     def zeros(self, *leading: int) -> Array:
-        """The zero action, or ``[*leading, ...]`` of them, in column form."""
+        """Return the zero action, or ``[*leading, ...]`` of them, in column form."""
         return np.zeros((*leading, *self.shape), self.dtype)
 
     def to_column(self, actions: Any) -> Array:
-        """Actions of N rows, as a policy gives them, in column form.
+        """Convert a policy's actions of N rows to column form.
 
         Args:
-            actions: an array ``[N, ...]``; for a nested space either ``[N, A]`` already in column form, or one
-                batch per component, nested as the space is. The batches in a list must be arrays: a list of lists
-                or tuples could as well be one of rows.
-        Returns: ``[N, *shape]`` in `dtype`; the array given where it has that form.
-        Raises: BatchError if the batches don't fit the space, or hold anything but whole numbers where it does.
+            actions: array ``[N, ...]``; for a nested space either ``[N, A]``, already in column form, or one batch for
+                each component, nested like the space. The batches in a list must be arrays, because lists or tuples
+                could also be rows.
+        Returns: ``[N, *shape]`` in `dtype`; the same array if it has this form already.
+        Raises: BatchError if the batches don't fit the space, or fractions are given for whole numbers.
         """
         if self.is_nested and not isinstance(actions, np.ndarray):
             if _is_row_wise(self.space, actions):
@@ -96,7 +96,7 @@ class ActionLayout:
         return column
 
     def to_row(self, action: Any) -> Array:
-        """One action, in the form an environment takes, in column form: ``[*shape]``.
+        """Convert one action from the form of an environment to column form: ``[*shape]``.
 
         Raises: BatchError if it doesn't fit the space.
         """
@@ -113,11 +113,11 @@ class ActionLayout:
         return row
 
     def clip(self, column: Array) -> Array:
-        """Actions within the bounds of every Box; other components are left alone.
+        """Clip actions to the bounds of every Box; other components are not changed.
 
         Args:
             column: ``[..., *shape]``.
-        Returns: a new array, or the one given when nothing is bounded.
+        Returns: a new array, or the same one if there are no bounds.
         """
         if self._bounds is None:
             return column
@@ -125,10 +125,10 @@ class ActionLayout:
         return clipped
 
     def to_env(self, column: Array) -> list[Any]:
-        """The N actions of ``[N, *shape]``, each as an environment takes it.
+        """Convert the N actions of ``[N, *shape]`` to the form of environments.
 
-        Returns: ints for Discrete, arrays of their own for other simple spaces; for a Tuple one list of
-            components a row, for a Dict one dict a row.
+        Returns: ints for Discrete, separate arrays for other simple spaces; for a Tuple a list of components for each
+            row, for a Dict a dict for each row.
         """
         if not self.is_nested:
             return _rows_of(self.space, column)
@@ -136,14 +136,14 @@ class ActionLayout:
         return _regrouped(self.space, column, parts)
 
     def to_components(self, column: Array) -> Any:
-        """One batch ``[N, ...]`` per component, nested as the space is; `to_column` undoes it.
+        """Return one batch ``[N, ...]`` for each component, nested like the space; `to_column` is the inverse.
 
         Returns: a tuple for a Tuple, a dict for a Dict, the column itself for a simple space.
         """
         return _nested(self.space, iter(self.split(column)))
 
     def split(self, column: Array) -> list[Array]:
-        """One batch ``[N, *leaf.shape]`` in the leaf's own dtype for each of `leaves`."""
+        """Return for each of `leaves` a batch ``[N, *leaf.shape]`` in the leaf's own dtype."""
         if not self.is_nested:
             return [column]
         return [_leaf_batch(leaf, column[:, part]) for leaf, part in zip(self.leaves, self._slices, strict=True)]
@@ -164,7 +164,7 @@ class ActionLayout:
 
 
 def leaf_spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
-    """The components of a space that are arrays, depth first.
+    """Yield the components of a space that are arrays, depth first.
 
     Raises: UnsupportedSpaceError for any other kind, or a Tuple or Dict without components.
     """
@@ -182,14 +182,14 @@ def leaf_spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
 
 
 def _is_whole(leaf: spaces.Space[Any]) -> bool:
-    """Its actions are whole numbers."""
+    """Return whether a component's actions are whole numbers."""
     return np.dtype(leaf.dtype).kind in "iub"
 
 
 def _cast(values: Any, space: spaces.Space[Any], dtype: np.dtype[Any] | None = None) -> Array:
-    """Numbers in a space's dtype, or the one given; whole numbers come through unchanged.
+    """Convert numbers to a space's dtype, or to the one given, without changing whole numbers.
 
-    Raises: BatchError if the dtype cannot represent them, such as 0.7 or NaN where the space has whole numbers.
+    Raises: BatchError if the dtype cannot represent them, such as 0.7 or NaN in a space of whole numbers.
     """
     given, dtype = np.asarray(values), np.dtype(space.dtype) if dtype is None else dtype
     if given.dtype == dtype:
@@ -216,7 +216,7 @@ def _common_dtype(leaves: Sequence[spaces.Space[Any]]) -> np.dtype[Any]:
 
 
 def _largest(leaf: spaces.Space[Any]) -> int:
-    """The largest whole number, in size, among a component's actions."""
+    """Return the largest absolute value of a component's actions."""
     match leaf:
         case spaces.Discrete():
             return max(abs(int(leaf.start)), abs(int(leaf.start) + int(leaf.n) - 1))
@@ -228,7 +228,7 @@ def _largest(leaf: spaces.Space[Any]) -> int:
 
 
 def _leaf_values(space: spaces.Space[Any], value: Any) -> Iterator[Any]:
-    """The parts of a nested value, depth first in the order of the space."""
+    """Yield the parts of a nested value, depth first in the order of the space."""
     if isinstance(space, spaces.Tuple):
         if not isinstance(value, Sequence) or len(value) != len(space.spaces):
             raise BatchError("actions", f"{len(space.spaces)} components", _described(value))
@@ -244,7 +244,7 @@ def _leaf_values(space: spaces.Space[Any], value: Any) -> Iterator[Any]:
 
 
 def _is_row_wise(space: spaces.Space[Any], actions: Any) -> bool:
-    """Whether a sequence for a Tuple holds the components of each row, not the rows of each component."""
+    """Return whether a sequence for a Tuple has the components of each row, not the rows of each component."""
     if isinstance(space, spaces.Tuple) and isinstance(actions, Sequence):
         rows = tuple | list if isinstance(actions, list) else tuple
         return any(

@@ -1,4 +1,4 @@
-"""Work on arrays and batches: joined, discounted, checked for numbers that are not finite, laid out in one piece."""
+"""Operations on arrays and batches: joining, discounted sums, checks for finite numbers, allocation in one block."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Batch = SampleBatch | MultiAgentBatch
 
 
 def concat_batches(batches: Sequence[Batch]) -> Batch:
-    """Rows of all batches in the order given; a single batch is returned as it is.
+    """Return the rows of all batches in the order given; a single batch is returned itself.
 
-    Where plain and multi-agent ones meet, the plain ones are rows of the default policy. They come from callbacks and
-    files; a sampler's own batches are all of one type.
+    If plain and multi-agent batches are mixed, the plain ones are rows of the default policy. Such mixtures come from
+    callbacks and files; all batches of a sampler are of one type.
 
     Args:
         batches: at least one.
 
     Raises:
-        ValueError: no batches.
-        BatchError: batches of one policy whose columns differ (also a ValueError).
+        ValueError: there are no batches.
+        BatchError: batches of one policy have different columns (also a ValueError).
     """
     if not batches:
         raise ValueError("there are no batches to concatenate")
@@ -44,12 +44,12 @@ def concat_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def columns_of(batch: Batch) -> Mapping[str, Any]:
-    """The columns of a plain batch by name; of a multi-agent one, each policy's by its id."""
+    """Return the columns of a plain batch by name, or each policy's columns of a multi-agent batch by policy id."""
     return batch if isinstance(batch, SampleBatch) else batch.policy_batches
 
 
 def compressed(batch: Batch, *, is_bulk: bool) -> Batch:
-    """The same batch with compressed observations; who has the one given keeps it as it is."""
+    """Return a copy of a batch with compressed observations; the original does not change."""
     packed: Batch
     if isinstance(batch, SampleBatch):
         packed = batch.slice(0, batch.count)
@@ -62,10 +62,10 @@ def compressed(batch: Batch, *, is_bulk: bool) -> Batch:
 
 
 def discounted_sums(deltas: NDArray[np.float64], decay: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A_t = deltas_t + decay_t A_{t+1} down the columns of [T, N]; may work in place."""
+    """Return A_t = deltas_t + decay_t A_{t+1} for the columns of [T, N]; `deltas` may be overwritten."""
     steps, width = deltas.shape
     if width == 1:
-        # Python's own floats: a loop over them is several times faster than one over arrays of length 1
+        # for Python's own floats, a loop is several times faster than for arrays of length 1
         running = 0.0
         sums = []
         for delta, factor in zip(deltas[::-1, 0].tolist(), decay[::-1, 0].tolist(), strict=True):
@@ -81,28 +81,28 @@ def discounted_sums(deltas: NDArray[np.float64], decay: NDArray[np.float64]) -> 
 
 
 _FEW = 16
-"""So many numbers are looked at sooner by Python than by NumPy."""
+"""Number of values up to which Python checks them faster than NumPy."""
 
 
 def all_finite(numbers: NDArray[Any]) -> bool:
-    """Whether an array of floats holds neither NaN nor infinity."""
+    """Return whether all floats of an array are finite."""
     size = numbers.size
     if size <= _FEW and numbers.itemsize <= 8 and math.isfinite(sum(numbers.ravel().tolist())):
-        return True  # else there is one, or large numbers have overflown
+        return True  # otherwise there is a NaN or an infinity, or the sum has overflowed
     return int(np.count_nonzero(np.isfinite(numbers))) == size
 
 
 def first_not_finite(columns: Mapping[str, NDArray[Any]]) -> str:
-    """The first column of floats that holds a NaN or an infinity; "" if none does."""
+    """Return the first column of floats with a NaN or an infinity; "" if there is none."""
     return next((name for name, array in columns.items() if array.dtype.kind == "f" and not all_finite(array)), "")
 
 
 ALIGN_BYTES = 8
-"""Each array starts at the next multiple of this, counted from the first one's first byte."""
+"""Each array starts at a multiple of this, counted from the first byte of the first array."""
 
 
 def allocate_together(specs: Sequence[tuple[tuple[int, ...], DTypeLike]]) -> list[NDArray[Any]]:
-    """Uninitialised C-contiguous arrays in one allocation, in this order; what lies between them is zero.
+    """Return uninitialised C-contiguous arrays in one allocation, in this order, with zeros between them.
 
     The allocation lives as long as any of them.
 

@@ -1,4 +1,4 @@
-"""Names of the columns that flow through aiorl, their shapes, and those of gradients; the default policy.
+"""Names and shapes of the columns of batches, fragments and gradients; the default policy.
 
 Conventions: T steps, N environments, B rows. Fragments are time-major ``[T, N, ...]``, batches ``[B, ...]``.
 """
@@ -19,20 +19,20 @@ DEFAULT_POLICY_ID = "default_policy"
 DEFAULT_AGENT_ID = "agent0"
 
 OBS = "obs"
-"""Filtered, preprocessed observation the action was chosen at."""
+"""Filtered, preprocessed observation for which the action was chosen."""
 NEW_OBS = "new_obs"
-"""Observation that followed; at an episode's end the true final one."""
+"""Observation after the step; at an episode's end the true final one."""
 ACTIONS = "actions"
-"""Action chosen, unclipped."""
+"""Chosen action, unclipped."""
 REWARDS = "rewards"
 """float32 reward of the step."""
 SCALED_REWARDS = "scaled_rewards"
-"""float32: the reward as it is learned from, where ``normalize_rewards`` is set. What is sent to the learner has it
-under the name of REWARDS, unless the sample plan asks for both."""
+"""float32: reward for learning, if ``normalize_rewards`` is set. It is sent to the learner under the name of REWARDS,
+unless the sample plan asks for both."""
 PREV_ACTIONS = "prev_actions"
 PREV_REWARDS = "prev_rewards"
 TERMINATEDS = "terminateds"
-"""bool: the episode ended in a terminal state; nothing is bootstrapped."""
+"""bool: the episode ended in a terminal state; the value target does not bootstrap."""
 TRUNCATEDS = "truncateds"
 """bool: the episode was cut from outside (time limit, horizon); the value target bootstraps."""
 DONES = "dones"
@@ -48,27 +48,27 @@ ACTION_LOGP = "action_logp"
 ACTION_DIST_INPUTS = "action_dist_inputs"
 """float32 [.., P]: inputs of the behaviour policy's action distribution."""
 ACTION_VALUES = "action_values"
-"""float32: behaviour policy's value of the action chosen, where it has values of actions. Not sent."""
+"""float32: behaviour policy's value of the chosen action, if it computes action values. Not sent."""
 VF_PREDS = "vf_preds"
 """float32: behaviour policy's value of the observation."""
 ADVANTAGES = "advantages"
 VALUE_TARGETS = "value_targets"
 N_STEP_RETURNS = "n_step_returns"
-"""float32: discounted sum of the rewards of this row and those behind it, ``n_steps`` in all."""
+"""float32: discounted sum of the rewards of this row and the following ones, ``n_steps`` in all."""
 DISCOUNTS = "discounts"
-"""float32: what the value of the observation behind those steps counts: gamma to the power of ``n_steps``, 0 where
-they end in a terminal state."""
+"""float32: weight of the value after those steps: gamma to the power of ``n_steps``, 0 if they end in a terminal
+state."""
 N_STEPS = "n_steps"
-"""int32: rows whose rewards are summed, at least 1. ``new_obs`` itself is always that of one step."""
+"""int32: rows whose rewards are summed, at least 1. ``new_obs`` is always the observation after one step."""
 PRIORITIES = "priorities"
-"""float32: size of the row's TD error as whoever sampled it found it, by which a replay draws it at first."""
+"""float32: size of the row's TD error according to its sampler, as the initial priority in a replay."""
 BOOTSTRAP_VALUES = "bootstrap_values"
 """float32: behaviour policy's value of the true final observation at truncated rows, else 0."""
 VALID = "valid"
-"""bool: False where a row is no transition (the call that reset a NEXT_STEP environment). Absent = all True."""
+"""bool: False if a row is not a transition (the call that reset a NEXT_STEP environment). Absent = all True."""
 PIECE = "piece"
-"""int64: number of the piece of stored experience that the row was read in, the same whoever reads it and whenever; 0
-for rows of none."""
+"""int64: number of the piece of stored experience from which the row was read, the same for all readers and passes; 0
+for other rows."""
 
 LAST_OBS = "last_obs"
 """``[N, ...]``: observation after a fragment's last step."""
@@ -79,34 +79,34 @@ FINAL_OBS = "final_obs"
 
 
 def is_of_sequences(name: str) -> bool:
-    """Whether a fragment has one entry for each environment or sequence, [N, ...], and not one for each row."""
+    """Return whether a column has one entry for each environment or sequence, [N, ...], not for each row."""
     return name == LAST_OBS or name.startswith("state_in_")
 
 
 def state_in(index: int) -> str:
-    """Name of the recurrent state component that went into the step."""
+    """Return the name of the recurrent state component before the step."""
     return f"state_in_{index}"
 
 
 def state_out(index: int) -> str:
-    """Name of the recurrent state component that came out of the step."""
+    """Return the name of the recurrent state component after the step."""
     return f"state_out_{index}"
 
 
 Array = NDArray[Any]
 Dtype = Literal["float32", "int32", "uint8"]
 Piece = tuple[str, int, Array]
-"""Name of an array, number of its first row in this piece of it, and these rows."""
+"""Name of an array, index of the first row in a piece of it, and the rows of the piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One column of the train batch.
+    """Column of the train batch.
 
     Attributes:
-        name: as in the fragment.
-        shape: of one row.
-        dtype: as the update gets it; int64 and bool of the fragment become int32 and float32.
+        name: name in the fragment.
+        shape: shape of one row.
+        dtype: dtype for the update; int64 and bool of the fragment become int32 and float32.
     """
 
     name: str
@@ -115,7 +115,7 @@ class ColumnSpec:
 
     @property
     def is_packed(self) -> bool:
-        """Return whether it lies in the packed array of `aiorl.learning.algorithms.batch_buffers`."""
+        """True if it is part of the packed array of `aiorl.learning.algorithms.batch_buffers`."""
         return len(self.shape) <= 1 and self.dtype in ("float32", "int32")
 
     @property
@@ -124,11 +124,11 @@ class ColumnSpec:
         return prod(self.shape)
 
     def check(self, array: Array, leading: tuple[int, ...]) -> None:
-        """Raise BatchError unless an array ``[*leading, *shape]`` can be taken for this column."""
+        """Raise BatchError unless an array ``[*leading, *shape]`` can be used for this column."""
         if array.shape != (*leading, *self.shape):
             raise BatchError(self.name, f"shape {(*leading, *self.shape)}", array.shape)
         if not self._converts(array.dtype):
-            raise BatchError(self.name, f"what fits {self.dtype}", array.dtype)
+            raise BatchError(self.name, f"a dtype that fits {self.dtype}", array.dtype)
 
     def _converts(self, given: np.dtype[Any]) -> bool:
         if self.dtype == "float32":
@@ -139,26 +139,26 @@ class ColumnSpec:
 
 
 GRADIENT_OF = "gradient/"
-"""Prefix of the name of a weight: its gradient, float32."""
+"""Prefix of a weight's name for its gradient, float32."""
 METRICS = "metrics"
-"""Float32 [M], what the loss said of the rows, in the order of the algorithm's metrics; the loss itself is the last."""
+"""float32 [M], metrics of the loss over the rows, in the order of the algorithm's metrics; the loss itself is last."""
 NUM_ROWS = "num_rows"
-"""Int32 [1], the transitions that it is of."""
+"""int32 [1], number of transitions in the gradient."""
 CULPRIT = "culprit"
-"""Int32 [1], the column of the sample plan that held a number that is not finite, from 1; 0 for none of them."""
+"""int32 [1], column of the sample plan that held a number that is not finite, counted from 1; 0 if there was none."""
 
 _MAX_ROWS = 1 << 24
 
 
 def is_gradient(columns: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether these are the columns of a gradient, not of rows."""
+    """Return whether the columns are those of a gradient, not of rows."""
     return NUM_ROWS in columns
 
 
 def num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
-    """The transitions that a gradient is of.
+    """Return the number of transitions in a gradient.
 
-    Raises: BatchError if that is no number from 1 to 2**24.
+    Raises: BatchError if it is not from 1 to 2**24.
     """
     found = columns.get(NUM_ROWS)
     if found is None or found.shape != (1,) or found.dtype != np.int32 or not 1 <= found[0] <= _MAX_ROWS:
@@ -167,5 +167,5 @@ def num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
 
 
 def gradients_in(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
-    """Weight name -> its gradient."""
+    """Return weight name -> its gradient."""
     return {name.removeprefix(GRADIENT_OF): array for name, array in columns.items() if name.startswith(GRADIENT_OF)}

@@ -1,9 +1,8 @@
-"""Fragment: what one sampler yields, as preallocated time-major columns.
+"""Fragment: the result of one sampler's turn, as preallocated time-major columns.
 
-A fragment covers T consecutive steps of N environments stepped in lockstep. Every column is ``[T, N, ...]``.
-What has another shape (the observation after the last step, true final observations of episodes that were
-reset inside a step, recurrent states at the first step) is kept beside the columns as *extras*, so that no
-observation is stored twice.
+A fragment covers T consecutive steps of N environments stepped in lockstep. Every column is ``[T, N, ...]``. Arrays of
+other shapes (the observation after the last step, true final observations of episodes that were reset inside a step,
+recurrent states at the first step) are kept next to the columns as *extras*, so that no observation is stored twice.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from aiorl.errors import BatchError
 
 
 class PolicyGraph(TypedDict):
-    """An exported acting graph and its description, see `aiorl.acting.acting_graph.ActingSpec.to_dict`."""
+    """Exported acting graph and its description, see `aiorl.acting.acting_graph.ActingSpec.to_dict`."""
 
     graph: bytes
     spec: dict[str, Any]
@@ -36,16 +35,16 @@ class SamplePlan:
     Attributes:
         postprocess: name in aiorl.acting.postprocess.POSTPROCESSORS.
         postprocess_params: its keyword arguments.
-        columns: names of what is to be sent, of `aiorl.data.columns`: columns [T, N, ...], and arrays [N, ...] with
-            one entry for each environment or sequence, such as last_obs and state_in_0. VALID goes with them wherever
-            a row is no transition. What new_obs can be made of may be sent in its place, see `aiorl.data.fragment`.
-        state_every: recurrent states are sent of every so many rows, from a sequence's first one on: ``state_in_i`` is
-            [N, C, H], C = T / state_every rounded up. 0 = of the first row alone, [N, H]. Of complete episodes in
-            lockstep only that is known.
-        raw_obs: rows hold observations as they are before the filter, whose statistics travel beside them: the policy
-            filters them when it acts, and the learner when it trains.
-        return_discount: rewards are learned from over the running deviation of the return discounted so; None = as
-            they are.
+        columns: names of the arrays to send, from `aiorl.data.columns`: columns [T, N, ...], and arrays [N, ...] with
+            one entry for each environment or sequence, such as last_obs and state_in_0. VALID is added if some rows
+            are not transitions. new_obs can be replaced by the arrays it can be rebuilt from, see `new_obs`.
+        state_every: distance of the rows whose recurrent states are sent, starting with a sequence's first row:
+            ``state_in_i`` is [N, C, H], C = T / state_every rounded up. 0 = only the first row, [N, H]. Complete
+            episodes in lockstep have only the first states.
+        raw_obs: True if rows hold observations before the filter, whose statistics are sent along: the policy filters
+            them when it acts, and the learner when it trains.
+        return_discount: discount of the return whose running deviation divides the rewards for learning; None = rewards
+            are not scaled.
     """
 
     postprocess: str = "none"
@@ -57,16 +56,16 @@ class SamplePlan:
 
     @property
     def of_rows(self) -> tuple[str, ...]:
-        """The columns with an entry for each row."""
+        """Columns with an entry for each row."""
         return tuple(name for name in self.columns if not is_of_sequences(name))
 
     @property
     def of_sequences(self) -> tuple[str, ...]:
-        """Those with an entry for each environment or sequence."""
+        """Columns with an entry for each environment or sequence."""
         return tuple(filter(is_of_sequences, self.columns))
 
     def policy_settings(self) -> dict[str, Any]:
-        """What the policy that acts is told of it, see `GraphPolicy`."""
+        """Return the plan's settings for the acting policy, see `GraphPolicy`."""
         return {
             "postprocess": self.postprocess,
             "postprocess_params": dict(self.postprocess_params),
@@ -91,10 +90,10 @@ class Fragment:
     __slots__ = ("columns", "extras")
 
     def __init__(self, columns: Mapping[str, Array], extras: Mapping[str, Array] | None = None) -> None:
-        """Take the arrays as they are, without a copy.
+        """Store the arrays without copying them.
 
         Raises:
-            BatchError: no columns, or leading ``[T, N]`` dimensions that differ.
+            BatchError: there are no columns, or their leading ``[T, N]`` dimensions differ.
         """
         self.columns: dict[str, Array] = dict(columns)
         self.extras: dict[str, Array] = dict(extras or {})
@@ -119,18 +118,18 @@ class Fragment:
 
     @property
     def env_steps(self) -> int:
-        """Transitions in the fragment: rows that are not ``valid == False``."""
+        """Number of transitions: rows that are not ``valid == False``."""
         valid = self.columns.get(c.VALID)
         return self.length * self.num_envs if valid is None else int(np.count_nonzero(valid))
 
     def new_obs(self) -> Array:
-        """Observation that followed each row, ``[T, N, ...]``; see `new_obs`."""
+        """Return the observation after each row, ``[T, N, ...]``; see `new_obs`."""
         return new_obs({**self.columns, **self.extras})
 
     def to_sample_batch(self) -> SampleBatch:
-        """Rows ``[B, ...]``, environment after environment, without the rows that are no transitions.
+        """Return rows ``[B, ...]``, environment after environment, without the rows that are not transitions.
 
-        Adds ``new_obs`` where it can be rebuilt and ``dones`` where both flags are there.
+        Adds ``new_obs`` if it can be rebuilt, and ``dones`` if there are both flags.
         """
         columns = dict(self.columns)
         valid = columns.pop(c.VALID, None)
@@ -149,13 +148,13 @@ class Fragment:
 
 
 def new_obs(arrays: Mapping[str, Array]) -> Array:
-    """Observation that followed each row of a fragment, ``[T, N, ...]``, however it is kept.
+    """Return the observation after each row of a fragment, ``[T, N, ...]``, in whatever form it is stored.
 
-    As a column of its own; or as the next row's observation, LAST_OBS for the last one, but for the rows that
-    FINAL_INDEX names, whose is in FINAL_OBS.
+    It is either a column of its own, or the next row's observation (LAST_OBS after the last row), except for the rows
+    in FINAL_INDEX, which have theirs in FINAL_OBS.
 
     Raises:
-        BatchError: it is kept in neither way, or what there is does not fit together.
+        BatchError: it is stored in neither form, or the arrays don't fit together.
     """
     if c.NEW_OBS in arrays:
         return arrays[c.NEW_OBS]
@@ -167,10 +166,10 @@ def new_obs(arrays: Mapping[str, Array]) -> Array:
 
 
 def check_new_obs(arrays: Mapping[str, Array]) -> None:
-    """Raise if `new_obs` could not be made of what a fragment has beside its rows.
+    """Raise if `new_obs` can't be rebuilt from a fragment's arrays.
 
     Raises:
-        BatchError: naming what is missing or does not fit.
+        BatchError: an array is missing or does not fit.
     """
     obs = arrays.get(c.OBS)
     if obs is None or c.LAST_OBS not in arrays:
@@ -199,16 +198,16 @@ def _env_major(column: Array) -> Array:
 def goes_on(
     before: NDArray[Any], after: NDArray[Any], count: int, scratch: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """Return whether each stack repeats all frames but the oldest of the one before it, [N].
+    """Return whether each stack of frames continues the stack before it: all frames but the oldest repeated, [N].
 
     Args:
-        before: [N, P * K], N stacks of K frames of P numbers, the frames of a number side by side, oldest first.
-        after: [N, P * K], what follows each.
+        before: [N, P * K], N stacks of K frames of P numbers, with the frames of a number side by side, oldest first.
+        after: [N, P * K], the next stack of each.
         count: K.
-        scratch: [N, P * K - 1], to be used again.
+        scratch: [N, P * K - 1], reused memory.
     """
-    # The next frame of a pixel is its next byte, so that a row is compared with the one before moved by a byte;
-    # what falls on a pixel's newest frame compares two pixels and means nothing.
+    # The next frame of a pixel is its next byte, so a row is compared with the previous row shifted by a byte.
+    # Comparisons at a pixel's newest frame compare two different pixels and are ignored.
     same = np.equal(before[:, 1:], after[:, :-1], out=scratch)
     same[:, count - 1 :: count] = True
     is_next: NDArray[np.bool_] = np.logical_and.reduce(same, axis=1)
@@ -221,13 +220,13 @@ def check_fragment(
     """Refuse a fragment whose rows can't be used. Safe in any thread.
 
     Args:
-        columns: of a row, or by their names of a sequence; others of the fragment are not looked at.
-        arrays: of the fragment by name.
+        columns: columns of rows, or of sequences according to their names; other columns of the fragment are ignored.
+        arrays: arrays of the fragment by name.
         is_finite: refuse numbers that are not finite or too large.
     Returns: T and N.
 
     Raises:
-        BatchError: a column is missing, of another shape or dtype, or holds numbers that are refused.
+        BatchError: a column is missing, has another shape or dtype, or holds numbers that are refused.
     """
     columns = [column for column in columns if column.name != c.VALID]
     first = next((arrays[column.name] for column in columns if column.name in arrays), None)
@@ -238,7 +237,7 @@ def check_fragment(
     for column in columns:
         parts = [column]
         if column.name == c.NEW_OBS and c.NEW_OBS not in arrays:
-            check_new_obs(arrays)  # it is made once it is needed
+            check_new_obs(arrays)  # it is rebuilt when it is needed
             names = [name for name in (c.OBS, c.LAST_OBS, c.FINAL_OBS) if name in arrays]
             parts = [ColumnSpec(name, column.shape, column.dtype) for name in names]
             column = parts[0]
@@ -257,10 +256,10 @@ def check_fragment(
 
 
 def refuse_others(arrays: Mapping[str, Array], names: Iterable[str]) -> None:
-    """Refuse a fragment with other columns than these, and those that say which rows count and what follows them.
+    """Refuse a fragment with other columns than these and those that mark the valid rows and the next observations.
 
     Raises:
-        BatchError: there are such.
+        BatchError: there are other columns.
     """
     known = {*names, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
     if unknown := sorted(arrays.keys() - known):
@@ -271,7 +270,7 @@ def check_numbers(column: ColumnSpec, array: Array) -> None:
     """Refuse numbers that are not finite, or too large for a column.
 
     Raises:
-        BatchError: there are such.
+        BatchError: there are some.
     """
     if array.dtype.kind == "f":
         if not all_finite(array):
@@ -285,7 +284,7 @@ def check_numbers(column: ColumnSpec, array: Array) -> None:
 
 
 def check_n_steps(steps: Array, shape: tuple[int, ...]) -> None:
-    """Raise BatchError unless each row [T, N] takes 1 to T - t steps, so that it ends within the fragment."""
+    """Raise BatchError unless each row [T, N] has 1 to T - t steps, so that they end within the fragment."""
     if steps.shape != shape or steps.dtype.kind not in "iu":
         raise BatchError(c.N_STEPS, f"integers {shape}", f"{steps.dtype} {steps.shape}")
     most = np.arange(shape[0], 0, -1)[:, None]

@@ -1,14 +1,14 @@
-"""From rows of trajectories to the arrays of a fragment: one by one, or as sequences of one length.
+"""Conversion of rows of trajectories to the arrays of a fragment: one by one, or as sequences of one length.
 
-Rows come trajectory by trajectory: runs of equal ``eps_id`` and ``agent_index``, in the order of time. Where rows of an
-agent were not recorded, such a run has a gap, and what is behind it is another trajectory.
+Rows come trajectory by trajectory: runs of equal ``eps_id`` and ``agent_index``, in the order of time. If some rows of
+an agent were not recorded, the run has a gap, and the rows after the gap are another trajectory.
 
 Arrays are time-major: rows are ``[B, 1, ...]``, B steps of one environment; sequences are ``[L, S, ...]``, padded with
 zeros where ``valid`` is False.
 
-What a sequence may hold follows from how it is learned from: state and bootstrapping start afresh behind a row that
-ended an episode, and nowhere else. So behind such a row the next trajectory may follow, if it begins with a state of
-zeros; a trajectory that was cut is the last of its sequence.
+Learning resets the state and stops bootstrapping after a row that ended an episode, and nowhere else. Therefore another
+trajectory can follow such a row in a sequence, if it begins with a state of zeros; a trajectory that was cut is the
+last of its sequence.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _STATE = "state_in_"
 
 
 def laid_out(rows: Mapping[str, Array], plan: SamplePlan, sequence_length: int | None) -> dict[str, Array]:
-    """What is learned from: the rows one by one, or as sequences of a length, with rewards as the plan scales them.
+    """Return the arrays to learn from: single rows or sequences of a length, with rewards scaled by the plan.
 
-    A plan that asks for SCALED_REWARDS gets them beside REWARDS, else they take the place of these.
+    A plan that asks for SCALED_REWARDS gets them along with REWARDS; otherwise they replace REWARDS.
 
     Raises:
         BatchError: see `to_rows` and `to_sequences`.
@@ -45,46 +45,46 @@ def laid_out(rows: Mapping[str, Array], plan: SamplePlan, sequence_length: int |
 
 
 def with_scaled_rewards(columns: dict[str, Array]) -> dict[str, Array]:
-    """The columns with rewards as they are learned from."""
+    """Return the columns with SCALED_REWARDS, if there are any, as REWARDS."""
     if c.SCALED_REWARDS in columns:
         columns[c.REWARDS] = columns.pop(c.SCALED_REWARDS)
     return columns
 
 
 def to_rows(batch: Mapping[str, Array], plan: SamplePlan) -> dict[str, Array]:
-    """Every row on its own: the plan's columns as [B, 1, ...].
+    """Return single rows: the plan's columns as [B, 1, ...].
 
     Args:
         batch: columns [B, ...].
-        plan: which of them are wanted.
+        plan: names of the columns to return.
 
     Raises:
-        BatchError: a column that is wanted is missing, or holds objects.
+        BatchError: one of these columns is missing, or holds objects.
     """
     return {name: column[:, None] for name, column in _wanted(batch, plan.of_rows).items()}
 
 
 def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> dict[str, Array]:
-    """The rows as sequences, as few as are filled in the order of the rows.
+    """Return the rows as sequences, as few as possible without changing the order of rows.
 
     Args:
-        batch: columns [B, ...] with ``eps_id``, ``agent_index``, ``terminateds`` and ``truncateds``; ``new_obs``
-            where the plan wants LAST_OBS; ``state_in_i`` where it wants those. Gaps are found if there are ``t``, and
-            ``obs`` and ``new_obs`` or the states.
-        plan: which columns are wanted.
+        batch: columns [B, ...] with ``eps_id``, ``agent_index``, ``terminateds`` and ``truncateds``; ``new_obs`` if the
+            plan has LAST_OBS; ``state_in_i`` if the plan has them. Gaps are found if there are ``t``, and ``obs`` and
+            ``new_obs`` or the states.
+        plan: names of the columns to return.
         length: L, rows of a sequence.
-    Returns: the plan's columns [L, S, ...]; VALID [L, S] bool; LAST_OBS [S, ...], the observation behind the last
-        valid row, and ``state_in_i`` [S, H], the state before the first row, where the plan wants them; or [S, C, H],
-        those before every ``state_every`` rows, zeros where there is none.
+    Returns: the plan's columns [L, S, ...]; VALID [L, S] bool; if the plan has them, LAST_OBS [S, ...], the observation
+        after the last valid row, and ``state_in_i`` [S, H], the state before the first row; or [S, C, H], the states
+        before every ``state_every``-th row, zeros where there is no row.
 
     Raises:
-        BatchError: a column that is needed is missing, or holds objects; a length below 1.
+        BatchError: a needed column is missing or holds objects, or the length is below 1.
     """
     if length < 1:
         raise BatchError("sequence_length", "at least 1", length)
     wanted = _wanted(batch, plan.of_rows)
     state_names = [name for name in plan.of_sequences if name != c.LAST_OBS]
-    # every state the rows carry decides where a trajectory may begin, sent along or not
+    # every state of the rows decides where a trajectory can begin, whether or not it is sent
     states = _wanted(batch, [*state_names, *(name for name in batch if name.startswith(_STATE))])
     rows = _sequence_rows(batch, states, length)
     is_valid = rows >= 0
@@ -105,7 +105,7 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
 
 
 def _sequence_rows(batch: Mapping[str, Array], states: Mapping[str, Array], length: int) -> NDArray[np.int64]:
-    """The row at each place of the sequences, [L, S]; -1 where there is none."""
+    """Return the row at each place of the sequences, [L, S]; -1 where there is none."""
     names = (c.EPS_ID, c.AGENT_INDEX, c.TERMINATEDS, c.TRUNCATEDS)
     eps_id, agent_index, terminateds, truncateds = _wanted(batch, names).values()
     ended = terminateds | truncateds
@@ -119,7 +119,7 @@ def _sequence_rows(batch: Mapping[str, Array], states: Mapping[str, Array], leng
         may_follow &= ~state[starts].reshape(len(starts), -1).any(1)
 
     sequences: list[list[tuple[int, int]]] = []
-    room_left: list[tuple[int, int]] = []  # sequences that end in an ended row, with the places left
+    room_left: list[tuple[int, int]] = []  # sequences that end with an episode, with the number of free places
     for start, stop, follows in zip(
         starts.tolist(), [*starts[1:].tolist(), num_rows], may_follow.tolist(), strict=True
     ):
@@ -146,9 +146,9 @@ def _sequence_rows(batch: Mapping[str, Array], states: Mapping[str, Array], leng
 
 
 def _behind_gaps(batch: Mapping[str, Array], begins: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Rows within a run that do not start where the row before ended.
+    """Return rows within a run that do not start where the previous row ended.
 
-    Time alone doesn't tell: an agent that is not observed at every step has rows that span several.
+    Time alone is not enough: an agent that is not observed at every step has rows that span several steps.
     """
     if c.T not in batch:
         return np.zeros(0, np.int64)
@@ -172,7 +172,7 @@ def _wanted(batch: Mapping[str, Array], names: Collection[str]) -> dict[str, Arr
     columns: dict[str, Array] = {}
     for name in names:
         if name not in batch:
-            raise BatchError(name, "the column to be there", sorted(batch))
+            raise BatchError(name, "the column to exist", sorted(batch))
         column = columns[name] = np.asarray(batch[name])
         if column.dtype.hasobject:
             raise BatchError(name, "numbers", "objects")

@@ -1,4 +1,4 @@
-"""Metrics of finished episodes, and of where a sampler's time goes."""
+"""Metrics of finished episodes, and of the time that a sampler spends."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from aiorl.text import one_line
 logger = logging.getLogger(__name__)
 
 MAX_NAME = 200
-"""Characters of a name on the wire."""
+"""Largest number of characters in a name on the wire."""
 MAX_NAMES = 1000
-"""Names beside lengths and rewards in one fragment, of all kinds together; a run has a bound of its own."""
+"""Largest number of names in one fragment besides lengths and rewards; a run has its own limit."""
 MAX_HIST = 1000
-"""Newest values of one history: more are neither sent nor shown."""
+"""Largest number of values of one history that are sent and shown: the newest ones."""
 
 _KINDS = ("policy_reward", "custom", "hist", "estimate")
 
 
 class RolloutMetrics(NamedTuple):
-    """One finished episode; rewards are raw (unclipped)."""
+    """Metrics of a finished episode; rewards are raw (unclipped)."""
 
     episode_length: int
     episode_reward: float
-    agent_rewards: dict[tuple[str, str], float] = {}  # noqa: RUF012 - never written to by us
+    agent_rewards: dict[tuple[str, str], float] = {}  # noqa: RUF012 - aiorl never changes it
     custom_metrics: dict[str, float] = {}  # noqa: RUF012
     perf_stats: dict[str, float] = {}  # noqa: RUF012
     hist_data: dict[str, list[Any]] = {}  # noqa: RUF012
@@ -40,17 +40,17 @@ class RolloutMetrics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeColumns:
-    """Finished episodes as columns, in the order they ended; what travels to the learner.
+    """Finished episodes as columns, in the order in which they ended; sent to the learner.
 
     Attributes:
-        lengths: int32 [E], transitions per episode.
-        rewards: float64 [E], undiscounted return per episode, raw.
-        policy_rewards: policy id -> float64 [E'], the returns of its agents, one value per agent and episode; none
-            of the default policy, which a single agent acts with.
+        lengths: int32 [E], transitions in each episode.
+        rewards: float64 [E], undiscounted raw return of each episode.
+        policy_rewards: policy id -> float64 [E'], returns of its agents, one for each agent and episode; without the
+            default policy, with which a single agent acts.
         custom: name -> float64 [E'], custom metrics of the episodes that have them.
-        hist: name -> float64 [K], what episodes' histories hold.
-        estimates: estimator and metric, such as "is/V_prev" -> float64 [E'], what off-policy estimators said of
-            episodes that were read; these are none of the E that ended.
+        hist: name -> float64 [K], values of episodes' histories.
+        estimates: estimator and metric, such as "is/V_prev" -> float64 [E'], off-policy estimates for episodes that
+            were read; these are not among the E episodes.
     """
 
     lengths: NDArray[np.int32]
@@ -62,18 +62,18 @@ class EpisodeColumns:
 
     @classmethod
     def empty(cls) -> EpisodeColumns:
-        """No episodes."""
+        """Return columns without episodes."""
         return cls(np.zeros(0, np.int32), np.zeros(0, np.float64))
 
     @classmethod
     def of(
         cls, metrics: Sequence[RolloutMetrics], estimates: Iterable[tuple[str, Mapping[str, float]]] = ()
     ) -> EpisodeColumns:
-        """Finished episodes in the order given, and estimates: each an estimator's name and its metrics by name.
+        """Return finished episodes in the order given, and estimates as pairs of an estimator's name and its metrics.
 
-        Values of custom metrics and histories that are no finite numbers are left out, with a warning, once by name,
-        where they are no numbers at all. Names are cut to `MAX_NAME` characters, names beyond `MAX_NAMES` left
-        out, and of each history the newest `MAX_HIST` values kept.
+        Values of custom metrics and histories that are not finite numbers are left out; if they are not numbers, a
+        warning is logged once for each name. Names are cut to `MAX_NAME` characters, names beyond `MAX_NAMES` are left
+        out, and each history keeps its newest `MAX_HIST` values.
         """
         series = _Series()
         for episode in metrics:
@@ -92,7 +92,7 @@ class EpisodeColumns:
         return cls.from_arrays({"lengths": lengths, "rewards": rewards, **series.to_arrays()})
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """As a flat mapping of arrays, for the wire; names of the mappings' entries begin with their kind and "/"."""
+        """Return a flat mapping of arrays for the wire; names in a mapping begin with its kind and "/"."""
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "rewards": self.rewards}
         for kind, series in zip(_KINDS, self._series(), strict=True):
             arrays.update({f"{kind}/{name}": values for name, values in series.items()})
@@ -103,10 +103,10 @@ class EpisodeColumns:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
-        """Read what ``to_arrays`` wrote; unknown entries are ignored.
+        """Read the result of ``to_arrays``; unknown entries are ignored.
 
         Raises:
-            KeyError: no lengths or rewards.
+            KeyError: there are no lengths or rewards.
         """
         by_kind: dict[str, dict[str, NDArray[Any]]] = {kind: {} for kind in _KINDS}
         for name, values in arrays.items():
@@ -123,10 +123,10 @@ class _Series:
         self._values: dict[str, list[float]] = {}
 
     def add(self, name: str, values: Iterable[Any], *, newest: int = 0) -> None:
-        """Take values of a name; of all that it has, keep the ``newest``, 0 for all."""
+        """Add values to a name, and keep only the ``newest`` of all its values, 0 for all."""
         name = one_line(name[:MAX_NAME], MAX_NAME)
         if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
-            values = [values]  # a single number where several may stand
+            values = [values]  # a single number instead of several
         if name in self._values or len(self._values) < MAX_NAMES:
             numbers = (_number(name, value) for value in values)
             own = self._values.setdefault(name, [])
@@ -155,7 +155,7 @@ def _number(name: str, value: Any) -> float:
 
 @dataclass(slots=True)
 class PerfStats:
-    """Time that a sampler spends on each stage; totals in seconds over ``iters`` iterations."""
+    """Time that a sampler spends in each stage; totals in seconds over ``iters`` iterations."""
 
     iters: int = 0
     env_wait_time: float = 0.0
@@ -163,12 +163,12 @@ class PerfStats:
     inference_time: float = 0.0
 
     def add(self, totals: Mapping[str, float]) -> None:
-        """Add totals by the names of the attributes; those that are not there are 0."""
+        """Add totals by the names of the attributes; missing ones are 0."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + totals.get(name, 0.0))
 
     def get(self) -> dict[str, float]:
-        """Means per iteration in milliseconds; 0.0 before the first iteration."""
+        """Return means per iteration in milliseconds; 0.0 before the first iteration."""
         factor = 1000.0 / self.iters if self.iters else 0.0
         return {
             "mean_env_wait_ms": self.env_wait_time * factor,

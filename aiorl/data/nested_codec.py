@@ -1,7 +1,7 @@
-"""Observations, actions and infos of any shape as bytes, for the way to a child process and back.
+"""Observations, actions and infos of any structure as bytes, for child processes.
 
-msgpack, with arrays and NumPy numbers as dtype, shape and raw bytes, and with tuples kept apart from lists (agent
-ids may be tuples). Nothing that is read runs code.
+The format is msgpack, with arrays and NumPy numbers as dtype, shape and raw bytes, and with tuples distinct from lists
+(agent ids can be tuples). Reading it runs no code.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _ARRAY, _NUMBER, _TUPLE = 1, 2, 3
 _KINDS = frozenset("biuf")
 _DTYPE = re.compile(r"[<>|][biuf][0-9]{1,2}")
 _MAX_TUPLES = 32
-"""Tuples within tuples: each takes tens of kilobytes of the C stack to read."""
+"""Limit of tuples within tuples: reading each takes tens of kilobytes of the C stack."""
 _PLAIN: tuple[type[Any], ...] = (int, float, str, bytes, list, dict)
 
 
 def pack(value: Any) -> bytes:
-    """Bytes for None, booleans, numbers, strings, bytes, arrays of numbers, and lists, tuples and dicts of these.
+    """Encode None, booleans, numbers, strings, bytes, arrays of numbers, and lists, tuples and dicts of these.
 
     Raises:
-        TypeError: something else is in it.
+        TypeError: the value contains something else.
         ValueError: it is nested too deeply.
     """
     return _packed(value, 0)
 
 
 def pack_infos(infos: Mapping[Any, Mapping[str, Any]]) -> tuple[bytes, int]:
-    """Bytes for info dicts by agent, without the entries that have no such form; and how many those were."""
+    """Encode info dicts by agent, and return the bytes and the number of entries left out because they can't be."""
     try:
         return pack(infos), 0
     except (TypeError, ValueError, OverflowError):
@@ -54,10 +54,10 @@ def pack_infos(infos: Mapping[Any, Mapping[str, Any]]) -> tuple[bytes, int]:
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Any:
-    """What ``pack`` was given; arrays share the memory of ``data`` no more.
+    """Decode the bytes of ``pack``; arrays do not share the memory of ``data``.
 
     Raises:
-        BadFrame: damaged bytes, or tuples nested too deeply.
+        BadFrame: the bytes are damaged, or tuples are nested too deeply.
     """
     try:
         return _unpacked(data, 0)
@@ -91,7 +91,7 @@ def _to_extension(value: Any, tuples: int) -> Any:
         return msgpack.ExtType(code, head + little.tobytes())
     if isinstance(value, tuple):
         return msgpack.ExtType(_TUPLE, _packed(list(value), tuples + 1))
-    # Subclasses of the plain types (strict_types hands them over), such as IntEnum or EnvContext.
+    # Subclasses of the plain types, such as IntEnum or EnvContext (strict_types passes them to this function).
     for kind in _PLAIN:
         if isinstance(value, kind):
             return kind(value)
@@ -102,7 +102,7 @@ def _from_extension(code: int, data: bytes, tuples: int) -> Any:
     if code == _TUPLE:
         items = _unpacked(data, tuples + 1)
         if type(items) is not list:
-            raise BadFrame("a tuple that is no list of values")
+            raise BadFrame("a tuple that is not a list of values")
         return tuple(items)
     if code not in (_ARRAY, _NUMBER):
         raise BadFrame(f"unknown kind {code} of value")

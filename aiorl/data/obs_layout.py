@@ -1,7 +1,7 @@
-"""Layout of an observation in the one array that a policy takes.
+"""Layout of an observation in the array that a policy takes.
 
-Nested observations are flattened, their parts one after the other. An action mask lies before the observation's own
-numbers, in the same row: so it goes wherever the observation goes, and reaches whoever needs it.
+Nested observations are flattened, their parts one after the other. An action mask precedes the observation's own
+numbers in the same row, so it stays with the observation and is available wherever it is needed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class ObsLayout:
     Attributes:
         shape: shape of the observation, without the mask.
         parts: shape of each part of a nested observation by its name, in order: the keys and positions that lead to
-            it, joined by dots. Empty for an observation that has none.
+            it, joined by dots. Empty for an observation that is not nested.
         num_mask: M, entries of the action mask before the observation; 0 = there is no mask, and the array has the
             shape of the observation. With a mask it is flat.
-        num_frames: frames along the last axis, oldest first, where each observation of an episode adds one to the
-            newest ones of the observation before; 1 = it is no stack of frames, as far as is known.
+        num_frames: frames along the last axis, oldest first, if each observation of an episode adds one to the newest
+            frames of the previous one; 1 = it is not known to be a stack of frames.
     """
 
     shape: Shape
@@ -43,7 +43,7 @@ class ObsLayout:
 
     @property
     def size(self) -> int:
-        """D, numbers of the observation without the mask."""
+        """D, numbers in the observation without the mask."""
         return math.prod(self.shape)
 
     @property
@@ -66,14 +66,14 @@ class ObsLayout:
 
 
 class LaidOutBox(spaces.Box):
-    """The space of observations as policies take them, with their layout.
+    """Space of observations in the form of policies, with their layout.
 
     Attributes:
-        layout: how an observation lies in the array.
+        layout: layout of an observation in the array.
     """
 
     def __init__(self, low: Any, high: Any, layout: ObsLayout, dtype: np.dtype[Any] | type[Any]) -> None:
-        """Take the bounds of the array, numbers or arrays."""
+        """Set the bounds of the array, numbers or arrays."""
         super().__init__(low, high, layout.array_shape, dtype)
         self.layout = layout
 
@@ -90,7 +90,7 @@ Array = NDArray[Any]
 
 
 def is_masked(observation_space: spaces.Space[Any]) -> bool:
-    """Whether observations of a space bring an action mask."""
+    """Return whether observations of a space contain an action mask."""
     return isinstance(observation_space, spaces.Dict) and ACTION_MASK in observation_space.spaces
 
 
@@ -106,7 +106,7 @@ class MaskLayout:
         """Lay out the mask of an action space.
 
         Raises:
-            UnsupportedSpaceError: a space that is no action space.
+            UnsupportedSpaceError: it is not an action space.
         """
         self.action_space = action_space
         sizes: list[int] = []
@@ -123,7 +123,7 @@ class MaskLayout:
         """Check that masks of a space fit this action space.
 
         Raises:
-            UnsupportedSpaceError: it has another number of entries, or actions have no choices at all.
+            UnsupportedSpaceError: the number of entries differs, or the action space has no choices.
         """
         try:
             if not self.size:
@@ -134,7 +134,7 @@ class MaskLayout:
                 "the action mask's space",
                 mask_space,
                 [f"one of {self.size} entries for the action space {self.action_space}"],
-                f"An observation's part named {ACTION_MASK!r} says which actions are legal; give it another name "
+                f"An observation's part named {ACTION_MASK!r} must say which actions are legal; give it another name "
                 "if it is something else.",
             ) from error
 
@@ -142,7 +142,7 @@ class MaskLayout:
         """Return the masks [N, M] of N observations, given one by one.
 
         Raises:
-            BatchError: a mask of another shape, or with other entries than 0 and 1.
+            BatchError: a mask has another shape, or entries other than 0 and 1.
         """
         if masks and all(isinstance(mask, np.ndarray) and mask.shape == masks[0].shape for mask in masks):
             return self.from_batch(np.array(masks))
@@ -153,7 +153,7 @@ class MaskLayout:
         """Return the masks [N, M] of N observations, given as arrays [N, ...].
 
         Raises:
-            BatchError: masks of another shape, or with other entries than 0 and 1.
+            BatchError: masks have another shape, or entries other than 0 and 1.
         """
         parts = [np.asarray(part) for part in self._parts(masks, leading=1)]
         return self._checked(np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1))
@@ -161,13 +161,13 @@ class MaskLayout:
     def rows_without_action(self, masks: Array) -> NDArray[np.int64]:
         """Return the indices of the masks [N, M] that leave no legal action.
 
-        Those are masks in which some choice has no legal alternative; a bit may always be 0.
+        In these masks a choice has no legal alternative; the entry of a bit can always be 0.
         """
         has_one = np.maximum.reduceat(masks, self._starts, axis=1)[:, self._needs_one] > 0
         return np.flatnonzero(~has_one.all(axis=1))
 
     def _parts(self, mask: Any, leading: int = 0) -> Iterator[Any]:
-        """Yield the arrays of a mask, or of a batch of masks, checked for their sizes."""
+        """Yield the arrays of a mask, or of a batch of masks, after checking their sizes."""
         for part, size in _parts(self.action_space, mask):
             shape = np.shape(part)[leading:]
             if math.prod(shape) != size:
@@ -183,7 +183,7 @@ class MaskLayout:
 
 
 def _choices(leaf: spaces.Space[Any]) -> list[int]:
-    """Return the number of mask entries of each choice of a simple action space; empty without choices."""
+    """Return the number of mask entries for each choice of a simple action space; empty without choices."""
     match leaf:
         case spaces.Discrete():
             return [int(leaf.n)]
@@ -195,7 +195,7 @@ def _choices(leaf: spaces.Space[Any]) -> list[int]:
 
 
 def _parts(space: spaces.Space[Any], mask: Any) -> Iterator[tuple[Any, int]]:
-    """Yield the arrays of a mask in the order of the action space, each with the number of entries it must have."""
+    """Yield the arrays of a mask in the order of the action space, each with its expected number of entries."""
     size = sum(sum(_choices(leaf)) for leaf in leaf_spaces(space))
     if isinstance(space, spaces.Dict) and isinstance(mask, Mapping):
         for name, part in space.spaces.items():
@@ -227,7 +227,7 @@ def _has_choices(space: spaces.Space[Any]) -> bool:
 
 
 def _nothing(mask_space: spaces.Space[Any]) -> Any:
-    """Return a mask of that space, all zeros."""
+    """Return a mask of a space with zeros only."""
     if isinstance(mask_space, spaces.Dict):
         return {name: _nothing(part) for name, part in mask_space.spaces.items()}
     if isinstance(mask_space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Batches: rows of experience as named columns ``[B, ...]``, some perhaps compressed, of one policy or of several."""
+"""Batches: rows of experience as named columns ``[B, ...]``, plain or compressed, of one or several policies."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ RowSlice = slice
 
 
 class SampleBatch(MutableMapping[str, Array]):
-    """Columns of equal length, by name; column order is kept.
+    """Columns of equal length, by name; their order is kept.
 
-    A mapping of columns, but with the length of a sequence of rows: ``len`` counts rows, and a slice picks some.
-    A compressed column is decompressed at each access; `decompress` does it once for all.
+    A batch is a mapping of columns with the length of a sequence of rows: ``len`` counts rows, and a slice picks rows.
+    A compressed column is decompressed at each access; `decompress` does it once and for all.
 
     Attributes:
         count: number of rows B (agent steps; for a single agent also environment steps).
-        env_steps: environment steps that the rows are of. A sampler sets it, since several agents may share a policy
-            and steps may leave no row; rows picked out of a batch count one each.
+        env_steps: number of environment steps behind the rows. A sampler sets it, because several agents can share a
+            policy and steps can leave no row; rows picked from a batch count one each.
     """
 
     def __init__(self, columns: Mapping[str, ArrayLike] | None = None, **more: ArrayLike) -> None:
-        """Wrap the columns given; arrays are not copied.
+        """Store the columns without copying arrays.
 
         Raises:
-            BatchError: columns of different length, or a column without rows dimension.
+            BatchError: columns have different lengths, or a column is a scalar.
         """
         self._columns: dict[str, Array | PackedColumn] = {}
         self.count = 0
@@ -70,19 +70,19 @@ class SampleBatch(MutableMapping[str, Array]):
         return iter(self._columns)
 
     def __len__(self) -> int:
-        """Number of rows: ``count``."""
+        """Return the number of rows: ``count``."""
         return self.count
 
     def keys(self) -> KeysView[str]:
-        """Names of the columns."""
+        """Return the names of the columns."""
         return self._columns.keys()
 
     def items(self) -> ItemsView[str, Array]:
-        """Names and columns."""
+        """Return the names and columns."""
         return {name: _array(column) for name, column in self._columns.items()}.items()
 
     def columns(self, names: Iterable[str]) -> list[Array]:
-        """Return the named columns, in that order."""
+        """Return the named columns, in the order of the names."""
         return [self[name] for name in names]
 
     @property
@@ -94,25 +94,26 @@ class SampleBatch(MutableMapping[str, Array]):
         self._env_steps = steps
 
     def total(self) -> int:
-        """Agent steps: the number of rows."""
+        """Return the number of agent steps, which is the number of rows."""
         return self.count
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns, as they lie in memory."""
+        """Bytes of all columns in their current form."""
         return sum(column.nbytes for column in self._columns.values())
 
     @property
     def packed(self) -> frozenset[str]:
-        """Names of the columns that are compressed."""
+        """Names of the compressed columns."""
         return frozenset(name for name, column in self._columns.items() if isinstance(column, PackedColumn))
 
     def compress(self, mode: Literal["rows", "bulk"] = "rows", columns: Collection[str] = (c.OBS, c.NEW_OBS)) -> None:
-        """Compress columns in place; those not there or compressed already are passed over.
+        """Compress columns in place; missing and compressed ones are skipped.
 
         Args:
-            mode: each row on its own, which can be picked and joined in compressed form, or the whole column.
-            columns: which columns.
+            mode: rows compresses each row by itself, so that rows can be picked and joined without decompression; bulk
+                compresses the whole column.
+            columns: names of the columns.
 
         Raises: ValueError for another mode.
         """
@@ -130,15 +131,15 @@ class SampleBatch(MutableMapping[str, Array]):
 
     @staticmethod
     def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
-        """Concatenate batches, as `concat` does; the name that users of RLlib know."""
+        """Concatenate batches, like `concat`; users of RLlib know this name."""
         return SampleBatch.concat(batches)
 
     @staticmethod
     def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
-        """Rows of all batches in the order given.
+        """Return the rows of all batches in the order given.
 
         Raises:
-            BatchError: batches whose columns differ.
+            BatchError: batches have different columns.
         """
         joined = SampleBatch._stacked([batch for batch in batches if batch._columns])
         if any(batch._env_steps is not None for batch in batches):
@@ -158,54 +159,54 @@ class SampleBatch(MutableMapping[str, Array]):
 
     @staticmethod
     def _of(columns: dict[str, Array | PackedColumn]) -> SampleBatch:
-        """A batch of columns known to be of equal length."""
+        """Return a batch of columns known to be of equal length."""
         batch = SampleBatch()
         batch._columns = columns
         batch.count = len(next(iter(columns.values()))) if columns else 0
         return batch
 
     def slice(self, start: int, end: int) -> SampleBatch:
-        """Rows ``start`` to ``end`` (exclusive) as views."""
+        """Return rows ``start`` to ``end`` (exclusive) as views."""
         return self.take(slice(start, end))
 
     def take(self, index: NDArray[Any] | RowSlice) -> SampleBatch:
-        """Rows at the integer positions (or boolean mask) given, copied; views for a slice."""
+        """Return the rows at integer positions or of a boolean mask, copied; views for a slice."""
         columns = self._columns.items()
         return SampleBatch._of({n: col.take(index) if _is_by_row(col) else _array(col)[index] for n, col in columns})
 
     def shuffled(self, rng: np.random.Generator) -> SampleBatch:
-        """The same rows in random order."""
+        """Return the same rows in random order."""
         return self.take(rng.permutation(self.count))
 
     def shuffle(self, rng: np.random.Generator | None = None) -> None:
-        """Shuffle the rows in place; without a generator, differently each time."""
+        """Shuffle the rows in place; without a generator, with a new one."""
         self._columns = self.shuffled(rng or np.random.default_rng())._columns
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One mapping column -> value per row, in order."""
+        """Yield a mapping column -> value for each row, in order."""
         columns = dict(self)
         for index in range(self.count):
             yield {name: column[index] for name, column in columns.items()}
 
     def split_by_episode(self) -> list[SampleBatch]:
-        """One batch (of views) per run of equal ``eps_id``, in order of appearance.
+        """Return one batch (of views) for each run of equal ``eps_id``, in order.
 
         Raises:
             BatchError: there is no ``eps_id`` column.
         """
         if c.EPS_ID not in self:
-            raise BatchError(c.EPS_ID, "the column to be there", sorted(self))
+            raise BatchError(c.EPS_ID, "the column to exist", sorted(self))
         episode_ids = self[c.EPS_ID]
         if not self.count:
             return []
         cuts = np.flatnonzero(episode_ids[1:] != episode_ids[:-1]) + 1
         edges = [0, *cuts.tolist(), self.count]
-        columns = self._columns.items()  # those compressed as a whole are decompressed once for all cuts
+        columns = self._columns.items()  # columns compressed in bulk are decompressed once for all cuts
         whole = SampleBatch._of({n: col if _is_by_row(col) else _array(col) for n, col in columns})
         return [whole.slice(start, end) for start, end in itertools.pairwise(edges)]
 
     def copy(self) -> SampleBatch:
-        """A batch with its own copy of every column."""
+        """Return a batch with its own copy of every column."""
         columns = self._columns.items()
         copied = SampleBatch._of({name: col if isinstance(col, PackedColumn) else col.copy() for name, col in columns})
         copied._env_steps = self._env_steps
@@ -233,23 +234,23 @@ def _joined(columns: Sequence[Array | PackedColumn]) -> Array | PackedColumn:
     return np.concatenate([_array(column) for column in columns])
 
 
-_BLOCK_BYTES = 1 << 26  # a block holds at most about 2 GB; smaller ones bound the memory a step takes
+_BLOCK_BYTES = 1 << 26  # LZ4 allows blocks of about 2 GB; smaller ones limit the memory of a step
 
 
 class PackedColumn:
-    """A column ``[B, ...]`` in compressed form.
+    """Column ``[B, ...]`` in compressed form.
 
     Attributes:
-        dtype: of the array.
-        shape: of the array.
-        blobs: compressed blocks; none for an array without bytes.
-        by_row: each row is a block of its own, so that rows can be picked and joined as they are.
+        dtype: dtype of the array.
+        shape: shape of the array.
+        blobs: compressed blocks; empty for an array without bytes.
+        by_row: True if each row is its own block, so that rows can be picked and joined without decompression.
     """
 
     __slots__ = ("blobs", "by_row", "dtype", "shape")
 
     def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], blobs: Iterable[bytes], *, by_row: bool) -> None:
-        """Take the compressed form as it is."""
+        """Store the compressed form."""
         self.dtype = dtype
         self.shape = shape
         self.blobs = tuple(blobs)
@@ -273,7 +274,7 @@ class PackedColumn:
         return self.shape[0]
 
     def unpack(self) -> Array:
-        """The array, newly allocated."""
+        """Decompress the array into new memory."""
         out = np.empty(self.shape, self.dtype)
         raw = _bytes_of(out)
         for (start, end), blob in zip(self._extents(len(raw)), self.blobs, strict=True):
@@ -281,13 +282,13 @@ class PackedColumn:
         return out
 
     def take(self, index: Any) -> PackedColumn:
-        """Rows by slice, mask or integer positions, as they are, of a column by rows."""
+        """Return rows of a column compressed by row, by slice, mask or positions, still compressed."""
         positions = np.arange(len(self))[index]
         blobs = [self.blobs[at] for at in positions] if self.blobs else []
         return PackedColumn(self.dtype, (len(positions), *self.shape[1:]), blobs, by_row=True)
 
     def _extents(self, size: int) -> list[tuple[int, int]]:
-        """First and last byte of each block of an array of so many bytes."""
+        """Return the first and last byte of each block of an array with a number of bytes."""
         step = size // len(self) if self.by_row and size else _BLOCK_BYTES
         return [(at, min(at + step, size)) for at in range(0, size, step)]
 
@@ -301,21 +302,21 @@ class MultiAgentBatch:
 
     Attributes:
         policy_batches: policy id -> its rows.
-        count: environment steps (not rows).
+        count: number of environment steps (not rows).
     """
 
     def __init__(self, policy_batches: Mapping[str, SampleBatch], count: int) -> None:
-        """Keep the batches as they are."""
+        """Store the batches without copying them."""
         self.policy_batches = dict(policy_batches)
         self.count = int(count)
 
     @property
     def env_steps(self) -> int:
-        """Environment steps: ``count``."""
+        """Number of environment steps: ``count``."""
         return self.count
 
     def total(self) -> int:
-        """Agent steps: rows of all policies together."""
+        """Return the number of agent steps: rows of all policies together."""
         return sum(batch.count for batch in self.policy_batches.values())
 
     def compress(self, mode: Literal["rows", "bulk"] = "rows", columns: Collection[str] = (OBS, NEW_OBS)) -> None:
@@ -330,12 +331,12 @@ class MultiAgentBatch:
 
     @staticmethod
     def concat_samples(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
-        """Concatenate batches, as `concat` does; the name that users of RLlib know."""
+        """Concatenate batches, like `concat`; users of RLlib know this name."""
         return MultiAgentBatch.concat(batches)
 
     @staticmethod
     def concat(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
-        """Counts added; rows concatenated per policy in the order given."""
+        """Concatenate the rows of each policy in the order given, and add up the counts."""
         by_policy: dict[str, list[SampleBatch]] = {}
         for batch in batches:
             for policy_id, rows in batch.policy_batches.items():
@@ -345,10 +346,9 @@ class MultiAgentBatch:
 
     @staticmethod
     def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], count: int) -> SampleBatch | MultiAgentBatch:
-        """The plain batch when at most the default policy is there, with ``env_steps`` set; else a MultiAgentBatch.
+        """Return a plain batch, with ``env_steps`` set, for at most the default policy; otherwise a MultiAgentBatch.
 
-        Where there are several policies, whether their batches should be plain must not depend on who has rows: make
-        a MultiAgentBatch instead.
+        With several policies, the type must not depend on which of them have rows: create a MultiAgentBatch instead.
         """
         if policy_batches.keys() <= {DEFAULT_POLICY_ID}:
             plain = policy_batches.get(DEFAULT_POLICY_ID, SampleBatch())

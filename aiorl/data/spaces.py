@@ -1,8 +1,8 @@
 """Spaces as plain data.
 
-Spaces travel in the handshake and lie in checkpoints as dicts of strings, numbers and lists, which both
-msgpack and JSON carry: so a policy can be restored or served without its environment. Infinite bounds are
-the strings ``"inf"`` and ``"-inf"``; bounds that are equal everywhere are one number.
+In the handshake and in checkpoints, spaces are dicts of strings, numbers and lists, which both msgpack and JSON
+support, so a policy can be restored or served without its environment. Infinite bounds are the strings ``"inf"`` and
+``"-inf"``; bounds that are equal everywhere are one number.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 
-# A space read from a socket or a file may claim any size; its bounds are arrays of that size.
+# A space from a socket or a file can claim any size, and its bounds are arrays of that size.
 MAX_SPACE_ELEMENTS = 1 << 24
-"""Numbers that a value of a space may have, all its parts together."""
+"""Limit of the numbers in a value of a space, over all its parts."""
 _MAX_DEPTH = 8
 _DTYPES = frozenset(
     ["bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
 )
 SIMPLE_KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete")
-"""Kinds of spaces whose values are an array each."""
+"""Kinds of spaces whose values are single arrays."""
 KINDS = (*SIMPLE_KINDS, "Tuple", "Dict")
-"""All kinds of spaces that aiorl knows."""
+"""All kinds of spaces that aiorl supports."""
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space as strings, numbers and lists.
+    """Return a space as strings, numbers and lists.
 
     Raises: UnsupportedSpaceError for a kind of space other than Box, Discrete, MultiBinary, MultiDiscrete,
         Tuple and Dict.
@@ -75,7 +75,7 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
-    """The space that `space_to_dict` described.
+    """Return the space of a description by `space_to_dict`.
 
     Raises: ConfigError if the description is damaged, or larger than MAX_SPACE_ELEMENTS.
     """
@@ -97,17 +97,17 @@ def _number_to_data(value: Any) -> int | float | str:
 
 
 class _Room:
-    """Elements that the parts of a space may still have."""
+    """Elements left for the parts of a space."""
 
     def __init__(self) -> None:
         self._left = MAX_SPACE_ELEMENTS
 
     def shape(self, data: object) -> tuple[int, ...]:
-        """The shape of a part, which takes as much room as it has elements."""
+        """Return the shape of a part, and count its elements."""
         if not isinstance(data, Sequence) or isinstance(data, str | bytes):
             raise _damaged("shape", data)
         shape = tuple(_integer(size) for size in data)
-        self._left -= math.prod(max(size, 1) for size in shape)  # a side of 0 leaves the others their bounds
+        self._left -= math.prod(max(size, 1) for size in shape)  # with a side of 0, the other sides still count
         if len(shape) > _MAX_DEPTH or any(size < 0 for size in shape) or self._left < 0:
             raise _damaged("shape", shape)
         return shape
@@ -149,7 +149,7 @@ def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]
 
 
 def _damaged(what: str, value: object) -> ConfigError:
-    shown = value if isinstance(value, str) else show(value)  # a str of its own may be too deep or too long
+    shown = value if isinstance(value, str) else show(value)  # str(value) could be nested too deeply or too long
     return ConfigError(f"the description of a space cannot be read: {what} {shown:.200}.", value=value)
 
 
@@ -166,7 +166,7 @@ def _dtype(data: object) -> np.dtype[Any]:
 
 
 def _bound_from_data(data: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    with np.errstate(over="ignore"):  # what float32 can't hold is infinite
+    with np.errstate(over="ignore"):  # numbers too large for float32 become infinite
         numbers = np.asarray(
             [float(value) if isinstance(value, str) else value for value in data]
             if isinstance(data, list | tuple)

@@ -197,7 +197,7 @@ def test_rows_are_drawn_by_workers_priorities_until_they_are_trained_on() -> Non
         (np.full((4, 2), np.inf, np.float32), "finite numbers"),
         (np.full((4, 2), 1e39), "numbers of float32"),
         (np.zeros((2, 4), np.float32), r"shape \(4, 2\)"),
-        (np.zeros((4, 2), "U3"), "what fits float32"),
+        (np.zeros((4, 2), "U3"), "a dtype that fits float32"),
     ],
 )
 def test_invalid_priorities_are_refused(priorities: Any, said: str) -> None:
