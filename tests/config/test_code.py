@@ -1,4 +1,4 @@
-"""Code that settings name: texts for objects, objects for texts, warnings of code that somebody else names."""
+"""Code that settings name: texts for objects, objects for texts, warnings about code that other users name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from aiorl.learning.algorithms.registry import config_class
 from aiorl.testing.envs import CountingEnv
 
 
-def test_a_path_gives_what_it_names():
+def test_a_path_returns_the_object_that_it_names():
     assert import_object("math:sqrt", key="k") is math.sqrt
     assert import_object("collections:OrderedDict.fromkeys", key="k")([1]) == {1: None}
 
@@ -55,15 +55,15 @@ class Local:
     def method(self): ...
 
 
-def test_what_other_processes_can_import_is_named_by_its_path(monkeypatch):
+def test_importable_objects_are_named_by_their_paths(monkeypatch):
     assert named(CountingEnv) == "aiorl.testing.envs:CountingEnv"
     assert named(CountingEnv.step) == "aiorl.testing.envs:CountingEnv.step"
     assert named(Local) == f"{__name__}:Local"
-    monkeypatch.setattr("aiorl.testing.envs.CountingEnv", None)  # another object has taken its name
+    monkeypatch.setattr("aiorl.testing.envs.CountingEnv", None)  # another object has its name
     assert named(CountingEnv) == "this-program:CountingEnv"
 
 
-def test_what_only_this_process_knows_has_a_name_as_long_as_something_holds_it(monkeypatch):
+def test_a_local_object_has_a_name_as_long_as_it_is_referenced(monkeypatch):
     monkeypatch.setattr("aiorl.config.code._local", WeakValueDictionary())
     own = [lambda: 1, lambda: 2, partial(int, 3), Local(), Local().method]
     names = [named(thing) for thing in own]
@@ -81,7 +81,7 @@ def test_what_only_this_process_knows_has_a_name_as_long_as_something_holds_it(m
     assert (caught.value.key, caught.value.value) == ("callbacks", names[0])
 
 
-def test_plain_data_stay_as_they_are_and_code_and_spaces_within_become_plain():
+def test_plain_data_do_not_change_and_code_and_spaces_in_them_become_plain():
     for plain in (None, "a:b", 3, 1.5, True, {"a": 1}, ["a"], ("a",)):
         assert named(plain) is plain
     space = spaces.Discrete(3)
@@ -92,7 +92,7 @@ def test_plain_data_stay_as_they_are_and_code_and_spaces_within_become_plain():
 
 
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
-    """A script with a class in it, as the program that is run."""
+    """Return a script with a class as the main program."""
     path = tmp_path / name
     path.write_text("class Own: ...\n")
     main = ModuleType("__main__")
@@ -103,7 +103,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Module
     return main
 
 
-def test_the_script_that_is_run_is_the_module_of_its_name_and_not_run_again(tmp_path, monkeypatch):
+def test_the_main_script_is_the_module_of_its_name_and_not_run_again(tmp_path, monkeypatch):
     main = script(tmp_path, monkeypatch, "my_training.py")
     assert named(main.Own) == named("__main__:Own") == "my_training:Own"
     assert import_object("my_training:Own", key="k") is main.Own
@@ -112,13 +112,13 @@ def test_the_script_that_is_run_is_the_module_of_its_name_and_not_run_again(tmp_
 
 
 @pytest.mark.parametrize("name", ["my-training.py", "json.py"])
-def test_a_script_that_its_name_does_not_import_is_known_here_alone(tmp_path, monkeypatch, name):
+def test_a_script_that_cannot_be_imported_by_name_is_local(tmp_path, monkeypatch, name):
     main = script(tmp_path, monkeypatch, name)
     assert main_module_name() is None
     assert named(main.Own).startswith("this-program:Own")
 
 
-def test_a_script_that_trains_when_it_is_imported_is_refused_and_told_the_guard(tmp_path, monkeypatch):
+def test_a_script_that_trains_when_imported_is_refused_with_a_hint_at_the_guard(tmp_path, monkeypatch):
     refuse_in_import("trains")
     code = "from aiorl.config.code import refuse_in_import\nrefuse_in_import('trains')\n"
     (tmp_path / "unguarded.py").write_text(code)
@@ -128,14 +128,14 @@ def test_a_script_that_trains_when_it_is_imported_is_refused_and_told_the_guard(
     assert "__name__" in caught.value.hint
 
 
-# Code of somebody else ------------------------------------------------------------------------------------------
+# Code of other users --------------------------------------------------------------------------------------------
 
 
 def config(**values: object) -> CommonConfig:
     return config_class("ppo").from_mapping({"env": "CartPole-v1", **values})
 
 
-def test_every_import_path_is_found_however_deep_it_stands() -> None:
+def test_import_paths_are_found_at_any_depth() -> None:
     deep = {"model": {"custom_model": "deep:down"}}
     values = {
         "env": "their_module:Env",
@@ -154,14 +154,14 @@ def test_every_import_path_is_found_however_deep_it_stands() -> None:
     assert code_named_in(config().to_dict()) == {}
 
 
-def test_somebody_elses_is_told_with_its_owner_and_nothing_reaches_the_terminal_raw(
+def test_configs_of_other_users_are_reported_with_their_owner_and_in_printable_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "theirs.yaml").write_text("env: m:E\n")
     save_config(config(env="m:E"), tmp_path)
     told: list[str] = []
     load_config(config_class, overrides={"resume": str(tmp_path)}, warn=told.append)
-    assert told == []  # one's own
+    assert told == []  # the user's own
     monkeypatch.setattr(os, "getuid", lambda: 123_456)
     values = {"env": "m:E", "callbacks": "x:\x1b[31m", "env_config": {"\x1b]0;": "a:b"}}
     text = foreign_code([tmp_path], {**values, "extra_python_environs_for_worker": {"LD_PRELOAD": "their.so"}})
@@ -180,7 +180,7 @@ sys.exit(main(["--resume", sys.argv[1]]))
 """
 
 
-def test_it_is_told_before_the_first_import(tmp_path: Path) -> None:
+def test_the_warning_comes_before_the_first_import(tmp_path: Path) -> None:
     (tmp_path / "their_module.py").write_text("import sys; sys.stderr.write('imported\\n'); raise ValueError('stop')")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": "CartPole-v1", "algo": "their_module:Theirs"}))
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
@@ -195,20 +195,20 @@ def test_it_is_told_before_the_first_import(tmp_path: Path) -> None:
 # Calls of the user's functions ----------------------------------------------------------------------------------
 
 
-def test_a_function_that_takes_the_arguments_passes() -> None:
+def test_a_function_that_accepts_the_arguments_passes() -> None:
     check_takes(lambda agent_id: "a", "f", "key", "an agent")
     check_takes(lambda *, episode, **more: None, "f", "key", episode=None, worker=None)
-    check_takes(max, "f", "key", 1)  # does not tell its signature
+    check_takes(max, "f", "key", 1)  # has no signature
 
 
 @pytest.mark.parametrize("function", [lambda: "a", lambda a, b: "a", lambda *, agent: "a"])
-def test_a_function_that_does_not_is_refused_with_its_name_and_signature(function) -> None:
+def test_a_function_that_does_not_accept_them_is_refused_with_its_name_and_signature(function) -> None:
     with pytest.raises(ConfigError, match=r"'m:f' .* signature is \(") as caught:
         check_takes(function, "policy_mapping_fn 'm:f'", "policy_mapping_fn", "an agent")
     assert caught.value.key == "policy_mapping_fn"
 
 
-def test_what_a_function_raises_names_it_and_errors_of_aiorl_stay() -> None:
+def test_errors_of_a_function_name_it_and_errors_of_aiorl_are_not_changed() -> None:
     def speed(info: dict[str, int]) -> int:
         if not info:
             raise EnvError("env", "broken")

@@ -1,4 +1,4 @@
-"""What may be typed after the learner's and the worker's programs, and how programs end."""
+"""Options of the learner's and the worker's programs, and exit statuses of programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiorl.worker import WorkerArgs, parse_worker_args
 
 
 class OtherConfig(CommonConfig):
-    """An algorithm's config."""
+    """Config of an algorithm."""
 
     algo: str = changed(CommonConfig, "algo", "other")
     epochs: int = key(3, "Epochs over one batch.", group="Other")
@@ -109,7 +109,7 @@ def test_wrong_usage_ends_with_status_2_and_one_sentence(
 @pytest.mark.parametrize(
     ("algo", "option", "here"), [("appo", "--gae-lambda", "--lambda."), ("dqn", "--buffer-size", "--replay-capacity (")]
 )
-def test_options_are_named_for_the_algorithm_that_a_file_asks_for(
+def test_options_are_those_of_the_algorithm_in_a_file(
     algo: str, option: str, here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.yaml").write_text(f"algo: {algo}\n")
@@ -118,13 +118,13 @@ def test_options_are_named_for_the_algorithm_that_a_file_asks_for(
     assert f"There is no option {option}. Here it is called {here}" in capsys.readouterr().err
 
 
-def test_a_value_may_begin_with_a_minus() -> None:
+def test_a_value_can_begin_with_a_minus() -> None:
     assert [learner("--stop-return", text).stop_return for text in ("-200", "-1e3", "-.5")] == [-200, -1000, -0.5]
     with pytest.raises(SystemExit):
         learner("-5")
 
 
-def test_an_option_without_a_value_means_true_and_text_stays_text_whatever_it_looks_like() -> None:
+def test_an_option_without_a_value_means_true_and_text_stays_text() -> None:
     config = configure_learner(["--model.use-lstm", "--insecure", "--env", "123", "--run-dir", "2026"], config_class_of)
     assert (config.model.use_lstm, config.insecure, config.env, config.run_dir) == (True, True, "123", "2026")
     config = learner("--model.custom-model", "1:2", "--env-config.max-steps", "7", "--run-dir", "null")
@@ -134,7 +134,7 @@ def test_an_option_without_a_value_means_true_and_text_stays_text_whatever_it_lo
     }
 
 
-def test_help_shows_the_defaults_of_the_algorithm_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_defaults_of_the_chosen_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for algo in ("ppo", "other", "nope"):
         with pytest.raises(SystemExit) as caught:
@@ -154,9 +154,7 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_config_is_printed_to_be_given_back_and_with_where_each_value_comes_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_printed_config_loads_again_and_origins_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "printed.yaml"
     file.write_text(printed(capsys, "--env", "CartPole-v1", "--lr", "0.2", "--print-config"))
     given = configure_learner(["--env", "CartPole-v1", "--lr", "0.2"], config_class)
@@ -173,7 +171,7 @@ def test_the_keys_of_an_algorithm_and_the_presets_are_explained(capsys: pytest.C
 
 
 @pytest.mark.parametrize(("parse", "prog"), [(parse_learner_args, "learner"), (parse_worker_args, "worker")])
-def test_help_teaches_by_example_and_shows_no_internal_option(
+def test_help_has_examples_and_no_internal_options(
     parse: object, prog: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -186,7 +184,7 @@ def test_help_teaches_by_example_and_shows_no_internal_option(
     assert "None" not in text
 
 
-def test_a_worker_needs_an_address_only_and_one_started_by_the_learner_gets_more() -> None:
+def test_a_worker_needs_only_an_address_and_a_local_worker_gets_more() -> None:
     assert parse_worker_args(["--connect", "tcp://host:5557"]) == WorkerArgs(connect="tcp://host:5557")
     line = (
         "--connect tcp://h:1 --num-workers 3 --keys K --log-level debug --max-worker-restarts 0 "
@@ -219,7 +217,7 @@ def test_wrong_usage_of_a_worker_ends_with_status_2(
     assert sentence in capsys.readouterr().err
 
 
-def test_it_loads_next_to_nothing_as_a_worker_is_waited_for() -> None:
+def test_the_module_imports_almost_nothing() -> None:
     code = (
         "import sys, aiorl.worker as it\n"
         "it.parse_worker_args(['--connect', 'tcp://h:1'])\n"
@@ -241,7 +239,7 @@ def test_it_loads_next_to_nothing_as_a_worker_is_waited_for() -> None:
         (KeyboardInterrupt(), 130, "ended by Ctrl-C"),
     ],
 )
-def test_what_goes_wrong_costs_one_sentence_and_says_by_its_status_whose_fault_it_is(
+def test_an_error_prints_one_sentence_and_its_status_shows_the_cause(
     error: BaseException | None, status: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def do() -> None:
@@ -255,13 +253,13 @@ def test_what_goes_wrong_costs_one_sentence_and_says_by_its_status_whose_fault_i
     assert shown.count("\n") == (status > 0)
 
 
-ADDRESSES = {  # written -> host, port and whether only this machine can reach it
+ADDRESSES = {  # address -> host, port, and True if only this machine can reach it
     "tcp://127.0.0.1:0": ("127.0.0.1", 0, True), "tcp://localhost:5557": ("localhost", 5557, True),
     "tcp://[::1]:5557": ("::1", 5557, True), "tcp://[::ffff:127.0.0.1]:1": ("::ffff:127.0.0.1", 1, True),
     "tcp://[::ffff:10.0.0.1]:1": ("::ffff:10.0.0.1", 1, False), "tcp://[fe80::1%eth0]:1": ("fe80::1%eth0", 1, False),
     "tcp://*:5557": ("*", 5557, False), "tcp://learner-host:65534": ("learner-host", 65534, False),
     "tcp://128.0.0.1:1": ("128.0.0.1", 1, False),
-    # look like loopback, but are names, or read in other ways by other programs
+    # look like loopback, but are names, or other programs read them differently
     "tcp://127.0.0.1.example.org:1": ("127.0.0.1.example.org", 1, False), "tcp://127.1:1": ("127.1", 1, False),
     "tcp://127.000.0.1:1": ("127.000.0.1", 1, False), "tcp://2130706433:1": ("2130706433", 1, False),
 }  # fmt: skip
@@ -292,13 +290,15 @@ def test_any_other_address_is_refused_with_an_example(address: str, hint: str) -
 
 @settings(max_examples=30)
 @given(host=st.ip_addresses(), port=st.integers(0, MAX_PORT))
-def test_every_ip_address_comes_back(host: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
+def test_every_ip_address_survives_the_round_trip(
+    host: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int
+) -> None:
     written = f"[{host}]" if host.version == 6 else str(host)
     assert split_address(f"tcp://{written}:{port}") == (str(host), port)
 
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.1.2.3:1", "tcp://[::]:1"])
-def test_a_bind_open_to_the_network_needs_keys_or_that_it_is_said_aloud(address: str) -> None:
+def test_a_bind_open_to_the_network_needs_keys_or_insecure(address: str) -> None:
     with pytest.raises(SecurityError, match=r"needs keys.*python -m aiorl\.keys DIR.*--insecure") as caught:
         is_open_bind(address, has_keys=False, insecure=False)
     assert caught.value.key == "bind"

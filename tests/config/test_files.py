@@ -1,4 +1,4 @@
-"""YAML by the rules of version 1.2; files of unknown origin, read within bounds; JSON without surprises."""
+"""YAML 1.2; files of unknown origin, read within limits; strict JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_an_empty_file_sets_nothing_and_aliases_and_merges_of_moderate_size_are_read(tmp_path: Path) -> None:
+def test_an_empty_file_sets_no_keys_and_small_aliases_and_merges_are_read(tmp_path: Path) -> None:
     assert read_yaml(write(tmp_path / "a.yaml", "# nothing\n")) == ({}, {})
     text = "env: E\nenv_config: {a: &a {x: 1}, b: {<<: *a, y: 2}, c: *a}\n"
     read, _ = read_yaml(write(tmp_path / "a.yaml", text))
@@ -42,8 +42,8 @@ HOSTILE = {
         "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
         "it holds more than 100,000 values",
     ),
-    "a truth value that is none": ("lr: !!bool maybe\n", "a value does not fit its type"),
-    "a number that is none": ("lr: !!int ''\n", "a value does not fit its type"),
+    "an invalid truth value": ("lr: !!bool maybe\n", "a value does not fit its type"),
+    "an invalid number": ("lr: !!int ''\n", "a value does not fit its type"),
     "a long number": (f"lr: {'9' * 5000}\n", "a value does not fit its type"),
     "a large file": ("#" * (1 << 20) + "\nlr: 1\n", "it has more than 1,048,576 bytes"),
 }
@@ -67,19 +67,19 @@ def test_yaml_that_would_exhaust_its_reader_is_refused_in_one_sentence(tmp_path:
         (".inf", math.inf), ("!!bool x", "!!bool x"),
     ],
 )  # fmt: skip
-def test_values_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> None:
+def test_values_follow_yaml_1_2(text: str, value: object) -> None:
     read = parse_value(text)
     assert read == value
     assert type(read) is type(value)
 
 
-def test_a_regular_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+def test_a_regular_file_is_read_up_to_the_size_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     assert read_regular(path, max_bytes=5) == b"12345"
     with pytest.raises(OSError, match="5 bytes, more than the 4"):
         read_regular(path, max_bytes=4)
-    (tmp_path / "link").symlink_to(path)  # is followed where a user names it; a directory may be one
+    (tmp_path / "link").symlink_to(path)  # followed if a user names it; a directory can be a link
     with open_regular(tmp_path / "link", follow=True) as file:
         assert file.read() == b"12345"
     (tmp_path / "directory").symlink_to(tmp_path)
@@ -95,9 +95,7 @@ def test_a_regular_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
         (lambda path: None, "No such file"),
     ],
 )
-def test_anything_else_is_refused_and_left_open_by_nobody(
-    tmp_path: Path, make: Callable[[Path], object], said: str
-) -> None:
+def test_other_files_are_refused_and_closed(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
     make(tmp_path / "it")
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=said):
@@ -116,7 +114,7 @@ def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     assert read_regular(path, max_bytes=10) == bytes(9)
 
 
-def test_a_file_larger_than_the_memory_that_is_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_larger_than_the_free_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_SMALL_BYTES", 8)
     monkeypatch.setattr(files, "available_bytes", lambda: 30)
     (tmp_path / "file").write_bytes(b"x" * 16)
@@ -132,7 +130,7 @@ JSON = st.recursive(
 
 @settings(max_examples=25, deadline=None)
 @given(JSON)
-def test_what_json_can_hold_comes_back(value: Any) -> None:
+def test_json_values_survive_the_round_trip(value: Any) -> None:
     assert parse_json(json.dumps(value).encode()) == value
 
 

@@ -1,4 +1,4 @@
-"""One key: declared once, said in plain words, and refused in one sentence where it is none or its value is wrong."""
+"""Keys: declared once, described in plain words, and refused in one sentence if unknown or set to a wrong value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Inner(BaseModel):
-    """A sub-config."""
+    """Group of keys."""
 
     depth: int = key(3, group="A")
     """Levels
@@ -32,7 +32,7 @@ class Inner(BaseModel):
 
 
 class Outer(BaseModel):
-    """A config."""
+    """Config with a group."""
 
     inner: Inner = key(Inner(), "Keys inside.", group="A")
     wait_s: float = key(1.0, group="B", where="workers", unit="s", ge=0)
@@ -40,12 +40,12 @@ class Outer(BaseModel):
 
 
 class Longer(Outer):
-    """Another default, and no meaning of its own."""
+    """Config with another default and an inherited meaning."""
 
     wait_s: float = changed(Outer, "wait_s", 2.0)
 
 
-def test_a_key_remembers_what_is_said_of_it_and_a_changed_default_keeps_all_but_the_default() -> None:
+def test_a_key_keeps_its_facts_and_a_changed_default_keeps_the_others() -> None:
     for kind in (Outer, Longer):
         field = kind.model_fields["wait_s"]
         assert [fact_of(field, name) for name in ("group", "where", "unit")] == ["B", "workers", "s"]
@@ -66,7 +66,7 @@ def test_a_key_remembers_what_is_said_of_it_and_a_changed_default_keeps_all_but_
         (Inner, "a mapping"), (object, "a value"),
     ],
 )  # fmt: skip
-def test_types_are_said_in_plain_words(annotation: object, words: str) -> None:
+def test_types_are_described_in_plain_words(annotation: object, words: str) -> None:
     assert expected(annotation) == words
 
 
@@ -76,13 +76,13 @@ def test_types_are_said_in_plain_words(annotation: object, words: str) -> None:
 def test_no_key_is_declared_in_two_places_of_the_config() -> None:
     for config in (CommonConfig, ModelConfig, MultiAgentConfig, TransportConfig):
         for name in config.model_fields:
-            if name not in ("model", "multiagent", "env"):  # groups: the workers' part is narrower; env: it is known
+            if name not in ("model", "multiagent", "env"):  # groups are narrower for workers; env is always set there
                 own = [kind for kind in config.__mro__ if name in vars(kind).get("__annotations__", {})]
                 assert len(own) == 1, name
 
 
-def test_one_more_setting_of_samplers_touches_one_file(tmp_path: Path) -> None:
-    """A declaration more, in a copy of the package, is an option, is checked, is told to workers and documented."""
+def test_a_new_sampler_setting_touches_one_file(tmp_path: Path) -> None:
+    """In a copy of the package, a new declaration is an option, is checked, reaches workers and is documented."""
     shutil.copytree(ROOT / "aiorl", tmp_path / "aiorl", ignore=shutil.ignore_patterns("__pycache__"))
     file = tmp_path / "aiorl" / "config" / "worker.py"
     text = file.read_text(encoding="utf-8")
@@ -148,9 +148,7 @@ def test_the_keywords_of_a_rollout_worker_take_the_declared_defaults() -> None:
         ("ppo", {"model": {"mine": 1}}, "model.mine", "Only a custom model"),
     ],
 )
-def test_what_is_refused_is_named_with_what_to_write_instead(
-    algo: str, values: dict[str, Any], key: str, hint: str
-) -> None:
+def test_refused_keys_are_named_with_their_replacement(algo: str, values: dict[str, Any], key: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_class(algo).from_mapping(values)
     assert caught.value.key == key
@@ -160,7 +158,7 @@ def test_what_is_refused_is_named_with_what_to_write_instead(
 @pytest.mark.parametrize(
     "name", ["target_kl", "verbose", "exploration_final_eps", "start_steps", "memory_size", "max_steps"]
 )
-def test_no_key_is_guessed_by_its_spelling_where_the_meaning_is_another(name: str) -> None:
+def test_no_key_with_another_meaning_is_offered_for_its_spelling(name: str) -> None:
     for algo in ("ppo", "dqn", "sac"):
         with pytest.raises(ConfigError) as caught:
             config_class(algo).from_mapping({name: 1})

@@ -1,4 +1,4 @@
-"""Settings on top of settings, the origin of each value, and the effective config of a run."""
+"""Layers of settings, the origin of each value, and the effective config of a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ mappings = st.dictionaries(st.sampled_from("abc"), trees, max_size=3)
 
 
 def paths(tree: object, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
-    """Leaves of a tree by their path: the slow, plain reference."""
+    """Return the leaves of a tree by path: a slow, plain reference."""
     if not isinstance(tree, dict) or (prefix and not tree):
         return {prefix: tree}
     return {path: leaf for name, inner in tree.items() for path, leaf in paths(inner, (*prefix, name)).items()}
@@ -64,7 +64,7 @@ def test_a_deep_update_merges_dicts_and_replaces_all_else(base: dict, changes: d
     assert (base, changes) == (kept_base, kept_changes)
 
 
-def test_an_empty_dict_onto_a_dict_changes_nothing_and_a_scalar_replaces_it() -> None:
+def test_an_empty_dict_changes_nothing_and_a_scalar_replaces_a_dict() -> None:
     assert deep_update({"a": {"b": 1}}, {"a": {}}) == {"a": {"b": 1}}
     assert deep_update({"a": {"b": 1}}, {"a": None}) == {"a": None}
     assert deep_update({"a": 1}, {"a": {"b": 2}}) == {"a": {"b": 2}}
@@ -75,7 +75,7 @@ def config_with(entry: Any) -> dict[str, Any]:
     return {"lr": 1, "multiagent": {"policies": {"a": entry, "b": None}, "policy_mapping_fn": "m:f"}}
 
 
-def test_a_key_that_is_put_on_top_goes_before_the_defaults_of_policies_and_not_before_their_own() -> None:
+def test_a_key_on_top_replaces_defaults_of_policies_but_not_their_own_values() -> None:
     entry = {"class": "sac", "config": {"gamma": 2}, "defaults": {"lr": 3, "gamma": 4, "model": {"x": 5, "y": 6}}}
     base = config_with(entry)
     kept = deepcopy(base)
@@ -96,14 +96,14 @@ def test_a_key_that_is_put_on_top_goes_before_the_defaults_of_policies_and_not_b
         ("dqn", "dqn"),
     ],
 )
-def test_defaults_of_a_policy_go_with_its_class(new: Any, expected: Any) -> None:
+def test_a_policy_with_a_new_class_loses_its_defaults(new: Any, expected: Any) -> None:
     base = config_with({"class": "sac", "defaults": {"lr": 3}})
     merged = put_on_top(base, {"multiagent": {"policies": {"a": new}}})
     assert merged["multiagent"]["policies"]["a"] == expected
 
 
 @pytest.mark.parametrize("group", [None, 3, {}, {"policies": None}, {"policies": [1]}, {"policies": {"a": "sac"}}])
-def test_what_holds_no_defaults_is_left_alone(group: Any) -> None:
+def test_configs_without_defaults_are_not_changed(group: Any) -> None:
     config = {"multiagent": group, "lr": 1}
     assert without_defaults_of(config, {"lr": 2, "multiagent": group}) == config
 
@@ -119,12 +119,12 @@ def test_a_later_layer_replaces_values_and_merges_into_mappings() -> None:
 
 
 @given(st.lists(st.builds(Layer, mappings, st.sampled_from(["one", "two"])), max_size=4))
-def test_each_value_there_is_has_an_origin_and_nothing_else_has(stack: list[Layer]) -> None:
+def test_each_value_has_an_origin_and_there_are_no_others(stack: list[Layer]) -> None:
     leaves = {".".join(path) for path, leaf in paths(merged(stack)).items() if leaf != {}}
     assert Origins.of(stack).of_keys.keys() == leaves
 
 
-def test_a_file_tells_the_line_of_each_key_as_origin_and_in_errors(tmp_path: Path) -> None:
+def test_origins_and_errors_name_the_line_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("lr: 1\nmodel:\n  dim: 3\n", encoding="utf-8")
     stack = [file_layer(file), Layer({"lr": 2})]
@@ -143,7 +143,7 @@ def described(config: PPOConfig) -> dict[str, str]:
     return {line.split()[0]: " ".join(line.split()[1:]) for line in file.getvalue().splitlines()}
 
 
-def test_describe_prints_each_value_and_where_it_comes_from(tmp_path: Path) -> None:
+def test_describe_prints_each_value_and_its_origin(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("preset: ppo-cartpole\nmodel:\n  use_lstm: true\ntf_session_args: {device_count: {GPU: 0}}\n")
     variables, model = {"MY_TOKEN": "s3cr3t"}, {"custom_model": "mine:make", "width": 7}
@@ -164,7 +164,7 @@ def test_describe_prints_each_value_and_where_it_comes_from(tmp_path: Path) -> N
 
 
 class OtherConfig(CommonConfig):
-    """Another algorithm's config."""
+    """Config of another algorithm."""
 
     algo: str = key("other", "Algorithm.", group="Run")
     lr: float = key(0.5, "Learning rate.", group="Learning", gt=0)
@@ -211,7 +211,7 @@ def test_any_environment_arguments_survive_being_printed(arguments: dict) -> Non
     assert parse_value(dump_yaml(config))["env_config"] == config.env_config
 
 
-def test_secrets_are_withheld_and_taken_from_the_environment_on_the_way_back(
+def test_secrets_are_withheld_and_restored_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = {"HF_TOKEN": "s3cr3t", "DB_PASSWORD": "s3cr3t", "AWS_SECRET_ACCESS_KEY": "s3cr3t", "PLAIN": "shown"}
@@ -245,7 +245,7 @@ def test_secrets_are_withheld_and_taken_from_the_environment_on_the_way_back(
         ("? [1, 2]\n: 3\n", "line 1: this is not valid YAML: a key must be one plain word"),
     ],
 )
-def test_a_bad_file_is_told_by_name_and_line(tmp_path: Path, text: str, sentence: str) -> None:
+def test_an_error_in_a_file_names_the_file_and_the_line(tmp_path: Path, text: str, sentence: str) -> None:
     file = write(tmp_path / "bad.yaml", text)
     with pytest.raises(ConfigError) as caught:
         load_config(config_class_of, file=file)
@@ -257,7 +257,7 @@ def test_a_bad_file_is_told_by_name_and_line(tmp_path: Path, text: str, sentence
     with pytest.raises(ConfigError, match="--env CartPole-v1") as caught:
         load_config(config_class_of)
     assert caught.value.key == "env"
-    with pytest.raises(ConfigError, match=r"^lr must"):  # no line where the command line set the key
+    with pytest.raises(ConfigError, match=r"^lr must"):  # no line if the command line set the key
         load_config(config_class_of, file=write(file, "env: E\nlr: 1\n"), overrides={"lr": -1})
 
 
@@ -274,7 +274,7 @@ def test_resume_starts_from_the_runs_own_config(tmp_path: Path) -> None:
     ("changes", "sentence"),
     [({"run_dir": "elsewhere"}, "run_dir can't be elsewhere"), ({"algo": "ppo"}, "algo can't be ppo")],
 )
-def test_what_a_resumed_run_cannot_change_is_refused_for_what_it_is(
+def test_fixed_settings_of_a_resumed_run_are_refused_with_a_reason(
     tmp_path: Path, changes: dict[str, str], sentence: str
 ) -> None:
     save_config(load_config(config_class_of, overrides={"env": "E", "algo": "other"}), tmp_path)
@@ -286,7 +286,7 @@ def test_what_a_resumed_run_cannot_change_is_refused_for_what_it_is(
     assert load_config(config_class_of, overrides=same).algo == "other"
 
 
-def test_what_stands_for_the_config_of_a_run_to_resume_is_never_waited_for(tmp_path: Path) -> None:
+def test_reading_the_config_of_a_run_to_resume_never_blocks(tmp_path: Path) -> None:
     for said, make in (("it holds no config", lambda path: None), ("regular file", os.mkfifo)):
         make(tmp_path / CONFIG_FILE)
         with pytest.raises(ConfigError, match=said) as caught:
@@ -294,7 +294,7 @@ def test_what_stands_for_the_config_of_a_run_to_resume_is_never_waited_for(tmp_p
         assert caught.value.key == "resume"
 
 
-def test_a_file_that_the_user_names_may_be_a_link_or_a_pipe_and_no_run_directory(tmp_path: Path) -> None:
+def test_a_file_of_the_user_can_be_a_link_or_a_pipe_but_not_a_run_directory(tmp_path: Path) -> None:
     link = tmp_path / "link.yaml"
     link.symlink_to(write(tmp_path / "a.yaml", "env: E\n"))
     assert load_config(config_class_of, file=link).env == "E"
@@ -307,7 +307,7 @@ def test_a_file_that_the_user_names_may_be_a_link_or_a_pipe_and_no_run_directory
         save_config(CommonConfig(), link)
 
 
-def test_a_resumed_run_goes_on_with_its_own_settings_whatever_presets_there_are(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_settings_whatever_the_presets(tmp_path: Path) -> None:
     save_config(load_config(config_class, overrides={"env": "CartPole-v1", "preset": "ppo-cartpole"}), tmp_path)
     file = tmp_path / CONFIG_FILE
     file.write_text(file.read_text().replace("preset: ppo-cartpole", "preset: one-of-long-ago"))

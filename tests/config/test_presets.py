@@ -1,4 +1,4 @@
-"""Presets are YAML in the package: each loads into the config of its algorithm, and all that it sets takes effect."""
+"""Presets: each loads into the config of its algorithm, and all its settings take effect."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_preset_loads_and_each_of_its_settings_takes_effect(name: str) -> None
     assert preset.source
 
 
-def test_default_gives_way_to_preset_to_file_to_argument(tmp_path: Path) -> None:
+def test_precedence_is_default_then_preset_then_file_then_argument(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("preset: ppo-cartpole\ngamma: 0.5\nlambda_: 0.6\nmodel: {fcnet_hiddens: [8]}\n")
     config = load_config(config_class, file=file, overrides={"lambda_": 0.7, "model": {"use_lstm": True}})
@@ -66,7 +66,7 @@ def test_default_gives_way_to_preset_to_file_to_argument(tmp_path: Path) -> None
     assert config.origin_of("model.use_lstm") == "argument"
 
 
-def test_auto_waits_for_the_environment_and_takes_the_defaults_where_there_is_no_preset_for_it(
+def test_auto_waits_for_the_environment_and_uses_the_defaults_without_a_preset(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = PPOConfig(preset="auto")
@@ -77,7 +77,7 @@ def test_auto_waits_for_the_environment_and_takes_the_defaults_where_there_is_no
     assert caplog.messages == ["there is no preset for ppo in mine:Env, so the defaults of the algorithm are used"]
 
 
-def test_a_name_that_is_none_is_an_error_with_the_nearest_ones(tmp_path: Path) -> None:
+def test_an_unknown_preset_is_an_error_with_the_nearest_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"There is no preset 'ppo-cartpol'. Did you mean 'ppo-cartpole'") as caught:
         PPOConfig(preset="ppo-cartpol")
     assert caught.value.key == "preset"
@@ -97,10 +97,10 @@ def test_a_whole_config_names_its_preset_for_the_record_only() -> None:
         PPOConfig.from_mapping({name: value for name, value in values.items() if name != "gamma"})
 
 
-def test_one_line_tells_that_a_file_which_sets_all_leaves_nothing_to_a_preset(
+def test_a_warning_says_that_a_complete_file_leaves_nothing_to_a_preset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a printed one does, whose other settings would be trained with under the preset's name."""
+    """For example a printed config, which would train with other settings under the preset's name."""
     file = tmp_path / "mine.yaml"
     file.write_text(dump_yaml(PPOConfig(env="CartPole-v1")))
     for name in ("auto", "ppo-acrobot"):
@@ -111,7 +111,7 @@ def test_one_line_tells_that_a_file_which_sets_all_leaves_nothing_to_a_preset(
         assert f"preset ppo-acrobot has no effect, because {file} sets all of its keys" in said
 
 
-def test_nothing_is_told_where_a_preset_adds_something_or_is_what_the_file_says(
+def test_there_is_no_warning_if_a_preset_has_an_effect_or_equals_the_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole, part, run = tmp_path / "whole.yaml", tmp_path / "part.yaml", tmp_path / "run"
@@ -141,7 +141,7 @@ def test_a_preset_of_another_algorithm_is_refused_and_of_another_environment_war
     assert "preset ppo-cartpole is made for CartPole-v1, not for mine:CartPole" in caplog.messages
 
 
-def test_a_value_set_otherwise_takes_the_place_of_a_presets_schedule() -> None:
+def test_a_value_of_the_user_replaces_a_presets_schedule() -> None:
     assert PPOConfig(preset="ppo-cartpole").lr_schedule is not None
     config = PPOConfig(preset="ppo-cartpole", lr=1e-4)
     assert (config.lr, config.lr_schedule) == (1e-4, None)
@@ -149,8 +149,8 @@ def test_a_value_set_otherwise_takes_the_place_of_a_presets_schedule() -> None:
     assert PPOConfig(preset="ppo-cartpole", lr=1e-4, lr_schedule=schedule).to_dict()["lr_schedule"] == schedule
 
 
-def test_a_value_on_top_takes_the_place_of_the_schedule_of_a_file_or_a_config(tmp_path: Path) -> None:
-    """As --lr does on top of a run's own config, or of one that was printed."""
+def test_a_value_on_top_replaces_the_schedule_of_a_file_or_a_config(tmp_path: Path) -> None:
+    """For example --lr on top of a run's own config, or of a printed one."""
     before = PPOConfig(env="CartPole-v1", preset="auto")
     file = tmp_path / "printed.yaml"
     file.write_text(dump_yaml(before))
@@ -162,7 +162,7 @@ def test_a_value_on_top_takes_the_place_of_the_schedule_of_a_file_or_a_config(tm
         assert after.updated({"gamma": 0.5}).lr == 1e-4
 
 
-def test_a_preset_may_be_changed_later_and_what_was_set_otherwise_stays() -> None:
+def test_a_preset_can_be_changed_later_and_values_of_the_user_stay() -> None:
     config = PPOConfig(env="CartPole-v1", preset="auto", gamma=0.5, model={"fcnet_hiddens": [8]})
     config = config.model_copy(update={"seed": 7}).updated({"grad_clip": None})
     for changes, name, lam in (({"preset": None}, None, 0.95), ({"preset": "ppo-acrobot"}, "ppo-acrobot", 0.94)):
@@ -173,7 +173,7 @@ def test_a_preset_may_be_changed_later_and_what_was_set_otherwise_stays() -> Non
     assert config.updated({"lambda_": 0.1}).rollout_fragment_length == 32
 
 
-def test_an_environment_that_is_not_installed_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_environment_is_reported_as_without_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mujoco", None)
     with pytest.raises(ConfigError, match=r"needs more packages: .* not installed"):
         resolve_env(str(PPOConfig(env="HalfCheetah-v5", preset="auto").env))(EnvContext())

@@ -1,4 +1,4 @@
-"""The generated pages: keys, presets, and names of other libraries, of which each line is tried."""
+"""Generated pages: keys, presets, and names of other libraries, with a check of each line."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def page(name: str) -> str:
 
 
 def rows(name: str, kind: str) -> Iterator[list[str]]:
-    """The cells of each row of the tables of a kind."""
+    """Yield the cells of each row in the tables of a kind."""
     for table in re.findall(rf"<!-- {kind} \w+ -->\n((?:\|.*\n)+)", page(name)):
         for line in table.splitlines()[2:]:
             yield [cell.strip() for cell in line.strip("|").split(" | ")]
 
 
 class OtherConfig(CommonConfig):
-    """An algorithm's config."""
+    """Config of an algorithm."""
 
     epochs: int = key(3, "Epochs over one batch.", group="Other", unit="epochs")
 
 
-def test_the_pages_in_docs_are_what_the_code_says() -> None:
+def test_the_pages_in_docs_match_the_code() -> None:
     """Run `python tests/support/pages.py` after a change."""
     for path, text in pages().items():
         assert path.read_text(encoding="utf-8") == text, path.name
@@ -63,16 +63,16 @@ def test_the_text_form_shows_an_algorithms_own_keys_and_headings_once() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_key_is_refused_with_what_its_line_says(name: str) -> None:
+def test_a_foreign_key_is_refused_with_the_hint_in_its_line(name: str) -> None:
     for row in rows(name, "keys"):
         old = row[0].strip("`")
         here = re.findall(r"`([^`]+)`", row[1])
         assert all(any(one in keys for keys in KEYS.values()) for one in here), old
         if old.partition(".")[0] in ("stop", "replay_buffer_config", "multiagent") and "." in old:
-            continue  # the tests below and those of experiment files have these
+            continue  # tested below and with experiment files
         group, _, last = old.rpartition(".")
         for kind in KINDS:
-            if old in KEYS[kind]:  # it is there for its different meaning
+            if old in KEYS[kind]:  # listed for its different meaning
                 assert old in here or not here or here[0] not in KEYS[kind], old
                 continue
             with pytest.raises(ConfigError) as caught:
@@ -92,7 +92,7 @@ def test_keys_of_groups_are_converted_or_explained() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_name_in_python_is_refused_with_what_its_line_says(name: str) -> None:
+def test_a_foreign_name_in_python_is_refused_with_the_hint_in_its_line(name: str) -> None:
     objects: dict[str, Any] = {"aiorl": aiorl, "config": aiorl.PPOConfig(), "trainer": object.__new__(aiorl.PPOTrainer)}
     for row in rows(name, "python"):
         of, _, attribute = row[0].strip("`").partition(".")
@@ -103,7 +103,7 @@ def test_a_name_in_python_is_refused_with_what_its_line_says(name: str) -> None:
         assert str(caught.value).endswith(row[1])
 
 
-def test_importing_a_name_of_another_library_tells_as_much() -> None:
+def test_importing_a_name_of_another_library_shows_the_hint() -> None:
     with pytest.raises(ImportError, match=r"aiorl\.PPOConfig\(\)\.to_dict\(\)"):
         from aiorl import COMMON_CONFIG  # type: ignore[attr-defined]  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name"):
@@ -123,7 +123,7 @@ def test_the_first_code_of_a_page_runs_and_the_rest_is_python(name: str) -> None
         compile(code, name, "exec")
 
 
-def test_the_page_on_rllib_tells_the_defaults_as_they_are() -> None:
+def test_the_page_on_rllib_has_the_real_defaults() -> None:
     fields = dict(all_keys(aiorl.PPOConfig))
     table = page("migration_rllib.md").partition("| Key | RLlib | aiorl |")[2].partition("\n\n")[0]
     lines = [line.strip("|").split(" | ") for line in table.splitlines()[2:]]

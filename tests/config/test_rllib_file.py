@@ -55,7 +55,7 @@ def test_config_takes_an_experiment_of_rllib_train_and_says_what_it_leaves_out(
     ("config", "key"),
     [("lr: {grid_search: [0.1, 0.2]}", "lr"), ("no_such_key: 3", "no_such_key"), ("lr: fast", "lr")],
 )
-def test_what_is_wrong_in_an_experiment_is_told_with_its_line(tmp_path: Path, config: str, key: str) -> None:
+def test_an_error_in_an_experiment_names_the_line(tmp_path: Path, config: str, key: str) -> None:
     file = tmp_path / "ppo.yaml"
     file.write_text(f"mine:\n  run: PPO\n  env: CartPole-v1\n  config:\n    {config}\n")
     with pytest.raises(ConfigError, match="line 5") as caught:
@@ -73,11 +73,11 @@ def test_a_file_of_several_experiments_is_refused() -> None:
 @pytest.mark.parametrize(
     "values", [{}, {"env": "E", "lr": 1}, {"model": {"use_lstm": True}}, {"env_config": {"run": "fast"}}]
 )
-def test_files_of_aiorl_are_not_taken_for_experiments(values: dict[str, Any]) -> None:
+def test_files_of_aiorl_are_not_mistaken_for_experiments(values: dict[str, Any]) -> None:
     assert not is_rllib_file(values)
 
 
-def test_a_command_prints_what_a_file_becomes(
+def test_a_command_prints_the_converted_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dqn.yaml").write_text(FILE)

@@ -41,7 +41,7 @@ shuffle_buffer_size: 0, output: null, output_compress_columns: [obs, new_obs], o
 
 
 class OtherConfig(CommonConfig):
-    """An algorithm's config: other defaults, one more key."""
+    """Config of an algorithm: other defaults, one more key."""
 
     lr: float = key(5e-5, "Learning rate.", group="Learning", gt=0)
     num_sgd_iter: int = key(10, "Epochs over one train batch.", group="PPO", ge=1)
@@ -74,7 +74,7 @@ def test_r167_an_unknown_key_or_sub_key_is_refused_by_name(values: dict, named: 
     assert offered in str(caught.value)
 
 
-def test_r167_below_the_free_sub_dicts_any_key_is_taken() -> None:
+def test_r167_any_key_is_allowed_below_the_free_sub_dicts() -> None:
     for free in ("tf_session_args", "env_config", "optimizer", "multiagent"):
         config = CommonConfig.from_mapping({free: {"mine": {"deep": [1, {"er": 2}]}}})
         assert config.to_dict()[free]["mine"] == {"deep": [1, {"er": 2}]}
@@ -83,7 +83,7 @@ def test_r167_below_the_free_sub_dicts_any_key_is_taken() -> None:
     assert CommonConfig.from_mapping({"mine": 3, "lr": 0.5}, allow_unknown=True).lr == 0.5
 
 
-def test_a_slip_below_a_free_sub_dict_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_typo_below_a_free_sub_dict_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         CommonConfig.from_mapping({"multiagent": {"polices": {}, "count_steps_by": "agent_steps"}})
     assert [record.getMessage() for record in caplog.records] == [
@@ -170,12 +170,12 @@ def test_a_config_cannot_be_changed_but_updated() -> None:
 
 
 class ElseConfig(CommonConfig):
-    """The config of an algorithm called else."""
+    """Config of an algorithm called else."""
 
     algo: str = changed(CommonConfig, "algo", "else")
 
 
-def test_a_config_is_made_by_keywords_as_it_is_by_a_mapping(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_config_from_keywords_equals_one_from_a_mapping(caplog: pytest.LogCaptureFixture) -> None:
     config = OtherConfig(env=OrderedDict, num_workers=2, seed=1, model={"use_lstm": True}, sample_batch_size=50)
     values = {"env": "collections:OrderedDict", "num_workers": 2, "seed": 1, "model": {"use_lstm": True}}
     assert config == OtherConfig.from_mapping({**values, "rollout_fragment_length": 50})
@@ -236,7 +236,7 @@ def importable(*_: Any) -> str:
     return "policy"
 
 
-def test_objects_of_python_are_taken_and_named_by_their_import_paths() -> None:
+def test_python_objects_are_accepted_and_named_by_their_import_paths() -> None:
     space = Discrete(2)
     config = PPOConfig(
         callbacks=Importable,
@@ -269,7 +269,7 @@ def test_objects_of_python_are_taken_and_named_by_their_import_paths() -> None:
         ({"env": lambda: None}, "env"),
     ],
 )
-def test_what_only_this_process_knows_goes_with_num_workers_0_alone(settings: dict[str, Any], key: str) -> None:
+def test_local_objects_are_only_allowed_with_num_workers_0(settings: dict[str, Any], key: str) -> None:
     config = PPOConfig(num_workers=0, **settings)
     assert config.updated({"lr": 1.0}).to_dict() == {**config.to_dict(), "lr": 1.0}
     assert PPOConfig.from_mapping(config.to_dict()) == config
@@ -279,13 +279,13 @@ def test_what_only_this_process_knows_goes_with_num_workers_0_alone(settings: di
         assert caught.value.key == key
 
 
-def test_what_the_learner_alone_needs_may_be_known_to_it_alone() -> None:
+def test_objects_that_only_the_learner_needs_can_be_local() -> None:
     PPOConfig(loggers=[lambda run_dir, config: None], model={"custom_model": lambda *_: None})
     with pytest.raises(ConfigError, match="only this process knows"):
         A3CConfig(model={"custom_model": lambda *_: None})
 
 
-def test_the_config_of_a_program_that_is_gone_says_which_object_is_missing() -> None:
+def test_the_config_of_an_ended_program_names_the_missing_object() -> None:
     with pytest.raises(ConfigError, match="'this-program:Gone'") as caught:
         PPOConfig(num_workers=0, callbacks="this-program:Gone")
     assert caught.value.key == "callbacks"

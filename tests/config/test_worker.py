@@ -33,7 +33,7 @@ def test_a_worker_gets_its_part_as_plain_data_and_reads_it_back_equal() -> None:
     assert part.policies == {DEFAULT_POLICY_ID: PolicyPart(sample_plan=PLAN)}
 
 
-def test_several_policies_are_read_back_equal_too() -> None:
+def test_several_policies_are_read_back_equal() -> None:
     policies = {
         "net": PolicyPart(
             observation_space=space_to_dict(spaces.Dict({"x": spaces.Box(-1.0, 1.0, (2,))})),
@@ -64,7 +64,7 @@ def test_every_key_marked_for_workers_reaches_them_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(("clip", "limit"), [(None, 0.0), (False, 0.0), (True, 1.0), (3.5, 3.5)])
-def test_rewards_are_limited_as_asked(clip: bool | float | None, limit: float) -> None:
+def test_rewards_are_clipped_to_the_limit(clip: bool | float | None, limit: float) -> None:
     """R103."""
     assert WorkerConfig(clip_rewards=clip).reward_limit == limit
 

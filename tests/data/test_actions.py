@@ -1,4 +1,4 @@
-"""Actions of any space in columns, and back in the form an environment takes."""
+"""Conversion of actions of any space to columns, and back to the form of environments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ any_spaces = st.recursive(
 
 
 def assert_same(space, mine, theirs):
-    """Equal as values of the space, whatever sequence type holds components."""
+    """Assert that values of the space are equal, with any sequence types for components."""
     if isinstance(space, spaces.Tuple):
         for part, a, b in zip(space.spaces, mine, theirs, strict=True):
             assert_same(part, a, b)
@@ -52,8 +52,8 @@ def has_choice(leaf):
 
 @settings(deadline=None)
 @given(space=any_spaces, rows=st.integers(1, 4), seed=st.integers(0, 2**31))
-def test_r117_every_action_comes_back_from_its_column(space, rows, seed):
-    """R117: whatever the space, the environment gets one action per row, nested as the space is."""
+def test_r117_every_action_can_be_restored_from_its_column(space, rows, seed):
+    """R117: for any space, the environment gets one action per row, nested like the space."""
     space.seed(seed)
     layout = ActionLayout(space)
     actions = [space.sample() for _ in range(rows)]
@@ -65,7 +65,7 @@ def test_r117_every_action_comes_back_from_its_column(space, rows, seed):
     assert len(back) == rows
     for mine, theirs, row in zip(back, actions, column, strict=True):
         assert_same(space, mine, theirs)
-        if not any(map(has_choice, layout.leaves)):  # components lie in Gymnasium's order
+        if not any(map(has_choice, layout.leaves)):  # components are in Gymnasium's order
             np.testing.assert_allclose(row.ravel(), spaces.flatten(space, theirs), rtol=1e-6)
     np.testing.assert_array_equal(layout.to_column(layout.to_components(column)), column)
 
@@ -83,7 +83,7 @@ def test_r117_a_tuple_action_is_one_list_of_components_per_row():
     assert all(WHOLE.contains(row) for row in (first, second))
 
 
-def test_r118_clipping_touches_bounded_components_only():
+def test_r118_clipping_changes_only_bounded_components():
     layout = ActionLayout(NESTED)
     column = np.array([[7, 5.0, -9.0, 1, 0, 1, 2]], np.float32)
     assert layout.clip(column).tolist() == [[7, 1.0, -9.0, 1, 0, 1, 2]]
@@ -115,7 +115,7 @@ def test_no_component_loses_its_value_in_the_common_dtype(space, dtype):
     assert ActionLayout(space).dtype == dtype
 
 
-def test_environments_get_arrays_of_their_own():
+def test_environments_get_their_own_arrays():
     layout = ActionLayout(BOX)
     column = np.zeros((2, 2), np.float32)
     layout.to_env(column)[0][:] = 9.0
@@ -149,7 +149,7 @@ PAIR = spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)])
         (spaces.Dict({"a": PAIR}), {"a": [(1, 2), (0, 1)]}),
     ],
 )
-def test_r117_a_list_of_row_wise_tuples_is_refused_also_when_rows_and_components_are_equally_many(space, actions):
+def test_r117_a_list_of_row_wise_tuples_is_refused_even_if_it_has_as_many_rows_as_components(space, actions):
     with pytest.raises(BatchError, match="one array per component"):
         ActionLayout(space).to_column(actions)
 
@@ -171,8 +171,8 @@ BYTES = spaces.Box(0, 255, (1,), np.uint8)
         (MIXED, np.array([[0, 0.5, 0.5], [np.nan, 0, 0]]), "nan"),
     ],
 )
-def test_r96_actions_that_the_column_would_change_are_refused(space, actions, bad):
-    """R96, R118, R119: rows hold what was chosen, or nothing."""
+def test_r96_actions_that_the_column_cannot_hold_are_refused(space, actions, bad):
+    """R96, R118, R119: rows hold exactly the chosen actions."""
     with pytest.raises(BatchError, match=rf"numbers that .* can hold.*{bad}"):
         ActionLayout(space).to_column(actions)
     if not isinstance(space, spaces.Tuple):
@@ -190,7 +190,7 @@ def test_r96_actions_that_the_column_would_change_are_refused(space, actions, ba
         (spaces.Box(-1, 1, (1,)), np.array([[np.nan], [0.5]])),
     ],
 )
-def test_actions_of_another_dtype_are_taken_where_it_makes_no_difference(space, actions):
+def test_actions_of_another_dtype_are_accepted_if_no_value_changes(space, actions):
     layout = ActionLayout(space)
     column = layout.to_column(actions)
     assert column.dtype == layout.dtype

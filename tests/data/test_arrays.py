@@ -24,7 +24,7 @@ def address(array: np.ndarray) -> int:
 
 
 @given(specs)
-def test_arrays_lie_in_order_each_at_the_next_multiple_of_eight(given_specs) -> None:
+def test_arrays_are_in_order_each_at_the_next_multiple_of_eight(given_specs) -> None:
     arrays = allocate_together(given_specs)
     assert [(array.shape, array.dtype) for array in arrays] == [(s, np.dtype(d)) for s, d in given_specs]
     assert all(array.flags.c_contiguous and array.flags.writeable for array in arrays)
@@ -37,13 +37,13 @@ def test_arrays_lie_in_order_each_at_the_next_multiple_of_eight(given_specs) -> 
     for number, array in enumerate(arrays):
         array[...] = number % 2
     assert all((array == number % 2).all() for number, array in enumerate(arrays))
-    assert ALIGN_BYTES == ALIGN, "as frames do"
+    assert ALIGN_BYTES == ALIGN, "like frames"
 
 
 @pytest.mark.parametrize("size", [1, 16, 17])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])
-def test_what_is_not_finite_is_found_anywhere_and_large_numbers_are_finite(dtype: DTypeLike, size: int) -> None:
-    assert all_finite(np.full(size, np.finfo(dtype).max, dtype)), "though their sum is infinite"
+def test_numbers_that_are_not_finite_are_found_and_large_ones_are_finite(dtype: DTypeLike, size: int) -> None:
+    assert all_finite(np.full(size, np.finfo(dtype).max, dtype)), "although their sum is infinite"
     assert all_finite(np.zeros((0, 3), dtype))
     for bad, place in itertools.product((np.nan, np.inf, -np.inf), {0, size - 1}):
         numbers = np.zeros(size, dtype)

@@ -37,7 +37,7 @@ def test_sample_batch_rows_are_env_major_with_new_obs_and_dones() -> None:
     np.testing.assert_array_equal(batch[c.DONES], [0, 0, 0, 0, 1, 0])
 
 
-def test_rows_that_are_no_transitions_are_left_out_and_not_counted() -> None:
+def test_rows_that_are_not_transitions_are_left_out_and_not_counted() -> None:
     fragment = make_fragment(valid=np.array([[True, True], [True, True], [True, False]]))
     assert (fragment.length, fragment.num_envs, fragment.env_steps) == (3, 2, 5)
     batch = fragment.to_sample_batch()
@@ -63,7 +63,7 @@ def test_an_index_of_final_observations_without_rows_of_two_is_refused(index: np
 
 
 def test_final_observations_that_name_a_row_twice_are_refused() -> None:
-    """A fragment has one at most for each row, so that what a replay needs for it is bounded by its rows."""
+    """A fragment has at most one for each row, so its rows limit the memory of a replay."""
     arrays = {c.OBS: np.zeros((3, 2, 1)), c.LAST_OBS: np.zeros((2, 1))}
     rows = np.array([[0, 1], [1, 0], [2, 1]], np.int32)
     check_new_obs(arrays | {c.FINAL_INDEX: rows, c.FINAL_OBS: np.zeros((3, 1))})

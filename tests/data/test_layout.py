@@ -18,7 +18,7 @@ PLAN = SamplePlan(columns=(c.OBS, c.T, c.TERMINATEDS, c.TRUNCATEDS, c.LAST_OBS, 
 
 
 def trajectory(number: int, first_t: int, steps: int, ending: str, *, has_state: bool = True) -> dict[str, Any]:
-    """Steps ``first_t`` and on of episode ``number``; observations [episode, t], state = rows seen since a reset."""
+    """Return steps of episode ``number`` from ``first_t``; observations [episode, t], state = rows since a reset."""
     t = np.arange(first_t, first_t + steps, dtype=np.int32)
     flags = {name: np.zeros(steps, np.bool_) for name in (c.TERMINATEDS, c.TRUNCATEDS)}
     if ending != "cut":
@@ -46,7 +46,7 @@ def batches(draw: st.DrawFn, *, has_state: bool = True) -> SampleBatch:
 
 
 def check_sequences(batch: SampleBatch, arrays: dict[str, Any], length: int) -> None:
-    """What training relies on, read off one row after the other."""
+    """Check row by row what training relies on."""
     valid = arrays[c.VALID]
     assert valid.shape[0] == length
     seen = []
@@ -60,7 +60,7 @@ def check_sequences(batch: SampleBatch, arrays: dict[str, Any], length: int) -> 
             seen.append(tuple(obs))
             ended = arrays[c.TERMINATEDS][row, s] or arrays[c.TRUNCATEDS][row, s]
             if state is not None:
-                assert state == arrays[c.T][row, s], "the state that training has here is the one it was acted with"
+                assert state == arrays[c.T][row, s], "training has the state of acting"
                 state = 0 if ended else state + 1
             follower = [obs[0], obs[1] + 1]
             if row + 1 == count:
@@ -73,9 +73,7 @@ def check_sequences(batch: SampleBatch, arrays: dict[str, Any], length: int) -> 
 
 
 @given(batches(), st.integers(1, 12))
-def test_sequences_hold_each_row_once_and_training_meets_every_row_in_the_state_it_was_acted_in(
-    batch: SampleBatch, length: int
-) -> None:
+def test_sequences_have_each_row_once_with_the_state_of_acting(batch: SampleBatch, length: int) -> None:
     arrays = to_sequences(batch, PLAN, length)
     assert set(arrays) == {*PLAN.columns, c.VALID}
     check_sequences(batch, arrays, length)
@@ -84,12 +82,12 @@ def test_sequences_hold_each_row_once_and_training_meets_every_row_in_the_state_
 
 @settings(deadline=None)
 @given(batches(has_state=False), st.integers(1, 12))
-def test_without_a_state_any_trajectory_may_follow_one_that_ended(batch: SampleBatch, length: int) -> None:
+def test_without_a_state_any_trajectory_can_follow_one_that_ended(batch: SampleBatch, length: int) -> None:
     arrays = to_sequences(batch, SamplePlan(columns=(*PLAN.of_rows, c.LAST_OBS)), length)
     check_sequences(batch, arrays, length)
     cut = sum(
         not (part[c.TERMINATEDS][-1] or part[c.TRUNCATEDS][-1]) for part in batch.split_by_episode()
-    )  # each may leave its sequence unfilled, and so may the last row
+    )  # each can leave its sequence unfilled, and so can the last row
     assert arrays[c.VALID].shape[1] <= -(-batch.count // length) + cut
 
 
@@ -101,8 +99,8 @@ def test_episodes_that_ended_fill_sequences_to_the_last_place() -> None:
     assert arrays[STATE].tolist() == [[0.0], [0.0]]
 
 
-def test_states_may_be_had_of_every_so_many_rows_also_behind_an_episode_that_ended() -> None:
-    """Of state 0 at an episode's start, and of none where there is no row."""
+def test_states_can_be_sent_at_an_interval_of_rows_also_after_an_episode_ended() -> None:
+    """The state is 0 at an episode's start, and where there is no row."""
     batch = SampleBatch.concat(
         [SampleBatch(trajectory(0, 0, 5, c.TERMINATEDS)), SampleBatch(trajectory(1, 0, 3, "cut"))]
     )
@@ -112,8 +110,8 @@ def test_states_may_be_had_of_every_so_many_rows_also_behind_an_episode_that_end
     assert arrays[STATE].tolist() == [[[0.0], [3.0], [1.0], [0.0]]]
 
 
-def test_a_restart_with_its_state_kept_does_not_follow_in_the_same_sequence() -> None:
-    """A soft horizon gives a new episode id at t = 0 with the old state, and rows that never are done."""
+def test_an_episode_that_keeps_its_state_begins_a_new_sequence() -> None:
+    """With a soft horizon, a new episode id at t = 0 has the old state, and rows are never done."""
     first, second = trajectory(0, 0, 3, c.TERMINATEDS), trajectory(1, 0, 3, "cut")
     second[STATE] = second[STATE] + 3
     arrays = to_sequences(SampleBatch.concat([SampleBatch(first), SampleBatch(second)]), PLAN, 10)
@@ -151,8 +149,8 @@ def test_a_column_that_is_missing_or_holds_objects_is_named() -> None:
 
 
 @pytest.mark.parametrize("has_state", [True, False])
-def test_r102_what_follows_suppressed_rows_is_another_trajectory(has_state: bool) -> None:
-    """R102: the sequence ends with the observation that followed its last row, not with a later one."""
+def test_r102_rows_after_suppressed_rows_are_another_trajectory(has_state: bool) -> None:
+    """R102: the sequence ends with the observation after its last row, not with a later one."""
     batch = SampleBatch(trajectory(0, 0, 8, c.TERMINATEDS, has_state=has_state)).take(np.array([0, 1, 2, 5, 6, 7]))
     plan = PLAN if has_state else SamplePlan(columns=(*PLAN.of_rows, c.LAST_OBS))
     arrays = to_sequences(batch, plan, 6)
@@ -161,11 +159,11 @@ def test_r102_what_follows_suppressed_rows_is_another_trajectory(has_state: bool
     check_sequences(batch, arrays, 6)
 
 
-def test_r102_a_gap_shows_in_states_where_observations_are_equal() -> None:
+def test_r102_states_show_a_gap_if_observations_are_equal() -> None:
     """R102, R114."""
     batch = SampleBatch(trajectory(0, 0, 6, "cut")).take(np.array([0, 1, 4, 5]))
     batch[c.OBS][:] = batch[c.NEW_OBS][:] = 0
-    assert to_sequences(batch, PLAN, 4)[c.VALID].sum(0).tolist() == [4], "without what came out, nothing tells"
+    assert to_sequences(batch, PLAN, 4)[c.VALID].sum(0).tolist() == [4], "without output states, the gap is not visible"
     batch[c.state_out(0)] = batch[STATE] + 1
     arrays = to_sequences(batch, PLAN, 4)
     assert arrays[c.VALID].sum(0).tolist() == [2, 2]
@@ -173,7 +171,7 @@ def test_r102_a_gap_shows_in_states_where_observations_are_equal() -> None:
 
 
 def test_rows_that_span_several_steps_stay_in_one_sequence() -> None:
-    """As those of agents that take turns."""
+    """For example rows of agents that take turns."""
     rows = trajectory(0, 0, 4, "cut")
     rows[c.T] = rows[c.T] * 2
     assert to_sequences(SampleBatch(rows), PLAN, 4)[c.VALID].all()

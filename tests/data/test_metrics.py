@@ -23,8 +23,8 @@ def test_r78_perf_stats_are_means_in_ms_and_never_divide_by_zero() -> None:
     assert stats.get() == {"mean_env_wait_ms": 50.0, "mean_processing_ms": 25.0, "mean_inference_ms": 100.0}
 
 
-def test_policies_rewards_custom_metrics_and_histories_become_columns_by_name_and_are_read_back() -> None:
-    """SPEC 11: policy rewards are those of agents, not of episodes; the default policy has none."""
+def test_rewards_custom_metrics_and_histories_are_columns_by_name_and_are_read_back() -> None:
+    """SPEC 11: policy rewards are per agent, not per episode; the default policy has none."""
     metrics = [
         RolloutMetrics(3, 6.0, {("a", "red"): 1.0, ("b", "red"): 2.0, ("c", "blue"): 3.0}, {"height": 1, "no": None}),
         RolloutMetrics(2, 5.0, {("a", "default_policy"): 5.0}, {"height": np.float32(2.5)}, {}, {"steps": [1, 2.0]}),
@@ -51,8 +51,8 @@ def test_policies_rewards_custom_metrics_and_histories_become_columns_by_name_an
         }  # fmt: skip
 
 
-def test_estimates_travel_beside_episodes_by_estimator_and_metric() -> None:
-    """SPEC 11: off_policy_estimator; what is no finite number is left out."""
+def test_estimates_are_sent_with_episodes_by_estimator_and_metric() -> None:
+    """SPEC 11: off_policy_estimator; values that are not finite numbers are left out."""
     found = [("is", {"V_prev": 1.0, "V_step_IS": 2.0}), ("wis", {"V_prev": 1.0}), ("is", {"V_prev": np.inf})]
     arrays = EpisodeColumns.of([], found).to_arrays()
     assert {name: array.tolist() for name, array in arrays.items()} == {
@@ -62,14 +62,14 @@ def test_estimates_travel_beside_episodes_by_estimator_and_metric() -> None:
     assert EpisodeColumns.from_arrays(arrays).estimates.keys() == {"is/V_prev", "is/V_step_IS", "wis/V_prev"}
 
 
-def test_endless_names_and_too_many_of_them_do_not_travel() -> None:
+def test_long_names_and_too_many_names_are_not_sent() -> None:
     episodes = EpisodeColumns.of([RolloutMetrics(1, 1.0, {}, {f"m{i}" + "x" * 999: i for i in range(MAX_NAMES + 5)})])
     arrays = episodes.to_arrays()
     assert len(arrays) == MAX_NAMES + 2
     assert max(map(len, arrays)) == MAX_NAME
 
 
-def test_a_custom_metric_that_is_no_number_is_warned_of_once_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_custom_metric_that_is_not_a_number_causes_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     log_once.reset()
     metrics = [RolloutMetrics(1, 1.0, {}, {"colour": "red", "good": 1.0, "lost": float("nan")}, {}, {"steps": [None]})]
     with caplog.at_level(logging.WARNING, "aiorl"):
@@ -82,7 +82,7 @@ def test_a_custom_metric_that_is_no_number_is_warned_of_once_by_name(caplog: pyt
     assert "'steps'" in told[1]
 
 
-def test_what_is_no_series_or_too_large_a_number_is_left_out_and_the_rest_stays() -> None:
+def test_wrong_series_and_too_large_numbers_are_left_out_and_the_others_stay() -> None:
     episodes = [
         RolloutMetrics(3, 1.0, custom_metrics={"huge": 10**400, "fine": 2}, hist_data={"one": 5, "none": None}),
         RolloutMetrics(3, 1.0, hist_data={"one": np.array(6.0), "some": [1, 2]}),
@@ -95,7 +95,7 @@ def test_what_is_no_series_or_too_large_a_number_is_left_out_and_the_rest_stays(
     assert "none" not in columns.hist
 
 
-def test_of_a_history_the_newest_values_travel() -> None:
+def test_the_newest_values_of_a_history_are_sent() -> None:
     numbers = [float(number) for number in range(MAX_HIST + 7)]
     episodes = [
         RolloutMetrics(1, 1.0, hist_data={"h": numbers, "short": [1]}),

@@ -39,11 +39,11 @@ def same(one, other) -> bool:
 
 
 @given(values)
-def test_whatever_is_packed_comes_back_with_its_types(value):
+def test_packed_values_are_restored_with_their_types(value):
     assert same(unpack(pack(value)), value)
 
 
-def test_numpy_numbers_and_subclasses_of_plain_types_come_back_plain_or_as_they_were():
+def test_numpy_numbers_are_restored_and_subclasses_of_plain_types_become_plain():
     class Move(enum.IntEnum):
         LEFT = 3
 
@@ -51,17 +51,17 @@ def test_numpy_numbers_and_subclasses_of_plain_types_come_back_plain_or_as_they_
     assert same(unpack(pack(Move.LEFT)), 3)
     assert same(unpack(pack(EnvContext({"a": 1}))), {"a": 1})
     array = unpack(pack(np.array([1.5], ">f8")))
-    array *= 2  # it may be written to
+    array *= 2  # it is writable
     assert array.tolist() == [3.0]
 
 
 @pytest.mark.parametrize("value", [object(), np.array([object()]), np.array(["a"]), {1, 2}, 1j])
-def test_what_has_no_form_is_a_type_error(value):
+def test_values_that_cannot_be_packed_are_a_type_error(value):
     with pytest.raises(TypeError, match="cannot be sent"):
         pack(value)
 
 
-def test_infos_lose_only_the_entries_that_have_no_form_and_these_are_counted():
+def test_infos_lose_only_entries_that_cannot_be_packed_and_these_are_counted():
     infos = {"a": {"x": 1, "f": print}, "b": {"y": np.ones(2), "huge": 2**80}}
     data, dropped = pack_infos(infos)
     assert dropped == 2
@@ -85,7 +85,7 @@ def test_damaged_bytes_are_refused(data):
         unpack(data)
 
 
-def test_tuples_are_nested_to_a_bounded_depth_both_ways():
+def test_the_depth_of_tuples_is_limited_both_ways():
     value, packed = (), pack(())
     for _ in range(400):
         value, packed = (value,), msgpack.packb(msgpack.ExtType(3, b"\x91" + packed))

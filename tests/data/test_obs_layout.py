@@ -1,4 +1,4 @@
-"""Layout of observations, and masks in every form that an environment may give them."""
+"""Layout of observations, and masks in all forms that an environment can return."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_mask_in_any_form_is_one_row_of_all_choices(space, mask, row):
 
 
 @pytest.mark.parametrize("actions", ACTION_SPACES)
-def test_parts_and_the_joined_form_are_the_same_and_a_batch_as_its_rows(actions):
+def test_parts_equal_the_joined_form_and_a_batch_equals_its_rows(actions):
     layout = MaskLayout(ACTION_SPACES[actions])
     rows = {}
     for joined in (False, True):
@@ -72,13 +72,13 @@ def test_a_mask_of_another_shape_or_with_other_entries_is_refused(space, mask):
         MaskLayout(space).from_rows([mask])
 
 
-def test_a_space_that_no_mask_of_the_actions_is_of_is_refused_with_advice():
+def test_a_space_that_does_not_fit_masks_of_the_actions_is_refused_with_advice():
     for actions, wrong in ((spaces.Discrete(3), spaces.MultiBinary(2)), (spaces.Box(0, 1), spaces.MultiBinary(1))):
         with pytest.raises(UnsupportedSpaceError, match=r"action mask's space.*give it another name"):
             MaskLayout(actions).check_space(wrong)
 
 
-def test_rows_in_which_a_choice_has_nothing_left_are_found_and_bits_always_have():
+def test_rows_without_a_legal_choice_are_found_and_bits_always_have_one():
     layout = MaskLayout(spaces.Tuple([spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(2), spaces.Discrete(2)]))
     masks = array([1, 0, 0, 1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0], [1] * 8)
     assert layout.rows_without_action(masks).tolist() == [1, 2]
@@ -91,7 +91,7 @@ def test_only_a_dict_with_the_key_is_masked():
     assert not is_masked(spaces.Discrete(2))
 
 
-def test_an_observation_and_its_mask_lie_in_one_row_and_come_apart_again():
+def test_an_observation_and_its_mask_share_a_row_and_can_be_split():
     layout = ObsLayout((2, 3), num_mask=2)
     assert layout.array_shape == (8,)
     obs, mask = layout.split(np.arange(16).reshape(2, 8))
@@ -103,7 +103,7 @@ def test_an_observation_and_its_mask_lie_in_one_row_and_come_apart_again():
     assert mask is None
 
 
-def test_parts_lie_one_after_the_other():
+def test_parts_follow_each_other():
     assert ObsLayout((7,), {"a.0": (2, 3), "b": ()}).slices() == {"a.0": slice(0, 6), "b": slice(6, 7)}
 
 

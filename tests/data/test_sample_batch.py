@@ -1,4 +1,4 @@
-"""Batches of one policy and of several: mappings of columns with the length of their rows, perhaps compressed."""
+"""Batches of one or several policies: mappings of columns with the length of their rows, plain or compressed."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_concat_keeps_every_row_in_order(sizes: list[int]) -> None:
     assert concat_batches(batches[:1]) is batches[0]
 
 
-def test_concat_refuses_batches_with_other_columns_and_none_at_all() -> None:
+def test_concat_refuses_batches_with_other_columns_and_an_empty_list() -> None:
     with pytest.raises(BatchError, match="eps_id"):
         SampleBatch.concat([make_batch(2), rows(1)])
     with pytest.raises(ValueError, match="no batches"):
         concat_batches([])
 
 
-def test_split_by_episode_cuts_where_the_id_changes_and_loses_nothing() -> None:
+def test_split_by_episode_cuts_where_the_id_changes_and_keeps_all_rows() -> None:
     batch = make_batch(8)
     parts = batch.split_by_episode()
     assert [part.count for part in parts] == [3, 3, 2]
@@ -58,7 +58,7 @@ def test_split_by_episode_cuts_where_the_id_changes_and_loses_nothing() -> None:
     assert SampleBatch(eps_id=np.zeros(0)).split_by_episode() == []
 
 
-def test_a_batch_is_a_mapping_of_columns_though_its_length_is_that_of_its_rows() -> None:
+def test_a_batch_is_a_mapping_of_columns_with_the_length_of_its_rows() -> None:
     batch = make_batch(4)
     assert batch.keys() == dict(batch).keys() == {"obs", "eps_id"}
     assert (len(batch), batch.count, batch.total(), len(batch.items())) == (4, 4, 4, 2)
@@ -72,7 +72,7 @@ def test_a_batch_is_a_mapping_of_columns_though_its_length_is_that_of_its_rows()
     assert (batch.count, batch.nbytes) == (2, 16)
 
 
-def test_what_users_of_rllib_reach_for() -> None:
+def test_methods_that_users_of_rllib_expect() -> None:
     batch = make_batch(5)
     obs, ids = batch.columns(["obs", "eps_id"])
     np.testing.assert_array_equal(obs, batch["obs"])
@@ -99,7 +99,7 @@ ARRAYS = hnp.arrays(
 
 @settings(deadline=None)
 @given(array=ARRAYS, by_row=st.booleans(), data=st.data())
-def test_r65_decompression_restores_equal_arrays_and_rows_are_picked_as_they_are(array, by_row, data) -> None:
+def test_r65_decompression_restores_equal_arrays_and_rows_are_picked_compressed(array, by_row, data) -> None:
     column = PackedColumn.pack(array, by_row=by_row)
     assert len(column) == len(array)
     assert column.unpack().dtype == array.dtype
@@ -153,7 +153,7 @@ def test_r65_only_observations_are_compressed_and_every_operation_works_on_them(
 
 
 @pytest.mark.parametrize("other", [np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32)])
-def test_compressed_rows_of_another_kind_are_joined_as_arrays_are(other: np.ndarray) -> None:
+def test_compressed_rows_of_another_kind_are_joined_like_arrays(other: np.ndarray) -> None:
     batches = SampleBatch(obs=np.zeros((2, 3), np.float32)), SampleBatch(obs=other)
     for batch in batches:
         batch.compress()
@@ -165,7 +165,7 @@ def test_compressed_rows_of_another_kind_are_joined_as_arrays_are(other: np.ndar
             SampleBatch.concat(batches)
 
 
-def test_r65_compression_of_what_is_not_there_or_no_array_of_numbers_does_nothing() -> None:
+def test_r65_compression_skips_missing_columns_and_objects() -> None:
     batch = SampleBatch(obs=np.array([{}, {}], dtype=object), actions=np.zeros(2))
     batch.compress("rows", ["obs", "new_obs"])
     assert not batch.packed
@@ -207,7 +207,7 @@ def test_r65_compression_reaches_every_policys_observations() -> None:
     assert not any(rows.packed for rows in batch.policy_batches.values())
 
 
-def test_r131_a_plain_batch_of_several_agents_knows_its_env_steps() -> None:
+def test_r131_a_plain_batch_of_several_agents_has_their_env_steps() -> None:
     first = MultiAgentBatch.wrap_as_needed({DEFAULT_POLICY_ID: rows(1, 2, 3, 4)}, 2)
     empty = MultiAgentBatch.wrap_as_needed({}, 3)  # steps that left no row
     assert isinstance(first, SampleBatch)

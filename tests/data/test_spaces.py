@@ -40,7 +40,7 @@ def test_a_space_survives_msgpack_and_strict_json(space):
     low=hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=4), elements=st.floats(-1e6, 1e6, width=32)),
     room=st.floats(0, 1000, width=32),
 )
-def test_box_bounds_come_back_bit_by_bit(low, room):
+def test_box_bounds_are_restored_bit_by_bit(low, room):
     space = spaces.Box(low, low + np.float32(room), dtype=np.float32)
     back = space_from_dict(json.loads(json.dumps(space_to_dict(space))))
     assert isinstance(back, spaces.Box)
@@ -83,7 +83,7 @@ def test_a_damaged_description_is_a_config_error(data):
 
 
 @pytest.mark.parametrize("kind", ["Tuple", "Dict"])
-def test_the_parts_of_a_space_share_its_bound(kind):
+def test_the_parts_of_a_space_share_its_limit(kind):
     part = BOX | {"shape": [MAX_SPACE_ELEMENTS // 2 + 1]}
     parts = [part, part] if kind == "Tuple" else [["a", part], ["b", part]]
     with pytest.raises(ConfigError, match="shape"):

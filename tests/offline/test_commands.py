@@ -29,7 +29,7 @@ def run(capsys):
     return call
 
 
-def test_inspect_tells_what_a_file_holds(tmp_path, run):
+def test_inspect_shows_the_contents_of_a_file(tmp_path, run):
     batch = cartpole_rows(3, 5)
     path = write(tmp_path / "a.json", batch.slice(0, 7), batch.slice(7, 13))
     status, out, err = run("inspect", path)
@@ -44,7 +44,7 @@ def test_inspect_tells_what_a_file_holds(tmp_path, run):
     assert "new_obs float32[4]" in out
 
 
-def test_inspect_names_what_can_not_be_read_and_goes_on(tmp_path, run):
+def test_inspect_names_unreadable_places_and_continues(tmp_path, run):
     path = write(tmp_path / "a.json", cartpole_rows(), cartpole_rows())
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"\x1b[2J\n" + lines[0] + lines[1][:50])
@@ -60,7 +60,7 @@ def test_inspect_names_what_can_not_be_read_and_goes_on(tmp_path, run):
     assert "\x1b" not in out
 
 
-def test_inspect_tells_policies_and_what_is_not_recorded_apart(tmp_path, run):
+def test_inspect_separates_policies_and_shows_what_is_not_recorded(tmp_path, run):
     rows = SampleBatch(obs=np.zeros((2, 3), np.float32), actions=np.zeros((2, 2), np.float32))
     path = write(tmp_path / "a.json", MultiAgentBatch({"left": cartpole_rows(), "right": rows}, 15))
     status, out, _ = run("inspect", path)
@@ -71,8 +71,8 @@ def test_inspect_tells_policies_and_what_is_not_recorded_apart(tmp_path, run):
     assert "importance sampling needs action_prob or action_logp" in out
 
 
-def test_episodes_are_put_together_over_batches_and_environments(tmp_path, run):
-    """Fragments of two environments in turn, as a sampler writes them."""
+def test_episodes_are_assembled_across_batches_and_environments(tmp_path, run):
+    """Fragments of two environments alternate, as a sampler writes them."""
     first, second = cartpole_rows(1, 6), cartpole_rows(1, 6, first=1)
     turns = [SampleBatch.concat([first.slice(at, at + 3), second.slice(at, at + 3)]) for at in (0, 3)]
     _, out, _ = run("inspect", write(tmp_path / "a.json", *turns))
@@ -80,7 +80,7 @@ def test_episodes_are_put_together_over_batches_and_environments(tmp_path, run):
     assert "lengths         6 on average, 6 to 6" in out
 
 
-def test_validate_finds_nothing_in_what_a_sampler_writes(tmp_path, run):
+def test_validate_finds_no_fault_in_files_of_a_sampler(tmp_path, run):
     write(tmp_path / "a.json", cartpole_rows(), cartpole_rows(4, first=3))
     write(tmp_path / "b.parquet", cartpole_rows())
     empty = np.zeros((3, 0), np.float32)
@@ -128,8 +128,8 @@ def test_validate_names_the_row_that_does_not_fit(tmp_path, run, batch, fault):
         assert "1 file checked: " in out
 
 
-def test_validate_takes_the_probabilities_that_estimates_take(tmp_path, run):
-    """Rounding included, and densities of continuous actions, which may be above 1."""
+def test_validate_accepts_the_probabilities_that_estimators_accept(tmp_path, run):
+    """Including rounding, and densities of continuous actions, which can be above 1."""
     rounded = cartpole_rows()
     rounded["action_logp"] = np.full(15, 0.9 * ROUNDING, np.float32)
     rounded["action_prob"] = np.exp(rounded["action_logp"])
@@ -138,7 +138,7 @@ def test_validate_takes_the_probabilities_that_estimates_take(tmp_path, run):
         assert status == 0, out
 
 
-def test_validate_names_batches_that_are_of_another_form(tmp_path, run):
+def test_validate_names_batches_of_another_form(tmp_path, run):
     other = cartpole_rows()
     del other["t"]
     other["extra"] = other["rewards"]
@@ -152,7 +152,7 @@ def test_validate_names_batches_that_are_of_another_form(tmp_path, run):
     assert "line 3" not in out
 
 
-def test_validate_shows_as_many_faults_as_wished_and_counts_all(tmp_path, run):
+def test_validate_limits_the_faults_shown_and_counts_all(tmp_path, run):
     path = tmp_path / "a.json"
     path.write_text("x\n" * 50)
     status, out, _ = run("validate", path, "--max-shown", 3)
@@ -232,7 +232,7 @@ def test_merge_keeps_episodes_of_different_files_apart(tmp_path, run):
 
 
 @pytest.mark.parametrize("command", ["convert", "merge"])
-def test_what_can_not_be_read_is_left_out_and_no_file_written_over_or_left_half_written(tmp_path, run, command):
+def test_unreadable_places_are_left_out_and_no_file_is_overwritten_or_left_incomplete(tmp_path, run, command):
     path = write(tmp_path / "a.json", cartpole_rows(), SampleBatch(obs=np.ones((1, 4), np.float32)))
     before = path.read_bytes()
     status, _, err = run(command, path, "--out", path)
@@ -251,7 +251,7 @@ def test_what_can_not_be_read_is_left_out_and_no_file_written_over_or_left_half_
     assert f"left out: {path}, line 3" in err
 
 
-def test_help_teaches_and_wrong_usage_is_told_in_a_sentence(tmp_path, run):
+def test_help_has_examples_and_wrong_usage_gets_one_sentence(tmp_path, run):
     for words in (["--help"], ["inspect", "--help"], ["validate", "-h"], ["convert", "--help"], ["merge", "--help"]):
         status, out, _ = run(*words)
         assert status == 0
@@ -273,7 +273,7 @@ def test_help_teaches_and_wrong_usage_is_told_in_a_sentence(tmp_path, run):
     assert run("inspect", write(tmp_path / "a.txt", cartpole_rows(), format_name="json"))[0] == 1
 
 
-def test_ctrl_c_ends_it_with_a_sentence(tmp_path, run, monkeypatch):
+def test_ctrl_c_ends_a_command_with_a_sentence(tmp_path, run, monkeypatch):
     def interrupted(path, space):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Importance sampling by hand-worked numbers."""
+"""Importance sampling, compared with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPACE = spaces.Box(-1, 1, (1,), np.float32)
 
 
 class Mute(Policy):
-    """Cannot tell how likely an action is."""
+    """Policy that does not compute probabilities of actions."""
 
     def __init__(self):
         super().__init__(SPACE, spaces.Discrete(2), {})
@@ -34,7 +34,7 @@ class Mute(Policy):
 
 
 class Coin(Mute):
-    """Takes action 1 with a probability that is the observation."""
+    """Policy that takes action 1 with the observation as probability."""
 
     def compute_log_likelihoods(self, actions, obs, state_batches, prev_action_batch, prev_reward_batch):
         self.given = (state_batches, prev_action_batch, prev_reward_batch)
@@ -42,7 +42,7 @@ class Coin(Mute):
 
 
 def episode(new, old, rewards, eps_id=0):
-    """Action 1 all along, with these probabilities under the new and the old policy."""
+    """Return an episode of action 1 with these probabilities under the new and the old policy."""
     length = len(rewards)
     return SampleBatch(
         obs=np.array(new, np.float64)[:, None],
@@ -73,7 +73,7 @@ def test_wis_matches_hand_worked_numbers():
     assert second == pytest.approx({"V_prev": 3, "V_step_WIS": 3 / 1.5, "V_gain_est": 2 / 3})
 
 
-def test_returns_of_zero_and_impossible_actions_do_not_divide_by_zero():
+def test_zero_returns_and_impossible_actions_do_not_divide_by_zero():
     """R191."""
     estimator = WeightedImportanceSamplingEstimator(Coin(), 1.0)
     with np.errstate(divide="ignore"):
@@ -96,7 +96,7 @@ def test_a_plain_batch_is_split_at_episode_boundaries():
     assert [part["rewards"].tolist() for part in episode_parts(batch)] == [[1, 2], [3]]
 
 
-def test_a_policy_that_cannot_tell_is_refused_and_one_that_can_gets_states_and_previous_steps():
+def test_a_policy_without_likelihoods_is_refused_and_others_get_states_and_previous_steps():
     batch = episode([0.5], [0.5], [1.0])
     with pytest.raises(PolicyError, match="compute_log_likelihoods"):
         action_log_likelihoods(Mute(), batch)
@@ -110,7 +110,7 @@ def test_a_policy_that_cannot_tell_is_refused_and_one_that_can_gets_states_and_p
     assert (actions.tolist(), rewards.tolist()) == ([1], [2.0])
 
 
-def test_estimators_are_made_from_the_context():
+def test_estimators_are_created_from_the_context():
     class Worker:
         def __init__(self, policy):
             self.policy = policy
@@ -127,7 +127,7 @@ def test_estimators_are_made_from_the_context():
 
 
 def test_impossible_probabilities_are_refused_with_their_rows():
-    """R191: not above 0, above 1, undefined; a density may be above 1, but is finite."""
+    """R191: not above 0, above 1, undefined; a density can be above 1, but must be finite."""
     old = np.array([0.5, 0.0, 0.5, -1.0, 1.5, np.nan, np.inf, 0.0], np.float32)
     bad = SampleBatch(action_prob=old, eps_id=np.full(8, 12))
     with pytest.raises(BatchError, match=r"row 1: 0, row 3: -1, row 4: 1.5, row 5: nan, row 6: inf and 1 more .*12"):
@@ -147,7 +147,7 @@ def test_impossible_probabilities_are_refused_with_their_rows():
 
 
 def test_a_probability_and_its_logarithm_that_differ_are_refused():
-    """What ray#37447 met: action_logp 0.0 beside action_prob 0.4."""
+    """As in ray#37447: action_logp 0.0 and action_prob 0.4."""
     batch = SampleBatch(action_prob=np.array([0.5, 0.4]), action_logp=np.array([math.log(0.5), 0.0]))
     with pytest.raises(BatchError, match=r"logarithm of 'action_prob'.*row 1: 0$"):
         behaviour_log_likelihoods(batch, spaces.Discrete(2))
@@ -156,7 +156,7 @@ def test_a_probability_and_its_logarithm_that_differ_are_refused():
 
 
 def test_weights_among_episodes_that_reached_a_step_ignore_how_long_policies_last():
-    """The convention of WIS in a run: a reward of 1 a step is worth what it was, whatever the policies."""
+    """The convention of WIS in a run: with a reward of 1 per step, the estimate equals the return for any policies."""
     estimator = WeightedImportanceSamplingEstimator(Coin(), 1.0)
     batches = [episode([0.9, 0.9], [0.5, 0.5], [1, 1]), episode([0.1], [0.5], [1])]
     for _ in range(200):

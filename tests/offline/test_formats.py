@@ -34,8 +34,8 @@ DTYPES += ["float64"]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_what_was_read_may_be_changed_in_place(tmp_path, suffix):
-    """By callbacks and postprocessing, as what a sampler gives."""
+def test_batches_from_files_can_be_changed_in_place(tmp_path, suffix):
+    """Callbacks and postprocessing do so, as with batches of a sampler."""
     batch = SampleBatch(cartpole_rows(), frames=np.zeros((15, 9, 9), np.uint8), new_obs=np.zeros((15, 4), np.float32))
     write(tmp_path / f"a{suffix}", batch, compress_columns=frozenset({"obs"}))
     (found,), _ = read(tmp_path / f"a{suffix}")
@@ -62,7 +62,7 @@ def test_nan_infinities_objects_and_views_read_back_equal(tmp_path, suffix):
     assert found["infos"].tolist() == infos.tolist()
 
 
-def test_infos_that_are_no_json_are_left_out_and_numpy_in_them_is_not(tmp_path, caplog):
+def test_infos_that_are_not_json_are_left_out_but_numpy_is_written(tmp_path, caplog):
     infos = np.empty(1, object)
     infos[:] = [{"array": np.arange(2)[::-1], "number": np.float32(1.5)}]
     worse = infos.copy()
@@ -161,7 +161,7 @@ def test_rllibs_compressed_columns_are_read(tmp_path, protocol):
     np.testing.assert_array_equal(found["new_obs"], obs)
     old = b64encode(lz4.frame.compress(b"\xff\xff\xff\xffarrow")).decode()
     _, (error,) = read(lines(tmp_path / "b.json", rllib_line(obs=old)))
-    assert "write it again" in str(error), "the way out of an old form"
+    assert "write it again" in str(error), "the remedy for an old form"
 
 
 def test_rllibs_other_lines_are_read(tmp_path):
@@ -180,7 +180,7 @@ def test_rllibs_other_lines_are_read(tmp_path):
 
 
 def test_numbers_that_float32_cannot_hold_are_infinite(tmp_path):
-    """Found by fuzzing: a warning of NumPy's came out of the reader."""
+    """Found by fuzzing: the reader let a warning of NumPy through."""
     found, _ = read(lines(tmp_path / "a.json", rllib_line(rewards=[1e300, -1e300, 1.0]), column(rows=[1e300, 1.0])))
     assert found[0]["rewards"].tolist() == [np.inf, -np.inf, 1.0]
     assert found[1]["x"].tolist() == [np.inf, 1.0]
@@ -197,7 +197,7 @@ def test_rllibs_lines_are_written_plain_and_read_back(tmp_path):
     assert second.count == 15
 
 
-# --- what others wrote ---
+# --- files of others ---
 
 GOOD = {"aiorl": 1, "env_steps": 1, "columns": {"obs": {"dtype": "float32", "rows": [[1.0]]}}}
 
@@ -239,7 +239,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
-def test_a_line_that_is_no_batch_is_named_and_the_next_one_read(tmp_path, line):
+def test_a_line_that_is_not_a_batch_is_named_and_the_next_one_read(tmp_path, line):
     path = lines(tmp_path / "a.json", GOOD, line, GOOD)
     found, (error,) = read(path)
     assert len(found) == 2
@@ -249,7 +249,7 @@ def test_a_line_that_is_no_batch_is_named_and_the_next_one_read(tmp_path, line):
 
 
 @pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":NaN,}', b"nonsense", b'{"a":' * 5000])
-def test_a_line_that_is_no_json_is_named_and_the_next_one_read(tmp_path, text):
+def test_a_line_that_is_not_json_is_named_and_the_next_one_read(tmp_path, text):
     path = tmp_path / "a.json"
     good = json.dumps(GOOD).encode()
     path.write_bytes(good + b"\n\n" + text + b"\n" + good)
@@ -258,7 +258,7 @@ def test_a_line_that_is_no_json_is_named_and_the_next_one_read(tmp_path, text):
     assert error.place == "line 3"
 
 
-def test_compressed_data_that_claim_more_than_they_may_be_are_refused_before_memory_is_taken(tmp_path, monkeypatch):
+def test_compressed_data_with_a_false_or_large_size_are_refused_before_memory_is_allocated(tmp_path, monkeypatch):
     monkeypatch.setattr("aiorl.offline.stored_columns.MAX_BATCH_BYTES", 1 << 16)
     bomb = lz4.frame.compress(bytes(1 << 24))
     unsized = lz4.frame.compress(bytes(1 << 24), store_size=False)
@@ -283,7 +283,7 @@ LONG = "x" * 1_000_000
     ],
     ids=range(5),
 )
-def test_text_among_numbers_is_refused_before_rows_are_made_as_long_as_it(tmp_path, line):
+def test_text_among_numbers_is_refused_before_rows_are_padded_to_it(tmp_path, line):
     tracemalloc.start()
     try:
         found, (error,) = read(lines(tmp_path / "a.json", line))
@@ -296,7 +296,7 @@ def test_text_among_numbers_is_refused_before_rows_are_made_as_long_as_it(tmp_pa
 
 
 @pytest.mark.parametrize("is_rllib", [False, True])
-def test_the_policies_of_a_batch_share_its_memory(tmp_path, monkeypatch, is_rllib):
+def test_the_policies_of_a_batch_share_its_memory_limit(tmp_path, monkeypatch, is_rllib):
     monkeypatch.setattr(stored_columns, "MAX_BATCH_BYTES", 1000)
 
     def line(names):
@@ -310,7 +310,7 @@ def test_the_policies_of_a_batch_share_its_memory(tmp_path, monkeypatch, is_rlli
     assert "more than 1,000 bytes" in str(error)
 
 
-def test_a_line_whose_values_take_much_more_memory_than_it_is_refused(tmp_path, monkeypatch):
+def test_a_line_with_values_that_take_too_much_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(json_lines, "_LARGE_LINE", 1000)
     monkeypatch.setattr(json_lines, "_MAX_PARSED_BYTES", 100_000)
     path = lines(tmp_path / "a.json", column(rows=[[]] * 2000), column(rows=[1.0] * 2000))
@@ -319,7 +319,7 @@ def test_a_line_whose_values_take_much_more_memory_than_it_is_refused(tmp_path, 
     assert "too much memory" in str(error)
 
 
-def test_a_link_is_followed_and_a_pipe_is_not_waited_for(tmp_path):
+def test_a_link_is_followed_and_a_pipe_does_not_block(tmp_path):
     write(tmp_path / "b.json", cartpole_rows())
     (tmp_path / "c.json").symlink_to("b.json")
     assert len(read(tmp_path / "c.json")[0]) == 1
@@ -336,7 +336,7 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
         read(tmp_path / "a.json")
 
 
-def test_a_torn_last_line_is_told_as_that(tmp_path):
+def test_a_torn_last_line_is_reported_as_torn(tmp_path):
     write(tmp_path / "a.json", cartpole_rows(), cartpole_rows())
     whole = (tmp_path / "a.json").read_bytes()
     (tmp_path / "a.json").write_bytes(whole[:-100])
@@ -348,7 +348,7 @@ def test_a_torn_last_line_is_told_as_that(tmp_path):
 
 
 @pytest.mark.parametrize(("suffix", "packer"), [(".gz", gzip.compress), (".lz4", lz4.frame.compress)])
-def test_a_compressed_file_that_is_cut_short_or_none_is_told(tmp_path, suffix, packer):
+def test_a_truncated_or_false_compressed_file_is_reported(tmp_path, suffix, packer):
     data = b"".join(json.dumps(rllib_line(200, t=list(range(n, n + 200)))).encode() + b"\n" for n in range(60))
     path = tmp_path / f"a.json{suffix}"
     for content in (packer(data)[:-200], b"no such thing", packer(data)[:-200] + b"x" * 200):
@@ -358,7 +358,7 @@ def test_a_compressed_file_that_is_cut_short_or_none_is_told(tmp_path, suffix, p
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", b"{}\n"])
-def test_what_is_no_parquet_is_told(tmp_path, content):
+def test_a_file_that_is_not_parquet_is_reported(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(DataError, match="readable Parquet file"):
         read(tmp_path / "a.parquet")
@@ -407,7 +407,7 @@ FLOAT, TEXT = {"dtype": "float32", "shape": []}, {"dtype": "json", "shape": []}
         ({"dtype": "float32", "shape": [-1]}, [1.5]), ({"dtype": "float32", "shape": [2]}, [1.5]),
     ],
 )  # fmt: skip
-def test_parquet_that_holds_no_columns_of_numbers_or_other_ones_than_it_says_is_refused(tmp_path, note, values):
+def test_parquet_without_columns_of_numbers_or_with_false_metadata_is_refused(tmp_path, note, values):
     path = parquet_of(tmp_path / "a.parquet", note, x=values)
     try:
         found, errors = read(path)
@@ -417,7 +417,7 @@ def test_parquet_that_holds_no_columns_of_numbers_or_other_ones_than_it_says_is_
     assert "'x'" in str(errors[0])
 
 
-def test_lists_whose_values_repeat_are_counted_as_they_are_decoded(tmp_path, monkeypatch):
+def test_lists_with_repeated_values_count_with_their_decoded_size(tmp_path, monkeypatch):
     path = parquet_of(tmp_path / "a.parquet", x=[np.zeros(100_000, np.int64)] * 5)
     assert path.stat().st_size < 2000
     write(tmp_path / "b.parquet", *[cartpole_rows(first=3 * number) for number in range(200)])
@@ -428,12 +428,12 @@ def test_lists_whose_values_repeat_are_counted_as_they_are_decoded(tmp_path, mon
         assert "smaller row groups" in str(error)
 
 
-def test_a_footer_that_counts_fewer_values_than_the_pages_hold_is_not_believed(tmp_path, monkeypatch):
+def test_a_footer_with_too_few_values_is_not_trusted(tmp_path, monkeypatch):
     import pyarrow as pa
 
     path = parquet_of(tmp_path / "a.parquet", x=pa.array([[0] * 5000], pa.list_(pa.int64())))
     content = path.read_bytes()
-    true, false = b"\x90\x4e", b"\xe4\x00"  # 5,000 and 50 as Thrift writes them
+    true, false = b"\x90\x4e", b"\xe4\x00"  # 5,000 and 50 in Thrift
     start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     path.write_bytes(content[:start] + content[start:].replace(true, false))
     monkeypatch.setattr("aiorl.offline.parquet.MAX_BATCH_BYTES", 30_000)
@@ -442,7 +442,7 @@ def test_a_footer_that_counts_fewer_values_than_the_pages_hold_is_not_believed(t
     assert "smaller row groups" in str(error)
 
 
-def test_one_long_text_in_all_rows_is_counted_in_each(tmp_path, monkeypatch):
+def test_a_long_text_in_all_rows_counts_for_each_row(tmp_path, monkeypatch):
     parquet_of(tmp_path / "a.parquet", TEXT, infos=[json.dumps({"note": "x" * 10_000})] * 1000)
     assert len(read(tmp_path / "a.parquet")[0]) == 1
     monkeypatch.setattr(stored_columns, "MAX_BATCH_BYTES", 5_000_000)
@@ -457,7 +457,7 @@ def test_row_groups_end_where_episodes_do(tmp_path, monkeypatch):
     with format_named("parquet").create(str(tmp_path / "a.parquet"), WriteOptions()) as file:
         for at in range(0, 140, 9):
             file.write(batch.slice(at, at + 9))
-        assert not (tmp_path / "a.parquet").exists(), "before it is whole"
+        assert not (tmp_path / "a.parquet").exists(), "before it is complete"
     found, _ = read(tmp_path / "a.parquet")
     assert len(found) > 3
     assert all(rows["dones"][-1] and rows["t"][0] == 0 for rows in found)
@@ -465,7 +465,7 @@ def test_row_groups_end_where_episodes_do(tmp_path, monkeypatch):
 
 
 def test_parquet_reads_the_file_that_was_checked(tmp_path, monkeypatch):
-    """Another file may have its name by then."""
+    """Another file can have its name by then."""
     write(tmp_path / "a.parquet", cartpole_rows())
 
     def open_and_remove(path):
@@ -477,7 +477,7 @@ def test_parquet_reads_the_file_that_was_checked(tmp_path, monkeypatch):
     assert len(read(tmp_path / "a.parquet")[0]) == 1
 
 
-def test_a_name_tells_the_format():
+def test_the_name_of_a_file_determines_its_format():
     assert format_of("a.json").name == format_of("s3://x/a.JSONL.gz").name == "json"
     assert format_of("a.parquet").name == "parquet"
     assert format_of("minari:a/b-v0").name == "minari"
@@ -490,8 +490,8 @@ def test_a_name_tells_the_format():
         format_named("parket")
 
 
-def test_readers_and_formats_load_neither_pickle_nor_arrow():
-    """What a worker imports stays small; Arrow and Minari are loaded where their files are."""
+def test_readers_and_formats_import_neither_pickle_nor_arrow():
+    """Workers import little; Arrow and Minari are only imported for their files."""
     late = {"pyarrow", "minari", "fsspec", "tensorflow"}
     code = f"import sys, aiorl.offline.sources; print(sorted({late} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)

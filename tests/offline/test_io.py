@@ -24,7 +24,7 @@ class FakeSampler:
         return extra
 
 
-def test_sampler_input_gives_the_samplers_batches_with_the_extra_ones_behind():
+def test_sampler_input_returns_the_samplers_batches_with_the_extra_ones_at_the_end():
     """R67."""
     reader = SamplerInput(FakeSampler([rows(1, 2), rows(5)], [rows(3), rows(4)]))
     first = reader.next()
@@ -33,7 +33,7 @@ def test_sampler_input_gives_the_samplers_batches_with_the_extra_ones_behind():
     assert reader.next()["rewards"].tolist() == [5]
 
 
-def test_the_context_knows_its_place_and_the_workers_sampler():
+def test_the_context_has_its_place_and_the_workers_sampler():
     class Worker:
         sampler = FakeSampler([rows(7)])
 

@@ -1,4 +1,4 @@
-"""Five estimators against the exact values of a world whose trajectories can all be added up."""
+"""Five estimators, compared with exact values of a world with a small number of trajectories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GAMMA = Fraction(4, 5)
 
 
 class Coin(Policy):
-    """Takes action 1 with a probability that is the observation."""
+    """Policy that takes action 1 with the observation as probability."""
 
     def __init__(self):
         super().__init__(spaces.Box(0, 1, (1,)), spaces.Discrete(2), {})
@@ -39,7 +39,7 @@ def test_estimates_equal_the_sum_over_all_trajectories_within_three_standard_err
         judge(table_policy(NEW), play(OLD, 300, rng), gamma=0.8, num_resamples=0, seed=number) for number in range(10)
     ]
     truth = float(true_value(NEW, GAMMA))
-    assert abs(truth - float(true_value(OLD, GAMMA))) > 0.3, "the policies differ in what they earn"
+    assert abs(truth - float(true_value(OLD, GAMMA))) > 0.3, "the policies have different returns"
     for name in METHODS:
         values = np.array([judgement.estimates[name].value for judgement in found])
         error = values.std(ddof=1) / np.sqrt(len(values))
@@ -48,11 +48,11 @@ def test_estimates_equal_the_sum_over_all_trajectories_within_three_standard_err
     v_prev = np.array([judgement.v_prev for judgement in found])
     assert abs(v_prev.mean() - float(true_value(OLD, GAMMA))) < 3 * v_prev.std(ddof=1) / np.sqrt(len(v_prev))
     spread = {name: np.std([judgement.estimates[name].value for judgement in found]) for name in METHODS}
-    assert spread["dr"] < spread["pdis"] < spread["is"], "what each of them is for"
+    assert spread["dr"] < spread["pdis"] < spread["is"], "each reduces the variance further"
 
 
-def test_an_exact_q_makes_doubly_robust_as_sure_as_chance_allows():
-    """O2: with the closed form's Q, what is left is the chance of the world, on ratios of the policies."""
+def test_with_an_exact_q_the_spread_of_doubly_robust_is_that_of_the_world():
+    """O2: with Q in closed form, only the randomness of the world is left, weighted with ratios."""
     episodes = play(OLD, 4000, np.random.default_rng(3))
     q = true_q(NEW, GAMMA)
     states = np.concatenate([episode["obs"].argmax(1) for episode in episodes])
@@ -74,7 +74,7 @@ def test_an_exact_q_makes_doubly_robust_as_sure_as_chance_allows():
     assert values.std() < ratios.per_decision().std()
 
 
-def test_a_fitted_q_is_the_exact_one_where_states_can_be_told_apart():
+def test_a_fitted_q_is_exact_if_states_can_be_distinguished():
     episodes = play(OLD, 2000, np.random.default_rng(5))
     judgement = judge(table_policy(OLD), episodes, methods=["dm"], gamma=0.8, num_resamples=0)
     assert judgement.fitted_q is not None
@@ -83,7 +83,7 @@ def test_a_fitted_q_is_the_exact_one_where_states_can_be_told_apart():
     assert judgement.effective_sample_size is None, "there are no ratios"
 
 
-def test_equal_seeds_give_equal_numbers_and_intervals_hold_the_truth():
+def test_equal_seeds_give_equal_numbers_and_intervals_contain_the_truth():
     episodes = play(OLD, 300, np.random.default_rng(6))
     one, same, other = (
         judge(table_policy(NEW), episodes, gamma=0.8, num_resamples=200, seed=seed) for seed in (1, 1, 2)
@@ -108,7 +108,9 @@ def test_impossible_and_missing_probabilities_are_refused_with_their_rows():
         del episode["action_logp"]
     with pytest.raises(BatchError, match="action_prob"):
         judge(table_policy(NEW), episodes)
-    assert judge(table_policy(NEW), episodes, methods=["dm"]).estimates["dm"].interval is not None, "it needs none"
+    assert judge(table_policy(NEW), episodes, methods=["dm"]).estimates["dm"].interval is not None, (
+        "dm needs no probabilities"
+    )
 
 
 def test_actions_and_observations_of_other_spaces_are_refused():
@@ -126,7 +128,7 @@ def test_actions_and_observations_of_other_spaces_are_refused():
         judge(table_policy(NEW), undefined)
 
 
-def test_what_cannot_be_asked_for_is_refused():
+def test_invalid_arguments_are_refused():
     policy, episodes = table_policy(NEW), play(OLD, 3, np.random.default_rng(2))
     given = {"methods": [["magic"], []], "gamma": [1.5], "clip": [0.0], "num_resamples": [-1]}
     for name, value in ((name, value) for name, values in given.items() for value in values):
@@ -139,8 +141,8 @@ def test_what_cannot_be_asked_for_is_refused():
         judge(policy, [MultiAgentBatch({"a": episodes[0]}, 1)])
 
 
-def test_a_cut_goes_on_unless_it_is_said_to_be_an_end():
-    """A reward of 1 for ever, cut after three steps: 1 / (1 - 0.5) with what follows, 1.75 without."""
+def test_values_continue_after_a_cut_unless_it_counts_as_an_end():
+    """A reward of 1 forever, cut after three steps: 1 / (1 - 0.5) with the value after the cut, 1.75 without."""
     still = np.tile(np.eye(5, dtype=np.float32)[0], (3, 1))
     columns = {
         "obs": still, "new_obs": still, "rewards": np.ones(3, np.float32), "action_logp": np.log([0.5, 0.5, 0.5]),
@@ -155,7 +157,7 @@ def test_a_cut_goes_on_unless_it_is_said_to_be_an_end():
     assert on.v_prev == 1.75
     assert on.estimates["is"].value == pytest.approx(1.75)
     end = judge(policy, episodes, gamma=0.5, num_resamples=0, cut_is_end=True)
-    assert 1.0 < end.estimates["dm"].value < 1.75, "of all states alike, a third is followed by nothing"
+    assert 1.0 < end.estimates["dm"].value < 1.75, "after a third of the equal states, the value is 0"
     assert end.estimates["dr"].value == pytest.approx(1.75, abs=0.05)
     with pytest.raises(ConfigError, match="time limit has no finite value"):
         judge(policy, episodes, gamma=1.0)
@@ -167,7 +169,7 @@ def test_a_cut_goes_on_unless_it_is_said_to_be_an_end():
     assert judge(policy, episodes, gamma=0.5, cut_is_end=True).num_episodes == 80
 
 
-def test_a_policy_of_a_users_own_is_judged_by_its_likelihoods_but_not_by_a_model():
+def test_a_users_own_policy_is_judged_by_its_likelihoods_but_not_by_a_model():
     episode = SampleBatch(
         obs=np.array([[0.5], [0.25]]), actions=np.ones(2, np.int64), rewards=np.array([1.0, 4.0]),
         action_prob=np.array([0.25, 0.5]), dones=np.array([False, True]),

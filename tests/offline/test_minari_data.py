@@ -31,7 +31,7 @@ def read(name, share=WHOLE):
     return read_all(name, share)[0]
 
 
-def test_what_was_written_reads_back_with_its_episodes():
+def test_a_written_dataset_reads_back_with_its_episodes():
     batch = cartpole_rows(3, 5)
     write("minari:cartpole/mine-v0", batch.slice(0, 7), batch.slice(7, 15))
     found = read("minari:cartpole/mine-v0")
@@ -46,7 +46,7 @@ def test_what_was_written_reads_back_with_its_episodes():
 
 
 def test_the_file_that_was_checked_is_read(monkeypatch):
-    """Another file may have its name by then."""
+    """Another file can have its name by then."""
     write("minari:mine-v0", cartpole_rows(1, 5))
 
     def open_and_remove(path, **options):
@@ -58,7 +58,7 @@ def test_the_file_that_was_checked_is_read(monkeypatch):
     assert len(read("minari:mine-v0")) == 1
 
 
-def test_an_episode_that_goes_on_at_the_end_is_truncated_and_no_dataset_written_over():
+def test_an_open_episode_is_truncated_at_the_end_and_no_dataset_is_overwritten():
     batch = cartpole_rows(2, 5)
     write("minari:a-v0", batch.slice(0, 8))
     first, second = read("minari:a-v0")
@@ -68,7 +68,7 @@ def test_an_episode_that_goes_on_at_the_end_is_truncated_and_no_dataset_written_
         write("minari:a-v0", batch)
 
 
-def test_a_dataset_of_an_environment_knows_its_spaces():
+def test_a_dataset_of_an_environment_has_its_spaces():
     pytest.importorskip("pygame")
     write("minari:a-v0", cartpole_rows(1, 3), env="CartPole-v1")
     assert minari.load_dataset("a-v0").env_spec.id == "CartPole-v1"
@@ -78,7 +78,7 @@ PARTS = gym.spaces.Dict({"place": gym.spaces.Box(-1, 1, (2,)), "kind": gym.space
 
 
 def create(name, observations, actions, observation_space, action_space):
-    """A dataset of three steps that Minari wrote itself."""
+    """Create a dataset of three steps with Minari itself."""
     buffer = minari.data_collector.EpisodeBuffer(
         observations=observations, actions=actions, rewards=[1.0, 2.0, 3.0], terminations=[False] * 3,
         truncations=[False, False, True], infos={},
@@ -90,7 +90,7 @@ def create(name, observations, actions, observation_space, action_space):
         )
 
 
-def test_observations_of_other_spaces_come_as_a_policy_takes_them():
+def test_observations_of_other_spaces_are_read_in_the_form_of_policies():
     obs = {"place": np.full((4, 2), 0.5, np.float32), "kind": np.array([0, 1, 2, 1])}
     create("parts-v0", obs, np.zeros((3, 2), np.float32), PARTS, gym.spaces.Box(-1, 1, (2,)))
     (rows,) = read("minari:parts-v0")
@@ -109,12 +109,12 @@ def test_readers_share_a_dataset_by_episode():
     assert sum(batch.count for batch in whole) == 21
 
 
-def test_a_dataset_that_is_not_there_says_how_to_get_it():
+def test_a_missing_dataset_is_reported_with_the_command_to_get_it():
     with pytest.raises(FileNotFoundError, match="minari download nothing-v0"):
         read("minari:nothing-v0")
 
 
-def test_a_damaged_dataset_is_told_and_a_pipe_is_not_waited_for(root):
+def test_a_damaged_dataset_is_reported_and_a_pipe_does_not_block(root):
     write("minari:a-v0", cartpole_rows())
     for text in ("{}", "[]", "{", ""):
         (root / "a-v0/data/metadata.json").write_text(text)
@@ -159,7 +159,7 @@ def a_link_to_another_file(episode, root):
     ],
     ids=range(9),
 )  # fmt: skip
-def test_what_an_episode_may_not_hold_is_refused_before_it_is_read(root, instead):
+def test_forbidden_contents_of_an_episode_are_refused_before_they_are_read(root, instead):
     write("minari:a-v0", cartpole_rows(2, 5))
     with h5py.File(root / "a-v0/data/main_data.hdf5", "a") as file:
         del file["episode_0/rewards"]
@@ -186,7 +186,7 @@ def nested(kind):
     ],
     ids=lambda space: space[:20],
 )  # fmt: skip
-def test_a_space_that_is_none_is_refused(root, space):
+def test_an_invalid_space_is_refused(root, space):
     write("minari:a-v0", cartpole_rows())
     path = root / "a-v0/data/metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"observation_space": space}))
@@ -196,7 +196,7 @@ def test_a_space_that_is_none_is_refused(root, space):
 
 def test_frames_that_minari_stored_as_jpeg_are_read(root):
     frames = np.full((4, 40, 40, 3), 128, np.uint8)
-    frames[2, ::2] = 130  # so that their files are not all as long
+    frames[2, ::2] = 130  # so that their files have different lengths
     space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
     create("frames-v0", frames, np.zeros(3, np.int64), space, gym.spaces.Discrete(2))
     (rows,) = read("minari:frames-v0")
@@ -218,7 +218,7 @@ def test_frames_that_minari_stored_as_jpeg_are_read(root):
     assert isinstance(bad, DataError)
 
 
-def test_the_code_that_a_dataset_names_as_its_environment_is_not_run(root, tmp_path):
+def test_the_environment_that_a_dataset_names_is_not_run(root, tmp_path):
     write("minari:a-v0", cartpole_rows())
     path = root / "a-v0/data/metadata.json"
     metadata = json.loads(path.read_text())
@@ -230,7 +230,7 @@ def test_the_code_that_a_dataset_names_as_its_environment_is_not_run(root, tmp_p
 
 
 @pytest.mark.parametrize("name", ["new_obs", "dones", "eps_id"])
-def test_what_minari_needs_is_named(root, name):
+def test_a_missing_column_is_named(root, name):
     batch = cartpole_rows()
     del batch[name]
     with pytest.raises(DataError, match=name):
@@ -238,7 +238,7 @@ def test_what_minari_needs_is_named(root, name):
     assert not (root / "a-v0").exists()
 
 
-def test_pixels_survive():
+def test_pixels_survive_the_round_trip():
     obs = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
     batch = cartpole_rows(1, 5)
     batch["obs"], batch["new_obs"] = obs[:-1], obs[1:]

@@ -27,18 +27,18 @@ ARRAYS = {
 
 
 def as_numpy_1(data: bytes) -> bytes:
-    """The same pickle with the names that NumPy 1 wrote."""
+    """Return the same pickle with the names of NumPy 1."""
     for module in (b"multiarray", b"numeric"):
         old, new = b"numpy.core." + module, b"numpy._core." + module
         data = data.replace(b"\x8c" + bytes([len(new)]) + new, b"\x8c" + bytes([len(old)]) + old)
         data = data.replace(b"c" + new, b"c" + old)
-    return data[:2] + data[11:] if data[2] == 0x95 else data  # without a frame, which need not be and says its length
+    return data[:2] + data[11:] if data[2] == 0x95 else data  # without the optional frame, which contains the length
 
 
 @pytest.mark.parametrize("of_numpy_1", [False, True])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("name", ARRAYS)
-def test_every_spelling_of_a_pickled_array_is_read(name, protocol, of_numpy_1):
+def test_every_form_of_a_pickled_array_is_read(name, protocol, of_numpy_1):
     data = pickle.dumps(ARRAYS[name], protocol)
     if of_numpy_1:
         data = as_numpy_1(data)
@@ -80,7 +80,7 @@ def note(what):
     ],
     ids=lambda value: str(value)[:20] if isinstance(value, str) else None,
 )
-def test_what_asks_for_anything_but_an_array_of_numbers_is_refused_by_its_name(value, name, protocol):
+def test_anything_but_an_array_of_numbers_is_refused_by_its_name(value, name, protocol):
     with pytest.raises(DataError, match=name):
         read_pickled_array(pickle.dumps(value, protocol))
     assert Calls.called == []
@@ -91,7 +91,7 @@ NO_PICKLES = [b"", b"\x80", b"\x80\x05.", b"\x80\x05(.", b"ARROW1", pickle.dumps
 
 
 @pytest.mark.parametrize("data", [pickle.dumps(value, p) for value in VALUES for p in (2, 3, 4, 5)] + NO_PICKLES)
-def test_what_is_no_pickle_of_protocol_2_or_later_of_an_array_is_refused(data):
+def test_other_data_than_a_pickled_array_of_protocol_2_or_later_are_refused(data):
     with pytest.raises(DataError):
         read_pickled_array(data)
 
@@ -104,7 +104,7 @@ def test_a_name_cannot_move_the_cursor_or_fill_the_log():
 
 
 def shaped(shape: bytes, dtype: bytes = b"f4", data: bytes = b"") -> bytes:
-    """A pickle by _frombuffer with a shape as opcodes."""
+    """Return a pickle with _frombuffer and a shape in opcodes."""
     return (
         b"\x80\x05\x8c\x13numpy._core.numeric\x8c\x0b_frombuffer\x93(\x8e" + len(data).to_bytes(8, "little") + data
         + b"\x8c\x05numpy\x8c\x05dtype\x93\x8c" + bytes([len(dtype)]) + dtype + b"\x89\x88\x87R" + shape
@@ -125,13 +125,13 @@ def shaped(shape: bytes, dtype: bytes = b"f4", data: bytes = b"") -> bytes:
         b"\x8c\x01a\x85",
     ],
 )
-def test_an_impossible_shape_is_refused_before_memory_is_taken(shape):
+def test_an_impossible_shape_is_refused_before_memory_is_allocated(shape):
     assert read_pickled_array(shaped(b"K\x01\x85", data=b"\0\0\0\0")).tolist() == [0.0]
     with pytest.raises(DataError):
         read_pickled_array(shaped(shape, data=b"\0\0\0\0"))
 
 
-def test_a_pickle_cannot_change_what_names_stand_for_nor_take_memory_by_a_place_in_the_memo():
+def test_a_pickle_cannot_change_our_functions_nor_fill_memory_through_the_memo():
     name = b"\x8c\x05numpy\x8c\x05dtype\x93"
     for built in (b"N}\x8c\x04nameK\x01s\x86b.", b"\x88b.", b"N\x8c\x01a\x86b."):
         with pytest.raises(DataError):
@@ -140,7 +140,7 @@ def test_a_pickle_cannot_change_what_names_stand_for_nor_take_memory_by_a_place_
         read_pickled_array(b"\x80\x05Nr\xff\xff\xff\xff.")
 
 
-def test_text_that_is_to_be_bytes_again_and_again_takes_no_memory():
+def test_text_that_is_encoded_many_times_takes_no_memory():
     encoded = b"c_codecs\nencode\nh\x00X\x06\0\0\0latin1\x86R"
     data = b"\x80\x02X" + (10**6).to_bytes(4, "little") + b"a" * 10**6 + b"q\x00" + encoded * 50 + b"."
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Stored rows with what followed them, and with the number of the piece that they were read in."""
+"""Stored rows with their next observations, and with the numbers of their pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aiorl.offline.readers import FileReader, PreparedReader, ReaderOptions
 from aiorl.offline.writers import FileWriter
 
 LENGTHS = (4, 3, 5)
-"""Of three episodes: one terminates, one is truncated, one is cut. Observations count on, rewards are 1."""
+"""Rows of three episodes: one terminates, one is truncated, one is cut. Observations count up, rewards are 1."""
 
 
 def stored(*without: str) -> SampleBatch:
@@ -42,7 +42,7 @@ def stored(*without: str) -> SampleBatch:
 
 
 class Given(InputReader):
-    """Gives the same batch without end."""
+    """Reader that returns the same batch without end."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -61,8 +61,8 @@ def postprocessing(n: int) -> Callable[[str, SampleBatch], SampleBatch]:
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("without", [(), (c.NEW_OBS,), (c.NEW_OBS, c.EPS_ID), (c.EPS_ID,)])
-def test_what_followed_is_right_at_each_end_of_an_episode(n: int, without: tuple[str, ...]) -> None:
-    """Where it is not stored, the row behind tells; the last row of an episode that goes on is left out."""
+def test_the_next_observation_is_right_at_each_end_of_an_episode(n: int, without: tuple[str, ...]) -> None:
+    """If it is not stored, it comes from the next row; the last row of an open episode is left out."""
     batch = PreparedReader([Given(stored(*without))], postprocess=postprocessing(n)).next()
     assert isinstance(batch, SampleBatch)
     following = n_step_new_obs({name: column[:, None] for name, column in batch.items()})[:, 0, 0]
@@ -82,12 +82,12 @@ def test_what_followed_is_right_at_each_end_of_an_episode(n: int, without: tuple
         new_obs, returned, discount = found[obs]
         assert returned == sum(0.5**i for i in range(steps))
         if number == 0 and at + steps == known:
-            assert discount == 0.0, "nothing follows a terminal state"
+            assert discount == 0.0, "a terminal state has no successor"
         else:
             assert (discount, new_obs) == (0.5**steps, obs + steps)
 
 
-def test_rows_of_several_policies_are_postprocessed_each_by_its_own() -> None:
+def test_rows_of_several_policies_are_postprocessed_by_their_own_policy() -> None:
     """R189."""
 
     def postprocess(policy_id: str, part: SampleBatch) -> SampleBatch:
@@ -101,11 +101,11 @@ def test_rows_of_several_policies_are_postprocessed_each_by_its_own() -> None:
     assert isinstance(made, MultiAgentBatch)
     assert made.count == 12
     assert {name: (rows.count, {*rows["by"]}) for name, rows in made.policy_batches.items()} == {
-        "a": (12, {"a"}), "b": (4, {"b"})  # of c one row is there, and nothing tells what followed it
+        "a": (12, {"a"}), "b": (4, {"b"})  # c has one row, whose next observation is unknown
     }  # fmt: skip
 
 
-def test_rows_behind_a_gap_do_not_follow_those_before() -> None:
+def test_rows_after_a_gap_do_not_follow_the_rows_before_it() -> None:
     keep = np.array([0, 1, 3, 4])
     episode = stored(c.NEW_OBS).slice(7, 12).take(keep)
     batch = PreparedReader([Given(episode)], postprocess=postprocessing(1)).next()
@@ -114,7 +114,7 @@ def test_rows_behind_a_gap_do_not_follow_those_before() -> None:
     assert batch[c.NEW_OBS][:, 0].tolist() == [201.0, 204.0]
 
 
-def test_single_rows_of_which_nothing_is_left_end_the_reading() -> None:
+def test_reading_ends_if_no_rows_are_left_of_many_batches() -> None:
     reader = PreparedReader([Given(stored(c.NEW_OBS).slice(4, 5))], postprocess=postprocessing(1))
     with pytest.raises(DataError, match="new_obs"):
         reader.next()
@@ -133,7 +133,7 @@ def pieces_of(path: Path, **options: Any) -> list[tuple[int, list[float]]]:
     return found
 
 
-def test_a_piece_has_the_same_number_in_each_pass_whoever_reads_it(tmp_path: Path) -> None:
+def test_a_piece_has_the_same_number_in_each_pass_and_for_each_reader(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         writer = FileWriter(str(tmp_path / name))
         writer.write(stored())

@@ -1,4 +1,4 @@
-"""Formulas of importance sampling and doubly robust estimation, by hand-worked numbers and by what must always hold."""
+"""Importance sampling and doubly robust estimation, with numbers worked out by hand and with general properties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def of(rewards, lengths, gamma=0.5):
 
 
 def two_episodes(**more):
-    """O2: three steps with ratios 2, 1/4, 3 (so p = 2, 1/2, 3/2), then one with ratio 4."""
+    """Return three steps with ratios 2, 1/4, 3 (so p = 2, 1/2, 3/2), then one with ratio 4 (O2)."""
     return Ratios(of([1.0, 4.0, 8.0, 3.0], [3, 1]), np.log([2.0, 0.25, 3.0, 4.0]), **more)
 
 
@@ -54,10 +54,10 @@ def test_the_effective_sample_size_is_kishs_and_clipped_ratios_are_counted():
     assert clipped.ratios == pytest.approx([1, 0.5, 1, 1], **EXACT)
     assert clipped.is_clipped.tolist() == [True, False, True, True]
     assert clipped.num_clipped_episodes == 2
-    assert two_episodes(clip=4.0).num_clipped_episodes == 0, "a ratio of the bound is not above it"
+    assert two_episodes(clip=4.0).num_clipped_episodes == 0, "a ratio equal to the limit is not above it"
 
 
-def test_ratios_beyond_all_numbers_and_of_nothing_stay_finite():
+def test_infinite_ratios_and_ratios_of_zero_stay_finite():
     hot = Ratios(of([1.0, 1.0], [2]), np.array([600.0, 600.0]))
     assert np.isfinite(hot.ordinary()).all()
     assert (hot.effective_sample_size, hot.num_clipped_episodes) == (pytest.approx(1.0), 1)
@@ -82,7 +82,7 @@ def ratios(draw, clip=None):
 
 
 @given(ratios())
-def test_a_policy_that_is_the_same_earns_what_was_earned(drawn):
+def test_an_equal_policy_has_the_return_of_the_episodes(drawn):
     same = Ratios(drawn.of, np.zeros(len(drawn.ratios)))
     for values in (same.ordinary(), same.per_decision(), same.weighted()):
         np.testing.assert_allclose(values, drawn.of.returns, rtol=1e-9, atol=1e-9)
@@ -90,7 +90,7 @@ def test_a_policy_that_is_the_same_earns_what_was_earned(drawn):
 
 
 @given(ratios())
-def test_weights_of_a_step_and_of_those_that_ended_before_add_up_to_the_number_of_episodes(drawn):
+def test_weights_of_a_step_and_of_finished_episodes_add_up_to_the_number_of_episodes(drawn):
     own, weights = drawn.of, drawn.weights()
     for step in range(int(own.lengths.max())):
         at = own.steps == step
@@ -102,15 +102,15 @@ def test_weights_of_a_step_and_of_those_that_ended_before_add_up_to_the_number_o
 
 
 @given(ratios())
-def test_without_a_model_doubly_robust_is_per_decision_and_bounds_of_the_sample_size_hold(drawn):
+def test_without_a_model_doubly_robust_is_per_decision_and_the_sample_size_is_bounded(drawn):
     nothing = np.zeros(len(drawn.ratios))
     np.testing.assert_allclose(drawn.doubly_robust(nothing, nothing, nothing), drawn.per_decision(), atol=1e-9)
     assert 1 - 1e-9 <= drawn.effective_sample_size <= len(drawn.of) + 1e-9
 
 
 @given(ratios())
-def test_an_exact_model_of_a_world_without_chance_leaves_no_variance(drawn):
-    """Q is the reward and what follows: nothing is left for ratios to weigh."""
+def test_an_exact_model_of_a_deterministic_world_leaves_no_variance(drawn):
+    """Q is the reward plus the next value, so the terms weighted by ratios are 0."""
     own = drawn.of
     v = np.zeros(len(own.rewards))
     for start, length in zip(own.starts, own.lengths, strict=True):
@@ -120,11 +120,11 @@ def test_an_exact_model_of_a_world_without_chance_leaves_no_variance(drawn):
     np.testing.assert_allclose(drawn.doubly_robust(v, v, v_next), own.returns, atol=1e-9)
 
 
-def test_a_bootstrap_is_that_of_a_plain_loop_and_repeats_itself_for_a_seed(monkeypatch):
+def test_a_bootstrap_equals_a_plain_loop_and_repeats_for_a_seed(monkeypatch):
     rng = np.random.default_rng(4)
     own = rng.integers(1, 6, 40)
     found = Ratios(of(rng.normal(1, 1, own.sum()), own, 0.9), rng.normal(0, 0.3, own.sum()))
-    monkeypatch.setattr("aiorl.offline.estimators._BLOCK", 120)  # so that tables come in several blocks
+    monkeypatch.setattr("aiorl.offline.estimators._BLOCK", 120)  # so that tables have several blocks
     estimates = found.bootstrap_weighted(300, 7)
     np.testing.assert_array_equal(estimates, found.bootstrap_weighted(300, 7))
     assert not np.array_equal(estimates, found.bootstrap_weighted(300, 8))
@@ -138,7 +138,7 @@ def test_a_bootstrap_is_that_of_a_plain_loop_and_repeats_itself_for_a_seed(monke
     np.testing.assert_allclose(estimates, plain, rtol=1e-9)
 
 
-def test_the_interval_of_a_mean_is_that_of_its_standard_error():
+def test_the_interval_of_a_mean_matches_its_standard_error():
     values = np.random.default_rng(0).normal(5.0, 2.0, 400)
     low, high = interval_of(bootstrap_means(values, 4000, 1))
     assert low == pytest.approx(values.mean() - 1.96 * values.std() / 20, abs=0.02)

@@ -29,7 +29,7 @@ def ids(batches):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Six files with three episodes each, numbered through, of three formats."""
+    """Return a folder with six files in three formats, with three episodes each, numbered consecutively."""
     for number, suffix in enumerate([".json", ".json.gz", ".parquet"] * 2):
         write(tmp_path / f"{number}{suffix}", *episodes(*range(3 * number, 3 * number + 3)))
     (tmp_path / "notes.txt").write_text("no experience")
@@ -67,7 +67,7 @@ def test_a_source_without_files_is_refused(tmp_path, name):
 @pytest.mark.parametrize(
     "uri", ["zip://a.json::TMP/bad.zip", "zip://TMP/bad.zip", "reference://a.json", "nonsense://a", "raises://a.json"]
 )
-def test_whatever_the_package_of_a_protocol_raises_is_a_fault_of_the_input(tmp_path, uri):
+def test_any_error_of_a_protocols_package_is_an_input_error(tmp_path, uri):
     fsspec = pytest.importorskip("fsspec")
 
     class Raises(fsspec.AbstractFileSystem):
@@ -84,7 +84,7 @@ def test_whatever_the_package_of_a_protocol_raises_is_a_fault_of_the_input(tmp_p
     assert str(caught.value).isprintable()
 
 
-def test_a_uri_of_a_pipe_is_not_waited_for(tmp_path):
+def test_a_uri_of_a_pipe_does_not_block(tmp_path):
     pytest.importorskip("fsspec")
     os.mkfifo(tmp_path / "a.json")
     with pytest.raises(DataError, match="regular file"):
@@ -114,7 +114,7 @@ def test_uris_are_read_and_written_through_fsspec():
         fsspec.filesystem("memory").rm("/there", recursive=True)
 
 
-def test_a_pass_gives_every_row_once_and_then_ends(folder):
+def test_a_pass_returns_every_row_once_and_then_ends(folder):
     reader = FileReader(str(folder), ReaderOptions(epochs=2))
     numbers = [int(number) for batch in reader for number in batch["eps_id"]]
     assert sorted(numbers) == sorted(list(range(18)) * 10)
@@ -137,7 +137,7 @@ def test_training_reads_without_end_in_another_order_each_pass(folder):
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 6, 7])
-def test_workers_together_read_each_row_once_a_pass(folder, of):
+def test_workers_together_read_each_row_once_in_each_pass(folder, of):
     readers = [FileReader(str(folder), ReaderOptions(share=Share(index, of), epochs=1)) for index in range(of)]
     numbers = [int(number) for reader in readers for batch in reader for number in batch["eps_id"]]
     assert sorted(numbers) == sorted(list(range(18)) * 5)
@@ -145,7 +145,7 @@ def test_workers_together_read_each_row_once_a_pass(folder, of):
         assert sorted(path for reader in readers for path in reader.files) == find_sources(str(folder))
 
 
-def test_an_endless_reader_whose_share_is_empty_reads_everything(tmp_path, caplog):
+def test_an_endless_reader_with_an_empty_share_reads_everything(tmp_path, caplog):
     write(tmp_path / "a.json", *episodes(1, 2))
     reader = FileReader(str(tmp_path), ReaderOptions(share=Share(3, 4)))
     assert ids(itertools.islice(reader, 4)) == [1, 2]
@@ -153,7 +153,7 @@ def test_an_endless_reader_whose_share_is_empty_reads_everything(tmp_path, caplo
     assert list(FileReader(str(tmp_path), ReaderOptions(share=Share(3, 4), epochs=1))) == []
 
 
-def test_the_held_out_episodes_are_the_rest_whole_and_the_same_each_time(tmp_path):
+def test_the_held_out_episodes_are_the_others_complete_and_the_same_each_time(tmp_path):
     for name in ("a.json", "b.parquet"):
         batch = cartpole_rows(200, 3)
         write(tmp_path / name, *[batch.slice(at, at + 50) for at in range(0, 600, 50)])
@@ -171,7 +171,7 @@ def test_the_held_out_episodes_are_the_rest_whole_and_the_same_each_time(tmp_pat
     assert ids(other) != held_out
 
 
-def test_rows_of_no_known_episode_are_held_out_by_the_batch(tmp_path):
+def test_rows_without_episodes_are_held_out_by_batch(tmp_path):
     write(tmp_path / "a.json", *[SampleBatch(rewards=np.full(3, n, np.float32)) for n in range(40)])
     sizes = {}
     for part in ("train", "held_out"):
@@ -182,7 +182,7 @@ def test_rows_of_no_known_episode_are_held_out_by_the_batch(tmp_path):
     assert min(len(sizes["train"]), len(sizes["held_out"])) > 5
 
 
-def test_several_policies_are_held_out_by_episode_too(tmp_path):
+def test_several_policies_are_also_held_out_by_episode(tmp_path):
     batch = MultiAgentBatch({"a": cartpole_rows(30, 2), "b": cartpole_rows(30, 2)}, 60)
     write(tmp_path / "a.json", batch)
     (train,) = FileReader(str(tmp_path), ReaderOptions(epochs=1, hold_out=HoldOut(0.5)))
@@ -191,7 +191,7 @@ def test_several_policies_are_held_out_by_episode_too(tmp_path):
     assert ids([train.policy_batches["a"]]) == ids([train.policy_batches["b"]])
 
 
-def test_an_input_that_holds_nothing_for_this_part_ends_and_does_not_spin(tmp_path):
+def test_an_input_without_rows_of_the_part_ends_and_does_not_spin(tmp_path):
     write(tmp_path / "a.json", *episodes(1))
     parts = [ReaderOptions(hold_out=HoldOut(0.5, part)) for part in ("train", "held_out")]
     readers = [FileReader(str(tmp_path), options) for options in parts]
@@ -216,7 +216,7 @@ def corrupt(path, *places):
     path.write_bytes(b"".join(lines))
 
 
-def test_corrupt_lines_are_counted_named_and_passed_over(tmp_path, caplog):
+def test_corrupt_lines_are_counted_named_and_skipped(tmp_path, caplog):
     path = write(tmp_path / "a.json", *episodes(*range(10)))
     corrupt(path, 2, 7)
     reader = FileReader(str(tmp_path), ReaderOptions(epochs=1))
@@ -235,7 +235,7 @@ def test_more_corrupt_lines_than_allowed_end_the_reading(tmp_path):
         reader.next()
 
 
-def test_a_place_counts_once_however_many_passes_come_to_it(tmp_path, caplog):
+def test_a_place_counts_only_once_in_several_passes(tmp_path, caplog):
     path = write(tmp_path / "a.json", *episodes(*range(10)))
     corrupt(path, 2)
     path.write_bytes(path.read_bytes()[:-30])
@@ -245,7 +245,7 @@ def test_a_place_counts_once_however_many_passes_come_to_it(tmp_path, caplog):
     assert caplog.text.count("line 3") == caplog.text.count("cut short") == 1
 
 
-def test_nothing_that_can_be_read_is_an_error_and_no_endless_loop(tmp_path):
+def test_input_without_readable_rows_is_an_error_and_no_endless_loop(tmp_path):
     corrupt(write(tmp_path / "a.json", *episodes(1)), 0)
     for epochs in (None, 1):
         with pytest.raises(DataError, match=r"nothing could be read.*line 1"):
@@ -255,7 +255,7 @@ def test_nothing_that_can_be_read_is_an_error_and_no_endless_loop(tmp_path):
         FileReader(str(tmp_path)).next()
 
 
-def test_a_file_that_vanishes_costs_its_own_rows_only(folder, caplog):
+def test_a_file_that_vanishes_costs_only_its_own_rows(folder, caplog):
     """O6 of offline data."""
     reader = FileReader(str(folder), ReaderOptions(epochs=2, seed=0))
     first = reader.next()
@@ -298,13 +298,13 @@ def test_a_reader_can_be_closed_while_another_thread_reads(tmp_path):
         *((HoldOut, {"fraction": fraction}) for fraction in (0.0, 1.0, -0.5, float("nan"))),
     ],
 )  # fmt: skip
-def test_options_that_are_none_are_refused(kind, values):
+def test_invalid_options_are_refused(kind, values):
     with pytest.raises(ConfigError):
         kind(**values)
 
 
 class Counting:
-    """A reader of batches numbered from 0, as many as wished."""
+    """Reader of batches numbered from 0, up to a limit."""
 
     def __init__(self, limit=None, name=0):
         self.given, self.limit, self.name, self.is_closed = 0, limit, name, False
@@ -323,7 +323,7 @@ def number(batch):
     return int(batch["number"][0])
 
 
-def test_the_shuffle_buffer_is_filled_first_and_gives_random_batches():
+def test_the_shuffle_buffer_is_filled_first_and_returns_random_batches():
     """R188."""
     source = Counting()
     reader = PreparedReader([source], buffer_size=50, seed=[0])
@@ -367,7 +367,7 @@ def joined(assembler, *batches):
     return [episode["obs"].tolist() for batch in batches for episode in assembler.add(batch)]
 
 
-def test_parts_of_interleaved_episodes_become_whole_ones_as_they_end():
+def test_parts_of_interleaved_episodes_are_assembled_when_they_end():
     assembler = EpisodeAssembler()
     first = SampleBatch.concat([part(1, 0, 3), part(2, 0, 2)])
     second = SampleBatch.concat([part(1, 3, 5, done=True), part(2, 2, 4)])
@@ -381,22 +381,22 @@ def test_parts_of_interleaved_episodes_become_whole_ones_as_they_end():
 
 def test_episodes_without_beginning_or_end_are_left_out_and_counted():
     assembler = EpisodeAssembler()
-    assert joined(assembler, part(1, 2, 5, done=True)) == [], "its beginning never came"
-    assert joined(assembler, part(2, 0, 2), part(2, 3, 6, done=True)) == [], "neither did what was in between"
-    assert joined(assembler, part(4, 0, 2), part(4, 0, 3, done=True)) == [[400, 401, 402]], "another worker's"
+    assert joined(assembler, part(1, 2, 5, done=True)) == [], "its beginning is missing"
+    assert joined(assembler, part(2, 0, 2), part(2, 3, 6, done=True)) == [], "a part in between is missing"
+    assert joined(assembler, part(4, 0, 2), part(4, 0, 3, done=True)) == [[400, 401, 402]], "of another worker"
     assert joined(assembler, part(5, 0, 4)) == []
     assembler.finish()
     assert assembler.num_left_out == 3 + 5 + 2 + 4
 
 
-def test_one_id_for_several_episodes_is_cut_where_they_end():
+def test_several_episodes_with_one_id_are_cut_where_they_end():
     batch = SampleBatch(obs=np.arange(5), eps_id=np.zeros(5, int), terminateds=np.array([0, 1, 0, 0, 1], bool))
     assert joined(EpisodeAssembler(), batch) == [[0, 1], [2, 3, 4]]
     del batch["eps_id"]
     assert joined(EpisodeAssembler(), batch) == [[0, 1], [2, 3, 4]]
 
 
-def test_without_flags_of_an_end_each_part_is_whole():
+def test_without_flags_of_an_end_each_part_is_an_episode():
     batch = SampleBatch(obs=np.arange(3), eps_id=np.array([1, 1, 2]))
     assert joined(EpisodeAssembler(), batch) == [[0, 1], [2]]
     assert joined(EpisodeAssembler(), SampleBatch()) == []

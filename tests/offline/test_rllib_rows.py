@@ -38,7 +38,7 @@ def test_rows_of_an_episode_become_a_batch(tmp_path):
     assert [[stored.place for stored in share] for share in of_two] == [["line 1", "line 7"], ["line 4"]]
 
 
-def test_rows_that_do_not_fit_are_named_and_the_others_read(tmp_path):
+def test_rows_that_do_not_fit_are_named_and_the_others_are_read(tmp_path):
     lines = [row(1, 0), row(1, 1, obs=[1.0]), row(2, 0), {"eps_id": 3, "obs": [0.0, 1.0]}]
     found = read(tmp_path / "rows.json", lines)
     assert isinstance(found[0], DataError)

@@ -56,7 +56,7 @@ class OurWriter(OutputWriter):
         self.batches.append(batch)
 
 
-def test_all_forms_of_input_make_their_reader(tmp_path, make_worker):
+def test_all_forms_of_input_create_their_reader(tmp_path, make_worker):
     """R187: sampler, a path, a list, a mixture, a function."""
     path = write(str(tmp_path / "a.json"), cartpole_rows())
     worker = make_worker()
@@ -66,7 +66,7 @@ def test_all_forms_of_input_make_their_reader(tmp_path, make_worker):
     assert isinstance(input_creator([path])(context), FileReader)
     mixed = input_creator({"sampler": 0.5, str(tmp_path): 0.5}, InputSettings(seed=0))(context)
     sizes = [len(mixed.next()["obs"][0]) for _ in range(400)]
-    assert 120 < sizes.count(3) < 280, "of the sampler"
+    assert 120 < sizes.count(3) < 280, "batches of the sampler"
     assert sizes.count(3) + sizes.count(4) == 400
     assert input_creator(Ours) is Ours
 
@@ -78,7 +78,7 @@ def test_all_forms_of_input_make_their_reader(tmp_path, make_worker):
         {"a": float("nan")},
     ],
 )  # fmt: skip
-def test_what_is_no_input_is_refused(source):
+def test_an_invalid_input_is_refused(source):
     """R187."""
     with pytest.raises(ValueError, match="input"):
         input_creator(source)
@@ -89,7 +89,7 @@ def test_a_mixture_has_no_end():
         input_creator({"a": 0.5, "b": 0.5}, InputSettings(epochs=1))
 
 
-def test_all_forms_of_output_make_their_writer(tmp_path):
+def test_all_forms_of_output_create_their_writer(tmp_path):
     """R190: none, the run's directory, a directory, a function."""
     context = IOContext(str(tmp_path / "run"), worker_index=2)
     assert isinstance(output_creator(None)(context), NoopWriter)
@@ -108,7 +108,7 @@ def test_all_forms_of_output_make_their_writer(tmp_path):
             output_creator(output)
 
 
-def test_what_one_worker_writes_another_reads(tmp_path, make_worker):
+def test_a_worker_reads_the_batches_that_another_wrote(tmp_path, make_worker):
     """R187, R190: the batches are equal."""
     writer = make_worker(output_creator=output_creator(str(tmp_path)), num_envs=2)
     written = [writer.sample() for _ in range(4)]
@@ -135,7 +135,7 @@ def test_the_last_rows_of_a_pass_are_a_shorter_batch(tmp_path, make_worker):
         worker.sample()
 
 
-def test_what_workers_of_several_policies_write_is_read(tmp_path):
+def test_batches_of_several_policies_are_written_and_read(tmp_path):
     """R187, R190."""
     probe = CountingMultiAgentEnv()
     policies = {name: (RandomPolicy, probe.observation_space, probe.action_space, {"seed": 0}) for name in ("a0", "a1")}
@@ -149,7 +149,7 @@ def test_what_workers_of_several_policies_write_is_read(tmp_path):
         assert_equal_batches(reader.sample(), batch)
 
 
-def test_workers_share_the_files_by_their_places(tmp_path, make_worker):
+def test_workers_share_the_files_by_their_slots(tmp_path, make_worker):
     for number in range(6):
         write(tmp_path / f"{number}.json", cartpole_rows(1, 5, first=number))
     settings = InputSettings(epochs=1)
@@ -179,7 +179,7 @@ class Postprocessing(PlainPolicy):
         return batch
 
 
-def test_postprocessing_is_done_when_asked_by_episode_and_by_the_current_policy(tmp_path, make_worker):
+def test_rows_are_postprocessed_on_request_by_episode_and_with_the_current_policy(tmp_path, make_worker):
     """R189."""
     path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
     plain = make_worker(Postprocessing, input_creator=input_creator(path))
@@ -189,11 +189,11 @@ def test_postprocessing_is_done_when_asked_by_episode_and_by_the_current_policy(
     for weight in (1.0, 2.0):
         worker.set_weights({"default_policy": {"w": np.array([weight])}})
         batch = worker.sample()
-        assert set(batch["advantages"].tolist()) == {weight}, "though batches were in the buffer before"
+        assert set(batch["advantages"].tolist()) == {weight}, "although batches were already in the buffer"
         assert set(batch["length"].tolist()) == {5}
 
 
-def test_of_a_mixture_only_stored_rows_are_postprocessed_here(tmp_path, make_worker):
+def test_only_stored_rows_of_a_mixture_are_postprocessed(tmp_path, make_worker):
     """R189."""
     path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
     worker = make_worker(Postprocessing)
@@ -207,10 +207,10 @@ class TakesRaw(RandomPolicy):
     takes_raw = True
 
     def filter_inputs(self, filtered):
-        """A network would be put behind it."""
+        """Do nothing; a real policy would apply its network."""
 
 
-def test_the_filter_of_a_policy_that_takes_raw_rows_learns_from_what_is_read(tmp_path, make_worker):
+def test_the_filter_of_a_policy_for_raw_rows_learns_from_stored_rows(tmp_path, make_worker):
     obs = np.array([[1, 2, 3], [3, 6, 9]], np.uint8)
     stored = SampleBatch({"obs": obs, "rewards": np.ones(2, np.float32), "eps_id": np.zeros(2, np.int64)})
     path = write(str(tmp_path / "a.json"), stored)
@@ -237,8 +237,8 @@ def test_stored_rows_of_a_policy_that_the_worker_lacks_are_refused(tmp_path, mak
 
 
 @pytest.mark.parametrize(("limit", "found"), [(None, 3.0), (False, 3.0), (True, 1.0), (2.0, 2.0)])
-def test_rewards_are_limited_before_stored_rows_are_postprocessed(limit, found, tmp_path, make_worker):
-    """As those of environments are."""
+def test_rewards_are_clipped_before_stored_rows_are_postprocessed(limit, found, tmp_path, make_worker):
+    """As for rewards of environments."""
     rows = cartpole_rows(2, 5)
     rows["rewards"] = np.full(rows.count, -3.0, np.float32)
     source = input_creator(write(str(tmp_path / "a.json"), rows), InputSettings(postprocess_inputs=True))
@@ -246,7 +246,7 @@ def test_rewards_are_limited_before_stored_rows_are_postprocessed(limit, found, 
     assert set(worker.sample()["rewards"].tolist()) == {-found}
 
 
-def test_the_shuffle_buffer_is_of_files_and_not_of_samplers_or_functions(tmp_path, make_worker):
+def test_only_files_are_shuffled_not_samplers_or_functions(tmp_path, make_worker):
     """R188."""
     path = write(str(tmp_path / "a.json"), *[cartpole_rows(1, 5, first=number) for number in range(60)])
     context = make_worker().io_context
@@ -259,7 +259,7 @@ def test_the_shuffle_buffer_is_of_files_and_not_of_samplers_or_functions(tmp_pat
         assert isinstance(input_creator(Ours, settings)(context), Ours)
 
 
-def test_with_simulation_learning_sees_stored_rows_and_metrics_are_the_environments(tmp_path, make_worker):
+def test_with_simulation_learning_gets_stored_rows_and_metrics_come_from_the_environment(tmp_path, make_worker):
     """R192."""
     path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
     worker = make_worker(input_creator=input_creator(path), input_evaluation=["simulation"])
@@ -284,7 +284,7 @@ class FailingStream(InputReader, OutputWriter):
 @pytest.mark.parametrize(
     "function", [lambda context: 3, lambda context: {}["boom"], lambda context: FailingStream(), lambda: None, 3]
 )
-def test_what_a_users_reader_or_writer_does_wrong_names_the_setting(function, key, monkeypatch):
+def test_errors_of_a_users_reader_or_writer_name_the_setting(function, key, monkeypatch):
     monkeypatch.setattr("math.users", function, raising=False)
     settings = WorkerConfig.model_validate({key: "math:users"})
     use = {

@@ -1,4 +1,4 @@
-"""What a policy would do along stored episodes is what it does when it steps through them."""
+"""Evaluation of a policy on stored episodes, compared with stepping through them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def episodes(rng, lengths=(4, 1, 7, 4)):
     "kind",
     [{"recurrent": recurrent, "looks_back": looks_back} for recurrent in (False, True) for looks_back in (False, True)],
 )
-def test_a_look_is_that_of_a_policy_that_steps_through_each_episode_with_its_own_states(kind):
+def test_look_at_equals_stepping_through_each_episode_with_the_policys_states(kind):
     policy, stored = make_policy(**kind), episodes(np.random.default_rng(1))
     look = look_at(policy, stored, need_ends=True)
     known, expected = [], []
@@ -67,7 +67,7 @@ def test_a_look_is_that_of_a_policy_that_steps_through_each_episode_with_its_own
     np.testing.assert_allclose(log_likelihoods(policy, stored), look.logp)
 
 
-def test_observations_as_the_environment_gives_them_are_made_into_inputs_first():
+def test_observations_of_the_environment_are_converted_to_inputs_first():
     policy, stored = make_policy(recurrent=False, looks_back=False), episodes(np.random.default_rng(2))
     expected = look_at(policy, stored, need_ends=True).logp
     for episode in stored:
@@ -77,7 +77,7 @@ def test_observations_as_the_environment_gives_them_are_made_into_inputs_first()
     np.testing.assert_allclose(look.logp, expected, rtol=1e-4)
 
 
-def test_a_policy_whose_weights_are_broken_is_told_from_data_that_are():
+def test_a_policy_with_broken_weights_is_distinguished_from_broken_data():
     policy, stored = make_policy(recurrent=False, looks_back=False), episodes(np.random.default_rng(3))
     policy.distribution.logp = lambda inputs, actions: np.full(len(actions), np.nan, np.float32)
     with pytest.raises(PolicyError, match="log-probability of action 0 is nan"):
@@ -85,13 +85,13 @@ def test_a_policy_whose_weights_are_broken_is_told_from_data_that_are():
 
 
 class Leaning:
-    """A network whose actions are normal around half the observation."""
+    """Network with normally distributed actions around half the observation."""
 
     def run(self, obs, state=(), prev=None, out=None, noise=None):
         return np.concatenate([0.5 * obs, np.full_like(obs, -1.0)], axis=1), np.zeros(len(obs), np.float32), []
 
 
-def test_a_continuous_policy_is_judged_also_by_its_model():
+def test_a_continuous_policy_is_also_judged_by_its_model():
     """One step, reward -(a - o)^2: V = -(o^2 / 4 + exp(-2)), here with o uniform in [-1, 1]."""
     space = spaces.Box(-1, 1, (1,), np.float32)
     policy = GraphPolicy(Leaning(), ActingSpec((1,), "float32", (), 2, "diag_gaussian", space_to_dict(space), ()))
@@ -117,7 +117,7 @@ def test_a_continuous_policy_is_judged_also_by_its_model():
 
 
 class LeaningWithShares(Leaning):
-    """The same, whose noise is of one feature, and which keeps its state as it is."""
+    """The same network with noise of one feature and an unchanged state."""
 
     def run(self, obs, state=(), prev=None, out=None, noise=None):
         inputs, values, _ = super().run(obs)
@@ -125,7 +125,7 @@ class LeaningWithShares(Leaning):
 
 
 @pytest.mark.parametrize("state_shapes", [(), ((2,),)])
-def test_what_noise_of_the_state_is_made_of_is_no_part_of_a_look(state_shapes):
+def test_features_of_state_dependent_noise_are_not_part_of_the_result(state_shapes):
     space = spaces.Box(-9, 9, (2,), np.float32)
     spec = ActingSpec((2,), "float32", state_shapes, 4, "diag_gaussian", space_to_dict(space), (), num_features=1)
     stored = episodes(np.random.default_rng(6))
@@ -135,7 +135,7 @@ def test_what_noise_of_the_state_is_made_of_is_no_part_of_a_look(state_shapes):
     np.testing.assert_array_equal(look.dist_inputs, Leaning().run(look.known[:, :2])[0])
 
 
-def test_frames_stored_as_other_numbers_are_refused_where_that_loses_something():
+def test_frames_stored_as_other_numbers_are_refused_if_values_would_change():
     policy = make_policy(recurrent=False, looks_back=False)
     policy.spec = dataclasses.replace(policy.spec, obs_dtype="uint8")
     with pytest.raises(BatchError, match="whole numbers from 0 to 255, got others in episode 0"):

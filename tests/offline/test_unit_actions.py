@@ -1,4 +1,4 @@
-"""Stored actions of a Box that are scaled to [-1, 1]: scaled back where that is said, else noticed."""
+"""Stored actions of a Box that are scaled to [-1, 1]: scaled back on request, otherwise noticed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NARROW = spaces.Box(-1.0, 1.0, (2,))
 
 
 def stored(path, actions, **columns):
-    """A file as RLlib writes them."""
+    """Return a file as RLlib writes it."""
     actions = np.asarray(actions, np.float32)
     line = {"type": "SampleBatch", "obs": [[0.0]] * len(actions), "actions": actions.tolist(), **columns}
     path.write_text(json.dumps(line) + "\n")
@@ -30,7 +30,7 @@ def stored(path, actions, **columns):
 
 
 def read(path, space, times=1, **settings):
-    """What a worker with a policy of that action space reads."""
+    """Return the batches that a worker with a policy of that action space reads."""
     worker = SimpleNamespace(policy_map={"default_policy": SimpleNamespace(action_space=space)}, filters={})
     reader = input_creator(path, InputSettings(**settings))(IOContext(None, {}, 0, worker))
     return [reader.next() for _ in range(times)][-1]
@@ -42,7 +42,7 @@ def test_scaled_actions_become_those_of_the_environment_with_their_densities(tmp
     rows = read(stored(tmp_path / "a.json", unit, **columns), BOX, actions_normalized=True)
     np.testing.assert_allclose(rows["actions"], [[-2.0, 7.5], [0.5, 10.0]])
     np.testing.assert_allclose(rows["prev_actions"], rows["actions"])
-    # the density of a Gaussian says the same
+    # the density of a Gaussian is equal
     low, high = make_distribution(NARROW), make_distribution(BOX)
     inputs = np.array([[0.1, 0.2, -0.5, 0.0]], np.float32)
     wide = np.array([[0.2, 6.0, -0.5 + np.log(2.0), np.log(5.0)]], np.float32)
@@ -62,7 +62,7 @@ def test_a_run_warns_if_all_actions_of_a_wider_box_lie_within_unit_bounds(space,
     assert len(caplog.records) == warns
 
 
-def test_a_reader_that_gives_the_same_batch_again_finds_it_as_it_was():
+def test_a_reader_that_returns_the_same_batch_again_finds_it_unchanged():
     class Same(InputReader):
         batch = SampleBatch(obs=np.zeros((1, 1), np.float32), actions=np.array([[0.5, 0.5]], np.float32))
 
@@ -76,13 +76,13 @@ def test_a_reader_that_gives_the_same_batch_again_finds_it_as_it_was():
     assert reader.next()["actions"].tolist() == reader.next()["actions"].tolist() == [[1.0, 1.0]]
 
 
-def test_actions_of_a_space_without_bounds_can_not_have_been_scaled(tmp_path):
+def test_actions_of_an_unbounded_space_cannot_be_scaled_back(tmp_path):
     with pytest.raises(ConfigError) as caught:
         read(stored(tmp_path / "a.json", [[0.0]]), spaces.Discrete(3), actions_normalized=True)
     assert caught.value.key == "actions_in_input_normalized"
 
 
-def test_commands_show_the_action_space_and_scale_back(tmp_path, capsys):
+def test_commands_show_the_action_space_and_scale_actions_back(tmp_path, capsys):
     path = stored(tmp_path / "a.json", [[-0.977], [0.9755]])
     assert main(["inspect", path, "--env", "Pendulum-v1"]) == 0
     told = capsys.readouterr().out

@@ -28,7 +28,7 @@ def test_files_roll_over_at_the_limit_and_read_back_equal(tmp_path):
     assert_equal_batches(SampleBatch.concat(read_once(tmp_path)), SampleBatch.concat(batches))
 
 
-def test_each_batch_can_be_read_as_soon_as_it_was_written(tmp_path):
+def test_each_batch_can_be_read_right_after_it_is_written(tmp_path):
     writer = FileWriter(str(tmp_path))
     for number in range(3):
         writer.write(cartpole_rows())
@@ -36,7 +36,7 @@ def test_each_batch_can_be_read_as_soon_as_it_was_written(tmp_path):
     writer.close()
 
 
-def test_two_writers_of_one_second_and_one_index_have_files_of_their_own(tmp_path):
+def test_two_writers_with_the_same_second_and_index_have_separate_files(tmp_path):
     writers = [FileWriter(str(tmp_path), clock=lambda: 0.0) for _ in range(3)]
     for writer, number in itertools.product(writers, range(2)):
         writer.write(cartpole_rows(first=number))
@@ -53,14 +53,14 @@ def test_batches_without_rows_are_not_written(tmp_path):
     assert list((tmp_path / "new" / "one").iterdir()) == []
 
 
-def test_an_output_that_cannot_be_is_refused(tmp_path):
+def test_an_invalid_output_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="can't be made"):
         FileWriter(str(tmp_path / "file"))
 
 
-def test_after_a_write_that_failed_another_file_is_begun(tmp_path, monkeypatch):
-    """A disk that was full for a while leaves a torn line at the end of one file, and nothing behind it."""
+def test_after_a_failed_write_a_new_file_is_started(tmp_path, monkeypatch):
+    """A disk that was full for a while leaves a torn line at the end of one file, and no lines after it."""
     writer = FileWriter(str(tmp_path))
     writer.write(cartpole_rows(first=0))
     file = writer._file._file
