@@ -350,7 +350,7 @@ def _unpacked(text: str, max_bytes: int) -> bytes:
 
 
 class _JsonFile(BatchFile):
-    """File of lines, each written at once, so that a crash damages only the last one."""
+    """File of lines, each written in one call, so that a crash damages only the last one."""
 
     def __init__(self, path: str, form: JsonLines, compress: frozenset[str]) -> None:
         """Create the file."""

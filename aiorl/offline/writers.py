@@ -24,8 +24,8 @@ _MAX_NAMES = 10_000
 class FileWriter(OutputWriter):
     """Writer of ``output-TIME_worker-INDEX_N.json`` in a directory, with a new file when one exceeds its size.
 
-    A file is created for the first batch in it. Existing files are never written to. Lines of JSON are written at once;
-    if a process dies meanwhile, the last line is torn, and readers skip it.
+    A file is created for the first batch in it. Existing files are never written to. Each line of JSON is a single
+    write; if a process dies meanwhile, the last line is torn, and readers skip it.
     """
 
     def __init__(

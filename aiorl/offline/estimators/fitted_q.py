@@ -361,7 +361,7 @@ class FittedQ:
         gamma = rows.of.gamma
         if gamma >= 1.0 and rows.goes_on.any():
             raise ConfigError(
-                "without a discount, what follows a time limit has no finite value.",
+                "without a discount, the value after a time limit is not finite.",
                 key="gamma",
                 value=gamma,
                 hint="Give a gamma below 1, or count a cut as an end (--cut-is-end).",
@@ -404,7 +404,7 @@ class FittedQ:
             logger.warning("fitted Q evaluation has not converged after %d iterations", self.num_iterations)
 
     def _fixed_point(self, rows: QRows, of_action: Sequence[NDArray[np.int64]], inverses: Sequence[F64]) -> F64:
-        """Return the weights [d, A] at which a regression of unbounded targets stops; zeros if there are none."""
+        """Return weights [d, A] that a regression of unbounded targets does not change; zeros if they can't be computed."""
         size, num_actions = rows.taken.shape[1], len(of_action)
         zeros = np.zeros((size, num_actions))
         if size * num_actions > _MAX_SOLVED:
