@@ -159,7 +159,7 @@ def test_values_continue_after_a_cut_unless_it_counts_as_an_end():
     end = judge(policy, episodes, gamma=0.5, num_resamples=0, cut_is_end=True)
     assert 1.0 < end.estimates["dm"].value < 1.75, "after a third of the equal states, the value is 0"
     assert end.estimates["dr"].value == pytest.approx(1.75, abs=0.05)
-    with pytest.raises(ConfigError, match="time limit has no finite value"):
+    with pytest.raises(ConfigError, match="after a time limit is not finite"):
         judge(policy, episodes, gamma=1.0)
     assert judge(policy, episodes, gamma=1.0, cut_is_end=True).estimates["is"].value == pytest.approx(3.0)
     for episode in episodes:

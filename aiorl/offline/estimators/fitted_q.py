@@ -404,7 +404,7 @@ class FittedQ:
             logger.warning("fitted Q evaluation has not converged after %d iterations", self.num_iterations)
 
     def _fixed_point(self, rows: QRows, of_action: Sequence[NDArray[np.int64]], inverses: Sequence[F64]) -> F64:
-        """Return weights [d, A] that a regression of unbounded targets does not change; zeros if they can't be computed."""
+        """Return weights [d, A] that a regression of unbounded targets keeps; zeros if they can't be computed."""
         size, num_actions = rows.taken.shape[1], len(of_action)
         zeros = np.zeros((size, num_actions))
         if size * num_actions > _MAX_SOLVED:
