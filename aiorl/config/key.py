@@ -151,10 +151,10 @@ def render_keys(model: type[BaseModel]) -> str:
 
 
 class HelpText(str):
-    """Docstring of a config class to which Python's `help` and notebooks add the keys.
+    """Docstring of a config class that adds the keys when Python's `help` or a notebook shows it.
 
-    They clean a docstring before they show it, which begins with `expandtabs`. Reading the keys' meanings takes too
-    long to be done for each class that is imported.
+    Both clean a docstring first, and cleaning begins with `expandtabs`. Reading the meanings of the keys takes too long
+    to do it for each imported class.
     """
 
     config_class: type[BaseModel]
@@ -165,14 +165,14 @@ class HelpText(str):
 
 
 def show_keys_in_help(config_class: type[BaseModel]) -> None:
-    """Have `help` of a class show its keys, and their defaults without pydantic's annotations."""
+    """Make `help` of a class show its keys, and their defaults without pydantic's annotations."""
     config_class.__doc__ = text = HelpText(config_class.__doc__ or "")
     text.config_class = config_class
     config_class.__signature__ = _signature(config_class)
 
 
 def _signature(config_class: type[BaseModel]) -> inspect.Signature:
-    """Return the keys and their defaults, without pydantic's annotations."""
+    """Return a signature of the keys and their defaults, without pydantic's annotations."""
     keys = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.get_default(call_default_factory=True))
         for name, field in config_class.model_fields.items()
@@ -328,7 +328,7 @@ def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = ""
 
 
 def _as_meant(value: object, wanted: str) -> str:
-    """Return how to write a list, or a time in seconds, that was written otherwise; "" for anything else."""
+    """Return the right form of a list, or of a time in seconds, that is text in another form; "" otherwise."""
     if not isinstance(value, str):
         return ""
     if "list of" in wanted and "," in value:

@@ -221,7 +221,7 @@ class Preset:
     Attributes:
         name: name of the file, ALGORITHM-ENVIRONMENT.
         envs: names of its environments, or patterns of names such as ``ALE/*-v5``.
-        result: return that the settings reach, on which hardware, and whether it was measured here.
+        result: return that the settings reach, published or measured here.
         source: origin of the settings.
         settings: values, nested like the config and including `algo`.
     """

@@ -200,7 +200,7 @@ class CommonConfig(WorkerConfig):
 
     # Learning
     gamma: float = _learning(0.99, ge=0, le=1)
-    """Discount factor of future rewards."""
+    """Discount of future rewards."""
     lr: float = _learning(1e-4, gt=0, allow_inf_nan=False)
     """Learning rate."""
     train_batch_size: int = _learning(200, unit="env steps", ge=1)
@@ -290,8 +290,8 @@ class CommonConfig(WorkerConfig):
     """Processes that evaluate during training; with 0, training waits for each evaluation. null means 1 if a core is
     free, else 0."""
     evaluation_config: dict[str, Any] = _reports({})
-    """Worker keys to override during evaluation, such as env_config, except seed and the keys of stepping environments.
-    explore: true samples actions."""
+    """Worker keys to override during evaluation, such as env_config; seed and the way of stepping environments are
+    fixed. explore: true samples actions."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = None
     """Kinds of Gymnasium action spaces that the algorithm supports; None = all that a network supports."""

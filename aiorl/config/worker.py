@@ -174,7 +174,7 @@ class WorkerConfig(BaseModel):
     remote_env_batch_wait_ms: float = _sampling(0.0, unit="ms", ge=0, allow_inf_nan=False)
     """Time for which a poll of remote environments waits for more of them to be ready."""
     max_env_restarts_per_hour: int = _sampling(0, unit="restarts", ge=0)
-    """With remote_worker_envs: how often a failed process of one environment is replaced; 0 makes each failure an
+    """With remote_worker_envs: replacements of one environment's failed process per hour; 0 makes each failure an
     error."""
     fake_sampler: bool = _sampling(False)
     """Return the first batch again and again, to test everything else."""

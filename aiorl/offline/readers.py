@@ -168,7 +168,7 @@ class ReaderOptions:
         seed: seed of all random numbers; None = a new one each time.
         batch_rows: env steps to aim at for a batch: a larger stored batch is cut after the episode that reaches them;
             None = batches as stored.
-        whole_episodes: True to cut only between episodes; otherwise longer ones than twice the rows are also cut.
+        whole_episodes: True to cut only between episodes; False also cuts episodes longer than twice the rows.
         max_corrupt: limit of unreadable places over all passes; one more ends the run.
     """
 
