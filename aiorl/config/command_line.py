@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.hints: dict[str, str] = {}
-        """Word that is no option -> the spelling to use instead."""
+        """Word that is not an option -> the spelling to use instead."""
 
     def format_help(self) -> str:
         """Return the help, with commands as the user types them."""

@@ -182,7 +182,7 @@ def steps_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _behind_zeros(by_episode: Sequence[Array]) -> Array:
-    """Return [R + E, ...]: in each row the number of the previous step of the same episode; 0 at the starts."""
+    """Return [R + E, ...]: in each row the value of the previous step of the same episode; 0 at the starts."""
     return np.concatenate([part for column in by_episode for part in (np.zeros_like(column[:1]), column)])
 
 
