@@ -216,7 +216,7 @@ DAMAGE = {
     "NaN in meta": (lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": NaN, "x": 1267'), "NaN is not a number"),
     "an infinite number in meta": (
         lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": 1e999, "x": 1267'),
-        "no finite",
+        "not a finite",
     ),
     "a name twice in meta": (
         lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": 1, "rng": 1267'),

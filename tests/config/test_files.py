@@ -77,7 +77,7 @@ def test_a_regular_file_is_read_up_to_the_size_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     assert read_regular(path, max_bytes=5) == b"12345"
-    with pytest.raises(OSError, match="5 bytes, more than the 4"):
+    with pytest.raises(OSError, match="5 bytes, more than the limit of 4"):
         read_regular(path, max_bytes=4)
     (tmp_path / "link").symlink_to(path)  # followed if a user names it; a directory can be a link
     with open_regular(tmp_path / "link", follow=True) as file:

@@ -53,7 +53,7 @@ def test_inspect_names_unreadable_places_and_continues(tmp_path, run):
     status, out, _ = run("inspect", tmp_path)
     assert status == 1
     assert "unreadable      2 places:" in out
-    assert "line 1: no JSON" in out
+    assert "line 1: not JSON" in out
     assert "line 3: the last line is cut short" in out
     assert "b.parquet: parquet, 1 batch, 10 rows" in out
     assert "c.json.gz: the file is damaged" in out
@@ -112,7 +112,7 @@ def with_densities(densities):
         (broken(action_logp=(9, -np.inf)), "row 10: action_logp is not finite"),
         (broken(dones=(4, False)), "row 5: dones is not terminateds or truncateds"),
         (broken(t=(7, 0)), "row 8: t is not that of the previous row plus 1 (and 1 more rows)"),
-        (broken(obs=(7, 3.0)), "row 8: obs is not new_obs of the row before"),
+        (broken(obs=(7, 3.0)), "row 8: obs is not new_obs of the previous row"),
         (broken(dones=(2, True), terminateds=(2, True)), "row 3: the episode is done here, but continues"),
         (SampleBatch(cartpole_rows(), action_prob=np.linspace(0, 1, 15)), "row 1: action_prob is not in (0, 1]"),
         (with_densities(np.linspace(0, 4, 15)), "row 1: action_prob is not above 0 and finite"),
@@ -157,7 +157,7 @@ def test_validate_limits_the_faults_shown_and_counts_all(tmp_path, run):
     path.write_text("x\n" * 50)
     status, out, _ = run("validate", path, "--max-shown", 3)
     assert status == 1
-    assert out.count("no JSON") == 3
+    assert out.count("not JSON") == 3
     assert "and 47 faults more" in out
     assert "1 file checked: 50 faults" in out
 

@@ -144,7 +144,7 @@ def test_text_that_is_encoded_many_times_takes_no_memory():
     encoded = b"c_codecs\nencode\nh\x00X\x06\0\0\0latin1\x86R"
     data = b"\x80\x02X" + (10**6).to_bytes(4, "little") + b"a" * 10**6 + b"q\x00" + encoded * 50 + b"."
     tracemalloc.start()
-    with pytest.raises(DataError, match="no array"):
+    with pytest.raises(DataError, match="not an array"):
         read_pickled_array(data)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

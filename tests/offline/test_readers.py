@@ -222,14 +222,14 @@ def test_corrupt_lines_are_counted_named_and_skipped(tmp_path, caplog):
     reader = FileReader(str(tmp_path), ReaderOptions(epochs=1))
     assert ids(reader) == [0, 1, 3, 4, 5, 6, 8, 9]
     assert [place for _, place in reader.unreadable] == ["line 3", "line 8"]
-    assert f"{path}, line 3: no JSON" in caplog.text
+    assert f"{path}, line 3: not JSON" in caplog.text
 
 
 def test_more_corrupt_lines_than_allowed_end_the_reading(tmp_path):
     path = write(tmp_path / "a.json", *episodes(*range(10)))
     corrupt(path, 2, 5, 7)
     reader = FileReader(str(tmp_path), ReaderOptions(max_corrupt=2))
-    with pytest.raises(DataError, match=r"3 places .* more than the 2 .*line 3"):
+    with pytest.raises(DataError, match=r"3 places .* more than the limit of 2; .*line 3"):
         list(itertools.islice(reader, 100))
     with pytest.raises(DataError, match="3 places"):
         reader.next()
