@@ -1,6 +1,6 @@
-"""aiorl: distributed reinforcement learning for CPUs, without a cluster framework.
+"""Distributed reinforcement learning for CPUs, without a cluster framework.
 
-Public names are imported when first used, so that ``import aiorl`` is cheap and never loads TensorFlow.
+Public names are imported on first use, so ``import aiorl`` is fast and never loads TensorFlow.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow when it is imported: only what ends the process
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow on import: log only fatal errors
 
 _HOMES = {
     "aiorl.acting.exploration": "Exploration",
@@ -111,13 +111,13 @@ _HOMES = {
     "aiorl.sampling.sampler": "SyncSampler",
     "aiorl.sampling.worker": "get_global_worker",
 }
-"""Module -> the public names that are imported from it when they are first used."""
+"""Public names by the module that they are imported from on first use."""
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 for _algo, _kind in ALGORITHMS.items():
     _HOME |= {f"{_kind}Config": f"aiorl.learning.algorithms.{_algo}", f"{_kind}Trainer": "aiorl.run.trainer"}
 
-# all but TFPolicy, so that `from aiorl import *` works without TensorFlow, and never loads it
+# without TFPolicy, so that `from aiorl import *` works without TensorFlow and never loads it
 __all__ = sorted({*_HOME, "__version__"} - {"TFPolicy"})
 
 
@@ -137,14 +137,14 @@ aiorl.config.build_trainer = _build_trainer
 aiorl.config.translate_old_keys = _translate_old_keys
 
 
-def __getattr__(name: str) -> Any:  # Any: a type checker knows the algorithms' trainers by this alone
+def __getattr__(name: str) -> Any:  # Any: type checkers know the algorithms' trainers only from this function
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise _missing(name, sys._getframe(1))
 
 
 def _missing(name: str, caller: FrameType) -> Exception:
-    """Return the error for a name that is not here, with a hint where it is one of another library."""
+    """Return the error for an unknown name, with a hint if another library has it."""
     import dis  # here, so that `import aiorl` stays cheap
 
     from aiorl.config.rllib_file import attribute_hint

@@ -1,6 +1,6 @@
-"""`aiorl COMMAND`, also as `python -m aiorl COMMAND`: all of aiorl's commands in one program.
+"""`aiorl COMMAND` or `python -m aiorl COMMAND`: all of aiorl's commands in one program.
 
-Loads nothing but the command that is asked for.
+Only the module of the given command is loaded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["command", "main"]
 _PROG = "aiorl"
 _COMMANDS = {
     "train": ("aiorl.learner", "train a policy, with worker processes here and on any host that joins"),
-    "worker": ("aiorl.worker", "sample for a learner on this host or another"),
-    "evaluate": ("aiorl.evaluate", "play episodes with a trained policy, film them, store them"),
+    "worker": ("aiorl.worker", "sample for a learner on this or another host"),
+    "evaluate": ("aiorl.evaluate", "play episodes with a trained policy; record a video or store them"),
     "plot": ("aiorl.plot", "draw learning curves of runs, and compare experiments"),
-    "export": ("aiorl.export", "write a trained policy as files that run without aiorl"),
-    "estimate": ("aiorl.estimate", "estimate from stored episodes what a trained policy would earn"),
+    "export": ("aiorl.export", "export a trained policy to files that run without aiorl"),
+    "estimate": ("aiorl.estimate", "estimate the return of a trained policy from stored episodes"),
     "data": ("aiorl.data.__main__", "inspect, check, convert and merge stored experience"),
     "keys": ("aiorl.keys", "make the keys that let workers on other hosts join"),
 }
@@ -38,13 +38,13 @@ commands:
 {_LIST}
 
 examples:
-  aiorl train --env CartPole-v1 --stop-return 475          # about ten seconds; it says where its files are
+  aiorl train --env CartPole-v1 --stop-return 475          # Takes about ten seconds.
   aiorl train --env Pendulum-v1 --preset auto --stop-time-s 300
-  aiorl train --help-config                                # every setting
+  aiorl train --help-config                                # Lists all settings.
   aiorl evaluate runs/mine --episodes 20 --video mine.mp4
   aiorl plot runs
   aiorl worker --connect tcp://learner-host:5557 --keys keys
-  aiorl COMMAND --help                                     # the options of one, with examples
+  aiorl COMMAND --help                                     # Shows a command's options and examples.
 
 `aiorl --version` shows the version. Each command is also a module: `aiorl train` is `python -m aiorl.learner`, the
 other commands are `python -m aiorl.COMMAND`.
@@ -52,7 +52,7 @@ other commands are `python -m aiorl.COMMAND`.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the commands; the exit status is its own, 2 for wrong usage."""
+    """Run a command, and return its exit status, or 2 for wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(_HELP)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = words
     if name.startswith("-"):
-        usage_error(_PROG, f"Name a command before its options: aiorl train {' '.join(words[:2]):.100}")
+        usage_error(_PROG, f"Put a command before its options: aiorl train {' '.join(words[:2]):.100}")
     if name not in _COMMANDS:
         near = nearest(name, _COMMANDS, count=1) or f" Commands: {', '.join(_COMMANDS)}."
         usage_error(_PROG, f"There is no command {name!r:.50}.{near}")
@@ -75,14 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command() -> None:
-    """Be the program. The console script finds modules in the current directory too."""
+    """Run as the program, and exit. The console script also finds modules in the current directory."""
     keep_output_from_failing()
     if os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(sys.argv[0])):
         del sys.path[0]  # the folder of the script
     find_modules_here()
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # while it is loaded
+    except KeyboardInterrupt:  # while the command's module is loaded
         sys.stderr.write("aiorl: ended by Ctrl-C\n")
         sys.exit(130)
 

@@ -1,4 +1,4 @@
-"""What an algorithm of your own is made of; docs/new_algorithm.md builds one. Loads no TensorFlow."""
+"""Parts for an algorithm of your own; docs/new_algorithm.md builds one. Importing this does not load TensorFlow."""
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns

@@ -1,42 +1,42 @@
-"""Every exception that aiorl raises on purpose, named by whose fault it is.
+"""Exceptions that aiorl raises on purpose, grouped by cause.
 
     AiorlError
-    ├── ConfigError(ValueError)                what was asked for cannot be
+    ├── ConfigError(ValueError)                a setting that is wrong or cannot be applied
     │   ├── UnknownEnvError                    no environment of that name
     │   ├── UnknownAlgorithmError              no algorithm of that name
     │   └── SecurityError                      keys missing, unreadable or readable by others; an open bind
-    ├── UnsupportedEnvError(ValueError)        an object that is no environment we can drive
-    │   └── UnsupportedSpaceError              a space that has no preprocessor or distribution
+    ├── UnsupportedEnvError(ValueError)        an object that does not work as an environment
+    │   └── UnsupportedSpaceError              a space without a preprocessor or an action distribution
     ├── UnknownPolicyError(KeyError, ValueError)
-    ├── BatchError(ValueError)                 columns that do not fit each other
+    ├── BatchError(ValueError)                 columns that do not match
     ├── DataError(ValueError)                  stored experience that cannot be read or written
-    ├── EndOfData(EOFError)                    every pass over stored experience has been read
+    ├── EndOfData(EOFError)                    all passes over stored experience have been read
     ├── PolicyError(ValueError)                weights or a graph that do not fit the policy
-    │   └── ExportError                        a model that has no acting graph
-    ├── EnvError(RuntimeError)                 an environment's own code failed
+    │   └── ExportError                        a model without an acting graph
+    ├── EnvError(RuntimeError)                 failure in an environment's own code
     │   ├── BadObservationError(ValueError)
     │   ├── BadRewardError(ValueError)
-    │   └── EnvContractError(ValueError)       a rule of the interface broken, such as no '__all__' flag
-    ├── ClosedEpisodeError(ValueError)         an external episode that is unknown, going on or over
-    ├── EpisodeTimeout(TimeoutError)           an external episode whose action or client did not come
+    │   └── EnvContractError(ValueError)       a broken rule of the interface, such as a missing '__all__' flag
+    ├── ClosedEpisodeError(ValueError)         an external episode that is unknown, still running or over
+    ├── EpisodeTimeout(TimeoutError)           an external episode without an action or a client
     ├── SamplerDied(RuntimeError)
     ├── SampleTimeout(TimeoutError, queue.Empty)
     ├── CheckpointError                        a checkpoint that cannot be written, read or used here
     ├── TrainingDiverged(RuntimeError)         updates stay non-finite
-    ├── MemoryQuotaError(MemoryError)          a process takes more memory than a setting allows it
+    ├── MemoryQuotaError(MemoryError)          a process that takes more memory than a setting allows
     ├── ProtocolError
-    │   ├── LocalProtocolError                 we broke the protocol
-    │   └── RemoteProtocolError                the peer did
+    │   ├── LocalProtocolError                 broken on our side
+    │   └── RemoteProtocolError                broken by the peer
     │       ├── MessageTooBig
     │       ├── BadFrame
     │       └── VersionMismatch
-    ├── EvaluationError(RuntimeError)          an evaluation beside training failed
-    ├── EndpointClosed                         we closed it
+    ├── EvaluationError(RuntimeError)          an evaluation during training failed
+    ├── EndpointClosed                         closed on our side
     ├── WorkerError(RuntimeError)              a worker failed; carries its traceback
-    └── InternalError                          never expected: a bug of ours
+    └── InternalError                          a bug in aiorl
 
-Facts are attributes; the sentence is made in ``__str__``. The built-in kind mixed in lets callers that
-know nothing of aiorl catch what they would expect.
+The facts are attributes, and ``__str__`` makes the sentence. Most classes also derive from a built-in exception, so
+that code that does not know aiorl can catch the type it expects.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ import difflib
 import queue
 from collections.abc import Iterable
 
-_LEAST_LIKENESS = 0.75  # names that are less alike mean something else more often than not
+_LEAST_LIKENESS = 0.75  # less similar names usually mean something else
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
-    """Return a hint such as ``" Did you mean 'lr'?"``, or ``""`` if no name is alike enough.
+    """Return a hint such as ``" Did you mean 'lr'?"``, or ``""`` if no known name is similar enough.
 
-    Dashes in front of options don't count as alike.
+    The dashes in front of options are ignored.
     """
     bare = {option.lstrip("-"): option for option in known}
     matches = difflib.get_close_matches(name.lstrip("-"), list(bare), n=count, cutoff=_LEAST_LIKENESS)
@@ -61,16 +61,17 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
 
 
 class AiorlError(Exception):
-    """Base of every error aiorl raises on purpose."""
+    """Base of every error that aiorl raises on purpose."""
 
 
 class ConfigError(AiorlError, ValueError):
-    """A setting that cannot be honoured.
+    """A setting that is wrong or cannot be applied.
 
     Attributes:
-        key: dotted name of the setting, or "" when no single one is at fault.
-        value: what was given.
-        hint: what to do about it.
+        message: the fault, as a sentence.
+        key: dotted name of the setting, or "" if no single setting is at fault.
+        value: the value given.
+        hint: advice on how to correct it, or "".
     """
 
     def __init__(self, message: str, *, key: str = "", value: object = None, hint: str = "") -> None:
@@ -93,19 +94,21 @@ class UnknownAlgorithmError(ConfigError):
 
 
 class SecurityError(ConfigError):
-    """Keys are missing, unreadable or readable by others, or a bind would be open to the network."""
+    """Keys are missing, unreadable or readable by others, or an address would be open to the network without keys."""
 
 
 class UnsupportedEnvError(AiorlError, ValueError):
-    """An object that is no environment aiorl can drive."""
+    """An object that aiorl cannot use as an environment."""
 
 
 class UnsupportedSpaceError(UnsupportedEnvError):
-    """A space for which there is no preprocessor or no action distribution.
+    """A space that has no preprocessor or no action distribution.
 
     Attributes:
+        what: use of the space, such as "the observation space".
         space: text form of the space.
-        supported: names of the kinds that work here.
+        supported: names of the kinds of spaces that work here.
+        hint: advice on how to correct it, or "".
     """
 
     def __init__(self, what: str, space: object, supported: Iterable[str], hint: str = "") -> None:
@@ -122,11 +125,11 @@ class UnsupportedSpaceError(UnsupportedEnvError):
 
 
 class UnknownPolicyError(AiorlError, KeyError, ValueError):
-    """A policy id nobody defined.
+    """A policy id that does not exist.
 
     Attributes:
-        policy_id: the id asked for.
-        known: the ids that exist.
+        policy_id: the id given.
+        known: the ids that exist, sorted.
     """
 
     def __init__(self, policy_id: object, known: Iterable[str]) -> None:
@@ -139,12 +142,12 @@ class UnknownPolicyError(AiorlError, KeyError, ValueError):
 
 
 class BatchError(AiorlError, ValueError):
-    """Columns that do not fit each other or what is expected of them.
+    """A column with the wrong shape, dtype, length or values.
 
     Attributes:
         column: name of the column at fault.
-        expected: what it should have been.
-        got: what it was.
+        expected: the shape, dtype or value expected.
+        got: the shape, dtype or value given.
     """
 
     def __init__(self, column: str, expected: object, got: object) -> None:
@@ -161,9 +164,9 @@ class DataError(AiorlError, ValueError):
     """Stored experience that cannot be read or written.
 
     Attributes:
-        path: the file, or "" where there is none or it is not known yet.
-        place: where in it, such as "line 3"; "" for the file as a whole.
-        reason: what is wrong and, where it can be told, how to mend it.
+        path: the file, or "" if there is none or it is not known yet.
+        place: position in the file, such as "line 3"; "" for the whole file.
+        reason: the fault and, if known, how to correct it.
     """
 
     def __init__(self, reason: str, *, path: object = "", place: str = "") -> None:
@@ -178,7 +181,7 @@ class DataError(AiorlError, ValueError):
 
 
 class EndOfData(AiorlError, EOFError):
-    """Every pass over stored experience that was asked for has been read."""
+    """All the passes over stored experience that the config asks for have been read."""
 
 
 class PolicyError(AiorlError, ValueError):
@@ -194,10 +197,10 @@ class EnvError(AiorlError, RuntimeError):
 
     Attributes:
         env_id: the environment's name.
-        vector_index: which copy of it, from 0.
-        step: environment step of that copy in its episode (0 = reset, -1 = its constructor).
-        message: what went wrong.
-        traceback_text: the environment's traceback, "" when there is none.
+        message: the failure.
+        vector_index: index of the copy that failed, from 0.
+        step: step in that copy's episode (0 = reset, -1 = constructor).
+        traceback_text: the environment's traceback, or "" if there is none.
     """
 
     def __init__(
@@ -211,7 +214,7 @@ class EnvError(AiorlError, RuntimeError):
         self.traceback_text = traceback_text
 
     def __str__(self) -> str:
-        if self.step < 0:  # the message tells that it was its constructor
+        if self.step < 0:  # the message names the constructor
             return f"environment {self.env_id!r}, copy {self.vector_index}: {self.message}"
         where = "at reset" if self.step == 0 else f"at step {self.step} of its episode"
         return f"environment {self.env_id!r}, copy {self.vector_index}, {where}: {self.message}"
@@ -230,11 +233,11 @@ class EnvContractError(EnvError, ValueError):
 
 
 class ClosedEpisodeError(AiorlError, ValueError):
-    """An episode of an external environment that cannot be used so.
+    """An external environment's episode that is in the wrong state for this call.
 
     Attributes:
         episode_id: the id given.
-        state: what is wrong with it.
+        state: the episode's state, such as "unknown".
     """
 
     def __init__(self, episode_id: object, state: str) -> None:
@@ -250,8 +253,8 @@ class EpisodeTimeout(AiorlError, TimeoutError):
     """No action came in time, or the episode was closed because its client was silent.
 
     Attributes:
-        episode_id: the episode.
-        waited_s: how long was waited for the action, seconds; None if the client was silent.
+        episode_id: id of the episode.
+        waited_s: seconds spent waiting for the action; None if the client was silent.
     """
 
     def __init__(self, episode_id: object, waited_s: float | None) -> None:
@@ -261,19 +264,19 @@ class EpisodeTimeout(AiorlError, TimeoutError):
 
     def __str__(self) -> str:
         if self.waited_s is None:
-            return f"episode {self.episode_id!r} was closed: nothing had been heard of its client for too long"
+            return f"episode {self.episode_id!r} was closed: its client was silent for too long"
         return f"episode {self.episode_id!r}: no action within {self.waited_s:g} s; is the sampler running?"
 
 
 class SamplerDied(AiorlError, RuntimeError):
-    """A background sampler has ended; the cause is chained."""
+    """A background sampler has ended; its error is the ``__cause__``."""
 
 
 class SampleTimeout(AiorlError, TimeoutError, queue.Empty):
     """No batch came in time.
 
     Attributes:
-        waited_s: how long was waited, seconds.
+        waited_s: seconds spent waiting.
     """
 
     def __init__(self, waited_s: float) -> None:
@@ -289,7 +292,7 @@ class CheckpointError(AiorlError):
 
     Attributes:
         path: file or directory at fault.
-        reason: what is wrong with it and how to mend it.
+        reason: the fault and how to correct it.
     """
 
     def __init__(self, path: object, reason: str) -> None:
@@ -302,31 +305,31 @@ class CheckpointError(AiorlError):
 
 
 class EvaluationError(AiorlError, RuntimeError):
-    """An evaluation beside training failed."""
+    """An evaluation during training failed."""
 
 
 class TrainingDiverged(AiorlError, RuntimeError):
-    """Too many updates in a row were non-finite; the weights are those of the last good one."""
+    """Too many updates in a row were non-finite; the weights are those of the last good update."""
 
 
 class MemoryQuotaError(AiorlError, MemoryError):
-    """A process has taken more memory than a setting allows it.
+    """A process has taken more memory than a setting allows.
 
     Attributes:
-        key: the setting.
-        max_bytes: its value.
-        taken_bytes: what the process has taken.
+        key: name of the setting.
+        max_bytes: value of the setting, bytes.
+        taken_bytes: memory of the process, bytes.
     """
 
     def __init__(self, key: str, max_bytes: int, taken_bytes: int) -> None:
-        """Take which setting, its value, and what was taken."""
+        """Take the setting's name, its value and the memory taken, both in bytes."""
         self.key, self.max_bytes, self.taken_bytes = key, max_bytes, taken_bytes
         super().__init__(key, max_bytes, taken_bytes)
 
     def __str__(self) -> str:
         return (
             f"{self.key} is {self.max_bytes:,} bytes, but the process has taken {self.taken_bytes:,}. "
-            "Set more, or make environments, networks or batches smaller."
+            "Raise the limit, or make environments, networks or batches smaller."
         )
 
 
@@ -335,13 +338,14 @@ class ProtocolError(AiorlError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Our own side tried what the protocol forbids now."""
+    """Our own side tried an action that the protocol forbids at this point."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what the protocol forbids.
+    """The peer sent a message that the protocol forbids.
 
     Attributes:
+        message: the fault.
         field: name of the frame or field at fault, or "".
     """
 
@@ -355,11 +359,11 @@ class RemoteProtocolError(ProtocolError):
 
 
 class MessageTooBig(RemoteProtocolError):
-    """A size beyond its limit, refused before memory was taken."""
+    """A message above its size limit, refused before any memory was allocated."""
 
 
 class BadFrame(RemoteProtocolError):
-    """A frame that does not decode to what it claims."""
+    """A frame that cannot be decoded as the type it claims."""
 
 
 class VersionMismatch(RemoteProtocolError):
@@ -374,9 +378,9 @@ class WorkerError(AiorlError, RuntimeError):
     """A worker failed.
 
     Attributes:
-        worker_index: slot of the worker, 0 when unknown.
-        message: what went wrong.
-        remote_traceback: the worker's traceback, "" when there is none.
+        worker_index: slot of the worker, or 0 if unknown.
+        message: the failure.
+        remote_traceback: the worker's traceback, or "" if there is none.
     """
 
     def __init__(self, worker_index: int, message: str, remote_traceback: str = "") -> None:
@@ -390,4 +394,4 @@ class WorkerError(AiorlError, RuntimeError):
 
 
 class InternalError(AiorlError):
-    """A bug of aiorl's own; please report it with the log file."""
+    """A bug in aiorl; please report it with the log file."""

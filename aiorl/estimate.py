@@ -1,4 +1,4 @@
-"""`python -m aiorl.estimate`: judge a trained policy on stored episodes, without an environment."""
+"""`python -m aiorl.estimate`: estimate the return of a trained policy from stored episodes, without an environment."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _EXAMPLES = f"""estimators:
 examples:
   python -m aiorl.estimate runs/mine data/
   python -m aiorl.estimate runs/mine "data/*.json" --methods pdis,dr --gamma 0.95 --json judged.json
-  python -m aiorl.estimate runs/cloned data/ --hold-out 0.1    # trained with --input-hold-out 0.1
+  python -m aiorl.estimate runs/cloned data/ --hold-out 0.1    # Trained with --input-hold-out 0.1.
   python -m aiorl.estimate runs/mine minari:cartpole/expert-v0 --raw-observations --methods dm
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Judge; the exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
     given = _parser().parse(sys.argv[1:] if argv is None else argv)
     file = given.pop("json", None)
     if file is not None and not file.absolute().parent.is_dir():
-        sys.stderr.write(f"aiorl: --json is {str(file)!r}, whose directory isn't there.\n")
+        sys.stderr.write(f"aiorl: --json is {str(file)!r}, but its directory does not exist.\n")
         return 2
     return exit_status(lambda: _estimate(given, file))
 
@@ -62,8 +62,8 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
     )
     if guess.seem_scaled:
         sys.stderr.write(
-            f"aiorl: all stored actions lie within [-1, 1], and the action space is {policy.action_space}: if they are "
-            "scaled, as RLlib stores them, give --actions-in-input-normalized\n"
+            f"aiorl: all stored actions lie within [-1, 1], but the action space is {policy.action_space}: if they are "
+            "scaled, as RLlib stores them, pass --actions-in-input-normalized\n"
         )
     sys.stdout.write(_table(judgement) + _summary(judgement, policy, stored, given))
     if file is not None:
@@ -77,7 +77,7 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
 def _checked(
     policy: LoadedPolicy, stored: StoredEpisodes, take_in: Callable[[SampleBatch], None], *, has_ratios: bool
 ) -> Iterator[SampleBatch]:
-    """Yield stored episodes; errors about their probabilities name the file."""
+    """Yield stored episodes; errors in their action probabilities name the file."""
     for path, episode in stored:
         take_in(episode)
         if has_ratios:
@@ -112,7 +112,7 @@ def _summary(judgement: Judgement, policy: LoadedPolicy, stored: StoredEpisodes,
     lines = [
         "",
         f"{judgement.num_episodes:,} episodes ({judgement.num_rows:,} steps) of {len(stored.files)} files, "
-        f"gamma {judgement.gamma:g}, seed {judgement.seed}; as they were played: {judgement.v_prev:,.4g} (V_prev)",
+        f"gamma {judgement.gamma:g}, seed {judgement.seed}; mean return as recorded: {judgement.v_prev:,.4g} (V_prev)",
         f"policy {policy.policy_id} after {policy.env_steps:,} env steps, actions drawn: {policy.path}",
     ]
     if judgement.num_clipped_ratios:
@@ -121,14 +121,14 @@ def _summary(judgement: Judgement, policy: LoadedPolicy, stored: StoredEpisodes,
         )
     if stored.num_corrupt or stored.num_left_out:
         lines.append(
-            f"left out: {stored.num_corrupt:,} places that can't be read, {stored.num_left_out:,} steps of episodes "
-            "without beginning or end"
+            f"left out: {stored.num_corrupt:,} unreadable places, {stored.num_left_out:,} steps of episodes without a "
+            "beginning or an end"
         )
     if "dm" in judgement.estimates:
-        lines.append("the interval of dm tells how much first observations differ, not how wrong its fitted Q may be")
+        lines.append("the interval of dm covers only the spread of first observations, not the error of its fitted Q")
     if policy.is_filtered and not given.get("raw_observations"):
         lines.append(
-            "observations are taken to be stored filtered, as aiorl stores them; --raw-observations for others"
+            "observations are assumed to be stored filtered, as aiorl does; pass --raw-observations if they are not"
         )
     return "\n".join(lines) + "\n"
 
@@ -137,46 +137,46 @@ def _parser() -> Parser:
     parser = Parser(
         _PROG,
         "CHECKPOINT DATA... [options]",
-        "Judge a trained policy on episodes that another one played, without environment and TensorFlow.",
+        "Estimate the return of a trained policy from episodes of another one, without an environment or TensorFlow.",
         _EXAMPLES,
     )
     parser.add_argument(
-        "checkpoint", type=Path, metavar="CHECKPOINT", help="a run directory, or one checkpoint of it; of several the "
-        "newest",
+        "checkpoint", type=Path, metavar="CHECKPOINT", help="a run directory, for its newest checkpoint, or one "
+        "checkpoint",
     )  # fmt: skip
     parser.add_argument(
         "data", nargs="+", metavar="DATA", help="files, directories, patterns or URIs of stored experience, minari:NAME"
     )
     parser.add_argument(
-        "--methods", type=_methods, metavar="NAMES", help=f"estimators, by commas ({','.join(METHODS)})"
+        "--methods", type=_methods, metavar="NAMES", help=f"estimators, separated by commas ({','.join(METHODS)})"
     )
     parser.add_argument("--gamma", type=float, metavar="G", help="discount (the run's)")
-    parser.add_argument("--clip", type=float, metavar="C", help="bound on ratios of probabilities (none)")
+    parser.add_argument("--clip", type=float, metavar="C", help="upper bound on probability ratios (none)")
     parser.add_argument(
-        "--bootstrap", type=at_least(0), metavar="N", help="resamples that intervals come from; 0: no intervals (1000)"
+        "--bootstrap", type=at_least(0), metavar="N", help="number of resamples for intervals; 0: no intervals (1000)"
     )
-    parser.add_argument("--seed", type=at_least(0), metavar="N", help="of features, folds and resamples (0)")
+    parser.add_argument("--seed", type=at_least(0), metavar="N", help="seed of features, folds and resamples (0)")
     parser.add_argument(
-        "--cut-is-end", action="store_true", help="dm, dr: nothing would have come after a time limit; else the "
-        "fitted Q says what",
+        "--cut-is-end", action="store_true", help="dm, dr: count no return after a time limit, instead of the fitted "
+        "Q's value",
     )  # fmt: skip
     parser.add_argument(
-        "--raw-observations", action="store_true", help="observations are stored as the environment gave them, neither "
-        "preprocessed nor filtered",
+        "--raw-observations", action="store_true", help="observations are stored as the environment returned them, "
+        "neither preprocessed nor filtered",
     )  # fmt: skip
     parser.add_argument(
         "--actions-in-input-normalized", action="store_true", help="stored actions of a Box are scaled to [-1, 1], as "
         "RLlib stores them",
     )  # fmt: skip
     parser.add_argument(
-        "--hold-out", type=float, metavar="SHARE", help="only the episodes that training with "
-        "--input-hold-out of that share did not see (all)",
+        "--hold-out", type=float, metavar="SHARE", help="use only the episodes that training with the same "
+        "--input-hold-out did not see (all)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-corrupt", type=at_least(0), metavar="N", help=f"places of a file that may be unreadable ({MAX_CORRUPT})"
+        "--max-corrupt", type=at_least(0), metavar="N", help=f"unreadable places allowed per file ({MAX_CORRUPT})"
     )
-    parser.add_argument("--policy", metavar="ID", help="which of several policies")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers there, by episode too")
+    parser.add_argument("--policy", metavar="ID", help="policy id, if there are several policies")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to a file, for each episode, too")
     return parser
 
 

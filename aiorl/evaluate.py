@@ -26,7 +26,7 @@ _MAX_SHOWN = 50
 
 
 class _Callable(ModuleType):
-    """This module: ``aiorl.evaluate(...)`` is the function also after somebody has imported the module."""
+    """This module, callable: ``aiorl.evaluate(...)`` is the function even after an import of the module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
         return evaluate(*args, **kwargs)
@@ -36,11 +36,11 @@ sys.modules[__name__].__class__ = _Callable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate; the exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
     given = _parser().parse(sys.argv[1:] if argv is None else argv)
     file = given.pop("json", None)
     if file is not None and not file.absolute().parent.is_dir():
-        sys.stderr.write(f"aiorl: --json is {str(file)!r}, whose directory isn't there.\n")
+        sys.stderr.write(f"aiorl: --json is {str(file)!r}, but its directory does not exist.\n")
         return 2
     return exit_status(lambda: _evaluate(given, file))
 
@@ -78,7 +78,7 @@ def _summary(result: Evaluation) -> str:
     for what, values in (("return of", result.policy_returns), ("metric", result.custom_metrics)):
         lines[2:2] = [f"{what} {name}: {sum(own) / len(own):,.4g} (mean of {len(own)})" for name, own in values.items()]
     if result.video is not None:
-        lines.append(f"film of the first episodes: {result.video}")
+        lines.append(f"video of the first episodes: {result.video}")
     return "\n".join(lines) + "\n"
 
 
@@ -86,31 +86,31 @@ def _parser() -> Parser:
     parser = Parser(
         _PROG,
         "PATH [options]",
-        "Play whole episodes with a trained policy, one after the other, without TensorFlow.",
+        "Play whole episodes with a trained policy, one after another, without TensorFlow.",
         _EXAMPLES,
     )
     parser.add_argument(
-        "path", type=Path, metavar="PATH", help="a run directory, or one checkpoint of it; of several the newest"
+        "path", type=Path, metavar="PATH", help="a run directory, for its newest checkpoint, or one checkpoint"
     )
-    parser.add_argument("--episodes", type=at_least(1), metavar="N", help="how many (10)")
+    parser.add_argument("--episodes", type=at_least(1), metavar="N", help="number of episodes (10)")
     parser.add_argument(
-        "--seed", type=at_least(0), metavar="N", help="of environment and actions; a fresh one is taken and told"
+        "--seed", type=at_least(0), metavar="N", help="seed of environment and actions (a random one, which is shown)"
     )
     parser.add_argument(
-        "--horizon", type=at_least(1), metavar="N", help="cut episodes after so many steps (as in training); needed "
-        "where they may never end",
+        "--horizon", type=at_least(1), metavar="N", help="cut episodes after N steps (as in training); required if "
+        "they might never end",
     )  # fmt: skip
     parser.add_argument(
-        "--explore", action="store_true", help="draw actions from their distribution, as in training; else the most "
-        "likely ones are taken",
+        "--explore", action="store_true", help="draw actions from their distribution, as in training, instead of "
+        "taking the most likely ones",
     )  # fmt: skip
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--video", type=Path, metavar="FILE.mp4", help="film the first three episodes")
+    shown.add_argument("--video", type=Path, metavar="FILE.mp4", help="record a video of the first three episodes")
     shown.add_argument("--render", choices=("human",), help="show the environment in a window")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write each episode's return there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write each episode's return to a file, too")
     parser.add_argument(
-        "--output", metavar="DIR", help="also store the episodes there, for the --input of others; with --explore, "
-        "actions are drawn as estimates need them",
+        "--output", metavar="DIR", help="also store the episodes in a directory, as --input of later runs; estimates "
+        "need --explore, too",
     )  # fmt: skip
     return parser
 

@@ -1,4 +1,4 @@
-"""`python -m aiorl.export`: write a trained policy as ONNX, SavedModel, Keras or TFLite."""
+"""`python -m aiorl.export`: export a trained policy to ONNX, SavedModel, Keras or TFLite."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export; the exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
     given = _parser().parse(sys.argv[1:] if argv is None else argv)
     return exit_status(lambda: _export(given))
 
@@ -32,21 +32,21 @@ def _export(given: Mapping[str, Any]) -> None:
     )
     for name, path in written.items():
         sys.stdout.write(f"{name:12}{path}\n")
-    sys.stdout.write("Each was run beside the policy; the policy.json in its directory says what goes in and out.\n")
+    sys.stdout.write("Each export was checked against the policy. policy.json describes its inputs and outputs.\n")
 
 
 def _parser() -> Parser:
     parser = Parser(
-        _PROG, "PATH [options]", "Write a trained policy as files that run without aiorl, and check them.", _EXAMPLES
+        _PROG, "PATH [options]", "Export a trained policy to files that run without aiorl, and check them.", _EXAMPLES
     )
     parser.add_argument(
-        "path", type=Path, metavar="PATH", help="a run directory, or one checkpoint of it; of several the newest"
+        "path", type=Path, metavar="PATH", help="a run directory, for its newest checkpoint, or one checkpoint"
     )
     parser.add_argument(
-        "--formats", type=lambda text: text.split(","), metavar="A,B", help=f"of {', '.join(FORMATS)} (onnx)"
+        "--formats", type=lambda text: text.split(","), metavar="A,B", help=f"any of {', '.join(FORMATS)} (onnx)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where; a directory for each format in it (exported)")
-    parser.add_argument("--policy", metavar="ID", help="which of several policies (default_policy)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory for a directory per format (exported)")
+    parser.add_argument("--policy", metavar="ID", help="policy id, if there are several policies (default_policy)")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""Make keys: ``python -m aiorl.keys DIR``.
+"""``python -m aiorl.keys DIR``: make keys for learner and workers.
 
-The directory then serves both sides: the learner reads its private key and the admitted public keys from it, a
-worker its own private key and the learner's public key. See `aiorl.net.transport.security` for the files.
+The directory works for both sides: the learner reads its private key and the admitted public keys from it, a worker
+its own private key and the learner's public key. See `aiorl.net.transport.security` for the files.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ _EXAMPLES = """
 Examples:
 
   python -m aiorl.keys ~/keys
-      One key pair for the learner, and one that all workers share.
+      Make a key pair for the learner, and one that all workers share.
 
   python -m aiorl.keys ~/keys --workers host1 host2
-      One pair for each host, so that one can be shut out by deleting admitted/host1.key. Run again with
-      another name, it adds that one and leaves the others alone.
+      Make a pair for each host. To shut out host1, delete admitted/host1.key. To add a host, run the
+      command again with its name; existing keys stay as they are.
 
-It says then what to copy to the other hosts, and how to start the learner and workers.
+The output says which files to copy to the other hosts, and how to start the learner and workers.
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PUBLIC = (
-    '# {what}, made by `python -m aiorl.keys`. Public: may be copied to anyone.\ncurve\n    public-key = "{public}"\n'
+    '# {what}, made by `python -m aiorl.keys`. Public: can be given to anyone.\ncurve\n    public-key = "{public}"\n'
 )
 _SECRET = (
-    "# {what}, made by `python -m aiorl.keys`. PRIVATE: never copy it anywhere but where it is used.\n"
+    "# {what}, made by `python -m aiorl.keys`. PRIVATE: copy it only to hosts that use it.\n"
     'curve\n    public-key = "{public}"\n    secret-key = "{secret}"\n'
 )
 
 
 def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[Path]:
-    """Make what is missing: the learner's key pair, and one for each worker, which is admitted at once.
+    """Make a key pair for the learner, if there is none, and one for each worker, which is admitted immediately.
 
     Args:
-        directory: where to put the files; it is made if it doesn't exist.
+        directory: directory for the files; made if it doesn't exist.
         workers: names of the worker keys to make.
 
     Returns: the files made.
 
     Raises:
-        ConfigError: a name that can't be used, or a key that exists already; nothing was written then.
-        SecurityError: an existing learner's key can't be read, or the directory can't be written.
+        ConfigError: a name can't be used, or a key exists already; nothing is written then.
+        SecurityError: the learner's existing key can't be read, or the directory can't be written.
     """
     for name in workers:
         if not _NAME.fullmatch(name) or name == "learner":
             raise ConfigError(
-                f"{name!r} is no name for a worker's key:",
+                f"{name!r} is not a valid name for a worker's key:",
                 key="workers",
                 value=name,
                 hint="use letters, digits, '.', '_' and '-', beginning with a letter or digit, and not 'learner'.",
@@ -75,10 +75,10 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
     ]
     if taken:
         raise ConfigError(
-            f"{taken[0]} exists already and is not overwritten:",
+            f"{taken[0]} already exists and is not overwritten:",
             key="directory",
             value=str(directory),
-            hint="choose another directory, add a key by another name with --workers NAME, or delete the old one.",
+            hint="choose another directory, add a key with another name by --workers NAME, or delete the old key.",
         )
     made: list[Path] = []
     try:
@@ -98,7 +98,7 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
             f"cannot write keys to {directory} ({error.strerror}: {error.filename}):",
             key="directory",
             value=str(directory),
-            hint="check that it is yours and that the disk has room.",
+            hint="check that you own it and that the disk has space.",
         ) from error
     return made
 
@@ -127,25 +127,26 @@ def _next_steps(directory: Path, workers: tuple[str, ...], made: list[Path]) -> 
     )
     return (
         f"Made:\n{files}\n\n"
-        f"Copy (files ending in key_secret stay at mode 0600), for example with scp -p, into one directory there:\n"
+        f"Copy, for example with scp -p, into one directory per host (files ending in key_secret keep mode 0600):\n"
         f"{copies}\n\n"
         "Start the learner:\n"
         f"  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys {directory}\n"
         "Start workers on another host:\n"
         "  python -m aiorl.worker --connect tcp://THIS-HOST:5557 --keys THAT-DIRECTORY\n"
-        f"Who may connect: the public keys in {directory / ADMITTED}. Add or delete files there at any time; it takes\n"
-        "effect without a restart.\n"
+        f"The public keys in {directory / ADMITTED} may connect. Add or delete files there at any time; changes\n"
+        "take effect without a restart.\n"
     )
 
 
 def parse_key_args(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-    """The directory and the names of the workers' keys that a command line asks for.
+    """Return the directory and the names of the workers' keys from a command line.
 
-    Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
+    Raises:
+        SystemExit: with status 0 after --help, or with status 2 after a message about wrong usage.
     """
     parser = Parser("python -m aiorl.keys", "DIR [--workers NAME ...]", _ABOUT, _EXAMPLES)
     parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="Where to put them; made with mode 0700 if need be."
+        "directory", metavar="DIR", type=Path, help="Directory for the keys; made with mode 0700 if missing."
     )
     parser.add_argument(
         "--workers", metavar="NAME", nargs="+", default=["worker"],
@@ -156,7 +157,7 @@ def parse_key_args(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, or 1 with one plain sentence on standard error."""
+    """Run the command, and return its exit status: 0, or 1 with a message on standard error."""
     directory, workers = parse_key_args(sys.argv[1:] if arguments is None else arguments)
     try:
         made = make_keys(directory, workers)

@@ -1,4 +1,4 @@
-"""`python -m aiorl.plot RUN...`: the learning curve of a run, or several runs and seeds as curves with bands."""
+"""`python -m aiorl.plot RUN...`: draw the learning curve of a run, or curves with bands for several runs and seeds."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ __all__ = ["draw_experiments", "main", "plot_experiments"]
 
 _PROG = "python -m aiorl.plot"
 _EXAMPLES = """examples:
-  python -m aiorl.plot runs/mine                                       # its learning curve, in its directory
-  python -m aiorl.plot runs/ppo-1 runs/ppo-2 runs/ppo-3                # three seeds, one curve
-  python -m aiorl.plot runs/ppo-* runs/impala-* --out compared.png    # two experiments
+  python -m aiorl.plot runs/mine                                      # Draws its learning curve in its directory.
+  python -m aiorl.plot runs/ppo-1 runs/ppo-2 runs/ppo-3               # Draws three seeds as one curve.
+  python -m aiorl.plot runs/ppo-* runs/impala-* --out compared.png    # Compares two experiments.
   python -m aiorl.plot runs/a runs/b --label "small net" --label "large net"
-  python -m aiorl.plot runs                                           # all runs in there
+  python -m aiorl.plot runs                                           # Draws all runs in a directory.
 
-Runs that differ in nothing but their seed are one experiment: the line is the interquartile mean of their mean returns,
-the band its 95 % bootstrap interval. Where some of the runs have ended already, the line is dashed. A curve has the
-name of its algorithm, with the settings that tell it from others. Each environment has panels of its own.
+Runs that differ only in their seed are one experiment. The line is the interquartile mean of their mean returns, and
+the band is its 95 % bootstrap interval. The line is dashed after the first of the runs has ended. Each curve has the
+name of its algorithm and the settings in which it differs from the others. Each environment has its own panels.
 """
-_SEED = 0  # of the bootstrap, so that a picture can be drawn again
+_SEED = 0  # of the bootstrap, so that pictures are reproducible
 _WIDTH, _PANEL_HEIGHT, _LEGEND_LINE, _PAD = 12.0, 4.3, 0.22, 0.1  # inches
 _LEGEND_WIDTH = 128  # characters side by side
 
 
 def plot_experiments(experiments: Sequence[Experiment], path: Path, *, goal: float | None = None) -> None:
-    """Draw mean returns over env steps and over training time, side by side; a row of panels for each environment.
+    """Draw mean returns over env steps and over training time, side by side, with a row of panels per environment.
 
     Args:
-        experiments: what to draw, a colour for each name.
-        path: the picture; its ending says which kind.
-        goal: a return that is drawn as a line.
+        experiments: the experiments; each name gets a colour.
+        path: file of the picture; its suffix chooses the format.
+        goal: a return to draw as a horizontal line; None for none.
 
     Raises:
-        ConfigError: the file can't be written, or is of no kind that can.
+        ConfigError: the file can't be written, or its format is not supported.
         ImportError: matplotlib is not installed.
     """
     figure = draw_experiments(experiments, goal=goal)
@@ -76,7 +76,12 @@ def plot_experiments(experiments: Sequence[Experiment], path: Path, *, goal: flo
 
 
 def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = None) -> Figure:
-    """Draw what `plot_experiments` writes.
+    """Draw the figure that `plot_experiments` writes.
+
+    Args:
+        experiments: the experiments; each name gets a colour.
+        goal: a return to draw as a horizontal line; None for none.
+    Returns: the figure.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -117,16 +122,16 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw; the exit status: 0 drawn, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
     parser = Parser(_PROG, "RUN... [options]", "Draw learning curves of runs, and compare experiments.", _EXAMPLES)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories, or directories of them")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories, or directories of runs")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="the picture: .png, .svg or .pdf (curves.png; of a single run "
+        "--out", type=Path, metavar="FILE", help="the picture: .png, .svg or .pdf (curves.png; for a single run "
         f"{PLOT_FILE} in its directory)",
     )  # fmt: skip
     parser.add_argument("--goal", type=float, metavar="X", help="a return to draw as a line")
     parser.add_argument(
-        "--label", action="append", metavar="TEXT", help="the name of a curve, once for each curve, in their order"
+        "--label", action="append", metavar="TEXT", help="name of a curve; once for each curve, in the same order"
     )
     given = parser.parse(sys.argv[1:] if argv is None else argv)
     return exit_status(lambda: _plot(given))
@@ -140,7 +145,7 @@ def _plot(given: Mapping[str, Any]) -> None:
         except ConfigError as error:
             sys.stderr.write(f"aiorl: left out: {error}\n")
     if not curves:
-        raise ConfigError("There is nothing to draw.", key="run")
+        raise ConfigError("There are no results to draw.", key="run")
     experiments = _labelled(group_runs(curves), given.get("label", []))
     try:
         path = _drawn(experiments, given.get("out"), given.get("goal"))
@@ -149,26 +154,26 @@ def _plot(given: Mapping[str, Any]) -> None:
     for one in experiments:
         last = np.array([run.returns[-1] for run in one.runs])
         sys.stdout.write(
-            f"{one.name} on {one.env}: {_runs(len(last))}, at their ends {float(interquartile_mean(last)):,.1f} "
+            f"{one.name} on {one.env}: {_runs(len(last))}, at the end {float(interquartile_mean(last)):,.1f} "
             f"(interquartile mean; {last.min():,.1f} to {last.max():,.1f})\n"
         )
     sys.stdout.write(f"{path}\n")
 
 
 def _labelled(experiments: list[Experiment], labels: Sequence[str]) -> list[Experiment]:
-    """The experiments by the names that the user gives their curves."""
+    """Return the experiments with the names that the user gives their curves."""
     names = list(dict.fromkeys(one.name for one in experiments))
     if labels and len(labels) != len(names):
         raise ConfigError(
-            f"--label is given {len(labels)} times, and there are {len(names)} curves: {'; '.join(names)}.",
-            key="label", value=list(labels), hint="Give one for each, in this order.",
+            f"--label is given {len(labels)} times, but there are {len(names)} curves: {'; '.join(names)}.",
+            key="label", value=list(labels), hint="Give one label per curve, in this order.",
         )  # fmt: skip
     named = dict(zip(names, labels or names, strict=True))
     return [replace(one, name=named[one.name]) for one in experiments]
 
 
 def _drawn(experiments: Sequence[Experiment], out: Path | None, goal: float | None) -> Path:
-    """Draw the picture, of a single run with the range of its returns; where it is."""
+    """Draw the picture and return its path; for a single run, it shows the range of returns."""
     if len(experiments) == len(experiments[0].runs) == 1:
         (one,), (run,) = experiments, experiments[0].runs
         path = out or run.path / PLOT_FILE
@@ -185,7 +190,7 @@ def _drawn(experiments: Sequence[Experiment], out: Path | None, goal: float | No
 
 
 def _draw(axes: Axes, band: Band, colour: str, factor: float = 1.0) -> Artist:
-    """Draw a curve with its band, over ``factor`` steps or seconds; what stands for it in a legend."""
+    """Draw a curve with its band, in units of ``factor`` steps or seconds, and return its artist for the legend."""
     whole = band.num_runs == band.num_runs.max()
     at = band.at / factor
     axes.fill_between(at, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
@@ -195,7 +200,7 @@ def _draw(axes: Axes, band: Band, colour: str, factor: float = 1.0) -> Artist:
 
 
 def _with_runs(name: str, experiments: Sequence[Experiment]) -> str:
-    """A curve's name, with its number of runs where that is the same in all environments."""
+    """Return a curve's name, with its number of runs if all environments have the same number."""
     counts = {len(one.runs) for one in experiments if one.name == name}
     return f"{name} ({_runs(*counts)})" if len(counts) == 1 else name
 

@@ -1,7 +1,7 @@
 """Loggers for experiment trackers: Weights & Biases and MLflow.
 
-`--loggers "[wandb]"`, `--loggers "[mlflow]"` or both; they need the extra ``tracking``. A logger of your own is like
-these: it is made with the run directory and the config, and gets every result.
+Choose them with `--loggers "[wandb]"`, `--loggers "[mlflow]"` or both; they need the extra ``tracking``. A logger of
+your own has the same interface: it is made with the run directory and the config, and gets every result.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from aiorl.run.report.loggers import flatten, numbers_of
 __all__ = ["MLflow", "WandB"]
 
 _MAX_PARAMETER, _MAX_PROJECT = 500, 128  # characters
-_PARAMETERS, _METRICS = 100, 1000  # that MLflow takes at once
+_PARAMETERS, _METRICS = 100, 1000  # MLflow's limits per call
 
 
 class WandB:
-    """A run in Weights & Biases, in the project ALGORITHM-ENVIRONMENT; results are over env steps.
+    """A run in Weights & Biases, in the project ALGORITHM-ENVIRONMENT; the x-axis of results is env steps.
 
     Args:
-        run_dir: the run's directory, which also holds W&B's own files; ``WANDB_MODE=offline`` sends nothing.
+        run_dir: the run's directory, which also holds W&B's own files. With ``WANDB_MODE=offline`` no data is sent.
         config: the effective configuration.
     """
 
@@ -45,10 +45,12 @@ class WandB:
 
 
 class MLflow:
-    """A run in MLflow, in the experiment "ALGORITHM on ENVIRONMENT": the config as parameters, results over env steps.
+    """A run in MLflow, in the experiment "ALGORITHM on ENVIRONMENT".
+
+    The config is logged as parameters; the x-axis of results is env steps.
 
     Args:
-        run_dir: the run's directory; results go to ``mlflow/`` in it unless ``MLFLOW_TRACKING_URI`` says where.
+        run_dir: the run's directory. Results go to its ``mlflow/`` unless ``MLFLOW_TRACKING_URI`` is set.
         config: the effective configuration.
     """
 

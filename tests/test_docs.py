@@ -1,4 +1,4 @@
-"""The documentation says what is: links, make targets, commands, file names, protocol fields, config keys."""
+"""Checks of the documentation: links, make targets, commands, file names, protocol fields, config keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES = [name for page in PAGES if (name := str(page.relative_to(ROOT))) != "docs/requirements.md"]
 ALGORITHM_PAGES = [name for name in NAMES if name.startswith("docs/algorithms/")]
 LANGUAGES = {"sh", "python", "python file", "yaml", "json", "text"}
-"""Of blocks: commands are parsed here, Python is run by tests/examples/test_pages.py, the others are shown."""
+"""Languages of blocks: commands are parsed here, Python runs in tests/examples/test_pages.py, the others are shown."""
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -46,7 +46,7 @@ def text_of(name: str) -> str:
 
 
 def commands_of(name: str) -> Iterator[str]:
-    """Every shell command of a page: the lines of its sh blocks, and what stands in backticks."""
+    """Yield all shell commands of a page: the lines of its sh blocks, and the code in backticks."""
     text = text_of(name)
     for language, block in _FENCE.findall(text):
         if language == "sh":
@@ -70,7 +70,7 @@ def module_commands() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_relative_link_leads_somewhere(name: str) -> None:
+def test_every_relative_link_has_a_target(name: str) -> None:
     for target in _LINK.findall(_FENCE.sub("", text_of(name))):
         if re.match(r"[a-z]+:", target):
             continue
@@ -91,13 +91,13 @@ def test_every_make_target_named_exists(name: str) -> None:
             assert found[1] in targets, f"{name}: {command}"
 
 
-def test_make_help_lists_what_the_readme_begins_with() -> None:
+def test_make_help_lists_the_first_commands_of_the_readme() -> None:
     first = next(block for language, block in _FENCE.findall(text_of("README.md")) if language == "sh")
     assert [line.split()[1] for line in first.splitlines()] == ["train", "test", "help"]
 
 
 @pytest.mark.parametrize(("name", "command"), module_commands())
-def test_every_command_line_of_ours_is_understood(name: str, command: str) -> None:
+def test_every_aiorl_command_line_is_valid(name: str, command: str) -> None:
     words = words_of(command)
     module, arguments = words[2], words[3:]
     if module == "aiorl.learner":
@@ -113,7 +113,7 @@ def test_every_command_line_of_ours_is_understood(name: str, command: str) -> No
 
 
 def check_learner(arguments: list[str]) -> None:
-    """The options are known and their values good; files that users have are not looked for."""
+    """Check that the options are known and their values valid, without looking for users' files."""
     args = parse_learner_args(arguments)
     overrides = {key: value for key, value in args.overrides.items() if key != "resume"}
     if (
@@ -147,7 +147,7 @@ def test_every_key_named_in_the_documentation_exists() -> None:
             annotation = fields[group].annotation
             known |= {f"{group}.{key}" for key in annotation.model_fields}
     for name in NAMES:
-        if "migration" in name or name == "CHANGELOG.md":  # they name keys of other libraries, or keys that are gone
+        if "migration" in name or name == "CHANGELOG.md":  # they name keys of other libraries, or former keys
             continue
         for code in _INLINE.findall(_FENCE.sub("", text_of(name))):
             if re.fullmatch(r"(?:model|transport|multiagent)\.[a-z_]+", code):
@@ -181,25 +181,25 @@ def test_every_attack_on_its_page_names_tests_that_exist() -> None:
             assert f"def {test}(" in text_of(f"tests/{module}"), f"{module}::{test}"
 
 
-def test_the_readme_takes_three_minutes() -> None:
+def test_the_readme_has_at_most_150_lines() -> None:
     assert len(text_of("README.md").splitlines()) <= 150
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/") and name not in GENERATED])
 def test_pages_are_short(name: str) -> None:
-    """Tables that are made from the code don't count."""
+    """Tables generated from the code don't count."""
     text = re.sub(r"(<!-- (?:keys|python) \w+ -->\n)(?:\|.*\n)*", "", text_of(name))
     assert len(text.splitlines()) <= 250
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blocks_say_what_they_are(name: str) -> None:
+def test_every_block_names_its_language(name: str) -> None:
     for found in re.findall(r"^ *```(\w+(?: file)?)?", text_of(name), re.MULTILINE)[::2]:
         assert found in LANGUAGES, f"{name}: {found!r}"
 
 
 def test_the_reference_has_all_public_names() -> None:
-    """Names of `aiorl`, `aiorl.algorithms` and `aiorl.errors`, each on one page of docs/api/."""
+    """Each name of `aiorl` and `aiorl.algorithms` is on a page of docs/api/."""
     text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.md"))
     for module in (aiorl, aiorl.algorithms):
         named = re.findall(rf"<!-- api {re.escape(module.__name__)}: (.*) -->", text)

@@ -21,7 +21,7 @@ from aiorl.offline.registry import format_named
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run of CartPole-v1; for looking at only."""
+    """Return the directory of a CartPole-v1 run, which tests must not change."""
     directory = tmp_path_factory.mktemp("saved")
     save_run(directory, env="CartPole-v1", gamma=0.9)
     return directory
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def episodes(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[SampleBatch]:
-    """Episodes of the same policy."""
+    """Return episodes of the same policy."""
     data = tmp_path_factory.mktemp("played")
     aiorl.evaluate(run, episodes=12, seed=3, explore=True, output=data, config={"horizon": 30})
     return list(FileReader(str(data), ReaderOptions(epochs=1)))
@@ -43,7 +43,7 @@ def write(path: Path, batches: list[SampleBatch]) -> Path:
     return path
 
 
-def test_the_command_prints_a_table_and_writes_what_it_found(
+def test_the_command_prints_a_table_and_writes_its_results(
     run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = [piece for episode in episodes[:4] for piece in (episode.slice(0, 5), episode.slice(5, episode.count))]
@@ -68,7 +68,7 @@ def test_the_command_prints_a_table_and_writes_what_it_found(
     assert [line[0] for line in table[1:6]] == list(found["estimates"])
     assert f"{found['estimates']['wis']['V_est']:,.4g}" in table[2]
     assert "12 episodes" in shown
-    assert "3 steps of episodes without beginning or end" in shown
+    assert "3 steps of episodes without a beginning" in shown
 
 
 def test_it_judges_on_the_episodes_that_training_did_not_see(
@@ -86,7 +86,7 @@ def test_it_judges_on_the_episodes_that_training_did_not_see(
     assert "leaves one part empty" in capsys.readouterr().err
 
 
-def test_more_unreadable_places_than_allowed_end_it(
+def test_too_many_unreadable_places_are_an_error(
     run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = write(tmp_path / "a.json", episodes)
@@ -94,12 +94,12 @@ def test_more_unreadable_places_than_allowed_end_it(
         file.write("{torn\n" * 2)
     options = ["--methods", "is", "--bootstrap", "0", "--max-corrupt"]
     assert main([str(run), str(data), *options, "2"]) == 0
-    assert "2 places that can't be read" in capsys.readouterr().out
+    assert "2 unreadable places" in capsys.readouterr().out
     assert main([str(run), str(data), *options, "1"]) == 1
     assert "more than the limit of 1" in capsys.readouterr().err
 
 
-def test_methods_discount_bound_and_seed_are_obeyed(
+def test_methods_discount_clip_and_seed_take_effect(
     run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = str(write(tmp_path / "a.jsonl", episodes))
@@ -119,7 +119,7 @@ def test_methods_discount_bound_and_seed_are_obeyed(
     assert "ratios were clipped, in 12 episodes" in capsys.readouterr().out
 
 
-def test_what_cannot_be_done_is_said_in_one_sentence(
+def test_an_error_takes_one_sentence(
     run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = episodes[3].copy()
@@ -146,7 +146,7 @@ def test_judging_loads_no_tensorflow() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_actions_that_are_stored_scaled_are_judged_as_those_of_the_environment(
+def test_scaled_stored_actions_are_converted_to_those_of_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_run(tmp_path / "box", env="Pendulum-v1")

@@ -1,4 +1,4 @@
-"""`python -m aiorl.keys`: what it makes, what it refuses, what it says."""
+"""`python -m aiorl.keys`: files, refusals and output."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def test_a_second_run_adds_workers_and_keeps_the_learners_key(tmp_path):
     assert len({read_public_key(path) for path in (tmp_path / "admitted").iterdir()}) == 3
 
 
-def test_nothing_is_overwritten_and_nothing_is_half_done(tmp_path):
+def test_existing_files_stay_and_no_file_is_left_half_written(tmp_path):
     make_keys(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"worker.key_secret exists already and is not overwritten"):
+    with pytest.raises(ConfigError, match=r"worker.key_secret already exists and is not overwritten"):
         make_keys(tmp_path, ("fresh", "worker"))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", ["learner", "../evil", "a/b", "", ".hidden", "x" * 65, "ä"])
-def test_a_name_that_is_no_file_name_is_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match="is no name for a worker's key"):
+def test_an_invalid_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="is not a valid name"):
         make_keys(tmp_path / "keys", (name,))
     assert not (tmp_path / "keys").exists()
 
 
-def test_a_directory_that_cannot_be_made_is_one_plain_sentence(tmp_path, capsys):
+def test_a_directory_that_cannot_be_made_takes_one_sentence(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(SecurityError, match="cannot write keys"):
         make_keys(tmp_path / "file" / "keys")
@@ -72,7 +72,7 @@ def test_a_directory_that_cannot_be_made_is_one_plain_sentence(tmp_path, capsys)
     assert error.count("\n") == 1
 
 
-def test_it_says_what_to_copy_where_and_what_to_type_next(tmp_path, capsys):
+def test_the_output_says_what_to_copy_and_what_to_type_next(tmp_path, capsys):
     assert main([str(tmp_path / "keys"), "--workers", "host1"]) == 0
     said = capsys.readouterr().out
     for part in ("host1.key_secret", "learner.key", "python -m aiorl.learner", "python -m aiorl.worker", "admitted"):

@@ -1,4 +1,4 @@
-"""What an installer sees: extras, links, the versions that are tested together."""
+"""Packaging: extras, links, and the versions that are tested together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
 def extras_of(name: str) -> set[str]:
-    """An extra, and those that it brings."""
+    """Return an extra and the extras that it includes."""
     found = {name}
     for requirement in EXTRAS[name]:
         if own := re.match(r"aiorl\[([\w,-]+)\]", requirement):
@@ -42,7 +42,7 @@ def test_all_has_every_extra_of_users_and_development_has_all() -> None:
     assert extras_of("dev") >= extras_of("all")
 
 
-def test_to_film_cartpole_takes_one_extra() -> None:
+def test_a_video_of_cartpole_needs_one_extra() -> None:
     assert "classic-control" in extras_of("video")
 
 
@@ -89,7 +89,7 @@ def test_urls_are_those_of_the_clones_origin_without_credentials(hook: ModuleTyp
     assert hook.address_of(remote) == address
 
 
-def test_the_readme_of_a_package_has_absolute_links_alone(hook: ModuleType) -> None:
+def test_the_readme_of_a_package_has_only_absolute_links(hook: ModuleType) -> None:
     text = hook.with_absolute_links((ROOT / "README.md").read_text("utf-8"), "https://example.org/aiorl")
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert len(links) > 20

@@ -27,7 +27,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return status, shown.out, shown.err
 
 
-def test_help_names_every_command_and_none_is_all_the_same_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_and_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "--help")
     assert status == 0
     for name in ("train", "worker", "evaluate", "plot", "export", "estimate", "data", "keys", "--version"):
@@ -47,7 +47,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         (["--env", "CartPole-v1"], "aiorl train --env CartPole-v1"),
     ],
 )
-def test_what_is_no_command_is_refused_with_the_one_that_is_meant(
+def test_an_unknown_command_is_refused_with_a_suggestion(
     capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
     status, _, err = said(capsys, *words)
@@ -70,7 +70,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("evaluate RUN --episodes 0", 2, "must be a whole number of at least 1"),
         ("evaluate RUN --episode 3", 2, "Did you mean '--episodes'"),
         ("evaluate RUN --video film.txt", 2, "ends in .mp4"),
-        ("evaluate RUN --video nowhere/film.mp4", 2, "whose directory isn't there"),
+        ("evaluate RUN --video nowhere/film.mp4", 2, "nowhere/film.mp4"),
         ("evaluate RUN --video film.mp4 --render human", 2, "not allowed with"),
         ("export nowhere", 1, "there is no such directory"),
         ("export RUN --formats onx", 2, "no format 'onx'; there are onnx, savedmodel, keras, tflite. Did you"),
@@ -83,7 +83,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("plot RUN --out curves.docx", 2, "can't be drawn"),
     ],
 )
-def test_a_mistake_in_a_command_costs_one_sentence(
+def test_a_mistake_in_a_command_takes_one_sentence(
     capsys: pytest.CaptureFixture[str], saved: Path, words: str, status: int, says: str
 ) -> None:
     found, _, error = said(capsys, *words.replace("RUN", str(saved)).split())
@@ -101,7 +101,7 @@ def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """The console script, as an installer writes it."""
+    """Return the console script in the form that installers write."""
     module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"][
         "aiorl"
     ].partition(":")
@@ -135,7 +135,7 @@ def test_the_console_script_finds_modules_in_the_current_directory(script: Path,
     assert not (tmp_path / "run").exists()
 
 
-def test_a_module_in_the_current_directory_hides_none_of_pythons_own(script: Path, tmp_path: Path) -> None:
+def test_a_module_in_the_current_directory_hides_no_module_of_python(script: Path, tmp_path: Path) -> None:
     for name in ("random", "asyncio", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
     assert run(script, "keys", tmp_path / "keys", cwd=tmp_path).returncode == 0

@@ -21,12 +21,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_everything_can_be_imported_at_once_without_tensorflow() -> None:
-    """R1: also where it is not installed."""
+    """R1: this works even if TensorFlow is not installed."""
     code = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; from aiorl import *; RolloutWorker"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_import_aiorl_loads_next_to_nothing() -> None:
+def test_import_aiorl_loads_few_modules() -> None:
     code = "import sys, aiorl; print([m for m in ('numpy', 'gymnasium', 'zmq', 'tensorflow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "[]"
@@ -37,7 +37,7 @@ def test_configs_are_made_without_tensorflow() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_import_aiorl_silences_tensorflow_unless_the_user_has_said_otherwise() -> None:
+def test_import_aiorl_silences_tensorflow_unless_the_user_configures_it() -> None:
     code = "import os, aiorl; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
     for given, found in ((None, "3"), ("0", "0")):
         env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}

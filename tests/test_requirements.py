@@ -43,7 +43,7 @@ def test_citations_are_found(text, name, numbers):
     assert numbers_in(text, name) == numbers
 
 
-def test_a_citation_belongs_to_the_test_it_stands_in(tmp_path):
+def test_a_citation_belongs_to_the_test_that_contains_it(tmp_path):
     tests = tmp_path / "tests"
     tests.mkdir()
     (tests / "test_it.py").write_text(

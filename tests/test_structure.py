@@ -1,4 +1,4 @@
-"""The structure is what the documentation says: no circles of imports, and how many files a new part touches."""
+"""Structure of the package as documented: no import cycles, and few files to change for a new part."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ HOOKS = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
 
 
 def knowing(name: str) -> set[str]:
-    """The files of the package in which a name stands."""
+    """Return the files of the package that contain a name."""
     pattern = re.compile(rf"\b{name}\b")
     return {path for path, text in TEXTS.items() if name in text and pattern.search(text)}
 
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """Module -> those that it imports, within functions too; no types alone."""
+    """Return the modules that each module imports, also within functions, but not for types only."""
     graph = grimp.build_graph("aiorl", exclude_type_checking_imports=True, cache_dir=None)
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
 
-def test_no_two_files_import_each_other(imports: dict[str, set[str]]) -> None:
+def test_there_are_no_import_cycles(imports: dict[str, set[str]]) -> None:
     assert sum(map(len, imports.values())) > 500
     graphlib.TopologicalSorter(imports).prepare()
 
 
 @pytest.mark.parametrize(("algo", "most"), [("ppo", 17), ("dqn", 23), ("sac", 23)])
-def test_few_files_of_learning_stand_behind_an_algorithm(imports: dict[str, set[str]], algo: str, most: int) -> None:
-    """Its imports, and theirs, those within functions included; may only fall."""
+def test_an_algorithm_uses_few_files_of_learning(imports: dict[str, set[str]], algo: str, most: int) -> None:
+    """All imports count, also indirect ones and those within functions. The limits may only fall."""
     behind, todo = set[str](), [f"aiorl.learning.algorithms.{algo}"]
     while todo:
         behind.add(module := todo.pop())
@@ -66,15 +66,15 @@ def test_the_architecture_page_has_the_layers_that_are_checked() -> None:
 
 
 LOCKSTEP = {"sampling/fragments.py", "sampling/table.py"}
-"""Files of sampling in lockstep, which know columns by name since they fill in whole tables of them."""
+"""Files of lockstep sampling, which name columns because they fill in tables of all of them."""
 
 
 @pytest.mark.parametrize(
     ("column", "algorithms"), [("ADVANTAGES", ("a2c", "pg", "ppo")), ("VALUE_TARGETS", ("a2c", "marwil", "ppo"))]
 )
-def test_a_column_is_known_where_it_is_named_made_and_wanted(column: str, algorithms: tuple[str, ...]) -> None:
+def test_few_files_name_a_column(column: str, algorithms: tuple[str, ...]) -> None:
     wanted_by = {f"learning/algorithms/{algo}.py" for algo in algorithms}
-    wanted_by.add("learning/algorithms/appo.py")  # judges each batch itself
+    wanted_by.add("learning/algorithms/appo.py")  # checks each batch itself
     assert knowing(column) - LOCKSTEP == {"data/columns.py", "acting/postprocess.py"} | wanted_by
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     assert "`aiorl/data/columns.py`" in page
@@ -82,13 +82,13 @@ def test_a_column_is_known_where_it_is_named_made_and_wanted(column: str, algori
 
 
 class Novel(Policy):
-    """Returns a column that nothing in the package knows."""
+    """Policy that returns a column unknown to the package."""
 
     def compute_actions(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
         return np.zeros(len(obs), np.int64), [], {"novelty": obs[:, 1] / 2}
 
 
-def test_a_column_more_is_in_rows_and_train_batches_without_a_line_elsewhere() -> None:
+def test_a_new_column_reaches_rows_and_train_batches_without_other_changes() -> None:
     worker = RolloutWorker(lambda context: CountingEnv(length=3), Novel, rollout_fragment_length=6)
     rows = worker.sample()
     worker.stop()
@@ -98,14 +98,14 @@ def test_a_column_more_is_in_rows_and_train_batches_without_a_line_elsewhere() -
     assert buffers.column(batch, "novelty").tolist() == [0.0, 0.5, 1.0] * 2
 
 
-def test_each_error_is_raised_or_the_kind_of_others_that_are() -> None:
+def test_every_error_class_is_raised_or_has_subclasses() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AiorlError)]
     leaves = [kind.__name__ for kind in kinds if not any(kind in other.__bases__ for other in kinds)]
     assert len(leaves) > 15
     assert [name for name in leaves if knowing(name) == {"errors.py"}] == []
 
 
-def test_what_goes_through_each_stage_of_the_data_flow_is_told_by_one_text() -> None:
+def test_each_stage_of_the_data_flow_is_logged_by_one_text() -> None:
     """R31."""
     for text in log_once._STAGES.values():
         found = [path.name for path in FILES if f'"{text.partition("%")[0]}%' in path.read_text("utf-8")]
@@ -113,8 +113,8 @@ def test_what_goes_through_each_stage_of_the_data_flow_is_told_by_one_text() -> 
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_is_known_where_it_is_declared_and_where_it_is_called(hook: str) -> None:
-    """Exploration is told of episodes by methods of the same names; an evaluation that is filmed has hooks itself."""
+def test_two_files_name_each_hook(hook: str) -> None:
+    """Exploration has methods of the same names, and an evaluation that records a video has its own hooks."""
     files = knowing(hook) - {
         "acting/exploration.py",
         "compat/dict_callbacks.py",

@@ -1,4 +1,4 @@
-"""What others say, made fit to be shown."""
+"""Text from peers is safe to print."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from aiorl.text import indented, is_label, is_name, many_lines, one_line
 SEPARATORS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 
 
-def test_no_character_does_more_than_to_be_seen() -> None:
-    """All of Unicode: control characters, C1, line separators, marks of direction, unassigned ones."""
+def test_no_character_has_an_effect_beyond_its_display() -> None:
+    """All of Unicode: control characters, C1, line separators, direction marks, unassigned characters."""
     everything = "".join(chr(code) for code in range(sys.maxunicode + 1))
     line = one_line(everything, len(everything))
     assert len(line) == len(everything)
@@ -25,7 +25,7 @@ def test_no_character_does_more_than_to_be_seen() -> None:
     assert all(part.isprintable() for part in lines)
 
 
-def test_printable_text_stays_as_it_is() -> None:
+def test_printable_text_is_unchanged() -> None:
     text = "Fehler: 'größer' als 3 → 😀 日本"
     assert one_line(text, 100) == many_lines(text, 100) == text
 
@@ -35,7 +35,7 @@ def test_white_space_becomes_a_space_and_the_rest_a_question_mark() -> None:
 
 
 @pytest.mark.parametrize("max_chars", [10, 100])
-def test_what_is_too_long_is_cut_to_its_length(max_chars: int) -> None:
+def test_text_that_is_too_long_is_cut(max_chars: int) -> None:
     text = "start" + "x" * 1000 + "end"
     assert one_line(text, max_chars) == text[: max_chars - 3] + "..."
     assert many_lines(text, max_chars) == text[: max_chars - 3] + "..."
@@ -44,7 +44,7 @@ def test_what_is_too_long_is_cut_to_its_length(max_chars: int) -> None:
 
 
 @pytest.mark.parametrize("separator", SEPARATORS)
-def test_lines_after_the_first_are_moved_in_whatever_separates_them(separator: str) -> None:
+def test_lines_after_the_first_are_indented_for_every_separator(separator: str) -> None:
     text = f"a worker said{separator}2026-01-01 00:00:00,000 ERROR aiorl: forged"
     first, second = indented(many_lines(text, 200)).splitlines()
     assert first == "a worker said"
@@ -62,7 +62,7 @@ def test_names_are_visible_ascii_and_labels_printable() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\n\n\n", "a\r\n\x85\u2028", "\n", "a\n\nb\n", "x" * 99 + "\n" * 9])
-def test_what_was_made_printable_once_stays_as_it_is(text):
+def test_printable_text_does_not_change_a_second_time(text):
     once = many_lines(text, 100)
     assert many_lines(once, 100) == once
     assert many_lines(text, 100, keep_end=True) == many_lines(many_lines(text, 100, keep_end=True), 100, keep_end=True)

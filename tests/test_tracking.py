@@ -18,7 +18,7 @@ RESULT: dict[str, Any] = {"timesteps_total": 100, "episode_reward_mean": 3.0, "i
 
 def test_mlflow_keeps_the_settings_and_each_number_over_env_steps(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
-    for run in ("one", "two"):  # at the same time in one process, as a sweep has them
+    for run in ("one", "two"):  # both in one process, as in a sweep
         (tmp_path / run).mkdir()
     settings = {**CONFIG, **{f"key_{number}": number for number in range(120)}}
     with (
@@ -38,7 +38,7 @@ def test_mlflow_keeps_the_settings_and_each_number_over_env_steps(tmp_path: Path
 
 
 class FakeRun:
-    """Takes what W&B is sent."""
+    """Fake of a W&B run that keeps the data logged."""
 
     def __init__(self) -> None:
         self.logged: list[Any] = []
@@ -77,7 +77,7 @@ def test_wandb_itself_takes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with closing(make_loggers(["wandb"], tmp_path, CONFIG)) as loggers:
         loggers.write(RESULT)
     (tracked,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    until = time.monotonic() + 30  # a process of its own writes the file, and ends after the run has finished
+    until = time.monotonic() + 30  # a separate process writes the file, and ends after the run has finished
     while tracked.stat().st_size <= 1000 and time.monotonic() < until:
         time.sleep(0.05)
     assert tracked.stat().st_size > 1000

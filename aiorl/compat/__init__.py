@@ -1,1 +1,1 @@
-"""RLlib's older faces over today's parts: nothing in ``sampling`` or below imports from here."""
+"""Older interfaces of RLlib on top of aiorl's parts; ``sampling`` and lower packages import nothing from here."""

@@ -1,4 +1,4 @@
-"""RolloutWorker's arguments, checked and made into a worker's settings."""
+"""Checks of RolloutWorker's arguments, and their conversion to a worker's settings."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ _EVALUATIONS = (*ESTIMATORS, SIMULATION)
 
 
 def worker_settings(given: Mapping[str, Any]) -> WorkerSettings:
-    """Return the settings of a worker for the arguments of RolloutWorker's constructor.
+    """Convert the arguments of RolloutWorker's constructor to a worker's settings.
 
     Args:
-        given: every argument by name.
+        given: all arguments by name.
+    Returns: the settings.
 
     Raises:
-        ConfigError: an argument that cannot be honoured (also a ValueError).
+        ConfigError: an argument is wrong or cannot be applied (also a ValueError).
     """
     names = WorkerSettings.__dataclass_fields__.keys() | {"tf_session_creator"}
     own = {name: value for name, value in given.items() if name in names}
@@ -62,10 +63,10 @@ def worker_settings(given: Mapping[str, Any]) -> WorkerSettings:
 
 
 def _config(given: Mapping[str, Any]) -> WorkerConfig:
-    """Return the config keys among the arguments, checked by their declarations.
+    """Return the arguments that are config keys, checked by the keys' declarations.
 
     Raises:
-        ConfigError: naming the argument at fault.
+        ConfigError: a value is wrong; the error names the argument.
     """
     values = {_OTHER_NAMES.get(name, name): _plain(value) for name, value in given.items()}
     if values["horizon"] in (0, math.inf):
@@ -87,7 +88,7 @@ def _config(given: Mapping[str, Any]) -> WorkerConfig:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without NumPy's and other kinds where the config has plain kinds."""
+    """Convert NumPy scalars and mappings to the plain types that configs have."""
     if isinstance(value, np.generic):
         return value.item()
     return dict(value) if isinstance(value, Mapping) else value
@@ -98,7 +99,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_collection(value: Any) -> bool:
-    # a string is a collection of its letters
+    # a string is a collection of its characters
     return isinstance(value, Collection) and not isinstance(value, str | bytes)
 
 
@@ -133,8 +134,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "output_creator": _CREATOR,
     "callbacks": (
         lambda value: value is None or (inspect.isclass(value) and issubclass(value, DefaultCallbacks)),
-        "a subclass of aiorl.DefaultCallbacks, not an object of it",
+        "a subclass of aiorl.DefaultCallbacks, not an instance",
     ),
     "tf_session_creator": (lambda value: value is None, "None: TensorFlow 2 has no sessions; see tf_session_args"),
 }
-"""Argument -> test of a value, and what is expected of it."""
+"""Checks by argument: a test of the value, and a description of valid ones."""

@@ -1,4 +1,4 @@
-"""Callbacks in RLlib's older form: functions of one dict, by the names of hooks."""
+"""Callbacks in RLlib's older form: a function of one dict for each hook, by name."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 
 
 def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCallbacks] | None:
-    """Return the class that the setting `callbacks` names; None without one.
+    """Return the class that the setting `callbacks` names, or None if there is none.
 
     Args:
-        setting: import path of a subclass of DefaultCallbacks; or import paths of functions by the names that
-            `callbacks_from_dict` takes.
+        setting: import path of a subclass of DefaultCallbacks, or import paths of functions by hook, as in
+            `callbacks_from_dict`.
 
     Raises:
-        ConfigError: a path that is not found or names something else, or a hook that does not take its arguments.
+        ConfigError: a path is not found or names another kind of object, or a hook does not take its arguments.
     """
     if not isinstance(setting, Mapping):
         return callbacks.callbacks_class(setting)
@@ -32,10 +32,10 @@ def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
 
 
 def named_callbacks(setting: str | Mapping[str, Any] | None) -> type[DefaultCallbacks] | None:
-    """Return the same, with hooks that raise a ConfigError that names the setting and the hook.
+    """Return the class of `callbacks_class`; errors in its hooks become a ConfigError that names setting and hook.
 
     Raises:
-        ConfigError: see `callbacks_class`.
+        ConfigError: the setting is wrong; see `callbacks_class`.
     """
     kind = callbacks_class(setting)
     return None if kind is None else callbacks.with_named_failures(kind, setting)
@@ -54,13 +54,13 @@ _HOOKS = {
         "all_pre_batches": "original_batches",
     },
 }  # fmt: skip
-"""Name of a function -> the entries of its dict, and the arguments of the hook that they are."""
+"""Entries of a function's dict, by the function's name: entry -> argument of the hook."""
 
 InfoFunction = Callable[[dict[str, Any]], None]
 
 
 def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCallbacks]:
-    """Return a callbacks class of functions by name, each taking one dict.
+    """Make a callbacks class from functions that take one dict.
 
     Args:
         functions: ``on_episode_start``, ``on_episode_step`` and ``on_episode_end`` get ``env`` and ``episode``,
@@ -68,8 +68,10 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCa
             ``result``, ``on_postprocess_traj`` gets ``episode``, ``agent_id``, ``pre_batch``, ``post_batch``
             and ``all_pre_batches``.
 
+    Returns: a subclass of DefaultCallbacks.
+
     Raises:
-        ConfigError: an unknown name, or something that cannot be called with one argument.
+        ConfigError: a name is unknown, or its value cannot be called with one argument.
     """
     members = {}
     for name, function in functions.items():

@@ -1,6 +1,6 @@
-"""Learning with the policies of a worker: gradients, updates, and passes over a batch in minibatches.
+"""Learning with a worker's policies: gradients, updates, and passes over a batch in minibatches.
 
-Each policy learns on its own rows, and only those that are to learn do.
+Each policy learns on its own rows. Only trainable policies learn.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LearnFn = Callable[[Batch], Mapping[str, Any]]
 
 
 def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[str, Any]]:
-    """Return gradients and figures, by policy id for a multi-agent batch; ``batch_count`` joins the figures.
+    """Return gradients and figures with ``batch_count``; both are by policy id for a multi-agent batch.
 
     Raises:
-        UnknownPolicyError: a plain batch, and there is no default policy (a KeyError).
+        UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
     """
     report("compute_gradients", columns_of(samples))
     gradients: Any = {}
@@ -46,12 +46,12 @@ def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[st
 
 
 def apply_gradients(policies: PolicyMap, gradients: Any) -> dict[str, Any]:
-    """Apply gradients by policy id, to policies that are not to learn too; in any other form the default policy's.
+    """Apply gradients by policy id, even to policies that are not trainable; other gradients go to the default policy.
 
-    The default policy's own gradients may be a dict as well, by weight name.
+    The default policy's gradients can also be a dict, by weight name.
 
     Raises:
-        UnknownPolicyError: no policy has that id; nothing is changed then (a KeyError).
+        UnknownPolicyError: no policy has that id; no weights change then (also a KeyError).
     """
     report("apply_gradients", gradients)
     if not (isinstance(gradients, Mapping) and _are_by_policy(policies, gradients)):
@@ -61,10 +61,10 @@ def apply_gradients(policies: PolicyMap, gradients: Any) -> dict[str, Any]:
 
 
 def learn_on_batch(policies: PolicyMap, samples: Batch) -> dict[str, Any]:
-    """Update policies on a batch; return the figures, of a multi-agent batch by id of each policy that learns.
+    """Update policies on a batch, and return the figures, by id of each trainable policy for a multi-agent batch.
 
     Raises:
-        UnknownPolicyError: a plain batch, and there is no default policy (a KeyError).
+        UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
     """
     report("learn_on_batch", columns_of(samples))
     info: dict[str, Any]
@@ -81,12 +81,12 @@ def _trainable_parts(policies: PolicyMap, samples: MultiAgentBatch) -> Iterator[
 
 
 def _are_by_policy(policies: PolicyMap, gradients: Mapping[str, Any]) -> bool:
-    """Tell whether the keys are meant as policy ids, known or not; else they name the default policy's weights."""
+    """Return True if the keys are policy ids, known or not; False if they name the default policy's weights."""
     if not gradients or DEFAULT_POLICY_ID not in policies or policies.keys() & gradients.keys():
         return True
     if not policies.is_multi_agent or gradients.keys() & policies[DEFAULT_POLICY_ID].get_weights().keys():
         return False
-    # where there are several policies, what holds several arrays is all that one of them computed
+    # with several policies, a value of several arrays is the complete gradient of one policy
     return any(isinstance(value, Mapping | list | tuple) for value in gradients.values())
 
 
@@ -97,7 +97,7 @@ def check_sgd(num_sgd_iter: int, sgd_minibatch_size: int, standardize_fields: Co
     """Check arguments of `minibatch_sgd`.
 
     Raises:
-        ConfigError: one that cannot be honoured (also a ValueError).
+        ConfigError: an argument is wrong (also a ValueError).
     """
     for name, value, smallest in (("num_sgd_iter", num_sgd_iter, 1), ("sgd_minibatch_size", sgd_minibatch_size, 0)):
         if not isinstance(value, int | np.integer) or value < smallest:
@@ -118,19 +118,19 @@ def minibatch_sgd(
     standardize_fields: Collection[str],
     rng: np.random.Generator,
 ) -> dict[str, dict[str, Any]]:
-    """Learn on each policy's rows, again and again.
+    """Learn in several passes over each policy's rows.
 
     Args:
-        samples: rows of one or several policies; not modified. A plain batch is the default policy's, and is learned
-            from whether that is among ``policy_ids`` or not.
+        samples: rows of one or several policies; not modified. A plain batch belongs to the default policy, which
+            learns from it even if it is not in ``policy_ids``.
         policy_ids: policies that learn.
-        learn_on_batch: updates a policy on one minibatch, in the same form as ``samples``; gives its figures, of a
-            multi-agent batch by policy id.
-        num_sgd_iter: passes over the rows.
-        sgd_minibatch_size: rows of a minibatch; 0 = all rows at once.
-        standardize_fields: columns brought to mean 0 and deviation 1 before.
-        rng: shuffles rows.
-    Returns: policy id -> means of the figures over the last pass's minibatches, nested as these are.
+        learn_on_batch: function that updates a policy on one minibatch, in the same form as ``samples``, and returns
+            its figures; by policy id for a multi-agent batch.
+        num_sgd_iter: number of passes over the rows.
+        sgd_minibatch_size: rows per minibatch; 0 is all rows.
+        standardize_fields: columns to scale to mean 0 and standard deviation 1 first.
+        rng: random generator that shuffles rows.
+    Returns: by policy id, means of the figures over the last pass's minibatches, nested like the figures.
     """
 
     def learn(policy_id: str, minibatch: SampleBatch) -> Mapping[str, Any]:
@@ -178,7 +178,7 @@ def standardized(column: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _means(figures: Collection[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean of each figure that is a number, in nested dicts too."""
+    """Return the mean of each figure that is a number, including those in nested dicts."""
     means: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in figures for name in one):
         values = [one[name] for one in figures if name in one]

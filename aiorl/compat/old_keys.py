@@ -1,7 +1,7 @@
-"""Config keys of RLlib and of older versions: renamed, ignored, or refused with what to use instead.
+"""Config keys of RLlib and of older versions: renamed, ignored, or refused with advice.
 
-`OLD_KEYS` is the one list of them; none of them is a key of a config class. The config room gets `translate_old_keys`
-from the top of the package.
+`OLD_KEYS` lists all of them; none is a key of a config class. `aiorl/__init__.py` passes `translate_old_keys` to
+`aiorl.config`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _log = logging.getLogger(__name__)
 
 
 class OldKey(NamedTuple):
-    """Fate of an old key.
+    """Treatment of an old key.
 
     Attributes:
-        new: its name now; "" drops it.
-        only: the values that are accepted; None accepts all.
-        refusal: message for other values, with ``{value!r}`` for the value; "" says that the key is gone.
-        hint: what to do instead.
-        warning: what is logged when the key is set; "" logs nothing.
-        quiet: a value that is set without a warning.
+        new: the new name; "" drops the key.
+        only: the accepted values; None accepts all.
+        refusal: message for other values, with ``{value!r}`` for the value; "" reports that the key is gone.
+        hint: advice on what to use instead.
+        warning: message logged when the key is set; "" logs nothing.
+        quiet: a value that can be set without a warning.
     """
 
     new: str = ""
@@ -42,18 +42,18 @@ OLD_KEYS: dict[str, OldKey] = {
     "multiagent.policy_graphs": OldKey(
         "multiagent.policies", warning="multiagent.policy_graphs is now called multiagent.policies"
     ),
-    "lambda": OldKey("lambda_"),  # Python keeps the name for itself
+    "lambda": OldKey("lambda_"),  # a keyword in Python
     "gpu": OldKey(only=(), hint="Use num_gpus, the number of GPUs."),
     "gpu_fraction": OldKey(only=(), hint="Use num_gpus with a fraction, such as num_gpus: 0.5."),
     "use_gpu_for_workers": OldKey(
-        only=(), hint="RLlib calls it num_gpus_per_worker now. Here networks act on CPUs in workers. Leave it out."
+        only=(), hint="RLlib now calls it num_gpus_per_worker. In aiorl, workers act on CPUs. Leave it out."
     ),
     "tf_session_creator": OldKey(
         only=(), hint="TensorFlow 2 has no sessions; tf_session_args sets thread pools and memory growth."
     ),
     "num_gpus_per_worker": OldKey(
         only=(0,),
-        refusal="num_gpus_per_worker can only be 0, not {value!r:.80}: networks act with ONNX Runtime on CPUs there.",
+        refusal="num_gpus_per_worker can only be 0, not {value!r:.80}: workers act with ONNX Runtime on CPUs.",
     ),
     "custom_resources_per_worker": OldKey(
         only=({},),
@@ -62,27 +62,27 @@ OLD_KEYS: dict[str, OldKey] = {
     ),
     "collect_metrics_timeout": OldKey(),  # metrics come with the fragments
     "sampling": OldKey(
-        warning="sampling has no effect any more: environments are stepped in lockstep wherever that can be",
+        warning="sampling has no effect any more: environments are stepped in lockstep wherever possible",
         quiet="auto",
     ),
-    "model.max_seq_len": OldKey(  # it had no effect, and its default is in the config.yaml of older runs
+    "model.max_seq_len": OldKey(  # had no effect; the config.yaml of older runs contains its default
         only=(20,), hint="Recurrent models train through whole fragments: set rollout_fragment_length."
     ),
     "transport.receive_queue_length": OldKey(
-        warning="transport.receive_queue_length has no effect any more: leases bound what waits to be read"
+        warning="transport.receive_queue_length has no effect any more: leases limit the fragments that wait"
     ),
     "transport.resend_after_s": OldKey(
-        warning="transport.resend_after_s has no effect any more: fragments are sent again after a reconnect", quiet=5.0
+        warning="transport.resend_after_s has no effect any more: fragments are resent after a reconnect", quiet=5.0
     ),
 }
-"""Dotted name of an old key -> what becomes of it."""
+"""Treatment of old keys by dotted name."""
 
 
 def translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without old keys: their values are under the new names, or dropped.
+    """Return settings without old keys: values move to the new names or are dropped.
 
     Raises:
-        ConfigError: a key is gone, has a value that is not accepted, or contradicts the new name's value.
+        ConfigError: a key is gone, has a value that is not accepted, or contradicts the value of its new name.
     """
     made = dict(values)
     for dotted, old in OLD_KEYS.items():
@@ -91,7 +91,7 @@ def translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(inner, Mapping) or name not in inner:
             continue
         if group == "model" and inner.get("custom_model") is not None:
-            continue  # a model of the user's own may have keys of any name
+            continue  # a user's own model can have keys of any name
         rest = dict(inner)
         value = rest.pop(name)
         if old.only is not None and value not in old.only:
@@ -101,7 +101,7 @@ def translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
             new = old.new.rpartition(".")[2]
             if rest.setdefault(new, value) != value:
                 raise ConfigError(
-                    f"{dotted} is the old name of {old.new}, and the two are set to {value!r} and {rest[new]!r}.",
+                    f"{dotted} is the old name of {old.new}, but the two are set to {value!r} and {rest[new]!r}.",
                     key=dotted, value=value, hint=f"Set {old.new} only.",
                 )  # fmt: skip
         if old.warning and value != old.quiet:

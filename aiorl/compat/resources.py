@@ -1,4 +1,4 @@
-"""Resources of a run and limits of a worker, for people and launchers: aiorl itself schedules no machines."""
+"""Resources of a run and limits of a worker, for users and launchers; aiorl itself does not schedule machines."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from aiorl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LauncherSpec:
-    """Limits of a worker that is to run in a process of its own.
+    """Limits of a worker in its own process.
 
     Attributes:
-        worker_class: which kind of worker.
-        num_cpus: threads it may use; None = as many as there are.
-        num_gpus: GPUs it may use.
-        memory: heap quota, bytes; None = none.
-        object_store_memory: bound of produced, unsent batches, bytes; None = the default one.
-        resources: always empty or None, since nothing here schedules machines.
+        worker_class: class of the worker.
+        num_cpus: number of threads it can use; None is all.
+        num_gpus: number of GPUs it can use.
+        memory: heap quota, bytes; None is no quota.
+        object_store_memory: limit on batches produced but not sent, bytes; None is the default.
+        resources: always empty or None, since aiorl does not schedule machines.
     """
 
     worker_class: type[Any]
@@ -35,7 +35,7 @@ class LauncherSpec:
         """Check the limits.
 
         Raises:
-            ConfigError: a negative limit, or custom resources.
+            ConfigError: a limit is negative, or there are custom resources.
         """
         for name in ("num_cpus", "num_gpus", "memory", "object_store_memory"):
             value = getattr(self, name)
@@ -45,19 +45,19 @@ class LauncherSpec:
             raise ConfigError(
                 f"resources is {dict(self.resources)!r}, but aiorl schedules no machines.",
                 key="resources",
-                hint="Start workers where those resources are.",
+                hint="Start workers on hosts with these resources.",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """Totals of a learner and the workers that are started with it; bytes are 0 where nothing bounds them.
+    """Total resources of a learner and its local workers; bytes are 0 if there is no limit.
 
     Attributes:
-        cpu: CPU threads.
-        gpu: GPUs.
-        memory: bytes of heap.
-        object_store_memory: bytes of batches that wait.
+        cpu: number of CPU threads.
+        gpu: number of GPUs.
+        memory: heap, bytes.
+        object_store_memory: waiting batches, bytes.
     """
 
     cpu: float
@@ -78,7 +78,7 @@ def default_resource_request(config: CommonConfig) -> ResourceRequest:
 
 
 def resource_help(config: CommonConfig) -> str:
-    """Return the keys to adjust if a run takes too much or too little, and the config."""
+    """Return text that says which keys change the resources of a run, and shows the config."""
     request = default_resource_request(config)
     return (
         f"The run takes {request.cpu:g} CPU threads and {request.gpu:g} GPUs. Adjust num_workers, "

@@ -1,4 +1,4 @@
-"""RolloutWorker: a sampling worker as RLlib knows it, with 36 keyword arguments and policies that learn.
+"""RolloutWorker: a sampling worker with RLlib's interface, with 36 keyword arguments and policies that learn.
 
 worker = RolloutWorker(env_creator="CartPole-v1", policy=MyPolicy)
 batch = worker.sample()
@@ -35,7 +35,7 @@ from aiorl.sampling.settings import ObservationFn, WorkerSettings
 from aiorl.sampling.worker import Worker, change_all
 
 DEFAULTS = WorkerConfig()
-_ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1 of RFC 5737; nothing is sent there
+_ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1 of RFC 5737; no data is sent there
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,52 +46,80 @@ class EvaluatorInterface(ABC):
 
     @abstractmethod
     def sample(self) -> Batch:
-        """Return a batch of experience, played with the weights in force."""
+        """Return a batch of experience, sampled with the current weights."""
 
     @abstractmethod
     def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
-        """Update the policies on a batch; return figures about it."""
+        """Update the policies on a batch.
+
+        Args:
+            samples: rows of one or several policies.
+        Returns: figures about the update.
+        """
 
     @abstractmethod
     def compute_gradients(self, samples: Batch) -> tuple[Any, dict[str, Any]]:
-        """Return gradients on a batch, and figures about them with ``batch_count``."""
+        """Compute gradients on a batch.
+
+        Args:
+            samples: rows of one or several policies.
+        Returns: the gradients, and figures about them with ``batch_count``.
+        """
 
     @abstractmethod
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
-        """Update the policies with gradients of ``compute_gradients``; return figures about it."""
+        """Update the policies with gradients.
+
+        Args:
+            gradients: gradients from ``compute_gradients``.
+        Returns: figures about the update.
+        """
 
     @abstractmethod
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
-        """Return weights by policy id."""
+        """Return weights by policy id.
+
+        Args:
+            policies: ids of the policies; None takes all.
+        """
 
     @abstractmethod
     def set_weights(self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None) -> None:
-        """Take up weights by policy id."""
+        """Set weights by policy id.
+
+        Args:
+            weights: weights in the form that ``get_weights`` returns.
+            global_vars: global variables for all policies, such as ``timestep``; None for no change.
+        """
 
     def get_host(self) -> str:
-        """Return the name of the host it runs on."""
+        """Return the name of this host."""
         return socket.gethostname()
 
     def apply(self, function: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function with this object and the arguments; return its result."""
+        """Call a function with this object and the arguments, and return its result.
+
+        Args:
+            function: the function; its first argument is this object.
+            *args: further arguments.
+            **kwargs: keyword arguments.
+        """
         return function(self, *args, **kwargs)
 
 
 class SampleStream:
-    """A worker's batches as an endless iterator.
+    """Endless iterator over a worker's batches.
 
-    ``for batch in stream`` samples in the caller's thread, ``async for batch in stream`` in another one.
-
-    Each batch is given once, to whoever asks next. Use one of the two forms at a time.
+    ``for batch in stream`` samples in the caller's thread, ``async for batch in stream`` in another thread. Each batch
+    is returned once, to the next caller. Use only one of the two forms at a time.
     """
 
     def __init__(self, sample: Callable[[], Batch], ahead: deque[Future[Batch]] | None = None) -> None:
         """Make a stream.
 
         Args:
-            sample: returns the next batch.
-            ahead: batches that are sampled or being sampled and claimed by nobody, oldest first; streams of one worker
-                share them.
+            sample: function that returns the next batch.
+            ahead: unclaimed batches, finished or in progress, oldest first; streams of one worker share them.
         """
         self._sample = sample
         self._ahead = deque() if ahead is None else ahead
@@ -106,9 +134,9 @@ class SampleStream:
         return self
 
     async def __anext__(self) -> Batch:
-        """Return the next batch; the event loop goes on meanwhile.
+        """Return the next batch without blocking the event loop.
 
-        Cancelled, it leaves sampling to go on; the batch is then given to whoever asks next.
+        Cancellation does not stop sampling; the next caller gets the batch.
         """
         future = self._ahead.popleft() if self._ahead else _in_thread(self._sample)
         try:
@@ -119,9 +147,9 @@ class SampleStream:
 
 
 def _in_thread(sample: Callable[[], Batch]) -> Future[Batch]:
-    """Call ``sample`` in a daemon thread, so that one that blocks does not keep the process alive."""
+    """Call ``sample`` in a daemon thread, so that a blocked call does not keep the process alive."""
     future: Future[Batch] = Future()
-    # it cannot be cancelled any more: whoever waits for it may be
+    # it can no longer be cancelled, but its waiter can
     future.set_running_or_notify_cancel()
 
     def run() -> None:
@@ -135,7 +163,7 @@ def _in_thread(sample: Callable[[], Batch]) -> Future[Batch]:
 
 
 class RolloutWorker(Worker, EvaluatorInterface):
-    """Samples experience with its policies, and lets them learn. See Worker for more attributes and methods.
+    """Worker that samples experience with its policies and lets them learn. See Worker for more attributes and methods.
 
     Attributes:
         tf_sess: always None; TensorFlow 2 has no sessions.
@@ -182,17 +210,16 @@ class RolloutWorker(Worker, EvaluatorInterface):
         fake_sampler: bool = DEFAULTS.fake_sampler,
         max_env_restarts_per_hour: int = DEFAULTS.max_env_restarts_per_hour,
     ) -> None:
-        """Build everything; an asynchronous sampler begins to sample.
+        """Build everything; an asynchronous sampler starts to sample.
 
-        Arguments that the config has too are explained in docs/config.md, the others by WorkerSettings.
-
-        If it fails, what was built is stopped.
+        docs/config.md explains the arguments that are also config keys, WorkerSettings the others. If the constructor
+        fails, it stops the parts that it has built.
 
         Raises:
-            ValueError: an argument that cannot be honoured.
-            AssertionError: a reader or writer of another type; a filter that sample_async cannot use.
+            ValueError: an argument is wrong or cannot be applied.
+            AssertionError: a reader or writer has the wrong type, or sample_async cannot use the filter.
             ImportError: a policy needs TensorFlow, which is not installed.
-            RuntimeError: GPUs are granted that TensorFlow does not see.
+            RuntimeError: the settings grant GPUs that TensorFlow does not see.
         """
         self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._ahead: deque[Future[Batch]] = deque()
@@ -200,14 +227,14 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
     @classmethod
     def of(cls, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None) -> Self:
-        """Return one that is made by settings instead of arguments, as in a run; see `Worker` for errors."""
+        """Make a worker from settings instead of arguments, as runs do; see `Worker` for errors."""
         worker = cls.__new__(cls)
         worker._given, worker._ahead = {}, deque()
         Worker.__init__(worker, settings, on_turn=on_turn)
         return worker
 
     def creation_args(self) -> dict[str, Any]:
-        """Return the arguments it was made with."""
+        """Return the arguments that the worker was made with."""
         return dict(self._given)
 
     # --- sampling ---
@@ -218,28 +245,52 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
     @property
     def samples(self) -> SampleStream:
-        """The results of ``sample()`` as an endless iterator, plain or asynchronous."""
+        """Endless iterator over results of ``sample()``, synchronous or asynchronous."""
         return SampleStream(self.sample, self._ahead)
 
     def sample_with_count(self) -> tuple[Batch, int]:
-        """Return ``sample()`` and the batch's count."""
+        """Sample, and return the batch and its count."""
         batch = self.sample()
         return batch, batch.count
 
     # --- learning ---
 
     def compute_gradients(self, samples: Batch) -> tuple[Any, dict[str, Any]]:
-        """Return gradients and figures; see `learning.compute_gradients`."""
+        """Compute gradients on a batch, without an update.
+
+        Args:
+            samples: rows of the default policy, or of several policies; only trainable ones count.
+        Returns: gradients and figures with ``batch_count``; both are by policy id for a multi-agent batch.
+
+        Raises:
+            UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
+        """
         with self._paused():
             return learning.compute_gradients(self.policy_map, samples)
 
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
-        """Apply gradients, the default policy's or by policy id; see `learning.apply_gradients`."""
+        """Update policies with gradients, even if they are not trainable.
+
+        Args:
+            gradients: gradients by policy id; in any other form, those of the default policy.
+        Returns: figures of the update, by policy id if the gradients are.
+
+        Raises:
+            UnknownPolicyError: no policy has that id; no weights change then (also a KeyError).
+        """
         with self._paused():
             return learning.apply_gradients(self.policy_map, gradients)
 
     def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
-        """Update policies, the default one or those that learn by id; see `learning.learn_on_batch`."""
+        """Update policies on a batch.
+
+        Args:
+            samples: rows of the default policy, or of several policies, of which the trainable ones learn.
+        Returns: figures of the update, by policy id for a multi-agent batch.
+
+        Raises:
+            UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
+        """
         with self._paused():
             return learning.learn_on_batch(self.policy_map, samples)
 
@@ -254,14 +305,14 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
         Args:
             expected_batch_size: count that the batch must have.
-            num_sgd_iter: passes over the batch.
-            sgd_minibatch_size: rows of a minibatch; 0 = all at once.
-            standardize_fields: columns brought to mean 0 and deviation 1 before.
-        Returns: figures by policy id, means over the last pass; and the batch's count.
+            num_sgd_iter: number of passes over the batch.
+            sgd_minibatch_size: rows per minibatch; 0 is all rows.
+            standardize_fields: columns to scale to mean 0 and standard deviation 1 first.
+        Returns: figures by policy id, as means over the last pass, and the batch's count.
 
         Raises:
             AssertionError: the batch has another count.
-            ConfigError: an impossible number of passes or rows; nothing is sampled then (a ValueError).
+            ConfigError: the number of passes or rows is impossible; no batch is sampled then (also a ValueError).
         """
         learning.check_sgd(num_sgd_iter, sgd_minibatch_size, standardize_fields)
         batch = self.sample()
@@ -279,13 +330,23 @@ class RolloutWorker(Worker, EvaluatorInterface):
         return info, batch.count
 
     def foreach_trainable_policy(self, function: Callable[[Policy, str], R]) -> list[R]:
-        """Call a function with each policy that learns and its id; return the results."""
+        """Call a function with each trainable policy, and return the results.
+
+        Args:
+            function: function that takes a policy and its id.
+        Returns: the results, in the order of ``policies_to_train``.
+        """
         return [function(self.policy_map[policy_id], policy_id) for policy_id in self.policies_to_train]
 
     # --- filters and state ---
 
     def get_filters(self, flush_after: bool = False) -> dict[str, ObservationFilter]:
-        """Return copies of the filters by policy id; with the flag their deltas are forgotten here afterwards."""
+        """Return copies of the filters by policy id.
+
+        Args:
+            flush_after: True clears the deltas of the worker's own filters after the copy.
+        Returns: filters by policy id.
+        """
         with self._paused():
             copies = {policy_id: found.as_serializable() for policy_id, found in self.filters.items()}
             if flush_after:
@@ -294,11 +355,14 @@ class RolloutWorker(Worker, EvaluatorInterface):
             return copies
 
     def sync_filters(self, new_filters: Mapping[str, ObservationFilter]) -> None:
-        """Adopt the statistics given, with the own unsent deltas on top.
+        """Replace the filters' statistics by the ones given, and add this worker's unsent deltas.
+
+        Args:
+            new_filters: filters by policy id, one for each policy.
 
         Raises:
-            AssertionError: a policy's filter is missing; nothing is changed then.
-            ValueError: a filter of another kind or shape; nothing is changed then.
+            AssertionError: a policy's filter is missing; no filter changes then.
+            ValueError: a filter has another kind or shape; no filter changes then.
         """
         self._check_filters(new_filters)
         with self._paused():
@@ -308,7 +372,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
                 found.sync(new_filters[policy_id])
 
     def save(self) -> bytes:
-        """Return filters and states of the policies; deltas not sent yet stay pending.
+        """Return filters and policy states as bytes; unsent deltas stay pending.
 
         Raises:
             CheckpointError: a policy's state cannot be saved.
@@ -322,13 +386,16 @@ class RolloutWorker(Worker, EvaluatorInterface):
             )
 
     def restore(self, data: bytes) -> None:
-        """Go on from a saved state; deltas pending or in flight are forgotten. If it raises, nothing is changed.
+        """Restore a saved state; deltas pending or in flight are dropped. If it raises, the worker is unchanged.
+
+        Args:
+            data: bytes from ``save``.
 
         Raises:
-            CheckpointError: bytes that ``save`` did not return, or another kind of filter.
+            CheckpointError: the bytes are not from ``save``, or a filter has another kind.
             AssertionError: a policy's filter is missing.
-            UnknownPolicyError: no policy has that id (a KeyError).
-            PolicyError: a state that does not fit its policy (a ValueError).
+            UnknownPolicyError: no policy has that id (also a KeyError).
+            PolicyError: a state does not fit its policy (also a ValueError).
         """
         saved = load_state(data)
         self._check_filters(saved.filters)
@@ -344,39 +411,64 @@ class RolloutWorker(Worker, EvaluatorInterface):
     def _check_filters(self, given: Mapping[str, Any]) -> None:
         missing = sorted(self.filters.keys() - given.keys())
         if missing:
-            raise AssertionError(f"no filters are given for {', '.join(missing)}; given are {sorted(given)}")
+            raise AssertionError(f"no filters are given for {', '.join(missing)}, only for {sorted(given)}")
 
     def export_policy_model(self, export_dir: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
-        """Write a policy's model for use elsewhere."""
+        """Export a policy's model to a directory.
+
+        Args:
+            export_dir: the directory.
+            policy_id: id of the policy.
+
+        Raises:
+            UnknownPolicyError: no policy has that id (also a KeyError).
+        """
         self.policy_map[policy_id].export_model(export_dir)
 
     def import_policy_model_from_h5(self, import_file: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
-        """Read a policy's weights from a Keras h5 file."""
+        """Read a policy's weights from a Keras h5 file.
+
+        Args:
+            import_file: path of the file.
+            policy_id: id of the policy.
+
+        Raises:
+            UnknownPolicyError: no policy has that id (also a KeyError).
+        """
         self.policy_map[policy_id].import_model_from_h5(import_file)
 
     def export_policy_checkpoint(
         self, export_dir: str, filename_prefix: str = "model", policy_id: str = DEFAULT_POLICY_ID
     ) -> None:
-        """Write a policy's weights for use elsewhere."""
+        """Export a policy's weights to a directory.
+
+        Args:
+            export_dir: the directory.
+            filename_prefix: beginning of the names of the files.
+            policy_id: id of the policy.
+
+        Raises:
+            UnknownPolicyError: no policy has that id (also a KeyError).
+        """
         self.policy_map[policy_id].export_checkpoint(export_dir, filename_prefix)
 
     # --- launching ---
 
     @classmethod
     def as_remote(cls, *limits: Any, **named: Any) -> LauncherSpec:
-        """Return the limits for a launcher of a worker of this class: those of `LauncherSpec`, in its order.
+        """Return the limits of a worker of this class, for a launcher; the arguments are those of `LauncherSpec`.
 
         Raises:
-            ConfigError: an impossible limit (also a ValueError).
+            ConfigError: a limit is impossible (also a ValueError).
         """
         return LauncherSpec(cls, *limits, **named)
 
     def get_node_ip(self) -> str:
-        """Return the address under which other hosts reach this one, as far as its routes tell; else loopback."""
+        """Return the address at which other hosts reach this one, according to its routes, or else loopback."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(_ELSEWHERE)
-            except OSError:  # no route to anywhere
+            except OSError:  # no route to other hosts
                 return "127.0.0.1"
             return str(probe.getsockname()[0])
 
@@ -389,17 +481,18 @@ class RolloutWorker(Worker, EvaluatorInterface):
     def setup_torch_data_parallel(self, url: str, world_rank: int, world_size: int, backend: str) -> None:
         """Let every policy take part in data-parallel learning; the name is RLlib's.
 
-        A policy that can do so has a method ``join_data_parallel(url, world_rank, world_size, backend)``; it then gets
-        the number of processes as ``distributed_world_size``.
+        A policy that supports this has a method ``join_data_parallel(url, world_rank, world_size, backend)``. It then
+        gets the number of processes as its attribute ``distributed_world_size``.
 
         Args:
-            url: where the processes meet.
-            world_rank: which of them this is, from 0.
+            url: address at which the processes meet.
+            world_rank: index of this process, from 0.
             world_size: number of processes.
-            backend: how they talk to each other.
+            backend: name of the communication backend.
 
         Raises:
-            ConfigError: a rank beyond the size, or a policy that cannot take part; none has joined then (a ValueError).
+            ConfigError: the rank is not below the size, or a policy cannot take part; no policy has joined then (also a
+                ValueError).
         """
         if not 0 <= world_rank < world_size:
             raise ConfigError(f"world_rank is {world_rank}, expected 0 to {world_size - 1}.", key="world_rank")

@@ -1,4 +1,4 @@
-"""A worker's lasting state as bytes: filters and policies, in msgpack; reading it runs no code."""
+"""Persistent state of a worker as bytes: filters and policies, in msgpack; reading it runs no code."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SavedState(NamedTuple):
     """State of a worker's filters and policies.
 
     Attributes:
-        filters: policy id -> statistics of its observation filter.
-        policies: policy id -> what its ``get_state`` gave.
+        filters: statistics of the observation filters by policy id.
+        policies: results of ``get_state`` by policy id.
     """
 
     filters: Mapping[str, Mapping[str, Any]]
@@ -31,7 +31,8 @@ def dump_state(state: SavedState) -> bytes:
     """Return the state as bytes.
 
     Raises:
-        CheckpointError: a policy's state holds what is neither number, string, array, nor a list or dict of these.
+        CheckpointError: a policy's state contains a value other than numbers, strings, arrays, and lists and dicts of
+            these.
     """
     try:
         return pack({"format": _FORMAT, "version": _VERSION, **state._asdict()})
@@ -40,10 +41,10 @@ def dump_state(state: SavedState) -> bytes:
 
 
 def load_state(data: bytes) -> SavedState:
-    """Return the state that `dump_state` was given.
+    """Return the state from the bytes of `dump_state`.
 
     Raises:
-        CheckpointError: bytes that it did not write, or that are damaged.
+        CheckpointError: the bytes are damaged, or not from `dump_state`.
     """
     try:
         content = unpack(data)
@@ -51,9 +52,9 @@ def load_state(data: bytes) -> SavedState:
     except (BadFrame, ValueError) as error:
         raise CheckpointError(_WHERE, f"its bytes are damaged: {error}") from error
     if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
-        raise CheckpointError(_WHERE, "these bytes are none that RolloutWorker.save() gave")
+        raise CheckpointError(_WHERE, "its bytes are not from RolloutWorker.save()")
     if content.get("version") != _VERSION:
-        raise CheckpointError(_WHERE, f"its form is {content.get('version')!r}, and {_VERSION} is known here")
+        raise CheckpointError(_WHERE, f"its version is {content.get('version')!r}, but this aiorl reads {_VERSION}")
     fields: list[Any] = [content.get(name) for name in SavedState._fields]
     saved = SavedState(*fields)
     for name, entries in saved._asdict().items():

@@ -1,1 +1,1 @@
-"""For tests, ours and users': environments, fakes, contracts."""
+"""Environments for tests, aiorl's own and users'."""

@@ -1,6 +1,6 @@
-"""Small environments with known trajectories, and ones that fail on purpose.
+"""Small environments with known trajectories, and one that fails on purpose.
 
-All can be named by import path, for instance ``aiorl.testing.envs:RecallEnv``.
+Use them by import path, for example ``aiorl.testing.envs:RecallEnv``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 def counting_obs(episode: int, step: int, index: int = 0) -> F32:
-    """What CountingEnv and CountingVectorEnv show at a step of an episode: [episode, step, index]."""
+    """Return the observation of CountingEnv and CountingVectorEnv at a step of an episode: [episode, step, index]."""
     return np.array([episode, step, index], np.float32)
 
 
 class CountingEnv(gymnasium.Env[F32, np.int64]):
-    """Shows episode number, step number and its index; each step's reward is the number of the step (1, 2, ...).
+    """Environment that shows episode number, step number and its index; rewards are the step numbers (1, 2, ...).
 
-    Actions have no effect. The first episode is number 0.
+    Actions have no effect. The first episode has the number 0.
 
     Attributes:
         last_actions: actions received, oldest first.
-        seeds: seeds that ``reset`` was given, None where it got none.
+        seeds: seeds passed to ``reset``; None for calls without one.
     """
 
     def __init__(self, length: int = 5, end: str = "terminate", index: int = 0, actions: int = 2) -> None:
@@ -64,7 +64,7 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         return counting_obs(self._episode, 0, self._index), {}
 
     def step(self, action: np.int64 | int) -> Step:
-        """Count on."""
+        """Count the step."""
         self.last_actions.append(int(action))
         self._step += 1
         ended = self._step >= self._length
@@ -73,14 +73,23 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
 
 
 class FaultyEnv(CountingEnv):
-    """A CountingEnv that fails at one step of its first episode.
+    """CountingEnv that fails at one step of its first episode.
 
-    Faults: ``"reset"`` and ``"step"`` raise RuntimeError; ``"nan_obs"`` spoils the observation, ``"nan_reward"`` the
-    reward; ``"exit"`` ends the process; ``"constructor"`` raises at once.
+    Faults: ``"reset"`` and ``"step"`` raise RuntimeError, ``"nan_obs"`` makes the observation NaN, ``"nan_reward"`` the
+    reward, ``"exit"`` raises SystemExit, ``"constructor"`` makes the constructor raise RuntimeError.
     """
 
     def __init__(self, fault: str = "step", at_step: int = 3, length: int = 100) -> None:
-        """Make one copy that fails at ``at_step`` (not counted for resets)."""
+        """Make one copy.
+
+        Args:
+            fault: the fault; see the class.
+            at_step: step of the first episode that fails; ignored for ``"reset"`` and ``"constructor"``.
+            length: steps per episode.
+
+        Raises:
+            RuntimeError: the fault is ``"constructor"``.
+        """
         if fault == "constructor":
             raise RuntimeError("this environment cannot be made")
         super().__init__(length)
@@ -94,7 +103,7 @@ class FaultyEnv(CountingEnv):
         return super().reset(seed=seed, options=options)
 
     def step(self, action: np.int64 | int) -> Step:
-        """Count on, or fail."""
+        """Count the step, or fail."""
         obs, reward, terminated, truncated, info = super().step(action)
         if self._step != self._at_step or self._episode != 0:
             return obs, reward, terminated, truncated, info
@@ -113,18 +122,18 @@ class FaultyEnv(CountingEnv):
 
 
 class RecallEnv(gymnasium.Env[F32, np.int64]):
-    """Shows a symbol once; ``delay`` steps later the action must name it.
+    """Memory task: a symbol is shown once, and ``delay`` steps later the action must name it.
 
     Step 0 shows one of S symbols, drawn uniformly, as a one-hot vector with a trailing 0. The following
-    observations are all zeros, but for the last one before the answer, whose trailing entry is 1. The action
-    taken there earns 1 if it is the symbol's number, else 0, and ends the episode; all other actions earn 0.
+    observations are all zeros, except that the last one before the answer has a trailing 1. The action taken
+    there earns 1 if it is the symbol's number, otherwise 0, and ends the episode. All other actions earn 0.
 
-    A policy that remembers can always earn 1. One whose action depends on the current observation only earns
-    1/S in expectation, whatever it does: the observation at which it answers is the same for every symbol, so
-    its answer A is independent of the symbol X, and P(A = X) = sum_x P(A = x) P(X = x) = 1/S.
+    A policy with memory can always earn 1. A policy that uses only the current observation earns 1/S in
+    expectation. The observation at which it answers is the same for every symbol, so its answer A is
+    independent of the symbol X, and P(A = X) = sum_x P(A = x) P(X = x) = 1/S.
 
     Attributes:
-        best_memoryless_return: 1/S.
+        best_memoryless_return: best expected return without memory, 1/S.
     """
 
     def __init__(self, delay: int = 3, symbols: int = 2) -> None:
@@ -132,7 +141,7 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
 
         Args:
             delay: steps between the symbol and the answer, at least 1.
-            symbols: S, at least 2.
+            symbols: number of symbols S, at least 2.
         """
         self.observation_space = spaces.Box(0.0, 1.0, (symbols + 1,), np.float32)
         self.action_space = spaces.Discrete(symbols)
@@ -166,9 +175,9 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
 
 
 class CartPoleWithoutVelocities(gymnasium.ObservationWrapper[F32, np.int64, F32]):
-    """CartPole-v1 of which only positions are seen: the cart's (track units) and the pole's angle (radians).
+    """CartPole-v1 that shows only positions: the cart's (track units) and the pole's angle (radians).
 
-    One observation doesn't tell where pole and cart are moving, so a policy has to remember the ones before.
+    A single observation does not show the direction of motion, so a policy must remember earlier ones.
     """
 
     def __init__(self) -> None:
@@ -184,7 +193,7 @@ class CartPoleWithoutVelocities(gymnasium.ObservationWrapper[F32, np.int64, F32]
 
 
 class CountingVectorEnv(SyncVectorEnv):
-    """CountingEnv's trajectories as a vector environment, in any autoreset mode; copy i has length ``lengths[i]``."""
+    """Vector environment of CountingEnv's trajectories, in any autoreset mode; copy i has length ``lengths[i]``."""
 
     def __init__(
         self, num_envs: int = 2, lengths: Sequence[int] = (3, 5), end: str = "terminate", mode: str = "NextStep"

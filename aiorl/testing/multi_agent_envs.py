@@ -18,21 +18,22 @@ AgentDict = dict[Any, Any]
 
 
 class CountingMultiAgentEnv(MultiAgentEnv):
-    """Agents "a0", "a1", ... see [episode, step, number of the agent] and earn the number of the step.
+    """Environment of agents "a0", "a1", ... that see [episode, step, agent number]; rewards are the step numbers.
 
-    Agent i is terminated after ``lengths[i]`` steps; the episode is over when all are. The first episode is 0.
+    Agent i terminates after ``lengths[i]`` steps, and the episode ends with the last agent. The first episode has the
+    number 0.
 
     Attributes:
         last_actions: action dicts received, oldest first.
-        seeds: seeds that ``reset`` was given, None where it got none.
+        seeds: seeds passed to ``reset``; None for calls without one.
     """
 
     def __init__(self, lengths: Sequence[int] = (3, 5), form: str = "new") -> None:
         """Make one copy.
 
         Args:
-            lengths: steps after which each agent is done.
-            form: ``"new"``: two-value reset and five-value step; ``"old"``: one and four.
+            lengths: number of steps of each agent.
+            form: ``"new"`` for two values from ``reset`` and five from ``step``, ``"old"`` for one and four.
         """
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
@@ -52,7 +53,7 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         return (obs, {}) if self._form == "new" else obs
 
     def step(self, action_dict: AgentDict) -> tuple[AgentDict, ...]:
-        """Count on."""
+        """Count the step."""
         self.last_actions.append(action_dict)
         self._step += 1
         alive = [agent for agent, length in self._lengths.items() if length >= self._step]

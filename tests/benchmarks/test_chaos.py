@@ -1,4 +1,4 @@
-"""`make chaos` can fail: it catches lost fragments, resumes that forget, standstills, and each bar that is missed."""
+"""`make chaos` can fail: it notices lost fragments, incomplete resumes, standstills and every target that is missed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH = 64
 
 
 class Learner:
-    """The books of a learner, which saves and goes on by aiorl's own means; an update takes 64 env steps."""
+    """Counters of a learner, saved and resumed by aiorl itself; an update takes 64 env steps."""
 
     def __init__(self, run_dir: Path, *, forgets: bool = False) -> None:
         directory: Any = SimpleNamespace(checkpoints=run_dir / "checkpoints")
@@ -50,7 +50,7 @@ class Learner:
         return reports.Progress(**dataclasses.asdict(self.counters), ledger=self.ledger.as_dict())
 
     def train(self) -> dict[str, Any]:
-        """Train for one iteration, of which a fragment of 16 steps stays queued."""
+        """Train for one iteration, after which a fragment of 16 steps stays queued."""
         self.counters.env_steps_sampled += BATCH + 16
         self.ledger.report("a worker", self.counters.env_steps_sampled)
         self.ledger.receive("a worker", BATCH + 16)
@@ -73,7 +73,7 @@ class Learner:
 
 
 def resumed(run_dir: Path, *, forgets: bool = False, other_weights: bool = False, damage: bool = False) -> Resumes:
-    """Train, save twice, end, and go on."""
+    """Train, save twice, end, and resume."""
     first = Learner(run_dir, forgets=True)
     for _ in range(2):
         first.train()
@@ -90,26 +90,26 @@ def resumed(run_dir: Path, *, forgets: bool = False, other_weights: bool = False
         second.weights = second.weights[::-1].copy()
     result = second.train()
     seen.look({1: result})
-    if not forgets:  # else it writes one of a lower number than was saved
+    if not forgets:  # otherwise it writes a checkpoint with a lower number
         second.save()
     seen.look({1: result})
     return seen
 
 
-def test_a_resume_from_the_newest_whole_checkpoint_lacks_nothing(tmp_path: Path) -> None:
+def test_a_resume_from_the_newest_intact_checkpoint_loses_nothing(tmp_path: Path) -> None:
     for damage in (False, True):
         seen = resumed(tmp_path / str(damage), damage=damage)
         assert (seen.missing, seen.compared, seen.weights_compared) == ([], 1, 1)
 
 
-def test_a_resume_from_nothing_is_caught(tmp_path: Path) -> None:
+def test_a_resume_without_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     said = "; ".join(resumed(tmp_path, forgets=True).missing)
     for name in ("iteration: 0 where 2", "updates: 0 where 2", "sampled: 0 where 160", "trained: 64 where 128"):
         assert name in said
     assert "lost with the learner: 0 where 32" in said
 
 
-def test_weights_that_were_not_taken_up_are_caught(tmp_path: Path) -> None:
+def test_weights_that_were_not_restored_are_noticed(tmp_path: Path) -> None:
     (said,) = resumed(tmp_path, other_weights=True).missing
     assert "weights changed by" in said
 
@@ -118,7 +118,7 @@ def test_weights_that_were_not_taken_up_are_caught(tmp_path: Path) -> None:
 
 
 def gaps_of(algorithm: type[FakeAlgorithm]) -> list[str]:
-    """What is found wrong with the results of a run in one process."""
+    """Return the gaps found in the results of a run in one process."""
 
     async def main() -> list[str]:
         both, results = InProcess(algorithm), reports.Results(100, time.monotonic())
@@ -135,7 +135,7 @@ def gaps_of(algorithm: type[FakeAlgorithm]) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
-def test_books_in_which_every_fragment_is_have_no_gap(mode: str) -> None:
+def test_counters_that_contain_every_fragment_have_no_gap(mode: str) -> None:
     assert gaps_of(with_settings(mode=mode)) == []
 
 
@@ -143,7 +143,7 @@ def test_books_in_which_every_fragment_is_have_no_gap(mode: str) -> None:
     ("kind", "method", "every", "says"),
     [(Flow, "take", 9, "-16 env steps arrived"), (BatchAssembler, "add", 8, "env steps are queued, but at most")],
 )
-def test_fragments_that_are_lost_on_their_way_are_caught(
+def test_lost_fragments_are_noticed(
     kind: type, method: str, every: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     do, count = getattr(kind, method), iter(range(1, 10**6))
@@ -165,14 +165,14 @@ def test_a_result_whose_ledger_does_not_balance_is_a_gap() -> None:
     ("rises", "fault", "seconds"),
     [
         ([9.5, 10.2, 10.4, 12.0], Span(10.0, 10.0), 1.6),  # the standstill begins soon after the fault
-        ([9.5, 10.2, 11.1, 17.0], Span(10.0, 10.0), 0.9),  # this one later: it is not the fault's
-        ([9.5, 18.0], Span(10.0, 12.0), 8.0),  # nothing rises while it lasts
-        ([10.5, 11.0, 11.5, 14.0, 14.5, 15.5], Span(10.0, 14.0), 2.5),  # in the middle of it
-        ([9.5, 10.5, 11.0], Span(10.0, 10.0), None),  # nobody knows yet how long the last one is
+        ([9.5, 10.2, 11.1, 17.0], Span(10.0, 10.0), 0.9),  # this one begins later, so the fault did not cause it
+        ([9.5, 18.0], Span(10.0, 12.0), 8.0),  # no counter rises during it
+        ([10.5, 11.0, 11.5, 14.0, 14.5, 15.5], Span(10.0, 14.0), 2.5),  # during the standstill
+        ([9.5, 10.5, 11.0], Span(10.0, 10.0), None),  # the last standstill has not ended yet
         ([], Span(10.0, 10.0), None),
     ],
 )
-def test_the_longest_standstill_that_begins_with_a_fault_is_how_long_it_took_to_recover(
+def test_the_recovery_time_is_the_longest_standstill_that_begins_with_a_fault(
     rises: list[float], fault: Span, seconds: float | None
 ) -> None:
     assert standstill(rises, fault) == (None if seconds is None else pytest.approx(seconds))
@@ -190,7 +190,7 @@ def failing(report: Report) -> set[str]:
     return {line.name for line in report.lines() if line.ok is False}
 
 
-def test_each_bar_that_is_missed_is_named() -> None:
+def test_each_missed_target_is_named() -> None:
     report = Report(seed=1, bars=Bars(), struck=[struck(1, "a", 6.0), struck(2, "b", 16.0), struck(3, "c", None)])
     report.struck.append(struck(4, "learner-killed", 9.0, ends_learner=True))
     report.deaths_s += [9.0]
@@ -202,7 +202,7 @@ def test_each_bar_that_is_missed_is_named() -> None:
     report.orphans.append("pid 9")
     report.complaints.append("of 6 workers not all were back")
     report.memory["ppo, learner"] = (600.0, 620.0)
-    report.memory["ppo, other workers"] = (50.0, 60.0)  # reported only: these are not the same processes
+    report.memory["ppo, other workers"] = (50.0, 60.0)  # reported only: these are other processes
     assert failing(report) == {
         "faults survived",
         "recovery, learner alive, median",
@@ -219,11 +219,11 @@ def test_each_bar_that_is_missed_is_named() -> None:
         "memory, ppo, learner",
     }
     assert not report.ok
-    assert failing(Report(seed=1, bars=Bars())) == {"faults survived"}, "a run without a fault shows nothing"
+    assert failing(Report(seed=1, bars=Bars())) == {"faults survived"}, "a run without a fault shows no failures"
     report = Report(seed=1, bars=Bars(), struck=[struck(1, "garbage", 0.3), struck(2, "blackholed", 9.0)])
     report.deaths_s += [6.0, 9.0, 7.5]
     report.memory["ppo, learner"] = (600.0, 612.0)
-    assert json.loads(json.dumps(report.to_dict()))["ok"] is True, "each bar holds"
+    assert json.loads(json.dumps(report.to_dict()))["ok"] is True, "every target is met"
     missed = struck(1, "key-withdrawn", 0.1, misses=("it was not cut",))
     assert failing(Report(seed=1, bars=Bars(), struck=[missed])) == {"faults survived"}
 

@@ -1,4 +1,4 @@
-"""Leases as a budget of the whole run, in simulated time; sessions, lease book, budget and queue are the real ones."""
+"""Leases as a budget of the whole run, in simulated time, with the real sessions, lease book, budget and queue."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def simulate(
 
 
 @pytest.mark.parametrize("workers", [1, 16, 64])
-def test_a_learner_slower_than_its_workers_is_always_busy_and_hardly_a_sample_is_thrown_away(workers: int) -> None:
-    """S6. With leases for each worker by itself, 16 of them made half of their samples for nothing."""
+def test_a_learner_slower_than_its_workers_is_always_busy_and_few_samples_are_wasted(workers: int) -> None:
+    """S6. With separate leases for each worker, 16 workers wasted half of their samples."""
     found = simulate([0.01 * max(1, workers // 2)] * workers, 2, 0.05, 20.0)
     assert found.fragments_per_s == pytest.approx(2 / 0.05, rel=0.03)
     assert found.discarded <= 0.01
@@ -39,7 +39,7 @@ def test_workers_that_are_slower_than_the_learner_never_wait_for_a_lease(workers
     assert found.discarded == 0
 
 
-def test_workers_share_by_their_speed_and_equal_ones_equally() -> None:
+def test_workers_get_shares_by_their_speed_and_equal_ones_equal_shares() -> None:
     each = simulate([0.1] * 20, 2, 0.05, 40.0).by_slot.values()
     assert len(each) == 20
     assert max(each) <= 1.2 * min(each)
@@ -50,14 +50,14 @@ def test_workers_share_by_their_speed_and_equal_ones_equally() -> None:
     assert found.discarded < 0.01
 
 
-def test_a_worker_that_the_policy_outruns_is_left_out_and_costs_nothing() -> None:
+def test_a_worker_that_is_too_slow_for_the_policy_is_left_out_without_cost() -> None:
     found = simulate([0.02] * 8 + [5.0] * 2, 2, 0.02, 60.0)
     assert found.fragments_per_s == pytest.approx(2 / 0.02, rel=0.03)
     assert found.discarded < 0.01
 
 
-def test_workers_in_each_others_way_on_a_busy_host_hardly_make_samples_to_be_thrown_away() -> None:
-    """S6. The learner waits there whatever the budget is, which once grew for it every few seconds: 1 to 2 %."""
+def test_workers_on_a_busy_host_waste_few_samples() -> None:
+    """S6. There the learner waits at any budget, so the budget once grew every few seconds, wasting 1 to 2 %."""
     plan = LeasePlan("streaming", 1, 3, MAX_LAG)
     runs = [Simulation([0.015] * 16, plan, 0.005, seed=seed, host=Host()).run(60.0, 20.0) for seed in range(3)]
     assert sum(run.discarded for run in runs) / 3 < 0.007
@@ -66,7 +66,7 @@ def test_workers_in_each_others_way_on_a_busy_host_hardly_make_samples_to_be_thr
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("per_batch", "update_s"), [(64, 0.1), (256, 0.05)], ids=["learner-bound", "worker-bound"])
-def test_a_thousand_workers_whose_speeds_differ_by_fifty(per_batch: int, update_s: float) -> None:
+def test_a_thousand_workers_with_speeds_from_1_to_50(per_batch: int, update_s: float) -> None:
     """S6."""
     fragment_s = spread(1000, 0.2)
     default = simulate(fragment_s, per_batch, update_s, 60.0)

@@ -1,4 +1,4 @@
-"""Learning results: a seed is trained, evaluated and kept; the page holds seeds against bars, data and other tasks."""
+"""Learning results: a seed is trained, evaluated and stored, and compared with targets, data and other tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.worker_counts import CASES, COUNTS, Case, chance_of, measured, w
 
 
 @pytest.mark.nightly
-def test_a_seed_is_trained_evaluated_and_kept_as_a_row_and_a_curve(tmp_path: Path) -> None:
+def test_a_seed_is_trained_evaluated_and_stored_as_a_row_and_a_curve(tmp_path: Path) -> None:
     task = Task("quick", "ppo-cartpole", "CartPole-v1", 2000, 10.0, "nothing", options={"num-workers": 1, "xla": "off"})
     rows = [measure(task, seed, tmp_path, episodes=3) for seed in (1, 0)]
     assert read_rows(task, tmp_path) == rows[::-1]
@@ -47,7 +47,7 @@ def test_a_recording_is_made_once(tmp_path: Path) -> None:
         ("marwil-cartpole-mixed", {"bc-cartpole-mixed": 260, "marwil-cartpole-mixed": 301}, "no"),
     ],
 )
-def test_seeds_are_held_against_a_bar_their_data_and_other_tasks(
+def test_seeds_are_compared_with_a_target_their_data_and_other_tasks(
     tmp_path: Path, name: str, means: dict[str, float], holds: str
 ) -> None:
     assert "not measured yet" in page_of(tmp_path)
@@ -63,16 +63,16 @@ def test_seeds_are_held_against_a_bar_their_data_and_other_tasks(
 
 @pytest.mark.parametrize("workers", COUNTS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.algo)
-def test_each_case_of_worker_counts_is_a_run_that_can_be(case: Case, workers: int) -> None:
+def test_each_case_of_worker_counts_is_a_valid_run(case: Case, workers: int) -> None:
     config = configure_learner(words_of(case, workers, ["a.parquet"]), config_class)
     assert (config.algo, config.num_workers) == (case.algo, workers)
     assert bool(case.data) == (config.input == ["a.parquet"]) == (case.num_envs == 0)
 
 
 @pytest.mark.nightly
-def test_runs_with_one_worker_and_with_four_are_distributed_alike() -> None:
-    """On-policy runs with a seed give the same each time: it may fail by chance on a machine, but not now and then."""
+def test_runs_with_one_worker_and_with_four_have_the_same_distribution() -> None:
+    """On-policy runs with a seed are deterministic: on a given machine, the test always passes or always fails."""
     case = Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 20_000)
     one, four = ([measured(case, workers, seed).return_over_all for seed in range(5)] for workers in (1, 4))
-    assert min(*one, *four) > 40, "it learns"
+    assert min(*one, *four) > 40, "the policy learns"
     assert chance_of(one, four) > 0.01

@@ -1,4 +1,4 @@
-"""Each benchmark is imported, and what it measures runs once at its smallest size."""
+"""Each benchmark can be imported, and its measurement runs once at its smallest size."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_pong_is_played_by_subject_and_baseline_and_sent(tmp_path: Path) -> None
     assert ratio < atari.TARGET_WIRE / 4
 
 
-@pytest.mark.parametrize("what", sorted(ATTACKS.keys() - {"metrics"}))  # which needs leases
+@pytest.mark.parametrize("what", sorted(ATTACKS.keys() - {"metrics"}))  # this one needs leases
 def test_every_attacker_reaches_the_learner_and_ends_in_time(what: str) -> None:
     async def attack() -> int:
         endpoint, seen = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True), asyncio.Event()
@@ -88,7 +88,7 @@ def test_every_attacker_reaches_the_learner_and_ends_in_time(what: str) -> None:
     assert asyncio.run(attack()) > 0
 
 
-def test_what_cannot_be_measured_is_a_row_and_ctrl_c_shows_what_was_measured(
+def test_a_failed_measurement_is_a_row_and_ctrl_c_shows_the_finished_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails() -> list[Figure]:

@@ -1,4 +1,4 @@
-"""The constructor's arguments: names, defaults, and what is refused before anything is built."""
+"""Arguments of the constructor: names, defaults, and values refused before anything is built."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULTS = {
 
 
 def test_all_35_arguments_exist_with_their_defaults():
-    """R11, and one more of our own."""
+    """R11, plus one argument that only aiorl has."""
     parameters = inspect.signature(RolloutWorker).parameters
     own = {"max_env_restarts_per_hour": 0}
     assert {name: parameter.default for name, parameter in parameters.items()} == DEFAULTS | own
@@ -44,7 +44,7 @@ def arguments(**changes):
     return worker_settings(given)
 
 
-def test_the_target_is_the_fragment_length_times_the_environments():
+def test_the_target_is_the_fragment_length_times_the_number_of_environments():
     """R12."""
     with RolloutWorker(lambda context: CountingEnv(), PlainPolicy, rollout_fragment_length=20, num_envs=3) as worker:
         assert worker.rollout_fragment_length == 60
@@ -65,7 +65,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
-def test_what_cannot_be_honoured_is_refused_by_name(name, value):
+def test_wrong_arguments_are_refused_by_name(name, value):
     """R10, R15, R16, R36, R38."""
     with pytest.raises(ConfigError) as caught:
         arguments(**{name: value})
@@ -73,7 +73,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(name, value):
     assert str(caught.value).startswith(name)
 
 
-def test_numbers_of_numpys_are_numbers_and_paths_are_paths(tmp_path):
+def test_numpy_numbers_and_paths_are_accepted(tmp_path):
     given = arguments(
         rollout_fragment_length=np.int64(20),
         num_envs=np.int32(3),
@@ -89,13 +89,13 @@ def test_numbers_of_numpys_are_numbers_and_paths_are_paths(tmp_path):
 
 
 @pytest.mark.parametrize("horizon", [None, 0, math.inf])
-def test_no_horizon_is_the_environments_own(horizon):
+def test_without_a_horizon_the_environments_own_holds(horizon):
     """R81."""
     assert arguments(episode_horizon=horizon).config.horizon is None
 
 
-def test_settings_are_declared_in_the_config_and_nowhere_else():
-    """The constructor's defaults are the config's, but for the fragment length, which is the reference's."""
+def test_settings_are_declared_only_in_the_config():
+    """The constructor's defaults are the config's, except the fragment length, which is the reference's."""
     given = arguments(num_envs=3, episode_horizon=9, extra_python_environs={"A": 1})
     assert given.config.extra_python_environs_for_worker == {"A": "1"}
     assert arguments().config == WorkerConfig(rollout_fragment_length=100)

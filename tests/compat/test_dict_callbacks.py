@@ -11,7 +11,7 @@ from aiorl.errors import ConfigError
 from aiorl.sampling.callbacks import DefaultCallbacks
 
 
-def test_functions_in_a_dict_get_one_dict_and_a_warning():
+def test_functions_in_a_dict_get_one_dict_and_cause_a_warning():
     told = {}
     names = ("on_episode_start", "on_episode_step", "on_episode_end", "on_sample_end", "on_postprocess_traj")
     functions = {name: lambda info, name=name: told.__setitem__(name, info) for name in (*names, "on_train_result")}
@@ -40,7 +40,7 @@ def test_functions_in_a_dict_get_one_dict_and_a_warning():
 @pytest.mark.parametrize(
     ("name", "function"), [("on_episode_stert", print), ("on_episode_start", 5), ("on_episode_end", lambda: 0)]
 )
-def test_unknown_names_and_things_that_cannot_be_called_with_a_dict_are_refused(name, function):
+def test_unknown_names_and_unsuitable_functions_are_refused(name, function):
     with pytest.raises(ConfigError) as caught:
         callbacks_from_dict({name: function})
     assert caught.value.key == f"callbacks.{name}"

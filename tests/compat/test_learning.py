@@ -29,7 +29,7 @@ def test_a_plain_batch_needs_a_default_policy():
         learning.learn_on_batch(policies("a"), rows(1))
 
 
-def test_rows_of_policies_unknown_here_are_passed_over():
+def test_rows_of_unknown_policies_are_skipped():
     """R42, R44."""
     samples = MultiAgentBatch({"a": rows(2), "gone": rows(3)}, 5)
     assert learning.compute_gradients(policies("a"), samples)[1] == {"a": {"rows": 2}, "batch_count": 5}
@@ -48,12 +48,12 @@ def test_rows_of_policies_unknown_here_are_passed_over():
         (("a",), {}, {}),
     ],
 )
-def test_gradients_by_policy_are_told_from_the_default_policys_own(names, gradients, expected):
-    """R43: whether a policy learns or not."""
+def test_gradients_by_policy_are_distinguished_from_the_default_policys_own(names, gradients, expected):
+    """R43: this holds whether a policy is trainable or not."""
     assert learning.apply_gradients(policies(*names, train=[]), gradients) == expected
 
 
-def test_what_goes_into_learning_and_what_comes_out_is_reported_once(caplog):
+def test_inputs_and_outputs_of_learning_are_logged_once(caplog):
     """SPEC 4.11."""
     known = policies(DEFAULT, "a")
     with caplog.at_level(logging.INFO, "aiorl"):
@@ -79,11 +79,11 @@ def test_what_goes_into_learning_and_what_comes_out_is_reported_once(caplog):
         ((DEFAULT, "a"), {"aa": {"w": np.ones(1)}}, "'aa'"),
         ((DEFAULT, "a"), {"aa": [np.ones(1)]}, "'aa'"),
         (("a",), {"w": np.ones(1)}, "'w'"),
-        (("a",), {"a": {"w": np.ones(1)}, "nobody": {}}, "'nobody'"),
+        (("a",), {"a": {"w": np.ones(1)}, "unknown": {}}, "'unknown'"),
     ],
 )
 def test_gradients_of_unknown_policies_change_nothing(names, gradients, unknown):
-    """R43: a mistyped policy is no weight of the default one."""
+    """R43: a mistyped policy id is not a weight of the default policy."""
     known = policies(*names)
     with pytest.raises(UnknownPolicyError, match=unknown):
         learning.apply_gradients(known, gradients)
@@ -109,7 +109,7 @@ def test_minibatches_hold_every_row_once_in_random_order(rng):
     order = [number for numbers in found for number in numbers]
     assert sorted(order) == list(range(50)) != order
     batch = numbered(1, 2)
-    assert list(minibatches(batch, 0, rng)) == [batch], "all rows at once, as they are"
+    assert list(minibatches(batch, 0, rng)) == [batch], "all rows in one minibatch, unshuffled"
 
 
 def test_rows_of_recurrent_policies_stay_in_order_with_one_warning(rng, caplog):
@@ -124,8 +124,8 @@ def test_standardised_columns_have_mean_0_and_deviation_1():
     assert standardized(np.array([2.0, 2.0])).tolist() == [0, 0]
 
 
-def test_every_policy_passes_over_its_rows_as_often_as_asked(rng):
-    """R46: figures are means over the last pass; what is not a number is left out."""
+def test_every_policy_makes_the_requested_number_of_passes(rng):
+    """R46: figures are means over the last pass; values that are not numbers are left out."""
     seen = []
 
     def learn(batch):
@@ -156,7 +156,7 @@ def test_every_policy_passes_over_its_rows_as_often_as_asked(rng):
         ("standardize_fields", "advantages"),
     ],
 )
-def test_arguments_with_which_nothing_would_be_learned_are_refused(name, value):
+def test_arguments_without_any_learning_are_refused(name, value):
     """R46."""
     given = {"num_sgd_iter": 1, "sgd_minibatch_size": 0, "standardize_fields": []}
     check_sgd(**given)

@@ -36,7 +36,7 @@ def test_r169_renamed_keys_are_taken_with_a_warning(caplog: pytest.LogCaptureFix
 
 
 def test_keys_that_have_no_effect_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Older runs have them in their config.yaml, and may be resumed."""
+    """Older runs have these keys in their config.yaml, and can be resumed."""
     ignored = {"num_gpus_per_worker": 0.0, "custom_resources_per_worker": {}, "collect_metrics_timeout": 90}
     with caplog.at_level(logging.WARNING):
         assert CommonConfig(**ignored, sampling="auto") == CommonConfig()
@@ -54,14 +54,14 @@ def test_keys_that_have_no_effect_are_left_out(caplog: pytest.LogCaptureFixture)
         ({"custom_resources_per_worker": {"tpu": 1}}, "machines"),
     ],
 )
-def test_r184_values_that_nothing_honours_are_refused(values: dict[str, object], says: str) -> None:
+def test_r184_unsupported_values_are_refused(values: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         CommonConfig.from_mapping(values)
     assert {caught.value.key} == values.keys()
 
 
-def test_the_length_that_recurrent_models_never_heeded_is_gone_but_in_older_files() -> None:
-    """Its default is in the config.yaml of runs that may be resumed."""
+def test_max_seq_len_is_only_accepted_from_older_files() -> None:
+    """Runs that can be resumed have its default in their config.yaml."""
     config = CommonConfig.from_mapping({"model": {"max_seq_len": 20, "use_lstm": True}})
     assert config.model.use_lstm
     assert not config.model.model_extra
@@ -73,7 +73,7 @@ def test_the_length_that_recurrent_models_never_heeded_is_gone_but_in_older_file
     assert own.model.model_extra == {"max_seq_len": 10}
 
 
-def test_r169_old_and_new_name_may_agree_but_not_conflict() -> None:
+def test_r169_old_and_new_name_can_agree_but_not_conflict() -> None:
     assert translate_old_keys({"sample_batch_size": 5, "rollout_fragment_length": 5}) == {"rollout_fragment_length": 5}
     with pytest.raises(ConfigError, match="set to 5 and 6") as caught:
         translate_old_keys({"sample_batch_size": 5, "rollout_fragment_length": 6})

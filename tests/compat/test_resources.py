@@ -10,7 +10,7 @@ from aiorl.learning.algorithms.ppo import PPOConfig
 MIB = 2**20
 
 
-def test_r184_a_run_asks_for_the_drivers_figures_and_the_workers_times_their_number() -> None:
+def test_r184_a_run_requests_the_drivers_resources_plus_those_of_each_worker() -> None:
     config = PPOConfig(
         num_workers=3, num_cpus_for_driver=2, num_cpus_per_worker=4, memory=1000 * MIB, memory_per_worker=100 * MIB,
         object_store_memory=50 * MIB, object_store_memory_per_worker=10 * MIB,
@@ -28,7 +28,7 @@ def test_resource_help_names_the_keys_to_adjust_and_shows_the_config() -> None:
     assert "x1x" not in text
 
 
-def test_a_launcher_is_told_limits_that_can_be_had() -> None:
+def test_a_launcher_gets_possible_limits_only() -> None:
     assert RolloutWorker.as_remote(2, memory=1000) == LauncherSpec(RolloutWorker, 2, None, 1000, None, None)
     for limits in ({"num_cpus": -1}, {"memory": -5}, {"resources": {"tpu": 1}}):
         with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""What a RolloutWorker has beside sampling: learning, state, filters, exports, launching."""
+"""Features of RolloutWorker other than sampling: learning, state, filters, exports, launching."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_gradients_of_a_multi_agent_batch_cover_the_policies_that_learn(make_pai
     assert list(make_pair().compute_gradients(samples)[0]) == ["0", "1"]
 
 
-def test_policies_learn_on_their_own_rows_but_for_those_that_are_not_to(make_pair):
+def test_policies_learn_on_their_own_rows_if_they_are_trainable(make_pair):
     """R44."""
     worker = make_pair()
     samples = worker.sample()
@@ -47,7 +47,7 @@ def test_policies_learn_on_their_own_rows_but_for_those_that_are_not_to(make_pai
     assert ("learn", 3) not in restricted.policy_map["1"].notes
 
 
-def test_a_plain_batch_is_learned_by_the_default_policy_whatever_the_whitelist_says(make_worker):
+def test_a_plain_batch_trains_the_default_policy_whatever_the_whitelist_says(make_worker):
     """R45."""
     policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
     worker = make_worker(
@@ -59,8 +59,8 @@ def test_a_plain_batch_is_learned_by_the_default_policy_whatever_the_whitelist_s
     assert info == {"rows": samples.count, "mean_reward": float(samples["rewards"].mean())}
 
 
-def test_r44_a_policy_that_is_not_to_learn_does_not_though_it_alone_has_rows(make_worker):
-    """R44, R131: several policies give multi-agent batches, of environment steps, whichever of them have rows."""
+def test_r44_a_policy_that_is_not_trainable_does_not_learn_even_if_it_alone_has_rows(make_worker):
+    """R44, R131: several policies give multi-agent batches, in environment steps, whichever policies have rows."""
     policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
     worker = make_worker(
         lambda context: CountingMultiAgentEnv((3, 5) if context.vector_index else (6, 2)),
@@ -77,7 +77,7 @@ def test_r44_a_policy_that_is_not_to_learn_does_not_though_it_alone_has_rows(mak
     assert not [note for note in worker.policy_map[DEFAULT].notes if note[0] == "learn"]
 
 
-def test_sampling_and_learning_in_one_demands_the_expected_count(make_worker):
+def test_sample_and_learn_demands_the_expected_count(make_worker):
     """R46."""
     worker = make_worker(rollout_fragment_length=6)
     with pytest.raises(AssertionError, match="count of 6, expected 7"):
@@ -92,14 +92,14 @@ def test_sampling_and_learning_in_one_demands_the_expected_count(make_worker):
 
 
 def test_sample_with_count_gives_both(make_worker, make_pair):
-    """R47: environment steps, also where each makes several rows."""
+    """R47: the count is in environment steps, even if each makes several rows."""
     batch, count = make_worker(rollout_fragment_length=6).sample_with_count()
     assert batch.count == count == 6
     batch, count = make_pair().sample_with_count()
     assert (batch.count, batch.total(), count) == (3, 5, 3)
 
 
-def test_filters_are_copied_and_their_deltas_flushed_on_demand(make_worker):
+def test_filters_are_copied_and_their_deltas_flushed_on_request(make_worker):
     """R138."""
     worker = make_filtering(make_worker)
     worker.sample()
@@ -114,7 +114,7 @@ def test_filters_are_copied_and_their_deltas_flushed_on_demand(make_worker):
     assert first.count == seen, "a copy"
 
 
-def test_synchronised_filters_keep_the_unsent_delta_and_every_key_must_be_there(make_worker):
+def test_synchronised_filters_keep_the_unsent_delta_and_every_policy_needs_one(make_worker):
     """R140, R141."""
     worker, other = make_filtering(make_worker), make_filtering(make_worker)
     worker.sample()
@@ -134,7 +134,7 @@ def test_saving_and_restoring_keeps_policies_and_filters_but_no_pending_delta(ma
     worker.sample()
     pending = worker.filters[DEFAULT].buffer_count
     saved = worker.save()
-    assert worker.filters[DEFAULT].buffer_count == pending > 0, "still to be sent"
+    assert worker.filters[DEFAULT].buffer_count == pending > 0, "not sent yet"
     other.sample()
     other.restore(saved)
     assert other.get_weights()[DEFAULT]["w"].tolist() == [3.0]
@@ -145,7 +145,7 @@ def test_saving_and_restoring_keeps_policies_and_filters_but_no_pending_delta(ma
         np.testing.assert_array_equal(array, expected[name])
 
 
-def test_what_is_no_saved_state_or_of_other_policies_is_refused(make_worker, make_pair):
+def test_other_bytes_and_states_of_other_policies_are_refused(make_worker, make_pair):
     """R51."""
     worker = make_worker()
     for data in (b"\xc1", b"\x91" * 400 + b"\xc0"):
@@ -213,8 +213,8 @@ def test_exports_and_imports_reach_the_right_policy(make_worker):
     worker.export_policy_checkpoint("cb", "weights", "b")
     assert worker.policy_map[DEFAULT].notes == [("model", "m"), ("h5", "f"), ("checkpoint", "c", "model")]
     assert worker.policy_map["b"].notes == [("model", "mb"), ("h5", "fb"), ("checkpoint", "cb", "weights")]
-    with pytest.raises(KeyError, match="nobody"):
-        worker.export_policy_model("m", "nobody")
+    with pytest.raises(KeyError, match="absent"):
+        worker.export_policy_model("m", "absent")
 
 
 def test_creation_arguments_are_those_given(make_worker):
@@ -244,8 +244,8 @@ class Joining(PlainPolicy):
         self.notes.append(arguments)
 
 
-def test_policies_that_can_join_do_so_and_learn_how_many_they_are(make_worker):
-    """R54: none joins if one can't, or if the rank is beyond the size."""
+def test_policies_that_can_join_learn_the_number_of_processes(make_worker):
+    """R54: no policy joins if one can't, or if the rank is not below the size."""
     kinds = {"0": Joining, "1": Joining}
     for policy_id, kind in (("1", Joining), ("1", PlainPolicy)):
         policies = {name: spec(VECTOR, ACTIONS, found) for name, found in {**kinds, policy_id: kind}.items()}
@@ -273,10 +273,10 @@ def test_a_free_port_and_the_address_can_be_bound(make_worker, monkeypatch):
             listener.bind(address)
     assert not ipaddress.ip_address(worker.get_node_ip()).is_unspecified
     monkeypatch.setattr("aiorl.compat.rollout_worker._ELSEWHERE", ("255.255.255.255", 9))
-    assert worker.get_node_ip() == "127.0.0.1", "a broadcast address needs a permission that the probe has not"
+    assert worker.get_node_ip() == "127.0.0.1", "a broadcast address needs a permission that the probe does not have"
 
 
-def test_functions_may_be_applied_to_the_worker(make_worker):
+def test_functions_can_be_applied_to_the_worker(make_worker):
     worker = make_worker()
     assert isinstance(worker, EvaluatorInterface)
     assert worker.apply(lambda given, number, more: (given, number, more), 3, more=4) == (worker, 3, 4)

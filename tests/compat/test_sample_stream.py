@@ -11,7 +11,7 @@ import pytest
 from aiorl.compat.rollout_worker import SampleStream
 
 
-def test_the_loop_goes_on_and_a_cancelled_wait_leaves_its_batch_to_whoever_asks_next():
+def test_the_event_loop_runs_on_and_the_next_caller_gets_the_batch_of_a_cancelled_wait():
     go_on, numbers = threading.Event(), itertools.count()
 
     def sample():
@@ -37,7 +37,7 @@ def test_the_loop_goes_on_and_a_cancelled_wait_leaves_its_batch_to_whoever_asks_
     assert next(stream) == 2
 
 
-def test_errors_reach_the_one_who_asked_and_the_next_call_goes_on():
+def test_an_error_reaches_its_caller_and_the_next_call_works():
     def sample():
         number = next(numbers)
         if number == 1:
@@ -56,7 +56,7 @@ async def take_async(stream):
     return await anext(stream)
 
 
-def test_each_batch_is_given_once_also_when_several_ask_at_the_same_time():
+def test_each_batch_is_returned_once_even_to_concurrent_callers():
     lock, numbers, ahead = threading.Lock(), itertools.count(), deque()
 
     def sample():

@@ -1,4 +1,4 @@
-"""The examples are short, and their commands, taken from their own first lines, do what they say."""
+"""The examples are short, and the commands in their first lines work."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ EXAMPLES = ROOT / "examples"
 FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml"))
 LEARNER = "python -m aiorl.learner "
 SOLVED = r"^Solved: mean return "
-NO_XLA = "--xla=off"  # compiling takes longer than these runs
+NO_XLA = "--xla=off"  # compilation takes longer than these runs
 SMALL = (NO_XLA, "--num-envs-per-worker=8", "--rollout-fragment-length=32", "--train-batch-size=512")
 
 
 def head_of(name: str) -> str:
-    """What an example says of itself."""
+    """Return the first docstring of an example."""
     text = (EXAMPLES / name).read_text(encoding="utf-8")
     if name.endswith(".py"):
         return ast.get_docstring(ast.parse(text)) or ""
@@ -41,13 +41,13 @@ def head_of(name: str) -> str:
 
 
 def commands_of(name: str) -> list[str]:
-    """The commands in the order they stand there: what is indented, continued lines joined."""
+    """Return the commands of an example in order: the indented lines, with continued lines joined."""
     joined = head_of(name).replace("\\\n", " ")
     return [" ".join(line.split()) for line in joined.splitlines() if line.startswith("    ")]
 
 
 class Folder:
-    """A folder that a user has copied the examples to; commands are typed in it."""
+    """Folder with a user's copy of the examples, in which commands run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class Folder:
         self._started: list[Started] = []
 
     def start(self, command: str, *options: str) -> Started:
-        """Begin a command, in a shell where `python` is this one; a learner needs none."""
+        """Start a command in a shell in which `python` is this interpreter; a learner needs no shell."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         started: Started
@@ -69,18 +69,18 @@ class Folder:
         return started
 
     def run(self, command: str, *options: str, timeout_s: float = 200.0) -> str:
-        """What a command prints; it has to end well."""
+        """Run a command that must succeed, and return its output."""
         started = self.start(command, *options)
         assert started.wait(timeout_s) == 0, started.text
         return started.text
 
     def results(self) -> list[dict]:
-        """All results of the one run there is."""
+        """Return all results of the only run."""
         (path,) = (self.path / "runs").glob("*/result.jsonl")
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def end(self) -> None:
-        """Whatever still runs goes, shells' children too: each command has a process group of its own."""
+        """End all running commands and their children: each command has its own process group."""
         for started in self._started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
@@ -99,14 +99,14 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_example_is_under_100_lines_and_begins_with_what_it_shows_and_a_command(name: str) -> None:
+def test_every_example_has_at_most_100_lines_and_begins_with_its_purpose_and_a_command(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) < 100
     assert head_of(name).splitlines()[0].endswith((".", ":"))
     assert commands_of(name)[0].startswith((LEARNER, f"python -m examples.{Path(name).stem}"))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_learner_command_is_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_learner_command_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for command in commands_of(name):
         if command.startswith(LEARNER):
@@ -115,7 +115,7 @@ def test_every_learner_command_is_understood(name: str, monkeypatch: pytest.Monk
             assert config.stop_return is not None or config.stop_timesteps is not None, "it would never end"
 
 
-def test_the_table_has_every_example_and_what_its_commands_hold() -> None:
+def test_the_table_lists_every_example_and_its_commands() -> None:
     rows = [line for line in (EXAMPLES / "README.md").read_text().splitlines() if line.startswith("| [")]
     named = {re.findall(r"\]\(([^)]+)\)", row)[0]: row for row in rows}
     assert named.keys() == {*FILES, *(path.name for path in EXAMPLES.glob("*.ipynb"))}
@@ -130,11 +130,11 @@ def test_custom_env(folder: Folder) -> None:
     assert "takes 3 steps and returns 0.8" in folder.run(check)
     assert re.search(SOLVED, folder.run(learn, *SMALL), re.MULTILINE)
     mean = folder.results()[-1]["episode_reward_mean_last_100"]
-    assert 0.25 - 1e-6 <= mean < 0.301  # a run ends by its return but for the rounding of float32 rewards
+    assert 0.25 - 1e-6 <= mean < 0.301  # a run ends at its return, except for the rounding of float32 rewards
 
 
 @pytest.mark.slow
-def test_optuna_sweep_prunes_what_does_worse_than_most_trials_in_its_file(folder: Folder) -> None:
+def test_optuna_sweep_prunes_trials_that_do_worse_than_most(folder: Folder) -> None:
     optuna = pytest.importorskip("optuna")
     storage = f"sqlite:///{folder.path}/sweep.db"
     study = optuna.create_study(study_name="ppo-cartpole", storage=storage, direction="maximize")
@@ -144,13 +144,13 @@ def test_optuna_sweep_prunes_what_does_worse_than_most_trials_in_its_file(folder
     assert "Best of 6 trials, 1 of them pruned: a mean return of 500.0 with" in shown
     *_, last = study.trials
     assert last.state == optuna.trial.TrialState.PRUNED
-    assert last.intermediate_values.keys() == {1, 2}, "a tenth of the iterations go by before one may be the last"
+    assert last.intermediate_values.keys() == {1, 2}, "each trial has a tenth of the iterations before it can be pruned"
     assert last.params.keys() == {"lr", "entropy_coeff", "clip_param", "lambda_", "num_sgd_iter"}
     assert (folder.path / last.user_attrs["run"] / "progress.csv").exists()
 
 
 @pytest.mark.slow
-def test_optuna_sweep_goes_on_from_its_file_with_other_settings(folder: Folder) -> None:
+def test_optuna_sweep_continues_from_its_file_with_other_settings(folder: Folder) -> None:
     optuna = pytest.importorskip("optuna")
     for number in (2, 4):
         shown = folder.run(stored_sweep(), "--trials=2", "--iterations=2")
@@ -169,7 +169,7 @@ def test_optuna_sweep_finds_settings_that_learn(folder: Folder) -> None:
 
 
 def stored_sweep() -> str:
-    """The command of a sweep that is stored, without what is said of it."""
+    """Return the command of a stored sweep, without its comment."""
     return commands_of("optuna_sweep.py")[1].partition(" #")[0]
 
 
@@ -193,7 +193,7 @@ def test_recurrent_memory(folder: Folder) -> None:
 
 
 @pytest.mark.nightly
-def test_without_memory_it_stays_a_guess(folder: Folder) -> None:
+def test_without_memory_the_return_is_that_of_a_guess(folder: Folder) -> None:
     assert "Done: " in folder.run(commands_of("recurrent_memory.py")[1])
     assert folder.results()[-1]["episode_reward_mean_last_100"] < 0.7
 
@@ -220,7 +220,7 @@ def test_pettingzoo_rps(folder: Folder) -> None:
     learn, look = commands_of("pettingzoo_rps.py")
     folder.run(learn, *SMALL, "--stop-timesteps=10000")
     earned = json.loads("{" + folder.run(look) + "}")["policy_reward_mean"]
-    assert earned["learner"] > 3, "as good as a guess would be 0"
+    assert earned["learner"] > 3, "a guess would reach 0"
     assert earned["habit"] == pytest.approx(-earned["learner"])
 
 
@@ -285,6 +285,6 @@ def test_external_http_learns_from_its_own_client(folder: Folder) -> None:
 
 @pytest.mark.nightly
 def test_atari(folder: Folder) -> None:
-    """To the end of the first games; as it stands, it does the same for twice as long."""
+    """It runs to the end of the first games; the full example runs twice as long."""
     assert "Done: " in folder.run(commands_of("atari.yaml")[0], "--stop-timesteps=10000", "--num-sgd-iter=1")
     assert -21 <= folder.results()[-1]["episode_reward_mean_last_100"] < 0, "whole games, not lives"

@@ -1,4 +1,4 @@
-"""The launch scripts: they parse, and ssh.sh does what it says through an ssh that runs on this machine."""
+"""The launch scripts parse, and ssh.sh works with a fake ssh that runs on this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ until [[ -e workers-began ]]; do sleep 0.02; done # a learner outlives its worke
 
 
 @pytest.mark.parametrize("name", ["ssh.sh", "slurm.sbatch"])
-def test_scripts_have_no_syntax_error_and_are_clean_where_shellcheck_is_there(name):
+def test_scripts_parse_and_are_clean_if_shellcheck_is_installed(name):
     subprocess.run(["bash", "-n", LAUNCH / name], check=True, timeout=20)
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", LAUNCH / name], check=True, timeout=60)
@@ -116,7 +116,7 @@ def test_workers_are_started_listed_and_stopped_on_every_host_of_a_file(hosts):
 
 
 @pytest.mark.slow
-def test_hosts_that_fail_are_named_and_the_others_go_on(hosts):
+def test_hosts_that_fail_are_named_and_the_others_continue(hosts):
     hosts.environment["KEYS"] = ""
     started = hosts.ssh("start", "tcp://dies:5557", "unreachable", "host1")
     assert started.returncode == 1
@@ -127,7 +127,7 @@ def test_hosts_that_fail_are_named_and_the_others_go_on(hosts):
     assert "--keys" not in (hosts.homes / "host1" / ".aiorl" / "worker.log").read_text()
 
 
-def test_missing_keys_are_named(hosts):
+def test_missing_keys_are_reported(hosts):
     started = hosts.ssh("start", "tcp://10.0.0.1:5557", "host1")
     assert started.returncode == 1
     assert "worker.key_secret: No such file" in started.stdout
@@ -169,7 +169,7 @@ def test_the_slurm_job_runs_the_learner_first_and_ends_the_workers_with_it(hosts
     assert worker == f"aiorl.worker --connect tcp://node1:28484 --keys {keys} --num-workers 8"
 
 
-def test_the_kubernetes_objects_fit_together():
+def test_the_kubernetes_objects_match():
     documents = list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text()))
     by_kind = {document["kind"]: document for document in documents}
     assert set(by_kind) == {"PersistentVolumeClaim", "Service", "Job", "Deployment"}
@@ -188,4 +188,4 @@ def test_the_kubernetes_objects_fit_together():
         assert {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]} == set(volumes)
         assert volumes["keys"]["secret"]["defaultMode"] == 0o400
     given = {item["path"] for item in deployment["spec"]["volumes"][0]["secret"]["items"]}
-    assert given == {"worker.key_secret", "learner.key"}, "the learner's private key is none of a worker's business"
+    assert given == {"worker.key_secret", "learner.key"}, "workers must not get the learner's private key"

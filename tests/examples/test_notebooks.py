@@ -1,4 +1,4 @@
-"""The notebooks run in Jupyter, whose own event loop is running."""
+"""The notebooks run in Jupyter, which has its own event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def run(name: str, directory: Path) -> list[str]:
-    """What the cells of a notebook show, as text; it is stored without."""
+    """Run a notebook, which is stored without output, and return the output of its cells as text."""
     path = EXAMPLES / name
     notebook: Any = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(directory)}}).execute()
@@ -34,10 +34,10 @@ def test_t6_the_quickstart_runs_in_jupyter_from_top_to_bottom(tmp_path: Path) ->
     assert values[-1] in ("0", "1", "np.int64(0)", "np.int64(1)")
 
 
-def test_the_offline_notebook_records_a_policy_clones_it_and_estimates_what_the_clone_earns(tmp_path: Path) -> None:
+def test_the_offline_notebook_records_a_policy_clones_it_and_estimates_the_clones_return(tmp_path: Path) -> None:
     *_, losses, _, compared = run("offline.ipynb", tmp_path)
     first, last = (float(loss) for loss in losses.strip("()").split(","))
     assert last < first
     size, teacher, clone = (float(number.strip("np.float64() ")) for number in compared.strip("()").split(","))
     assert size > 2
-    assert 0.6 < clone / teacher < 1.5, "the clone earns what its teacher earned"
+    assert 0.6 < clone / teacher < 1.5, "the clone reaches its teacher's return"

@@ -1,4 +1,4 @@
-"""The Python code of each page runs as one script, as its reader would run it."""
+"""The Python code of each page runs as one script, as a reader would run it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def files_of(page: str) -> dict[str, str]:
-    """Name -> text of the files that a page has its reader save, its other blocks of code being "script.py"."""
+    """Return the files that a page asks its reader to save, by name; its other blocks of code are "script.py"."""
     text = (DOCS / page).read_text(encoding="utf-8")
     files: dict[str, str] = {"script.py": ""}
     for file, code in re.findall(r"^```python(?: file=(\S+))?\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
@@ -86,7 +86,7 @@ def test_t9_every_block_of_code_in_the_tutorial_runs(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("saved", ["new_algorithm.md"], indirect=True)
-def test_an_algorithm_of_a_users_own_learns_as_its_page_shows(saved: Path) -> None:
+def test_a_users_own_algorithm_learns_as_its_page_shows(saved: Path) -> None:
     *_, evaluated = run(saved, "script.py").split()
     assert float(evaluated) >= 150
     going_on = (
@@ -97,12 +97,12 @@ def test_an_algorithm_of_a_users_own_learns_as_its_page_shows(saved: Path) -> No
 
 
 @pytest.mark.parametrize("saved", ["new_algorithm.md"], indirect=True)
-def test_an_algorithm_of_a_users_own_is_trained_resumed_and_evaluated_by_commands(saved: Path) -> None:
+def test_a_users_own_algorithm_is_trained_resumed_and_evaluated_by_commands(saved: Path) -> None:
     learn = ["-m", "aiorl.learner", "--seed=1", "--num-workers=1"]
     run(saved, *learn, "--algo=awr:AWR", "--env=CartPole-v1", "--beta=0.7", "--stop-timesteps=4096", "--run-dir=run")
     run(saved, *learn, "--resume=run", "--stop-timesteps=8192")
     rows = [json.loads(line) for line in (saved / "run" / "result.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps_trained_total"] >= 8192
     assert "\nbeta: 0.7\n" in (saved / "run" / "config.yaml").read_text()
-    (saved / "awr.py").unlink()  # who only acts does not need it
+    (saved / "awr.py").unlink()  # acting does not need it
     assert "episodes" in run(saved, "-m", "aiorl.evaluate", "run", "--episodes=2")

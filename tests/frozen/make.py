@@ -1,8 +1,8 @@
-"""Makes short runs of each algorithm, and what their policies answer, for later versions to load and resume.
+"""Makes short runs of each algorithm, with outputs of their policies, for later versions to load and resume.
 
     cd tests/frozen && PYTHONPATH=../support python make.py [NAME ...]
 
-What is there is kept as it is: it was written by the version that a user may come from. `test_frozen_runs.py` reads it.
+Existing runs are kept: the version that wrote them is one that a user can come from. `test_frozen_runs.py` reads them.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cql": ("cql", CARTPOLE, OFFLINE_REPLAY),
     "iql": ("iql", CARTPOLE, OFFLINE_REPLAY),
 }  # fmt: skip
-"""Name -> algorithm, environment and settings."""
+"""Algorithm, environment and settings by name."""
 
 
 def answers(run: str) -> dict[str, Any]:
-    """What each policy of a run does at four observations: actions, and inputs of their distribution."""
+    """Return the outputs of each policy of a run for four observations: actions and distribution inputs."""
     policy_ids = ["left", "right"] if "two" in run else [None]
     found: dict[str, Any] = {}
     for policy_id in policy_ids:
@@ -87,7 +87,7 @@ def answers(run: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make the runs that are named, or all that are missing."""
+    """Make the named runs, or all missing ones."""
     if not Path("experience").exists():
         aiorl.train(
             CARTPOLE, algo="pg", config={**TINY, **ON_POLICY, "output": "experience", "run_dir": "recorded"},

@@ -1,4 +1,4 @@
-"""Runs that an earlier version wrote: this one must act from them, answer as that one did, and go on training."""
+"""Runs of an earlier version: this version acts from them, gives the same outputs, and continues training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNS = sorted(path.parent.name for path in FROZEN.glob("*/answers.json"))
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of a run, and of the experience that some were trained on, in the working directory."""
+    """Copy a run, and the experience that some were trained on, to the working directory."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(FROZEN / "experience", tmp_path / "experience")
     shutil.copytree(FROZEN / request.param, tmp_path / request.param)
@@ -36,7 +36,7 @@ def _meta_lines() -> list[str]:
 
 
 @pytest.mark.parametrize("run", RUNS, indirect=True)
-def test_an_older_policy_answers_as_it_did(run: Path) -> None:
+def test_an_older_policy_gives_the_same_outputs(run: Path) -> None:
     for policy_id, known in json.loads((run / "answers.json").read_text()).items():
         policy = load_policy(run, policy_id)
         for obs, action, inputs in zip(known["observations"], known["actions"], known["dist_inputs"], strict=True):
@@ -47,7 +47,7 @@ def test_an_older_policy_answers_as_it_did(run: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS, indirect=True)
-def test_an_older_run_goes_on_where_it_was(run: Path) -> None:
+def test_an_older_run_continues(run: Path) -> None:
     before = json.loads((run / "result.jsonl").read_text().splitlines()[-1])
     with Trainer.restore(run, run_dir=str(run), resume=str(run)) as trainer:
         result = trainer.train()

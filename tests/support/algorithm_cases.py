@@ -1,4 +1,4 @@
-"""Any algorithm with a tiny network, and fragments as its workers would send them."""
+"""Algorithms with tiny networks, and fragments in the form that workers send."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sac": _REPLAY,
     "td3": _REPLAY,
 }
-"""Sizes with which an update takes a step or two."""
+"""Sizes at which an update takes a step or two."""
 WITH_REPLAY = ("apex", "cql", "dqn", "iql", "sac", "td3")
 OF_FRAGMENTS = ("a2c", "a3c", "appo", "bc", "impala", "marwil", "pg", "ppo")
 
 
 class Case:
-    """An algorithm and its network of 8 tanh units, run eagerly unless settings say otherwise.
+    """An algorithm and its network of 8 tanh units, eager unless settings say otherwise.
 
     Attributes:
         algorithm: the algorithm.
         config: its settings.
         model: its network.
-        plan: what workers send it.
+        plan: the data that workers send to it.
     """
 
     def __init__(
         self, name: str, space: spaces.Space[Any] | None = None, *, obs_shape: tuple[int, ...] = (NUM_OBS,),
         num_mask: int = 0, net_seed: int = 1, **settings: Any,
     ) -> None:  # fmt: skip
-        """Build it; the space is BOX where choices are not possible, else CHOICES."""
+        """Build the algorithm; the space is BOX if the algorithm does not support choices, otherwise CHOICES."""
         kind = algorithm_class(name)
         model = {"fcnet_hiddens": [8], "fcnet_activation": "tanh", "lstm_cell_size": 4, **settings.pop("model", {})}
         small = {"env": "x", "seed": 3, "eager": True, "lr": 0.01, **SETTINGS[name], "model": model}
@@ -81,13 +81,13 @@ class Case:
     def fragment(
         self, seed: int = 0, length: int | None = None, num_envs: int | None = None, *, invalid: bool = False
     ) -> Fragment:
-        """A fragment [T, N], of the usual size unless another is given."""
+        """Return a fragment [T, N], of the usual size by default."""
         length = self.config.rollout_fragment_length if length is None else length
         num_envs = self.config.num_envs_per_worker if num_envs is None else num_envs
         return make_fragment(self.plan, self.model, length, num_envs, seed, invalid=invalid)
 
     def fragments(self, seed: int = 0, **options: Any) -> list[Fragment]:
-        """Those of one train batch."""
+        """Return the fragments of one train batch."""
         count = type(self.algorithm).lease_plan(self.config).fragments_per_batch
         return [self.fragment(10 * seed + index, **options) for index in range(count)]
 
@@ -102,33 +102,33 @@ class Case:
 
     @property
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """Of its state."""
+        """Return the tensors of the state."""
         found: dict[str, NDArray[Any]] = self.algorithm.get_state().tensors
         return found
 
     def saved(self) -> tuple[AlgorithmState, dict[str, Any], list[Any]]:
-        """Its state, and values and pieces of what it has stored, as a checkpoint brings them back."""
+        """Return the state, and the stored values and pieces, in the form that a checkpoint returns."""
         state, held = self.algorithm.get_state(), self.algorithm.hold_experience()
         pieces = [] if held is None else [(name, first, rows.copy()) for name, first, rows in held.pieces()]
         values = {} if held is None else json.loads(json.dumps(held.values))
         return AlgorithmState(state.tensors, json.loads(json.dumps(state.values))), values, pieces
 
     def restore(self, state: AlgorithmState, values: dict[str, Any], pieces: list[Any]) -> None:
-        """Go on from what `saved` gave."""
+        """Restore a state of `saved`."""
         self.algorithm.set_state(state)
         if values:
             self.algorithm.restore_experience(values, pieces)
 
 
 def equal(x: dict[str, Any], y: dict[str, Any]) -> bool:
-    """Tell whether tensors by name are the same to the bit."""
+    """Return True if tensors by name are identical."""
     return x.keys() == y.keys() and all(np.array_equal(x[name], y[name]) for name in x)
 
 
 def make_model(
     space: spaces.Space[Any] | None = None, obs_shape: tuple[int, ...] = (3,), **settings: Any
 ) -> ActorCritic:
-    """A network of 8 hidden units for 3-vectors and two actions, unless told otherwise."""
+    """Make a network of 8 hidden units for 3-vectors and, by default, two actions."""
     config = {"fcnet_hiddens": (8,), "lstm_cell_size": 4, **settings}
     distribution = make_distribution(space or spaces.Discrete(2))
     return build_model(obs_shape, "uint8" if len(obs_shape) == 3 else "float32", distribution, config, seed=1)
@@ -137,7 +137,7 @@ def make_model(
 def make_fragment(
     plan: SamplePlan, model: ActorCritic, length: int, num_envs: int, seed: int = 0, *, invalid: bool = False
 ) -> Fragment:
-    """A fragment [T, N] with all that a sample plan asks for, as a worker with that network would send it."""
+    """Return a fragment [T, N] with all parts of a sample plan, as a worker with that network would send it."""
     rng, kind, shape = np.random.default_rng(seed), model.distribution, (length, num_envs)
 
     def normal(*leading: int) -> NDArray[np.float32]:

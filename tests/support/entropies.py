@@ -1,4 +1,4 @@
-"""Entropies and divergences of action distributions, written out in NumPy and float64: the reference of the losses."""
+"""Entropies and divergences of action distributions in NumPy and float64, as a reference for the losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of every kind to export: spaces, networks, filters, masks; and how to run what was written."""
+"""Policies of every kind to export (spaces, networks, filters, masks), and functions that run exported files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ IN_SEQUENCES = {"rollout_fragment_length": 8}
 
 
 class Shown(gymnasium.Env[Any, Any]):
-    """Shows samples of a space."""
+    """Environment that shows samples of a space."""
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.observation_space, self.action_space = observation_space, action_space
@@ -50,13 +50,13 @@ class Shown(gymnasium.Env[Any, Any]):
 
 
 def sequential(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
-    """A user's own model, which gives no values."""
+    """Make a user's own model without values."""
     keras = importlib.import_module("keras")
     return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.Dense(num_outputs, activation="tanh")])
 
 
 def two_headed(obs_shape: Any, num_outputs: int, model_config: Any, *, obs_parts: Any) -> Any:
-    """Another, which takes parts of the observation and gives values."""
+    """Make a user's own model that takes parts of the observation and returns values."""
     keras = importlib.import_module("keras")
     at = keras.Input(obs_parts["at"], name="at")
     lamps = keras.Input(obs_parts["lamps"], name="lamps")
@@ -93,11 +93,11 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
         "model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True},
     }),
 }  # fmt: skip
-"""Observation space, action space and settings; "masked" ones are of ForbiddingEnv."""
+"""Observation space, action space and settings of worlds; "masked" ones are of ForbiddingEnv."""
 
 
 def save_world(name: str, directory: Path, seen: Any = None) -> Learning:
-    """Save a run of a world, whose filter has seen observations unless others are given, in the form policies get."""
+    """Save a run of a world in the form that policies get; by default its filter has seen observations."""
     observation_space, action_space, settings = WORLDS[name]
     is_masked = name.startswith("masked")
 
@@ -112,7 +112,7 @@ def save_world(name: str, directory: Path, seen: Any = None) -> Learning:
 
 
 def observations_of(space: spaces.Space[Any], number: int, *, seed: int = 1) -> list[Any]:
-    """Samples of an observation space; with a mask, one that allows something."""
+    """Return samples of an observation space; a mask allows at least one action."""
     space.seed(seed)
     observations = [space.sample() for _ in range(number)]
     if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
@@ -131,7 +131,7 @@ def _arrays(nested: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def model_inputs(space: spaces.Space[Any], observations: list[Any]) -> np.ndarray[Any, Any]:
-    """What a preprocessor makes of them, by Gymnasium."""
+    """Return observations preprocessed by Gymnasium."""
     if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
         (rest,) = (name for name in space.spaces if name != "action_mask")
         masks = [spaces.flatten(space["action_mask"], obs["action_mask"]) for obs in observations]
@@ -142,7 +142,7 @@ def model_inputs(space: spaces.Space[Any], observations: list[Any]) -> np.ndarra
 
 
 def run_onnx(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
-    """As somebody does who has nothing but ONNX Runtime."""
+    """Run a file with ONNX Runtime only."""
     import onnxruntime as ort
 
     session = ort.InferenceSession(str(path))

@@ -1,4 +1,4 @@
-"""FakePolicy: a policy whose every number is known beforehand."""
+"""FakePolicy: a policy with known numbers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ F32 = NDArray[np.float32]
 
 
 def linear_value(obs: NDArray[Any]) -> F32:
-    """1 + the sum of an observation's entries weighted by 1/4, 1/8, 1/16, ...; exact for small integers."""
+    """Return 1 + the sum of an observation's entries weighted by 1/4, 1/8, 1/16, ...; exact for small integers."""
     flat = obs.reshape(len(obs), -1).astype(np.float64)
     weights = 0.25 * 0.5 ** np.arange(flat.shape[1])
     return (1.0 + flat @ weights).astype(np.float32)
 
 
 class FakePolicy:
-    """Acts at random with equal odds; its value is a function of the observation, plus its state if it has one.
+    """Policy that acts uniformly at random; its value is a function of the observation, and of its state if it has one.
 
     The state of a recurrent FakePolicy counts the steps since it was last zero.
 
     Attributes:
-        distribution: of the action space.
+        distribution: distribution over the action space.
         seen: number of observations acted on, per call.
         value_calls: number of rows of each ``values`` call.
     """
@@ -51,19 +51,19 @@ class FakePolicy:
 
     @property
     def logp_is_apart(self) -> bool:
-        """As that of the distribution."""
+        """See the distribution."""
         return self.distribution.logp_is_apart
 
     def initial_state(self, num_rows: int) -> list[F32]:
-        """Zeros [N, 1], or nothing."""
+        """Return zeros [N, 1], or nothing."""
         return [np.zeros((num_rows, 1), np.float32)] if self._recurrent else []
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Noise of the distribution."""
+        """Draw noise of the distribution."""
         return self.distribution.draw_noise(rng, *leading)
 
     def act_into(self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: ActRows) -> list[F32]:
-        """Write a sample and what goes with it."""
+        """Write a sample, with its columns."""
         self.seen.append(len(obs))
         inputs = np.zeros((len(obs), self.distribution.num_inputs), np.float32)
         rows.dist_inputs[...] = inputs
@@ -75,7 +75,7 @@ class FakePolicy:
         return [component + np.float32(1.0) for component in state]
 
     def values(self, obs: NDArray[Any], state: Sequence[F32] = ()) -> F32:
-        """Values of observations."""
+        """Return values of observations."""
         self.value_calls.append(len(obs))
         return self._values(obs, state)
 

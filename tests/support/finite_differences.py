@@ -1,4 +1,4 @@
-"""Gradients against central differences, in float64."""
+"""Comparison of gradients with central differences, in float64."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def check_gradients(
     """Compare the gradient of the sum of a loss, with respect to each input, with central differences.
 
     Args:
-        loss: of the inputs by name.
+        loss: function of the inputs by name.
         inputs: float64 arrays or numbers.
         without: inputs that no gradient may flow to.
-        step: of the differences.
+        step: step size of the differences.
     """
     arrays = {name: np.asarray(array, np.float64) for name, array in inputs.items()}
     tensors = {name: tf.constant(array) for name, array in arrays.items()}

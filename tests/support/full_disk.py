@@ -1,4 +1,4 @@
-"""A disk without room, for tests."""
+"""Simulation of a full disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def disk_full_after(num_bytes: int) -> Iterator[None]:
-    """No file of this process may grow past `num_bytes`: writes come short, then fail, as on a full disk."""
+    """Limit all files of this process to `num_bytes`: writes are partial, then fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

@@ -1,4 +1,4 @@
-"""What a general worker is told to import by path: environments, mappings, callbacks."""
+"""Environments, mappings and callbacks that a general worker imports by path."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 def by_number(agent_id: Any) -> str:
-    """Even agents are red, odd ones blue."""
+    """Map even agents to red and odd agents to blue."""
     return "red" if int(str(agent_id)[-1]) % 2 == 0 else "blue"
 
 
 def doubled(agent_obs: Any, **kwargs: Any) -> Any:
-    """An observation_fn."""
+    """Double observations; an observation_fn."""
     return {agent: 2 * obs for agent, obs in agent_obs.items()}
 
 
 class Noting(DefaultCallbacks):
-    """Adds a custom metric and a history to every episode."""
+    """Callbacks that add a custom metric and a history to every episode."""
 
     def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
         episode.custom_metrics["height"] = 7.0
@@ -34,21 +34,21 @@ class Noting(DefaultCallbacks):
 
 
 class Watching(DefaultCallbacks):
-    """Does nothing, but has environments polled turn by turn."""
+    """Callbacks without an effect, except that environments are polled turn by turn."""
 
     def on_sample_end(self, **kwargs: Any) -> None:
         return
 
 
 class Failing(DefaultCallbacks):
-    """Fails at the first step."""
+    """Callbacks that fail at the first step."""
 
     def on_episode_step(self, **kwargs: Any) -> None:
         raise RuntimeError("this callback fails on purpose")
 
 
 class SometimesUntrained(CountingEnv):
-    """The fourth step of each episode is not to be trained on."""
+    """Environment in which the fourth step of each episode must not be trained on."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, _ = super().step(action)
@@ -56,7 +56,7 @@ class SometimesUntrained(CountingEnv):
 
 
 class Silent(ExternalEnv):
-    """Its client plays one episode of three steps, then it says nothing more."""
+    """External environment with a client that plays one episode of three steps and then is silent."""
 
     def __init__(self, size: int = 3) -> None:
         super().__init__(spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (size,), np.float32))
@@ -76,7 +76,7 @@ class Silent(ExternalEnv):
 
 
 class Broken(ExternalEnv):
-    """Its client fails."""
+    """External environment with a client that fails."""
 
     def __init__(self, size: int = 3) -> None:
         super().__init__(spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (size,), np.float32))
@@ -86,7 +86,7 @@ class Broken(ExternalEnv):
 
 
 class Talkative(ExternalEnv):
-    """Its client plays CountingEnv for ever."""
+    """External environment with a client that plays CountingEnv forever."""
 
     def __init__(self) -> None:
         super().__init__(spaces.Discrete(2), VECTOR)

@@ -1,6 +1,6 @@
-"""What runs of the general path are made of: environments, mapping functions, callbacks, a plain policy.
+"""Parts of runs on the general path: environments, mapping functions, callbacks, a plain policy.
 
-Named by import path ("general_runs:Poles"), so that learner and worker processes find it.
+They are named by import path ("general_runs:Poles"), so that learner and worker processes find them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiorl.acting.policy import Policy
 
 
 class Poles(MultiAgentEnv):
-    """A CartPole for each of some agents, called left0, right1, left2, ..."""
+    """A CartPole for each of several agents, called left0, right1, left2, ..."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         names = [f"{('left', 'right')[index % 2]}{index}" for index in range(config.get("agents", 2))]
@@ -41,7 +41,7 @@ class Poles(MultiAgentEnv):
 
 
 class Bits(gymnasium.Env[Any, Any]):
-    """Shows three bits, and wants them back; an action of any other form than NumPy's own is an error."""
+    """Environment that shows three bits and rewards their repetition; actions in any form but NumPy's are an error."""
 
     observation_space = spaces.MultiBinary(3)
     action_space = spaces.MultiBinary(3)
@@ -87,11 +87,11 @@ def side(agent_id: str) -> str:
 
 
 def nobody(agent_id: str) -> str:
-    return "nobody"
+    return nobody.__name__
 
 
 class Pusher(Policy):
-    """Always pushes the way its settings say."""
+    """Policy that always pushes in the direction of its settings."""
 
     def compute_actions(self, obs_batch: Any, state_batches: Any = (), *args: Any, **kwargs: Any) -> Any:
         return np.full(len(obs_batch), self.config["way"], np.int64), [], {}
@@ -100,11 +100,11 @@ class Pusher(Policy):
         return {}
 
     def set_weights(self, weights: Any) -> None:
-        raise AssertionError("nobody has weights for it")
+        raise AssertionError("there are no weights for it")
 
 
 class Nested(gymnasium.Env[Any, Any]):
-    """Dict observations, Tuple actions: the reward is for naming the place and pushing by half the level."""
+    """Dict observations and Tuple actions; the reward is for naming the place and pushing by half the level."""
 
     observation_space = spaces.Dict({"place": spaces.Discrete(3), "level": spaces.Box(-1.0, 1.0, (1,))})
     action_space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (1,))])
@@ -127,7 +127,7 @@ class Nested(gymnasium.Env[Any, Any]):
 
 
 class LastMove(gymnasium.Env[Any, Any]):
-    """Nothing to be seen; an action other than the one before is rewarded: only who remembers it does better."""
+    """Environment without information in observations; it rewards a change of action, which needs memory to do well."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,))
     action_space = spaces.Discrete(2)
@@ -145,7 +145,7 @@ class LastMove(gymnasium.Env[Any, Any]):
 
 
 class Watching(DefaultCallbacks):
-    """Counts and measures; adds to the result."""
+    """Callbacks that count and measure, and add to the result."""
 
     def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
         episode.user_data["polls"] = episode.user_data.get("polls", 0) + 1

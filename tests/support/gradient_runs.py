@@ -1,4 +1,4 @@
-"""What runs whose workers compute gradients are made of, named by import path."""
+"""Parts of runs with gradients computed by workers, named by import path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gymnasium
 
 
 class NoTensorFlow(MetaPathFinder):
-    """Put before others in `sys.meta_path`: TensorFlow is not installed."""
+    """Import finder that hides TensorFlow; it goes first in `sys.meta_path`."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
         if fullname == "tensorflow":
@@ -18,7 +18,7 @@ class NoTensorFlow(MetaPathFinder):
 
 
 def without_tensorflow(config: Any) -> gymnasium.Env[Any, Any]:
-    """CartPole; a worker process that makes it can't import TensorFlow, as if it were not installed."""
+    """Make a CartPole; its worker process then can't import TensorFlow, as if it were not installed."""
     if config.worker_index:
         sys.meta_path.insert(0, NoTensorFlow())
     return gymnasium.make("CartPole-v1")

@@ -1,6 +1,6 @@
 """A source of fragments and its workers in one process, over the memory network, with a fake algorithm.
 
-Environments, sampler, policy, codec, sessions and ledger are the real ones; no TensorFlow. Workers may also be real
+Environments, sampler, policy, codec, sessions and ledger are real, without TensorFlow. Workers can also be real
 processes that connect over TCP.
 """
 
@@ -45,7 +45,7 @@ QUICK = TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build
 
 
 class FakeAlgorithm(Algorithm):
-    """Writes down what it is given; its weights change with each update."""
+    """Algorithm that records its inputs; its weights change with each update."""
 
     config_class: ClassVar[type[CommonConfig]] = CommonConfig
     mode: Literal["on_policy", "streaming"] = "on_policy"
@@ -94,7 +94,7 @@ class FakeAlgorithm(Algorithm):
 
 
 def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int = NUM_ENVS) -> Learning:
-    """What a learner builds, without TensorFlow: for observations of four numbers and two actions."""
+    """Return the result of building a learner, without TensorFlow, for observations of four numbers and two actions."""
     graph, spec = make_acting_graph(4, spaces.Discrete(2), 2, algorithm.weights)
     part = WorkerPart.of(
         config.updated(
@@ -114,7 +114,7 @@ def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int 
 
 
 class MemorySource(RemoteSource):
-    """Listens in memory, or where a test says."""
+    """Source that listens in memory, or at an address chosen by a test."""
 
     def endpoint_at(self, bind: str) -> Any:
         training: Any = self._training
@@ -122,9 +122,9 @@ class MemorySource(RemoteSource):
 
 
 class InProcess:
-    """One learner and its workers; use within a running loop.
+    """One learner and its workers, to use within a running loop.
 
-    It is the training of its source, too, and has what that asks for.
+    It is also the training of its source, with the attributes that the source needs.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class InProcess:
 async def running(
     num_workers: int = 2, algorithm: type[FakeAlgorithm] = FakeAlgorithm, **options: Any
 ) -> AsyncIterator[InProcess]:
-    """A learner that trains with workers that have registered; closed at the end."""
+    """Start a learner that trains with registered workers; it is closed at the end."""
     both = InProcess(algorithm, **options)
     both.start(num_workers)
     assert await both.source.wait_for_workers(num_workers, 20)
@@ -222,7 +222,7 @@ async def running(
 
 
 def learner_over_tcp(*, insecure: bool = False, **settings: Any) -> InProcess:
-    """A learner that listens for workers of this user, or on loopback, and has none yet; use within a running loop."""
+    """Start a learner without workers that listens for this user's workers, or on loopback, within a running loop."""
     network: Any = SimpleNamespace(learner=lambda: ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=insecure))
     both = InProcess(network=network, **settings)
     both.start(0)
@@ -231,19 +231,19 @@ def learner_over_tcp(*, insecure: bool = False, **settings: Any) -> InProcess:
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Wait for a condition that nobody signals."""
+    """Wait for a condition that has no signal."""
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 def with_settings(**fields: Any) -> type[FakeAlgorithm]:
-    """A FakeAlgorithm class of other class attributes."""
+    """Return a FakeAlgorithm class with other class attributes."""
     return type("ChangedAlgorithm", (FakeAlgorithm,), fields)
 
 
 class BlockingEnv(gymnasium.Env[Any, Any]):
-    """A step of it takes ``step_s`` seconds, in which nothing else of its thread runs."""
+    """Environment with steps of ``step_s`` seconds that block their thread."""
 
     observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = spaces.Discrete(2)
@@ -261,7 +261,7 @@ class BlockingEnv(gymnasium.Env[Any, Any]):
 
 
 class ExitingEnv(BlockingEnv):
-    """Its first step ends the process, or would."""
+    """Environment that ends its process at its first step, if it can."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         raise SystemExit(0)

@@ -1,6 +1,6 @@
 """`python tests/support/iteration_files.py`: the files of aiorl that run in one steady iteration of PPO.
 
-Counted once with all in one process, and once with a worker process. Functions are seen by `sys.setprofile`.
+They are counted once with everything in one process, and once with a worker process. `sys.setprofile` sees functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {"in process": 45, "with a worker": 65}
-"""Most files, by who samples."""
+"""Maximum number of files, by sampling process."""
 sys.path.insert(0, str(ROOT))
 _PACKAGE = str(ROOT / "aiorl") + "/"
 _SETTINGS: dict[str, Any] = {
@@ -27,7 +27,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 class Seen:
-    """Files whose functions were called since the last `clear`, in all threads that start after this is made."""
+    """Files with functions called since the last `clear`, in all threads that start after this object is made."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
@@ -39,12 +39,12 @@ class Seen:
             self._files.add(frame.f_code.co_filename)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all files."""
         self._files.clear()
 
     @property
     def files(self) -> set[str]:
-        """Paths below aiorl/."""
+        """Return paths below aiorl/."""
         return {name.removeprefix(_PACKAGE) for name in set(self._files) if name.startswith(_PACKAGE)}
 
 
@@ -54,7 +54,7 @@ def in_process() -> set[str]:
 
 
 def with_worker() -> set[str]:
-    """Return the files of an iteration to which a worker process brings the fragments."""
+    """Return the files of an iteration with fragments from a worker process."""
     with tempfile.TemporaryDirectory() as folder:
         found = _iteration(Seen(), Path(folder), num_workers=0, bind="tcp://127.0.0.2:0")
         return found | set(json.loads((Path(folder) / "files.json").read_text()))
@@ -89,7 +89,7 @@ def _iteration(seen: Seen, folder: Path | None = None, **settings: Any) -> set[s
 
 
 def _flag(folder: Path | None, name: str) -> None:
-    """Tell the worker, and wait until it has heard."""
+    """Send the worker a flag, and wait until it has noticed."""
     if folder is None:
         return
     (folder / name).touch()
@@ -98,7 +98,7 @@ def _flag(folder: Path | None, name: str) -> None:
 
 
 def worker(folder: Path, run: Path) -> None:
-    """Be a worker that notes its files between two flags."""
+    """Run a worker that records its files between two flags."""
     seen = Seen()
 
     def listen() -> None:

@@ -1,6 +1,6 @@
-"""A Markov decision process small enough for all of its trajectories to be added up, and episodes of it.
+"""A Markov decision process that is small enough to sum over all trajectories, and episodes of it.
 
-Its states are layered, so no trajectory has more than three steps; how long one is depends on chance and actions.
+Its states are layered, so no trajectory has more than three steps; the length depends on chance and actions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS: dict[tuple[int, int], list[tuple[F, int | None, int]]] = {
     (4, 0): [(F(1), None, 4)],
     (4, 1): [(F(1, 5), None, 10), (F(4, 5), None, 0)],
 }
-"""State and action -> probability, state after it (None: the end) and reward."""
+"""Transitions by state and action: probability, next state (None: the end) and reward."""
 
 OLD = [F(1, 2), F(1, 3), F(3, 4), F(1, 2), F(2, 5)]
 NEW = [F(1, 4), F(2, 3), F(9, 10), F(1, 5), F(3, 5)]
@@ -42,7 +42,7 @@ def chance(policy: list[F], state: int, action: int) -> F:
 
 
 def trajectories(policy: list[F]) -> Iterator[tuple[F, list[int]]]:
-    """Each trajectory's probability and rewards."""
+    """Return each trajectory's probability and rewards."""
 
     def onward(state: int | None, probability: F, rewards: list[int]) -> Iterator[tuple[F, list[int]]]:
         if state is None:
@@ -57,12 +57,12 @@ def trajectories(policy: list[F]) -> Iterator[tuple[F, list[int]]]:
 
 
 def true_value(policy: list[F], gamma: F) -> F:
-    """The expected discounted return, exactly."""
+    """Return the exact expected discounted return."""
     return sum((p * sum(gamma**t * r for t, r in enumerate(rewards)) for p, rewards in trajectories(policy)), F(0))
 
 
 def true_q(policy: list[F], gamma: F) -> dict[tuple[int, int], F]:
-    """Of each state and action, exactly."""
+    """Return the exact value of each state and action."""
     q: dict[tuple[int, int], F] = {}
     for state in reversed(range(NUM_STATES)):
         for action in (0, 1):
@@ -81,7 +81,7 @@ def value_of(policy: list[F], q: dict[tuple[int, int], F], state: int) -> F:
 
 
 def play(policy: list[F], num_episodes: int, rng: np.random.Generator) -> list[SampleBatch]:
-    """Episodes as a sampler records them, with one-hot observations."""
+    """Return episodes in the form that a sampler records, with one-hot observations."""
     return [_episode(policy, number, rng) for number in range(num_episodes)]
 
 
@@ -107,7 +107,7 @@ def _episode(policy: list[F], number: int, rng: np.random.Generator) -> SampleBa
 
 
 class Table:
-    """A network that looks logits up: those of the state whose observation is hot."""
+    """Network that looks up logits by the state in a one-hot observation."""
 
     def __init__(self, policy: list[F]) -> None:
         first = np.array([float(share) for share in policy])

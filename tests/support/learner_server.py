@@ -1,7 +1,7 @@
-"""Learner processes that need not load TensorFlow: forked from one that has, one for all processes of the tests.
+"""Learner processes without the time to load TensorFlow: forked from one server process for all processes of the tests.
 
-What is forked does what ``python -m aiorl.learner`` does: a session of its own, its arguments, working directory,
-environment and standard streams, ``__main__`` from its first line. Only the modules are there already.
+A forked process does the same as ``python -m aiorl.learner``: it has its own session, arguments, working directory,
+environment and standard streams, and runs ``__main__`` from the first line. Only the modules are already loaded.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from pathlib import Path
 from typing import Any
 
 can_fork = hasattr(os, "pidfd_open")
-"""Whether there are such learners on this platform; else they are processes like others."""
+"""True if this platform has such learners; otherwise learners are usual processes."""
 
 _MAX_REQUEST = 1 << 20
 _CLONE_NEWNET = 0x40000000  # <sched.h>
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-_SHARED = "LEARNER_SERVER_OF_TESTS"  # none of AIORL_: tests look for what leaks of these
+_SHARED = "LEARNER_SERVER_OF_TESTS"  # without AIORL_: tests check for leaks of these
 _server: _Server | None = None
 
 
 def share_server() -> Callable[[], None]:
-    """Start what forks learners for this process and for those it starts from now on; what ends it."""
+    """Start the server for this process and for the ones that it starts later, and return a function that ends it."""
     server = _Server()
     os.environ[_SHARED] = server.address
     return server.end
 
 
 class ForkedLearner:
-    """A forked learner, with what `subprocess.Popen` has and tests use.
+    """A forked learner, with the part of `subprocess.Popen` that tests use.
 
     Attributes:
         pid: its process id.
-        stdout: what it writes to standard output and error, as text.
-        returncode: as of `subprocess.Popen`; None while it runs.
+        stdout: its standard output and error, as text.
+        returncode: as in `subprocess.Popen`; None while it runs.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class ForkedLearner:
         directory: str = "",
         namespace: str = "",
     ) -> None:
-        """Start it.
+        """Start the learner.
 
         Args:
-            arguments: of its command line.
-            environment: its variables, all of them.
-            script: path of a program that is run in place of ``python -m aiorl.learner``.
-            directory: where it works; "" is here.
-            namespace: name of the network namespace it is in; "" is that of this process.
+            arguments: command-line arguments.
+            environment: all its environment variables.
+            script: path of a program to run instead of ``python -m aiorl.learner``.
+            directory: working directory; "" is the current one.
+            namespace: name of its network namespace; "" is that of this process.
         """
         global _server
         if _server is None or not _server.is_alive:
@@ -114,12 +114,12 @@ class ForkedLearner:
         self.send_signal(signal.SIGKILL)
 
     def _line(self) -> str:
-        """One short answer, which comes as one message."""
+        """Read a short answer, which arrives as one message."""
         return self._connection.recv(64).decode()
 
 
 class _Server:
-    """The process that forks learners: that of the process which has started this one, else one that ends with this."""
+    """Server process of the process that has started this one, or a new server process that ends with this one."""
 
     def __init__(self) -> None:
         self.address = os.environ.get(_SHARED, "")
@@ -156,7 +156,7 @@ class _Server:
 
 
 def _load() -> None:
-    """Import what a learner does, TensorFlow as it does itself."""
+    """Import a learner's modules, and TensorFlow as a learner does."""
     from aiorl.config.schema import CommonConfig
     from aiorl.learning import tf_runtime
 
@@ -171,8 +171,8 @@ def _load() -> None:
     from aiorl.learning.algorithms import impala, ppo  # noqa: F401
     from aiorl.learning.models import catalog, export  # noqa: F401
 
-    FigureCanvasAgg(Figure()).print_png(io.BytesIO())  # finds fonts, too
-    # Graphs run a few times in tests: to optimise them takes longer than they do
+    FigureCanvasAgg(Figure()).print_png(io.BytesIO())  # also finds fonts
+    # tests run a graph only a few times: optimising it takes longer
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
@@ -181,10 +181,10 @@ def _serve(address: str) -> None:
     listener.bind(address)
     _load()
     if threading.active_count() > 1:
-        raise RuntimeError(f"threads run after the imports, which what is forked would lack: {threading.enumerate()}")
+        raise RuntimeError(f"threads run after the imports, which forked processes would lack: {threading.enumerate()}")
     import gc
 
-    gc.freeze()  # what was loaded stays shared
+    gc.freeze()  # loaded modules stay shared
     listener.listen()
     selector = selectors.DefaultSelector()
     selector.register(sys.stdin, selectors.EVENT_READ)
@@ -264,7 +264,7 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
 
 
 def _enter_network(namespace: str) -> None:
-    """As `ip netns exec`; os.setns comes with Python 3.12."""
+    """Enter a network namespace like `ip netns exec`; os.setns comes with Python 3.12."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):

@@ -1,4 +1,4 @@
-"""ForbiddingEnv: shows action masks, and takes nothing that they forbid."""
+"""ForbiddingEnv: an environment that shows action masks, and refuses forbidden actions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ACTION_SPACES: dict[str, spaces.Space[Any]] = {
 
 
 class ForbiddingEnv(gymnasium.Env[Any, Any]):
-    """An environment whose mask is another one at each step, drawn at random; a forbidden action raises RuntimeError.
+    """An environment with a new random mask at each step; a forbidden action raises RuntimeError.
 
     Small numbers are rewarded, so that there is something to learn. The mask of an episode's last observation is all
-    zeros, as there is nothing more to choose.
+    zeros, as there are no more choices.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ForbiddingEnv(gymnasium.Env[Any, Any]):
 
 
 def _nested(space: spaces.Space[Any], make: Callable[[int, bool], Mask]) -> Any:
-    """A mask in the form of an action space; parts without choices have none."""
+    """Return a mask in the form of an action space; parts without choices have none."""
     match space:
         case spaces.Discrete():
             return make(int(space.n), False)
@@ -127,7 +127,7 @@ def _space_of(mask: Any) -> spaces.Space[Any]:
 
 
 def _choices(space: spaces.Space[Any], action: Any) -> Iterator[int]:
-    """The number of each choice of an action, from 0."""
+    """Return the number of each choice of an action, from 0."""
     match space:
         case spaces.Discrete():
             yield int(action) - int(space.start)

@@ -1,11 +1,11 @@
-"""Both endpoints inside one process, for tests: no sockets, the loop's clock, and faults on demand.
+"""Both endpoints in one process, for tests: without sockets, on the loop's clock, with faults on demand.
 
     network = MemoryNetwork()
     learner, worker = network.learner(), network.worker()
     learner.start(), worker.start()
 
-Frames are copied and come out read-only, as they would off a wire. ``network.fault`` decides what happens to
-each message; ``network.cut()`` and ``network.mend()`` break and restore all connections.
+Frames are copied and arrive read-only, as from a wire. ``network.fault`` decides the fate of each message;
+``network.cut()`` and ``network.mend()`` break and restore all connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiorl.net.transport.sockets import total_bytes
 
 
 class Direction(StrEnum):
-    """Which way a message goes."""
+    """Direction of a message."""
 
     UP = "up"
     DOWN = "down"
@@ -29,11 +29,11 @@ class Direction(StrEnum):
 
 
 class MemoryNetwork:
-    """Joins one learner and any number of workers.
+    """Network of one learner and any number of workers.
 
     Args:
-        fault: given (direction, number of the message in that direction), the delays in seconds after which it is
-            delivered: ``[0.0]`` is a good network, ``[]`` loses it, ``[0.0, 0.0]`` doubles it.
+        fault: function of (direction, number of the message in that direction) that returns the delays in seconds after
+            which the message is delivered: ``[0.0]`` is a good network, ``[]`` loses it, ``[0.0, 0.0]`` doubles it.
     """
 
     def __init__(self, fault: Callable[[Direction, int], Sequence[float]] | None = None) -> None:
@@ -46,11 +46,11 @@ class MemoryNetwork:
         self._lives = 0
 
     def learner(self) -> MemoryLearnerEndpoint:
-        """The learner's endpoint; a new one takes the place of the one before."""
+        """Make the learner's endpoint, which replaces an earlier one."""
         return MemoryLearnerEndpoint(self)
 
     def worker(self, *, queue_messages: int = 64, user_id: str = "") -> MemoryWorkerEndpoint:
-        """A worker's endpoint; it holds ``queue_messages`` on their way before ``send`` takes no more."""
+        """Make a worker's endpoint; ``send`` blocks when ``queue_messages`` are on their way."""
         worker = MemoryWorkerEndpoint(self, queue_messages, user_id)
         self._workers.append(worker)
         return worker
@@ -62,7 +62,7 @@ class MemoryNetwork:
             worker._disconnect("the network was cut")
 
     def mend(self) -> None:
-        """Let everyone connect again."""
+        """Allow connections again."""
         self._up = True
         self._join()
 
@@ -84,7 +84,7 @@ class MemoryNetwork:
     def _carry(
         self, direction: Direction, peer: bytes, frames: Sequence[Buffer], deliver: Callable[[list[memoryview]], None]
     ) -> None:
-        """Deliver copies; a connection keeps their order, however long each is to take."""
+        """Deliver copies; a connection keeps their order, regardless of the delays."""
         self._numbers[direction] += 1
         copies = [memoryview(bytes(frame)) for frame in frames]
         loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class MemoryNetwork:
                 loop.call_soon(deliver, copies)
 
     async def _deliver_all(self) -> None:
-        """Wait until all that is on its way has come."""
+        """Wait until everything on its way has arrived."""
         late_s = max(self._due.values(), default=0.0) - asyncio.get_running_loop().time()
         await asyncio.sleep(late_s + 0.005 if late_s > 0 else 0)
 
@@ -115,18 +115,18 @@ class MemoryLearnerEndpoint:
 
     @property
     def address(self) -> str:
-        """Only for messages to people."""
+        """Address for messages to users only."""
         return "tcp://memory:1"
 
     local_address = address
 
     def start(self) -> None:
-        """Begin to receive; workers that were started connect now."""
+        """Begin to receive; workers already started connect now."""
         self._open = True
         self._network._attach(self)
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
-        """As `ZmqLearnerEndpoint.send`."""
+        """See `ZmqLearnerEndpoint.send`."""
         self._check_open()
         worker = self._peers.get(peer)
         if worker is None:
@@ -136,14 +136,14 @@ class MemoryLearnerEndpoint:
         return True
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
-        """As `ZmqLearnerEndpoint.broadcast`; each worker's copy meets its own faults."""
+        """See `ZmqLearnerEndpoint.broadcast`; each worker's copy has its own faults."""
         self._check_open()
         self._stats.bytes_out += total_bytes(frames)
         for peer, worker in list(self._peers.items()):
             self._network._carry(Direction.BROADCAST, peer, frames, self._to_subscriber(peer, worker))
 
     def drop(self, peer: bytes, reason: str) -> None:
-        """As `ZmqLearnerEndpoint.drop`; the worker connects again as a new peer."""
+        """See `ZmqLearnerEndpoint.drop`; the worker connects again as a new peer."""
         worker = self._peers.get(peer)
         if worker is not None:
             self._stats.dropped += 1
@@ -155,15 +155,15 @@ class MemoryLearnerEndpoint:
         return False
 
     def host_of(self, peer: bytes) -> str:
-        """As `ZmqLearnerEndpoint.host_of`: all are on one."""
+        """See `ZmqLearnerEndpoint.host_of`; all are on one host."""
         return "memory"
 
     def stats(self) -> EndpointStats:
-        """Counters now."""
+        """Return the counters."""
         return dataclasses.replace(self._stats)
 
     async def close(self, *, flush_s: float = 0.5) -> None:
-        """Deliver what is due, then end every connection."""
+        """Deliver due messages, then end every connection."""
         if self._open:
             await self._network._deliver_all()
             self._open = False
@@ -212,7 +212,7 @@ class MemoryWorkerEndpoint:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a learner."""
+        """True while there is a learner."""
         return self._learner is not None
 
     def start(self) -> None:
@@ -221,7 +221,7 @@ class MemoryWorkerEndpoint:
         self._network._join()
 
     def send(self, frames: Sequence[Buffer]) -> bool:
-        """As `ZmqWorkerEndpoint.send`."""
+        """See `ZmqWorkerEndpoint.send`."""
         self._check_open()
         learner, peer = self._learner, self._peer
         if learner is None or self._queued >= self._queue_messages:
@@ -234,13 +234,13 @@ class MemoryWorkerEndpoint:
         return True
 
     async def wait_writable(self) -> None:
-        """As `ZmqWorkerEndpoint.wait_writable`."""
+        """See `ZmqWorkerEndpoint.wait_writable`."""
         self._check_open()
         await self._writable.wait()
         self._check_open()
 
     async def close(self, *, flush_s: float = 0.5) -> None:
-        """Deliver what is due, then end the connection."""
+        """Deliver due messages, then end the connection."""
         if self._open and not self._closed:
             await self._network._deliver_all()
             self._disconnect("the worker closed")

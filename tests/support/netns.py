@@ -1,7 +1,7 @@
-"""Two hosts in one machine: network namespaces joined by a link that can be cut, slowed and made lossy.
+"""Two simulated hosts: network namespaces joined by a link that can be cut, slowed and made lossy.
 
-Needs root and iproute2. Delay and loss come from netem where the kernel has it, else from a relay of our own
-between two TUN devices.
+Needs root and iproute2. Delay and loss come from netem if the kernel has it, otherwise from a relay between two TUN
+devices.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _run(*command: str) -> None:
 
 
 class _Relay:
-    """Carries packets between two TUN devices, late and with losses: netem in user space."""
+    """Relay of packets between two TUN devices, with delay and losses: netem in user space."""
 
     def __init__(self, names: tuple[str, str], delay_s: float, loss: float) -> None:
         self._files = [_open_tun(name) for name in names]
@@ -117,7 +117,7 @@ class Network:
                 _run("ip", "netns", "exec", namespace, "tc", "qdisc", "add", "dev", device, "root", *netem)
 
     def cut(self) -> None:
-        """Take the link down; connections are not told."""
+        """Take the link down, unnoticed by connections."""
         _run("ip", "-n", self.worker, "link", "set", self._devices[self.worker], "down")
 
     def mend(self) -> None:
@@ -125,7 +125,7 @@ class Network:
         _run("ip", "-n", self.worker, "link", "set", self._devices[self.worker], "up")
 
     def start(self, namespace: str, *command: str) -> Process:
-        """Run a command in a namespace; it is ended with the network at the latest."""
+        """Start a command in a namespace; it ends with the network at the latest."""
         whole = ["ip", "netns", "exec", namespace, *command]
         return self._keep(
             subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
@@ -142,7 +142,7 @@ class Network:
         return self._processes[-1]
 
     def close(self) -> None:
-        """End every process and take everything down."""
+        """End every process, and remove the namespaces."""
         for process in self._processes:
             process.end()
         if self._relay is not None:
@@ -166,7 +166,7 @@ def _has_netem() -> bool:
 
 
 class Process(Started):
-    """A process, leader of a session, whose output lines can be waited for."""
+    """Process with its own session, with output lines to wait for."""
 
     def __init__(self, process: subprocess.Popen[str] | ForkedLearner) -> None:
         self._running = process
@@ -176,7 +176,7 @@ class Process(Started):
         return self._running
 
     def wait_for_text(self, pattern: str, timeout_s: float = 20.0) -> str:
-        """The first line that holds the pattern."""
+        """Wait for a line that matches the pattern, and return it."""
         return self.lines[self.wait_for(pattern, timeout_s) - 1]
 
     def end(self) -> None:
@@ -188,7 +188,7 @@ class Process(Started):
 
 @pytest.fixture
 def network() -> Iterator[Callable[..., Network]]:
-    """Makes `Network`s and takes them down, whatever happens."""
+    """Return a function that makes `Network`s, which are always removed."""
     with contextlib.ExitStack() as stack:
 
         def make(**keywords: float) -> Network:

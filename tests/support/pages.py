@@ -3,7 +3,7 @@
     python tests/support/pages.py
 
 `docs/config.md` has all keys, `docs/presets.md` all presets. The tables of the migration pages are made from
-`aiorl/config/other_names.yaml`; each stands behind a comment that names it.
+`aiorl/config/other_names.yaml`; each follows a comment with its name.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ def _table(kind: str, library: str) -> str:
 
 
 def with_tables(page: str) -> str:
-    """Return a page with its tables made again."""
+    """Return a page with new tables."""
     return _PLACE.sub(lambda found: found[1] + _table(found[2], found[3]), page)
 
 
 def pages() -> dict[Path, str]:
-    """Return path -> text of each page."""
+    """Return the text of each page by path."""
     migration = {path: with_tables(path.read_text(encoding="utf-8")) for path in sorted(DOCS.glob("migration_*.md"))}
     return {DOCS / "config.md": config_page(), DOCS / "presets.md": presets_page(), **migration}
 

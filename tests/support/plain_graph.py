@@ -1,4 +1,4 @@
-"""Policies of acting graphs, and a graph whose actions are a function of what it sees: noise changes none of them."""
+"""Policies of acting graphs, and a graph with actions that are a robust function of its inputs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from aiorl.acting.graph_policy import GraphPolicy, learned_policy_class
 from aiorl.data.spaces import space_from_dict, space_to_dict
 
 SURE = 1e4
-"""Logit of the action that is taken; all others have 0."""
+"""Logit of the action taken; all others have 0."""
 
 
 def make_graph(
     obs_shape: tuple[int, ...], actions: spaces.Discrete, *, recurrent: bool, looks_back: bool
 ) -> tuple[bytes, ActingSpec, dict[str, np.ndarray]]:
-    """A graph, its description, and weights.
+    """Make a graph, its description, and weights.
 
-    With h = obs . w + state + (action before) / 3 + (reward before) / 5 + b: the action is floor(5 |h| + 0.3137) mod A,
-    the value h, and the state after it half the one before plus the action.
+    With h = obs . w + state + (previous action) / 3 + (previous reward) / 5 + b, the action is floor(5 |h| + 0.3137)
+    mod A, the value is h, and the next state is half the previous one plus the action.
     """
     size, count = int(np.prod(obs_shape)), int(actions.n)
     nodes, initializers = [], []
@@ -92,7 +92,7 @@ def make_graph(
 def load_policy(
     graph: bytes, description: Mapping[str, Any], *, config: Mapping[str, Any] | None = None, seed: int | None = None
 ) -> GraphPolicy:
-    """A learner's policy, still without weights, for observations as its network gets them."""
+    """Make a learner's policy without weights, for preprocessed observations."""
     spec = ActingSpec.from_dict(description)
     kind: Any = learned_policy_class(graph, description)
     policy: GraphPolicy = kind(

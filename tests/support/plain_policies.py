@@ -1,4 +1,4 @@
-"""Policies in plain Python, made by their class as a RolloutWorker makes them."""
+"""Policies in plain Python, made by RolloutWorker from their class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 
 
 class PlainPolicy(Policy):
-    """Acts with its one weight (0 at first), and notes what is done to it."""
+    """Policy that acts with its only weight (0 at first), and notes all calls."""
 
     def __init__(self, observation_space, action_space, config):
         super().__init__(observation_space, action_space, config)
@@ -52,7 +52,7 @@ class PlainPolicy(Policy):
 
 
 class RandomPolicy(PlainPolicy):
-    """Acts by a generator of its own, seeded by its config."""
+    """Policy with its own random generator, seeded by its config."""
 
     def __init__(self, observation_space, action_space, config):
         super().__init__(observation_space, action_space, config)
@@ -63,7 +63,7 @@ class RandomPolicy(PlainPolicy):
 
 
 def spec(observation_space, action_space, policy_class=PlainPolicy, **config):
-    """An entry of the argument ``policy``."""
+    """Return an entry of the argument ``policy``."""
     return (policy_class, observation_space, action_space, config)
 
 

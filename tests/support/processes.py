@@ -23,11 +23,11 @@ SMALL = (
     "--num-envs-per-worker=4", "--rollout-fragment-length=32", "--train-batch-size=512", "--num-sgd-iter=2",
     "--model.fcnet-hiddens=[16]", "--xla=off",
 )  # fmt: skip
-"""Batches that are sampled and learned from in some milliseconds."""
+"""Settings for batches that are sampled and trained on in a few milliseconds."""
 
 
 def free_address() -> str:
-    """An address of this host that a learner can listen on: with one of its own it waits for workers from elsewhere."""
+    """Return a free address of this host; a learner that binds to an address waits for workers from elsewhere."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -38,7 +38,7 @@ def free_address() -> str:
 
 
 class Started:
-    """A process of ours whose output is read as it comes; it finds the modules beside this one."""
+    """Process with output that is read continuously; it finds the modules next to this one."""
 
     def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
         path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
@@ -77,7 +77,7 @@ class Started:
             self._news.notify_all()
 
     def wait_for(self, pattern: str, timeout_s: float = 60.0, *, after: int = 0) -> int:
-        """Wait for a line that matches, from line ``after`` on; the number of the line behind it."""
+        """Wait for a line that matches, from line ``after`` on, and return the number of the next line."""
         deadline = time.monotonic() + timeout_s
         number = after
         with self._news:
@@ -109,9 +109,9 @@ class Started:
 
 
 class StartedLearner(Started):
-    """A learner and its run directory: forked from a process that has TensorFlow, or from its first line on.
+    """A learner and its run directory: forked from a process with TensorFlow, or started normally.
 
-    The first may work in another directory than this process.
+    A forked learner can work in another directory than this process.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class StartedLearner(Started):
         return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def wait_for_result(self, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> dict[str, Any]:
-        """The first result, of those that come from now on too, that meets the condition."""
+        """Return the first result that meets the condition, and wait for it if necessary."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for result in reversed(self.results()):
@@ -164,7 +164,7 @@ class StartedLearner(Started):
 
     @property
     def worker_log(self) -> str:
-        """The first worker's."""
+        """Return the first worker's log."""
         return (self.run_dir / "logs" / "worker-1.txt").read_text()
 
     def worker_pids(self) -> list[int]:
@@ -182,7 +182,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 30.0, what: s
 
 
 def check_ledger(result: dict[str, Any]) -> None:
-    """The sum by hand: sampled = trained + queued + in flight + discarded + lost."""
+    """Check the sum: sampled = trained + queued + in flight + discarded + lost."""
     ledger = result["ledger"]
     parts = ledger["trained"] + ledger["queued"] + ledger["in_flight"]
     parts += sum(ledger["discarded"].values()) + sum(ledger["lost"].values())
@@ -191,7 +191,7 @@ def check_ledger(result: dict[str, Any]) -> None:
 
 
 class Processes:
-    """Starts learners and workers, and ends what is left of them."""
+    """Starter of learners and workers that ends the remaining ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -206,15 +206,15 @@ class Processes:
         is_forked: bool = True,
         script: str = "",
     ) -> StartedLearner:
-        """A learner of CartPole-v1 if nothing else is said, with small batches and without XLA, which takes seconds.
+        """Start a learner, by default of CartPole-v1 with small batches, and without XLA, which takes seconds.
 
         Args:
-            *options: of its command line.
+            *options: command-line options.
             run: name of its run directory.
-            resume: whether to resume what is there.
-            environment: variables beside those of this process.
-            is_forked: whether it need not load TensorFlow; if not, it starts as users start it, with their defaults.
-            script: path of a program that is run in place of ``python -m aiorl.learner``.
+            resume: True to resume that run.
+            environment: variables in addition to those of this process.
+            is_forked: True to save the time to load TensorFlow; otherwise it starts as for users, with their defaults.
+            script: path of a program to run instead of ``python -m aiorl.learner``.
         """
         run_dir = self._folder / run
         place = [f"--resume={run_dir}"] if resume else [f"--run-dir={run_dir}"]
@@ -241,4 +241,4 @@ class Processes:
             started.end()
             for child in children:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    child.wait(10)  # they end by themselves once their parent is gone
+                    child.wait(10)  # they end by themselves after their parent

@@ -1,4 +1,4 @@
-"""Random worlds with the settings they are sampled with, and equality of what the two sides make of them."""
+"""Random worlds with their sampler settings, and comparison of the two samplers' results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OBSERVATION_FNS = {"doubled": doubled, "shadowed": shadowed, "thinned": thinned}
 
 @dataclass(repr=False)
 class Case:
-    """One world and the settings it is sampled with; plain data, so that a failing one can be read and kept."""
+    """A world and its sampler settings, as plain data, so that a failing case can be read and stored."""
 
     kind: str
     config: dict[str, Any]
@@ -61,7 +61,7 @@ class Case:
     more: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Only what differs from the defaults, a line for each scene."""
+        """Show only differences from the defaults, with a line for each scene."""
         plays = [
             f"    copy {copy}, episode {number}, scene {at}: { {key: value for key, value in shown.items() if value} }"
             for copy, play in enumerate(self.config["plays"])
@@ -108,7 +108,7 @@ def random_infos(rnd: Any, observed: list[str]) -> dict[str, Any]:
 def random_episode(
     rnd: Any, agents: list[str], *, may_take: bool, may_break: bool, may_be_none: bool, lenient: bool
 ) -> Any:
-    """An episode of one to seven steps; with several agents, they come, go and end as they like."""
+    """Draw an episode of one to seven steps; with several agents, they come, leave and end at any time."""
     length = 1 + rnd.randrange(7)
     seen: set[str] = set()
     dead: set[str] = set()
@@ -155,14 +155,14 @@ def random_play(rnd: Any, agents: list[str], **what: bool) -> list[Any]:
 
 @st.composite
 def cases(draw: Any, kind: str, *, remote: bool = False, may_break: bool = False, stuck: bool = False) -> Case:
-    """A world of a kind.
+    """Draw a world of a kind.
 
     Args:
         draw: Hypothesis's.
         kind: one of KINDS.
-        remote: one copy in a process of its own.
-        may_break: which may end.
-        stuck: a mask forbids every action early in the first episode.
+        remote: True for one copy in its own process.
+        may_break: True if copies can break down.
+        stuck: True if a mask forbids every action early in the first episode.
     """
     rnd = draw(st.randoms(use_true_random=False))
     is_multi = "multi" in kind
@@ -184,7 +184,7 @@ def cases(draw: Any, kind: str, *, remote: bool = False, may_break: bool = False
         "none_is_zero": kind == "multi",
     }
     if config["obs"] == "masked":
-        config["action"] = "discrete"  # whose choices the mask is about
+        config["action"] = "discrete"  # of the choices that are masked
         if stuck:
             shown = config["plays"][0][0][rnd.randrange(2)]
             shown["stuck"] = shown["obs"]
@@ -223,7 +223,7 @@ def add_what_its_kind_asks_for(rnd: Any, case: Case) -> None:
         case "native":
             config["autoreset"] = rnd.choice(["NextStep", "SameStep", "Disabled"])
             config["resets"] = "later" if config["autoreset"] == "NextStep" else "same"
-            case.soft = True  # it can only be reset where an episode has ended
+            case.soft = True  # it can only be reset at the end of an episode
             config["obs"] = rnd.choice(["box", "matrix", "bytes", "discrete"])
             config["action"] = rnd.choice(["discrete", "box"])
         case "base" | "base_multi":
@@ -238,10 +238,10 @@ def add_what_its_kind_asks_for(rnd: Any, case: Case) -> None:
             for play in config["plays"]:
                 for episode in play:
                     episode[-1]["end"] = "terminate"
-                    for shown in episode:  # a client has one way to say that an agent is done
+                    for shown in episode:  # a client has only one way to report that an agent is done
                         shown["term"], shown["trunc"] = shown["term"] + shown["trunc"], []
         case _:
-            # a VectorEnv shows no environments that tell their limit, and other processes don't, either
+            # a VectorEnv shows no environments with limits, and neither do other processes
             if rnd.random() < 0.3 and case.kind != "vector" and config["resets"] == "inline":
                 config["limit"] = 6
                 case.horizon = case.horizon and min(case.horizon, 6)
@@ -251,7 +251,7 @@ def add_what_its_kind_asks_for(rnd: Any, case: Case) -> None:
 
 
 class Comparison:
-    """Equality of what the two sides give, where episodes' ids are names that each side chooses."""
+    """Equality of the two sides' results; each side chooses its own episode ids."""
 
     def __init__(self) -> None:
         self.ids: dict[int, int] = {}

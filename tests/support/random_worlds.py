@@ -1,12 +1,12 @@
-"""Environments that play a script, in every form that aiorl knows, and the same script for the reference sampler.
+"""Environments that play a script, in every form that aiorl supports, and the same script for the reference sampler.
 
-A *play* is plain data (JSON can carry it to environments in other processes): episodes, each a list of scenes.
+A *play* is plain data (environments in other processes get it as JSON): episodes, each a list of scenes.
 The first scene of an episode is its reset. A scene:
 
     obs: agents observed                     rewards: agent -> reward
-    term, trunc: agents whose own flag is up  end: "", "terminate", "truncate" or "both": the episode is over for all
+    term, trunc: agents with their own flag   end: "", "terminate", "truncate" or "both": the episode ends for all
     infos: agent -> info                      taken: agent -> number of the action that was taken instead
-    stuck: agents whose action mask forbids every action, where there are masks
+    stuck: agents with an action mask that forbids every action, if there are masks
     broken: the environment breaks down instead of showing the scene
 """
 
@@ -58,13 +58,13 @@ TAPES: dict[str, Tape] = {}
 
 
 class Tape:
-    """What happened, by environment.
+    """Record of events, by environment.
 
     Attributes:
         events: environment -> events in order.
         calls: policy id -> environments of each evaluation.
         asked: agents that the mapping function was asked about.
-        ended: environments whose episode has ended.
+        ended: environments with an ended episode.
     """
 
     def __init__(self) -> None:
@@ -85,20 +85,20 @@ class Tape:
 
 
 def plain(action: Any) -> Any:
-    """An action as numbers and lists, to be compared and to be sent."""
+    """Convert an action to numbers and lists, for comparison and transport."""
     if isinstance(action, list | tuple):
         return [plain(part) for part in action]
     return action.tolist() if isinstance(action, np.ndarray | np.generic) else action
 
 
 def number_of(action: Any) -> float:
-    """One number that depends on every part of an action."""
+    """Return one number that depends on every part of an action."""
     parts = np.concatenate([np.ravel(part) for part in action]) if isinstance(action, list) else np.ravel(action)
     return float(np.dot(parts.astype(np.float64), np.arange(1, len(parts) + 1)))
 
 
 def action_of(kind: str, number: int) -> Any:
-    """Action ``number`` of a kind of space, in the form an environment takes; Boxes' may lie out of bounds."""
+    """Return action ``number`` of a kind of space in the environment's form; Boxes' can be out of bounds."""
     if kind == "discrete":
         return number % 5 - 1
     pair = np.array([number % 9 / 2.0 - 2.0, number % 7 / 2.0 - 1.5], np.float32)
@@ -106,7 +106,7 @@ def action_of(kind: str, number: int) -> Any:
 
 
 class Stage:
-    """One copy of an environment: plays its episodes, and shows the actions that it got in what it shows next."""
+    """One copy of an environment: plays its episodes, and shows its last actions in the next observations."""
 
     def __init__(self, copy: int, play: list[Any], obs_kind: str, tape: Tape | None = None) -> None:
         self.copy, self.play, self.obs_kind = copy, play, obs_kind
@@ -161,18 +161,18 @@ class Stage:
                 return {"number": whole, "rest": rest}
             case "masked":
                 mask = np.array([1, *(noise >> bit & 1 for bit in range(4))], np.int8)
-                is_legal = not self.scene["end"] and agent not in self.scene["stuck"]  # at the end nothing is chosen
+                is_legal = not self.scene["end"] and agent not in self.scene["stuck"]  # nothing is chosen at the end
                 return {"action_mask": mask * is_legal, "observation": rest}
         return rest
 
 
 def stages_of(config: dict[str, Any]) -> list[Stage]:
-    """All copies; their events go on the tape of that name, if there is one in this process."""
+    """Return all copies; their events go to the tape of that name, if this process has one."""
     tape = TAPES.get(config.get("tape", ""))
     return [Stage(copy, play, config["obs"], tape) for copy, play in enumerate(config["plays"])]
 
 
-# --- what the product is given ------------------------------------------------------------------------------
+# --- the product's side -------------------------------------------------------------------------------------
 
 
 class GymStage(gymnasium.Env):
@@ -221,7 +221,7 @@ class VectorStages(VectorEnv):
         self.observation_space, self.action_space = OBS_SPACES[context["obs"]], ACTION_SPACES[context["action"]]
 
     def seed(self, seed=None):
-        """Nothing is random."""
+        """Do nothing: there is no randomness."""
 
     def vector_reset(self):
         return [self.reset_at(index) for index in range(self.num_envs)]
@@ -269,7 +269,7 @@ class NativeStages(gymnasium.vector.VectorEnv):
         finals = np.full(self.num_envs, None, object)
         infos: dict[str, Any] = {}
         for index, stage in enumerate(self.stages):
-            if self.ended[index]:  # next-step mode, and no other
+            if self.ended[index]:  # next-step mode only
                 self.last[index] = stage.reset()[ONLY]
                 self.ended[index] = False
                 continue
@@ -298,13 +298,13 @@ def as_action(action: Any) -> Any:
 
 
 class World:
-    """Copies that are polled; how those that ended go on is their kind's affair.
+    """Copies that are polled; their kind decides how ended ones continue.
 
     Args:
         resets: "inline"; "later": by a later poll; "same": the copy has reset itself in the step that ended its
-            episode; "never": its next episode shows up as another environment; "replaced": later, and a copy that
+            episode; "never": its next episode appears as another environment; "replaced": later, and a copy that
             broke down is replaced by a new one.
-        ready: which copies each poll may report, over and over; None = all.
+        ready: the copies that each poll can report, repeated; None = all.
         is_single: rewards and infos of other agents than the only one do not exist.
     """
 
@@ -324,7 +324,7 @@ class World:
         chosen = [env_id for env_id in self.due if env_id % 100 in allowed] or list(self.due)
         reports = [self.due.pop(env_id) or opening(env_id, self.stages[env_id].reset()) for env_id in chosen]
         self.due.update({report.env_id: None for report in reports if report.is_broken})
-        # those that open come first, as far as it matters: see O2 of the reference sampler
+        # reports that open an episode come first, as far as it matters: see O2 of the reference sampler
         return sorted(reports, key=lambda report: (report.rewards is not None, report.env_id))
 
     def send(self, actions: dict[Any, dict[Any, Any]]) -> None:
@@ -337,7 +337,7 @@ class World:
                     fresh = stages_of(self.config)[env_id]
                     self.stages[env_id] = fresh
                 continue
-            if self.config.get("none_is_zero"):  # an entry in the totals, too; see O9 of the reference sampler
+            if self.config.get("none_is_zero"):  # also an entry in the totals: see O9 of the reference sampler
                 rewards = {agent: reward or 0.0 for agent, reward in rewards.items()}
             report = self.due[env_id] = Report(env_id, obs, rewards, terminateds, truncateds, infos)
             report.off_policy = taken_in(stage.scene, self.config["action"])
@@ -374,7 +374,7 @@ class BaseStages(BaseEnv):
         self.observation_space, self.action_space = OBS_SPACES[context["obs"]], ACTION_SPACES[context["action"]]
 
     def seed(self, seed=None):
-        """Nothing is random."""
+        """Do nothing: there is no randomness."""
 
     def poll(self):
         poll = Poll({}, {}, {}, {}, {}, {}, {})
@@ -403,16 +403,16 @@ class BaseStages(BaseEnv):
 
 
 class Client:
-    """Drives the copies as episodes of an external environment, in the order of a pattern, over and over.
+    """Driver of the copies as episodes of an external environment, in the order of a repeated pattern.
 
     It is a generator of calls, so that the reference sampler can answer them itself: it yields
-    ``(name of the method, arguments)`` and is sent what the method returned.
+    ``(name of the method, arguments)`` and receives the method's result.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.stages = stages_of(config)
-        self.sessions: dict[int, tuple[str, dict[Any, Any]]] = {}  # copy -> episode id and actions to be done
+        self.sessions: dict[int, tuple[str, dict[Any, Any]]] = {}  # copy -> episode id and remaining actions
 
     def calls(self):
         names = itertools.count()
@@ -441,10 +441,10 @@ class Client:
 
 
 class _Driven:
-    """run() of both external environments.
+    """Implementation of run() for both external environments.
 
-    Behind the end of an episode, the client waits until it is known to the sampler, so that what comes together in one
-    poll is always the same.
+    After the end of an episode, the client waits until the sampler knows of it, so that each poll always has the same
+    content.
     """
 
     def __init__(self, context: Any) -> None:
@@ -452,7 +452,7 @@ class _Driven:
         self.client, self.tape, self.closed = Client(context), TAPES[context["tape"]], threading.Event()
 
     def seed(self, seed=None):
-        """Nothing is random."""
+        """Do nothing: there is no randomness."""
 
     def run(self):
         calls = self.client.calls()
@@ -547,7 +547,7 @@ class ExternalWorld:
 
 
 def native_stages(num_envs: int, **config: Any) -> NativeStages:
-    """What ``vectorize: native`` makes."""
+    """Return the environment for ``vectorize: native``."""
     return NativeStages(config)
 
 

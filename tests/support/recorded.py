@@ -1,4 +1,4 @@
-"""Episodes of CartPole in files, played by a rule that balances the pole or by chance."""
+"""Files of CartPole episodes, played by a rule that balances the pole or at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiorl.offline.writers import FileWriter
 
 
 def record(directory: Path, episodes: int, *, expert: bool = True) -> int:
-    """Store episodes of a rule that balances the pole, or of chance; returns the rows."""
+    """Store episodes of a rule that balances the pole, or of a random policy; return the number of rows."""
     env, rng, rows = gymnasium.make("CartPole-v1"), np.random.default_rng(0), 0
     writer = FileWriter(str(directory))
     for episode in range(episodes):

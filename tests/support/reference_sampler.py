@@ -1,28 +1,29 @@
 """A plain sampler of dicts and lists, written from SPEC sections 3 to 5 and 8 and from R58 to R134: the tests' oracle.
 
-Nothing here is fast, shared with `aiorl.sampling`, or clever. Rows are dicts, one at a time; environments are those
+It is slow and simple, and shares no code with `aiorl.sampling`. Rows are dicts, one at a time; environments are those
 of `plain_envs`. Policies, preprocessors, filters, postprocessing and callbacks are the product's or the test's own.
 
-Where SPEC leaves something open, this says what we decided:
+Decisions where SPEC is open:
 
-- O1. Of several environments that are ready at once, all are taken in first (length, rewards, new episodes,
-  ``observation_fn``); then each policy's observations are filtered as one batch; then rows, hooks, cuts and ends follow
-  environment by environment. The first observations of a reset in line are filtered when it happens.
+- O1. If several environments are ready at the same time, all are taken in first (length, rewards, new episodes,
+  ``observation_fn``). Then each policy's observations are filtered as one batch. Then rows, hooks, cuts and ends
+  follow, environment by environment. The first observations of an immediate reset are filtered when it happens.
 - O2. A new episode continues the builder that became free last.
-- O3. An agent's own flags are its row's flags; only where it has none, those of all agents (or the horizon, a
-  truncation) are.
-- O4. Where rewards are clipped, policies see clipped previous rewards, too, and rows hold them.
-- O5. Rows before and behind one that was not recorded are trajectories of their own; they all are postprocessed with
-  the whole raw batches of the other agents.
-- O6. After a soft reset, agents not observed in that poll are as if never observed; a reward that waited for such an
-  agent's next row is dropped.
-- O7. An environment that broke down is handled before all that the same poll brought. Its rows stay if batches are
-  packed, postprocessed as a trajectory that was cut, else they are dropped. There are no metrics and no
-  ``on_episode_end``, but exploration hears of the end.
+- O3. An agent's own flags are its row's flags; without own flags, those of all agents (or the horizon, a truncation)
+  are.
+- O4. If rewards are clipped, policies see clipped previous rewards, too, and rows contain them.
+- O5. Rows before and after an unrecorded one are separate trajectories. All of them are postprocessed with the whole
+  raw batches of the other agents.
+- O6. After a soft reset, agents not observed in that poll count as never observed; a reward that waited for the next
+  row of such an agent is dropped.
+- O7. A broken environment is handled before everything else in the same poll. Its rows stay if batches are packed,
+  postprocessed as a trajectory that was cut; otherwise they are dropped. There are no metrics and no
+  ``on_episode_end``, but exploration is notified of the end.
 - O8. The end of all without a final observation of a live agent is an error if any of that agent's steps made a row in
-  this episode, whether that row is still in the builder or not.
-- O9. A reward of None is one of 0.0 in rows and totals, and no entry of ``agent_rewards``.
-- O10. With a policy beside the default one, or without it, batches are multi-agent ones, whoever has rows.
+  this episode, even if that row is no longer in the builder.
+- O9. A reward of None is 0.0 in rows and totals, and not an entry of ``agent_rewards``.
+- O10. With a policy in addition to the default one, or without the default one, batches are multi-agent ones,
+  regardless of the policies that have rows.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 ALL = "__all__"
 DEFAULT_POLICY = "default_policy"
 LATER = "later"
-"""What `reset` of a plain environment gives when the first observation comes by a later poll."""
+"""Result of `reset` of a plain environment if the first observation comes in a later poll."""
 
 DTYPES = {
     "t": np.int32, "eps_id": np.int64, "agent_index": np.int32, "rewards": np.float32, "prev_rewards": np.float32,
@@ -53,22 +54,22 @@ DTYPES = {
 
 
 class ContractBroken(ValueError):
-    """An environment broke its contract, or a setting cannot be honoured."""
+    """An environment broke its contract, or a setting is impossible."""
 
 
 class NothingToChoose(ContractBroken):
-    """An agent that is to act has an action mask that forbids every action."""
+    """An agent that must act has an action mask that forbids every action."""
 
 
 class NothingComes(Exception):
-    """No batch after very many iterations: nobody makes any rows."""
+    """No batch after many iterations: no rows are made."""
 
 
 @dataclass
 class Report:
-    """What one environment reports in one poll; of one that broke down, nothing but its id.
+    """Report of one environment in one poll; of a broken one, only its id.
 
-    Rewards are None where the report opens an episode.
+    Rewards are None if the report opens an episode.
     """
 
     env_id: Any
@@ -83,7 +84,7 @@ class Report:
 
 @dataclass
 class Settings:
-    """How to sample; names as in SPEC 2.1."""
+    """Settings of the sampler; names as in SPEC 2.1."""
 
     fragment_length: float = math.inf
     pack: bool = False
@@ -100,14 +101,14 @@ class Settings:
 
 @dataclass
 class Batch:
-    """Rows by policy, as columns, and the environment steps they came from."""
+    """Rows by policy, as columns, and the environment steps that they came from."""
 
     env_steps: int
     by_policy: dict[str, dict[str, np.ndarray]]
 
 
 class Agent:
-    """What is remembered of one agent in one episode."""
+    """Memory of one agent in one episode."""
 
     def __init__(self, agent_id: Any, index: int, policy_id: str, zero_action: np.ndarray, state: list[np.ndarray]):
         self.agent_id, self.index, self.policy_id = agent_id, index, policy_id
@@ -117,8 +118,8 @@ class Agent:
         self.owed = 0.0  # rewards since its last observation
         self.last_reward = self.prev_reward = 0.0
         self.zero_action = self.action = self.prev_action = zero_action
-        self.next_prev_action = zero_action  # what its next evaluation is told of the action before
-        self.fed_action, self.fed_reward = zero_action, 0.0  # what its latest evaluation was told
+        self.next_prev_action = zero_action  # the previous action for its next evaluation
+        self.fed_action, self.fed_reward = zero_action, 0.0  # inputs of its last evaluation
         self.state = state
         self.extras: dict[str, Any] = {}
 
@@ -140,7 +141,7 @@ class Builder:
 
 
 class Episode:
-    """What callbacks may ask; see SPEC 4.9."""
+    """Interface for callbacks; see SPEC 4.9."""
 
     def __init__(self, sampler: ReferenceSampler, env_id: Any, builder: Builder) -> None:
         self.sampler, self.env_id, self.batch_builder = sampler, env_id, builder
@@ -150,7 +151,7 @@ class Episode:
         self.begin()
 
     def begin(self) -> None:
-        """What restarts with a soft reset, too."""
+        """Reset the part that restarts with a soft reset, too."""
         self.episode_id = self.sampler.next_episode_id()
         self.length, self.total_reward = 0, 0.0
         self.agent_rewards: dict[Any, float] = defaultdict(float)
@@ -204,7 +205,7 @@ class Episode:
 
 
 class ReferenceSampler:
-    """See the module."""
+    """The sampler; see the module."""
 
     def __init__(self, env, policies, mapping, preprocessors, filters, settings, callbacks=None) -> None:
         self.env, self.settings = env, settings
@@ -231,10 +232,10 @@ class ReferenceSampler:
         self.num_episodes += 1
         return self.num_episodes
 
-    # --- what is handed out ---
+    # --- output ---
 
     def sample(self) -> Batch:
-        """SPEC 3: what RolloutWorker.sample gives."""
+        """Return the result of RolloutWorker.sample: SPEC 3."""
         limit = math.inf if math.isinf(self.settings.fragment_length) else self.settings.num_envs
         batches = [self.get_data()]
         while len(batches) < limit and sum(batch.env_steps for batch in batches) < self.settings.target:
@@ -242,7 +243,7 @@ class ReferenceSampler:
         return concat(batches)
 
     def get_data(self) -> Batch:
-        """The next batch; metrics that come before it are put aside."""
+        """Return the next batch, and keep metrics that come before it."""
         for _ in range(self.patience):
             while self.outputs:
                 output = self.outputs.pop(0)
@@ -254,7 +255,7 @@ class ReferenceSampler:
             try:
                 self.iterate()
             except ContractBroken as error:
-                self.error = error  # told once that which was finished before is handed out
+                self.error = error  # notified once the earlier outputs are handed out
         raise NothingComes
 
     def get_metrics(self) -> list[RolloutMetrics]:
@@ -262,7 +263,7 @@ class ReferenceSampler:
         return metrics
 
     def iterate(self) -> None:
-        """SPEC 4.3; outputs are handed out before inference."""
+        """Iterate as in SPEC 4.3; outputs are handed out before inference."""
         if self.must_act:
             self.evaluate()
             self.env.send(self.actions)
@@ -286,7 +287,7 @@ class ReferenceSampler:
             self.settle(report, episode, {agent: (raw, filtered[id(episode), agent]) for agent, raw in obs.items()})
 
     def take_in(self, report: Report) -> tuple[Episode, dict[Any, Any]]:
-        """Steps 1 and the binding of agents."""
+        """Do step 1, and bind agents to policies."""
         episode = self.episodes.get(report.env_id)
         if episode is None:
             episode = self.open_episode(report.env_id)
@@ -320,7 +321,7 @@ class ReferenceSampler:
         return obs
 
     def filtered(self, arriving: list[tuple[Episode, Any, Any]]) -> dict[Any, np.ndarray]:
-        """(episode, agent) -> its observation, preprocessed and filtered; one batch for each policy."""
+        """Return observations by (episode, agent), preprocessed and filtered; one batch for each policy."""
         result = {}
         for policy_id in self.policies:
             mine = [(ep, agent, raw) for ep, agent, raw in arriving if ep.policy_for(agent) == policy_id]
@@ -330,7 +331,7 @@ class ReferenceSampler:
         return result
 
     def settle(self, report: Report, episode: Episode, obs: dict[Any, tuple[Any, np.ndarray]]) -> None:
-        """Steps 3 to 7."""
+        """Do steps 3 to 7."""
         settings, builder = self.settings, episode.batch_builder
         all_terminated, all_truncated = report.terminateds[ALL], report.truncateds[ALL]
         ended = all_terminated or all_truncated
@@ -550,7 +551,7 @@ class ReferenceSampler:
         return batch
 
     def columns(self, rows: list[dict[str, Any]]) -> SampleBatch:
-        """Rows as a batch; rewards are clipped here."""
+        """Return rows as a batch, with clipped rewards."""
         limit = self.settings.clip_rewards
         batch = SampleBatch()
         for name in rows[0]:
@@ -569,7 +570,7 @@ class ReferenceSampler:
 
 
 def pieces(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Rows cut where an observation between two of them made no row."""
+    """Yield rows, cut at each observation that made no row."""
     cut = [[rows[0]]]
     for before, row in itertools.pairwise(rows):
         if row["_step"] == before["_step"] + 1:
@@ -580,7 +581,7 @@ def pieces(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def concat(batches: list[Batch]) -> Batch:
-    """Counts added, rows of each policy one after the other."""
+    """Concatenate batches: add counts, and append rows of each policy."""
     by_policy: dict[str, list[dict[str, np.ndarray]]] = {}
     for batch in batches:
         for policy_id, columns in batch.by_policy.items():

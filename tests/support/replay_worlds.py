@@ -1,4 +1,4 @@
-"""Fragments of environments that show stacks of frames, as workers send them, and what their rows really were."""
+"""Fragments of environments that show stacks of frames, in the form that workers send, and the correct rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def insert(replay: Replay, rows: Mapping[str, Any]) -> int:
-    """Check rows [B, ...] and store them as so many steps of one environment; says how many were."""
+    """Check rows [B, ...] and store them as steps of one environment; return the number of rows."""
     arrays = {name: np.asarray(column) for name, column in rows.items()}
     steps = {name: array[:, None] if array.ndim else array for name, array in arrays.items()}
     replay.check_fragment(steps)
@@ -26,14 +26,14 @@ def insert(replay: Replay, rows: Mapping[str, Any]) -> int:
 
 @dataclass
 class StackWorld:
-    """N environments whose observations are stacks of random frames; each row's `actions` is its own number.
+    """N environments with stacks of random frames as observations; each row's `actions` is its own number.
 
     Attributes:
-        rows: number -> (observation, observation behind its steps), of every transition so far.
-        resets_in_next_step: an episode's end is followed by a row that is no transition.
-        gives_new_obs: fragments have `new_obs` as a column of its own.
-        is_still: frames often stay as they were.
-        steps: most steps that a row takes.
+        rows: number -> (observation, observation after its steps), of all transitions.
+        resets_in_next_step: the end of an episode is followed by a row that is not a transition.
+        gives_new_obs: fragments have a column `new_obs`.
+        is_still: frames often do not change.
+        steps: maximum number of steps per row.
     """
 
     num_envs: int
@@ -53,7 +53,7 @@ class StackWorld:
         self._is_over = np.zeros(self.num_envs, np.bool_)
 
     def fragment(self, length: int) -> dict[str, Array]:
-        """The next T steps of all environments."""
+        """Return the next T steps of all environments."""
         lead = (length, self.num_envs)
         obs = np.empty((*lead, *self.shape), self.dtype)
         following = np.empty_like(obs)
@@ -93,7 +93,7 @@ class StackWorld:
         return arrays
 
     def _first(self) -> Array:
-        """An observation at an episode's start: the first frame throughout, or after empty ones."""
+        """Return an observation at an episode's start: the first frame repeated, or after empty ones."""
         stack = np.zeros(self.shape, self.dtype)
         if self._rng.random() < 0.5:
             stack[...] = self._frame()[..., None]

@@ -1,12 +1,12 @@
-"""Which tests show which requirement, and how they ended. `make requirements` writes docs/requirements.md.
+"""Table of requirements with their tests and results. `make requirements` writes docs/requirements.md.
 
     python tests/support/requirement_table.py RESULTS.xml...           # write the page
-    python tests/support/requirement_table.py --check RESULTS.xml...   # does a test show each requirement?
+    python tests/support/requirement_table.py --check RESULTS.xml...   # check that a test shows each requirement
 
 The page is generated and not committed. Requirements and titles are in `tests/support/requirements.yaml`. A test cites
-a requirement in its name (`test_r12_...`), in its docstring, in a comment or in its parameters (`R12`, `R10-R19`).
-Rules and invariants of a state machine speak for the machine's test case. How tests ended is read from the files that
-`pytest --junitxml=RESULTS.xml` writes.
+a requirement in its name (`test_r12_...`), docstring, comments or parameters (`R12`, `R10-R19`). Rules and invariants
+of a state machine count for the machine's test case. Results are read from the files of `pytest
+--junitxml=RESULTS.xml`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ The requirements of the evaluation layer (RolloutWorker, samplers, environments,
 
 
 def numbers_in(text: str, name: str = "") -> set[int]:
-    """Requirements named in a piece of source, and in a test's name."""
+    """Return the requirements named in a piece of source, and in a test's name."""
     found = {int(number) for number in _NAME.findall(name)}
     for first, last in _WORDS.findall(text):
         found |= set(range(int(first), int(last or first) + 1))
@@ -46,7 +46,7 @@ def numbers_in(text: str, name: str = "") -> set[int]:
 
 
 def _source_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, lines: list[str]) -> str:
-    """Decorators and body of a definition, and the comment right above it."""
+    """Return decorators and body of a definition, and the comment right above it."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
     while first and lines[first - 1].lstrip().startswith("#"):
         first -= 1
@@ -54,7 +54,7 @@ def _source_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, line
 
 
 def _machines(tree: ast.Module) -> dict[str, list[str]]:
-    """State machine class -> names of its test cases (`TestX = Machine.TestCase`)."""
+    """Return names of test cases by state machine class (`TestX = Machine.TestCase`)."""
     machines: dict[str, list[str]] = {}
     for node in tree.body:
         match node:
@@ -81,11 +81,11 @@ def _tests_of(tree: ast.Module, lines: list[str]) -> Iterator[tuple[str, set[int
 
 
 def cited_requirements(folder: Path) -> dict[int, list[str]]:
-    """Requirement -> ids of the tests below a folder that name it, sorted."""
+    """Return, by requirement, the sorted ids of the tests below a folder that name it."""
     cited: dict[int, set[str]] = {}
     for path in sorted(folder.rglob("test_*.py")):
         if path.name == OWN_TESTS:
-            continue  # full of made-up citations
+            continue  # full of invented citations
         source = path.read_text(encoding="utf-8")
         for name, numbers in _tests_of(ast.parse(source), source.splitlines()):
             for number in numbers:
@@ -94,7 +94,7 @@ def cited_requirements(folder: Path) -> dict[int, list[str]]:
 
 
 def read_states(results: Iterable[Path]) -> dict[str, str]:
-    """Test id -> "passed", "failed" or "skipped", of all its parameters together; of several files the last counts."""
+    """Return "passed", "failed" or "skipped" by test id, over all its parameters; the last of several files counts."""
     states: dict[str, str] = {}
     for path in results:
         states |= _states_of(path)
@@ -110,7 +110,7 @@ def _states_of(path: Path) -> dict[str, str]:
         kinds = {child.tag for child in case}
         state = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
         ended.setdefault(test_id, set()).add(state)
-    worst_first = ("failed", "passed", "skipped")  # a parameter that does not suit this machine hides nothing
+    worst_first = ("failed", "passed", "skipped")  # a parameter skipped on this machine does not hide the others
     return {test_id: next(state for state in worst_first if state in found) for test_id, found in ended.items()}
 
 
@@ -121,7 +121,7 @@ def read_titles() -> dict[str, dict[int, str]]:
 
 
 def render(sections: Mapping[str, Mapping[int, str]], cited: Mapping[int, list[str]], states: Mapping[str, str]) -> str:
-    """The page, as Markdown."""
+    """Return the page as Markdown."""
     parts = [_HEAD.format(not_run=NOT_RUN)]
     for section, titles in sections.items():
         rows = [f"\n## {section}\n\n| | requirement | test | state |\n|---|---|---|---|\n"]
@@ -137,7 +137,7 @@ def render(sections: Mapping[str, Mapping[int, str]], cited: Mapping[int, list[s
 def not_shown(
     sections: Mapping[str, Mapping[int, str]], cited: Mapping[int, list[str]], states: Mapping[str, str]
 ) -> list[str]:
-    """Return a sentence for each requirement that no test cites, or whose tests all failed or were skipped."""
+    """Return a sentence for each requirement without a test, or with failed or skipped tests only."""
     problems = []
     for number in sorted(number for titles in sections.values() for number in titles):
         tests = cited.get(number, [])

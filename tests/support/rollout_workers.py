@@ -1,4 +1,4 @@
-"""Fixtures that make RolloutWorkers, for the tests of sampling and of the older faces."""
+"""Fixtures that make RolloutWorkers, for tests of sampling and of the older interfaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fresh_logging():
 
 @pytest.fixture
 def make_worker():
-    """RolloutWorkers over a CountingEnv and a PlainPolicy, unless told otherwise; stopped after the test."""
+    """Return a function that makes RolloutWorkers, by default of CountingEnv and PlainPolicy; the end stops all."""
     with contextlib.ExitStack() as stack:
 
         def make(env_creator=lambda context: CountingEnv(), policy=PlainPolicy, **more):
@@ -41,7 +41,7 @@ def by_agent(agent):
 
 @pytest.fixture
 def make_pair(make_worker):
-    """A worker whose agents "a0" and "a1" are played by policies "0" and "1"."""
+    """Return a function that makes workers with agents "a0" and "a1" played by policies "0" and "1"."""
 
     def make(**more):
         return make_worker(
@@ -55,7 +55,7 @@ def make_pair(make_worker):
 
 
 class Refusing(PlainPolicy):
-    """Takes weights up, and then finds them wrong."""
+    """Policy that takes weights, and then refuses them."""
 
     def set_weights(self, weights):
         super().set_weights(weights)

@@ -1,4 +1,4 @@
-"""Settings of a sampler in one line, and all that a sampler is built from."""
+"""Settings of a sampler in one line, and its other parts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aiorl.sampling.settings import SamplerSetup
 
 
 def sampler_settings(length: int | float = math.inf, **more: Any) -> WorkerConfig:
-    """Batches of `length` steps over the ends of episodes, or one batch for each episode; more by their keys.
+    """Return settings for batches of `length` steps, or with None of one episode each; more settings by their keys.
 
-    Not checked, so that what a RolloutWorker or a config would refuse can be given too.
+    They are not checked, so even values that a RolloutWorker or a config would refuse are possible.
     """
     if math.isinf(length):
         return WorkerConfig().model_copy(update={"batch_mode": "complete_episodes", **more})
@@ -27,7 +27,7 @@ def sampler_setup(
     env: Any, policies: Any, *, mapping: Any = None, length: int | float = math.inf, callbacks: Any = None,
     filters: Any = None, observation_fn: Any = None, **more: Any,
 ) -> SamplerSetup:  # fmt: skip
-    """All that samplers of an environment need: one policy, or several by id; more settings by their keys."""
+    """Return all parts of an environment's samplers, with one policy, or several by id; more settings by their keys."""
     policies = policies if isinstance(policies, dict) else {"default_policy": policies}
     return SamplerSetup(
         worker="the worker",

@@ -1,4 +1,4 @@
-"""Checkpoints as a learner writes them, of networks that have not learned anything."""
+"""Checkpoints of untrained networks in the form that a learner writes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
     """Write ``checkpoint-000007`` of a new run below ``directory/checkpoints``.
 
     Args:
-        directory: becomes something like a run directory.
-        seen: policy id -> observations [N, ...] in the form policies get, which the filters have seen.
-        **settings: of the config, PPO's where ``algo`` is not among them.
+        directory: becomes similar to a run directory.
+        seen: observations [N, ...] that the filters have seen, by policy id, preprocessed.
+        **settings: keys of the config, by default PPO's.
     """
     config = config_class(settings.get("algo", "ppo")).from_mapping({"seed": 5, **settings})
     learning = build_learning(config)
     rng = np.random.default_rng(0)
     for algorithm in learning.group.algorithms.values():
-        for variable in algorithm.model.variables.values():  # else the actions are all but equal
+        for variable in algorithm.model.variables.values():  # otherwise the actions are almost equal
             variable.assign(rng.normal(0.0, 0.5, variable.shape).astype(variable.dtype.name))
     for policy_id, observations in (seen or {}).items():
         learning.filters[policy_id](observations)

@@ -1,4 +1,4 @@
-"""ScriptedEnv, a BaseEnv that plays what it is told, and RecordingPolicy, a policy with actions that are known."""
+"""ScriptedEnv, a BaseEnv that plays a script, and RecordingPolicy, a policy with known actions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from aiorl.errors import EnvError
 
 @dataclass(frozen=True)
 class Scene:
-    """What one environment shows at once, by agent id; the first scene of an episode is its reset.
+    """Report of one environment in one poll, by agent id; the first scene of an episode is its reset.
 
-    A missing flag is False. With a `fault` the environment breaks down instead of showing anything.
+    A missing flag is False. With a `fault` the environment breaks down instead of reporting.
     """
 
     obs: Mapping[Any, Any]
@@ -35,7 +35,7 @@ def scenes(length: int, *, episode: int = 0, ends: bool = True, agents: Sequence
     """Return an episode of `length` steps in which every agent is always observed.
 
     The observation is [episode, step, number of the agent]; the reward of a step is its number (1, 2, ...) plus a
-    hundred for each agent before. Where it `ends`, the last step is terminal.
+    hundred per preceding agent. If it `ends`, the last step is terminal.
     """
     agents = agents or (DEFAULT_AGENT_ID,)
     return [
@@ -49,13 +49,13 @@ def scenes(length: int, *, episode: int = 0, ends: bool = True, agents: Sequence
 
 
 class ScriptedEnv(BaseEnv):
-    """Plays episodes scene by scene, whatever the actions are.
+    """Environment that plays episodes scene by scene, for any actions.
 
     Attributes:
-        tape: what happened: ``("poll",)``, ``("send", actions)``, ``("reset", env_id)``.
-        games: what ``take_finished_games`` gives next; None = no environment counts games.
+        tape: events: ``("poll",)``, ``("send", actions)``, ``("reset", env_id)``.
+        games: next result of ``take_finished_games``; None = no environment counts games.
         sent: every action dict received.
-        stopped: it was stopped.
+        stopped: True after it was stopped.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class ScriptedEnv(BaseEnv):
         """Take the scripts.
 
         Args:
-            episodes: environment id -> its episodes, each a list of scenes. After the last one it begins anew.
-            can_be_reset: False: the next episode shows up under the id with ``"+"`` appended, if there is one.
-            unwrapped: what ``get_unwrapped`` gives.
+            episodes: environment id -> its episodes, each a list of scenes. After the last one it starts again.
+            can_be_reset: False: the next episode appears under the id with ``"+"`` appended, if there is one.
+            unwrapped: result of ``get_unwrapped``.
         """
         self.tape: list[Any] = []
         self.games: list[FinishedGame] | None = None
@@ -83,7 +83,7 @@ class ScriptedEnv(BaseEnv):
         self._waiting = set(self._scripts)
 
     def poll(self) -> Poll:
-        """Return the scenes of all environments that were sent actions."""
+        """Return the scenes of all environments that received actions."""
         self.tape.append(("poll",))
         poll = Poll({}, {}, {}, {}, {}, {}, {})
         waiting, self._waiting = self._waiting, set()
@@ -109,7 +109,7 @@ class ScriptedEnv(BaseEnv):
         self._at[env_id] = (episode, step + 1)
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
-        """Write the actions down; these environments go on."""
+        """Record the actions; these environments continue."""
         actions = {env_id: dict(by_agent) for env_id, by_agent in action_dict.items()}
         self.tape.append(("send", actions))
         self.sent.append(actions)
@@ -129,27 +129,27 @@ class ScriptedEnv(BaseEnv):
         return None
 
     def get_unwrapped(self) -> Sequence[Any]:
-        """Return what was given at construction."""
+        """Return the objects given at construction."""
         return self._unwrapped
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """Return what ``games`` holds."""
+        """Return ``games``."""
         games = self.games
         self.games = None if games is None else []
         return games
 
     def stop(self) -> None:
-        """Note it."""
+        """Record the call."""
         self.stopped = True
 
 
 class RecordingPolicy(Policy):
-    """Its actions count up: 0, 1, 2, ... over all rows it ever acted for, modulo 1000.
+    """Policy with counting actions: 0, 1, 2, ... over all its rows, modulo 1000.
 
     It also gives a column ``score``, the sum of the observation. The state of a recurrent one counts steps, from -1.
 
     Attributes:
-        calls: observations of every ``compute_actions``, and the weights that were in force.
+        calls: observations of every ``compute_actions``, and the weights at that time.
         postprocessed: trajectories that it postprocessed.
     """
 
@@ -160,7 +160,7 @@ class RecordingPolicy(Policy):
         recurrent: bool = False,
         act: Callable[[NDArray[Any]], Any] | None = None,
     ) -> None:
-        """Make a policy; ``act`` turns observations [N, ...] into other actions than those that count up."""
+        """Make a policy; ``act`` replaces the counting actions by a function of observations [N, ...]."""
         super().__init__(spaces.Box(-np.inf, np.inf, (3,), np.float32), action_space or spaces.Discrete(1000), {})
         self.calls: list[tuple[NDArray[Any], float]] = []
         self.postprocessed = 0

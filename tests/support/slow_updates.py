@@ -1,4 +1,4 @@
-"""A learner whose updates take as long as SLOW_S says, from the one on that SLOW_FROM says."""
+"""A learner with updates that take SLOW_S seconds each, from update SLOW_FROM on."""
 
 from __future__ import annotations
 

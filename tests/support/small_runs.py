@@ -1,6 +1,6 @@
-"""Settings of PPO runs that are over in a moment, all in the process that asks for them, and what they play.
+"""Settings of PPO runs that take a moment, all in one process, and their environment.
 
-Their updates are one step each, and not traced: that takes as long as ten of them.
+Their updates are one step each, and not traced: tracing takes as long as ten of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SMALL: dict[str, Any] = {
 
 
 class Played(gymnasium.Env[Any, Any]):
-    """Episodes of four steps; all copies count their steps, note the threads that take them, and act at some.
+    """Episodes of four steps; all copies count their steps, note their threads, and call functions at given steps.
 
     Attributes:
-        at_step: number of a step -> what is called in it.
+        at_step: functions to call, by number of the step.
     """
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)

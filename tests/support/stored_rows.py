@@ -15,7 +15,7 @@ from aiorl.offline.registry import format_named, format_of
 
 
 def cartpole_rows(num_episodes: int = 3, length: int = 5, *, first: int = 0, seed: int = 0) -> SampleBatch:
-    """Episodes of CartPole's form, with every kind of column that a sampler writes."""
+    """Return episodes in CartPole's form, with every kind of column that a sampler writes."""
     rng = np.random.default_rng([seed, first])
     count = num_episodes * length
     obs = rng.normal(size=(count, 4)).astype(np.float32)
@@ -37,7 +37,7 @@ def cartpole_rows(num_episodes: int = 3, length: int = 5, *, first: int = 0, see
 
 
 def write(path: Any, *batches: Batch, format_name: str | None = None, **options: Any) -> Any:
-    """Write batches to a new file; return its path."""
+    """Write batches to a new file, and return its path."""
     found = format_named(format_name) if format_name else format_of(str(path))
     with found.create(str(path), WriteOptions(**options)) as file:
         for batch in batches:
@@ -46,7 +46,7 @@ def write(path: Any, *batches: Batch, format_name: str | None = None, **options:
 
 
 def read(path: Any, share: Share = WHOLE) -> tuple[list[Batch], list[DataError]]:
-    """Return the batches of a file, and the errors of places that can't be read."""
+    """Return the batches of a file, and the errors of unreadable places."""
     found = list(format_of(str(path)).read(str(path), share))
     return [x.batch for x in found if isinstance(x, Stored)], [x for x in found if isinstance(x, DataError)]
 
@@ -57,7 +57,7 @@ def read_once(source: Any) -> list[Batch]:
 
 
 def assert_equal_batches(found: Any, expected: Any) -> None:
-    """Same columns with the same values and dtypes, and the same steps."""
+    """Check that columns have the same names, values and dtypes, and that steps are equal."""
     assert type(found) is type(expected)
     if isinstance(expected, MultiAgentBatch):
         assert found.count == expected.count

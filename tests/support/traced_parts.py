@@ -1,4 +1,4 @@
-"""Policies, hooks and functions that depend on all they are given, and write on a tape what happens to them."""
+"""Policies, hooks and functions that depend on all their inputs, and record their calls on a tape."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 
 
 class EpisodeId(int):
-    """An episode's id on a tape: compared as a name, not as a number."""
+    """Id of an episode on a tape: compared as a name, not as a number."""
 
 
 class TracedPolicy(Policy):
-    """Each row's action is a function of all that it is given of that row: whoever else is in the batch is no matter.
+    """Policy with actions that are a function of all inputs of the row, and independent of the rest of the batch.
 
     Config: ``name``, ``tape``, ``action`` (kind of space), ``recurrent``, ``explores``.
     """
@@ -65,7 +65,7 @@ class TracedPolicy(Policy):
             ]  # fmt: skip
             flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in given])
             sums.append(np.dot(flat, 1.0 / np.arange(1, len(flat) + 1)))
-            # the odd number keeps what is rounded away from where rounding turns
+            # the odd number keeps rounding errors away from where rounding turns
             numbers.append(int(np.floor(abs(sums[-1]) * 5 + 0.3137)))
         states = [state + np.float32(1.0) for state in state_batches[:1]]
         states += [state * np.float32(0.5) + np.array(numbers)[:, None] % 3 for state in state_batches[1:]]
@@ -84,7 +84,7 @@ class TracedPolicy(Policy):
         return np.stack(actions), states, extras
 
     def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
-        """Returns to go, from the last observation on, and what the others earned."""
+        """Return returns to go, from the last observation on, and the rewards of the others."""
         last = np.float32(0.0) if batch["terminateds"][-1] else np.asarray(batch["new_obs"][-1], np.float64).sum()
         others = sum(pair[1]["rewards"].sum() for pair in other_agent_batches.values())
         batch["to_go"] = (np.cumsum(batch["rewards"][::-1].astype(np.float64))[::-1] + last).astype(np.float32)
@@ -93,7 +93,7 @@ class TracedPolicy(Policy):
 
 
 class TracedExploration:
-    """Notes when it is told of episodes."""
+    """Exploration that records the hooks about episodes."""
 
     has_memory = False
 
@@ -108,7 +108,7 @@ class TracedExploration:
 
 
 def traced_callbacks(tape: Any) -> type[DefaultCallbacks]:
-    """Hooks that note all that may be asked of an episode, and add metrics to it."""
+    """Return hooks that record everything accessible in an episode, and add metrics to it."""
 
     class Traced(DefaultCallbacks):
         def on_episode_start(self, *, worker, base_env, policies, episode, **kwargs):
@@ -142,7 +142,7 @@ def traced_callbacks(tape: Any) -> type[DefaultCallbacks]:
 
 
 def asked(episode: Any) -> tuple[Any, ...]:
-    """All that an episode tells."""
+    """Return everything accessible in an episode."""
     agents = {
         agent: (
             episode.policy_for(agent),
@@ -162,25 +162,25 @@ def asked(episode: Any) -> tuple[Any, ...]:
 
 
 def by_number(agent_id: str) -> str:
-    """Even agents are red, odd ones blue."""
+    """Map even agents to red and odd agents to blue."""
     return ("red", "blue")[int(agent_id[-1]) % 2]
 
 
 def some_default(agent_id: str) -> str:
-    """Agents 0 and 3 are on the default policy."""
+    """Map agents 0 and 3 to the default policy."""
     return "default_policy" if agent_id[-1] in "03" else "other"
 
 
 def doubled(*, agent_obs, worker, base_env, policies, episode):
-    """Numbers doubled, and one more for each step."""
+    """Double numbers, plus one for each step."""
     return {agent: obs * 2 + episode.length for agent, obs in agent_obs.items()}
 
 
 def shadowed(*, agent_obs, worker, base_env, policies, episode):
-    """Agent 7 sees what agent 0 sees."""
+    """Show agent 7 the observations of agent 0."""
     return {**agent_obs, "a7": agent_obs["a0"]} if "a0" in agent_obs else agent_obs
 
 
 def thinned(*, agent_obs, worker, base_env, policies, episode):
-    """Odd agents are seen at every other step only."""
+    """Show odd agents only at every other step."""
     return {agent: obs for agent, obs in agent_obs.items() if int(agent[-1]) % 2 == 0 or episode.length % 2 == 0}

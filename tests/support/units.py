@@ -1,4 +1,4 @@
-"""Samplers of a worker in this process, whose policies act by small networks without TensorFlow."""
+"""Samplers of a worker in this process, with policies that act by small networks without TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
 Network = tuple[bytes, Any, dict[str, Any]]
-"""An acting graph, its description, and weights."""
+"""Acting graph, its description, and weights."""
 POLLED: dict[str, Any] = {"callbacks": "general_parts:Watching"}
 LOCKSTEP: dict[str, Any] = {"callbacks": None, "vectorize": "serial"}
 
@@ -29,14 +29,14 @@ def network(obs_size: int, num_outputs: int = 2, action_space: spaces.Space[Any]
 
 
 def entry(plan: SamplePlan, **settings: Any) -> dict[str, Any]:
-    """Describe a policy as workers are told of it."""
+    """Return a policy's entry as workers receive it."""
     return {"sample_plan": dataclasses.asdict(plan), **settings}
 
 
 def make_unit(
     policies: dict[str, Any], network: Network, *, slot: int = 1, version: int = 0, **settings: Any
 ) -> SamplerUnit:
-    """A sampler whose policies that learn all act by one network, as of a version."""
+    """Make a sampler with trainable policies that all act by one network of a given version."""
     part = WorkerPart.from_dict({"rollout_fragment_length": 8, "seed": 5, "policies": policies, **settings})
     graph, spec, weights = network
     learning = [policy_id for policy_id, policy in policies.items() if "policy_class" not in policy]
@@ -46,18 +46,18 @@ def make_unit(
 
 
 def unit_of(learning: Learning) -> SamplerUnit:
-    """A sampler of the only worker of a run."""
+    """Make a sampler of the only worker of a run."""
     snapshot = Snapshot(0, learning.group.get_weights(), {}, {}, {"timestep": 0})
     return SamplerUnit(learning.worker_part, learning.graphs, snapshot, UnitPlace(1, "ab12", num_workers=1))
 
 
 def sent(unit: SamplerUnit, seq: int = 1) -> Any:
-    """The message of the next fragment, as it comes out of the wire."""
+    """Return the message of the next fragment, decoded from the wire."""
     fragment = unit.sample()
     frames = encode(dataclasses.replace(fragment, seq=seq, lease_id=1, filter_deltas=unit.take_deltas(seq)))
     return decode([memoryview(frame) for frame in frames])
 
 
 def rows_of(unit: SamplerUnit) -> dict[str, Any]:
-    """Columns of the default policy in the next fragment."""
+    """Return columns of the default policy in the next fragment."""
     return dict(unit.sample().batches[DEFAULT_POLICY_ID])

@@ -1,4 +1,4 @@
-"""A peer that speaks ZMTP 3.1 (without keys) over a plain socket, so that it can do what no library would."""
+"""A peer that speaks ZMTP 3.1 (without keys) over a plain socket, so that it can do things that libraries refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + b"\
 
 
 def ready(kind: str) -> bytes:
-    """The command that ends a handshake, from a socket of this kind."""
+    """Return the command that ends a handshake from a socket of this kind."""
     properties = b"".join(
         bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
         for name, value in ((b"Socket-Type", kind.encode()), (b"Identity", b""))
@@ -21,14 +21,14 @@ def ready(kind: str) -> bytes:
 
 
 def frame(payload: bytes, *, more: bool = False) -> bytes:
-    """One frame of a message, on the wire."""
+    """Return one frame of a message, as bytes."""
     if len(payload) < 256:
         return bytes([int(more), len(payload)]) + payload
     return bytes([2 | int(more)]) + struct.pack(">Q", len(payload)) + payload
 
 
 class RawPeer:
-    """Connected, and past the handshake."""
+    """Connected peer after its handshake."""
 
     def __init__(self, port: int, kind: str = "DEALER", *, receive_buffer: int | None = None) -> None:
         self.socket = socket.socket()
@@ -46,12 +46,12 @@ class RawPeer:
         self.receive()
 
     def send(self, *payloads: bytes) -> None:
-        """One message."""
+        """Send one message."""
         last = len(payloads) - 1
         self.socket.sendall(b"".join(frame(each, more=index < last) for index, each in enumerate(payloads)))
 
     def receive(self) -> list[bytes]:
-        """The next message, or command; [] at the end of the connection."""
+        """Return the next message or command; [] at the end of the connection."""
         frames: list[bytes] = []
         more = True
         while more:

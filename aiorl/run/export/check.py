@@ -1,4 +1,4 @@
-"""Comparison of a file that was just written with the policy that it was written from."""
+"""Comparison of a newly exported file with its policy."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from aiorl.run.export.form import PolicyForm
 
 Array = NDArray[Any]
 Runner = Callable[[Mapping[str, Array]], Mapping[str, Array]]
-"""Runs a file: inputs by name -> outputs by name, [N, ...]."""
+"""Function that runs a file: inputs by name -> outputs by name, [N, ...]."""
 
 TOLERANCE = 1e-5
-"""Largest difference, as a share of the largest number of an output where that is above 1."""
+"""Largest difference allowed, relative to the largest number of an output if that is above 1."""
 ROWS = (1, 3, 16)
-"""Rows of the evaluations that are compared."""
+"""Numbers of rows of the batches that are compared."""
 
 _STEPS = 2
 _SPREAD = 5.0  # standard deviations
 _ROUNDING = 10.0
-"""Times the rounding that a difference may have where that is more than TOLERANCE: runtimes add up in other orders."""
+"""Largest difference allowed as a multiple of the rounding, if above TOLERANCE: runtimes sum in different orders."""
 
 
 class Compared(NamedTuple):
-    """What a comparison found, as shares of the largest numbers of outputs, where these are above 1.
+    """Result of a comparison, relative to the largest number of an output if that is above 1.
 
     Attributes:
-        difference: the largest between file and policy.
-        rounding: the largest that a change of the last digit of each weight makes in the policy: a deep network with
-            large weights has few digits that are certain.
+        difference: largest difference between the outputs of file and policy.
+        rounding: largest difference that a change of the last digit of each weight makes in the policy's outputs. A
+            deep network with large weights has few certain digits.
     """
 
     difference: float
@@ -45,12 +45,15 @@ class Compared(NamedTuple):
 
 
 def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
-    """Run a file and its policy on the same random observations, several rows at a time, a few steps each.
+    """Run a file and its policy on the same random observations, for several batch sizes and a few steps each.
 
     Args:
         form: the policy.
-        run: runs the file.
-    Raises: ExportError if the file fails, or its outputs are not the policy's.
+        run: function that runs the file.
+    Returns: the largest differences found.
+
+    Raises:
+        ExportError: the file fails, or its outputs differ from the policy's.
     """
     rng = np.random.default_rng(0)
     policy, nudged = form.parts.policy, _nudged(form, rng)
@@ -65,8 +68,8 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
             try:
                 outputs = dict(run(inputs))
             except Exception as error:
-                # whatever the format's runtime raises
-                raise ExportError(f"the file that was written doesn't run: {error!s:.500}") from error
+                # runtimes raise exceptions of any kind
+                raise ExportError(f"the exported file doesn't run: {error!s:.500}") from error
             _check_form(form, outputs, rows)
             filtered = form.parts.filter(obs, update=False)
             wanted, others = (
@@ -86,7 +89,7 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
 
 
 def _nudged(form: PolicyForm, rng: np.random.Generator) -> GraphPolicy:
-    """The policy with the last digit of each weight changed, up or down by chance."""
+    """Return the policy with the last digit of each weight changed, randomly up or down."""
     policy = form.run.parts(form.parts.policy_id).policy
     policy.set_weights({
         name: np.nextafter(weight, rng.choice(np.array([-np.inf, np.inf], weight.dtype), weight.shape))
@@ -98,16 +101,16 @@ def _nudged(form: PolicyForm, rng: np.random.Generator) -> GraphPolicy:
 
 
 def _by_name(form: PolicyForm, result: ActResult) -> dict[str, Array]:
-    """What a network gave, by the names of the outputs."""
+    """Return the outputs of a network by name."""
     given = (result.columns[c.ACTION_DIST_INPUTS], result.columns[c.VF_PREDS], *result.state_out)
     return dict(zip(form.spec.output_names, given, strict=True))
 
 
 def _random_obs(form: PolicyForm, rng: np.random.Generator, rows: int) -> Array:
-    """Observations [N, ...] as the preprocessor gives them, of sizes that the network has met."""
+    """Return random preprocessed observations [N, ...], of a size that the network has seen."""
     preprocessor, own = form.parts.preprocessor, form.normalisation
     space = preprocessor.observation_space
-    assert isinstance(space, spaces.Box), "preprocessors give arrays"
+    assert isinstance(space, spaces.Box), "preprocessors return arrays"
     is_whole = preprocessor.dtype.kind != "f"
     centre: Array = np.zeros(space.shape)
     spread: Array = np.full(space.shape, 256.0 if is_whole else 1.0)
@@ -123,7 +126,7 @@ def _random_obs(form: PolicyForm, rng: np.random.Generator, rows: int) -> Array:
 
 
 def _random_previous(form: PolicyForm, rng: np.random.Generator, rows: int) -> Previous | None:
-    """Actions and rewards of a step before; the first row has none, as at an episode's start."""
+    """Return random previous actions and rewards; the first row has a zero action, as at an episode's start."""
     spec = form.spec.prev_action
     if spec is None:
         return None
@@ -138,13 +141,13 @@ def _check_form(form: PolicyForm, outputs: Mapping[str, Array], rows: int) -> No
     found = {name: (value.shape, value.dtype.name) for name, value in outputs.items()}
     wanted = {spec.name: ((rows, *spec.shape), spec.dtype) for spec in form.outputs}
     if found != wanted:
-        raise ExportError(f"the file that was written gives {found}, expected {wanted}")
+        raise ExportError(f"the exported file returns {found}, expected {wanted}")
 
 
 def _actions_for(form: PolicyForm, dist_inputs: Array) -> Iterator[tuple[str, Array]]:
-    """The actions that aiorl would choose for a file's own inputs of the distribution.
+    """Return the actions that aiorl would choose for the distribution inputs from the file.
 
-    So two actions that are all but equally likely are no difference.
+    So two almost equally likely actions do not count as a difference.
     """
     policy, layout = form.parts.policy, form.parts.policy.layout
     actions = policy.distribution.deterministic(dist_inputs)
@@ -154,7 +157,7 @@ def _actions_for(form: PolicyForm, dist_inputs: Array) -> Iterator[tuple[str, Ar
 
 
 def _difference(got: Array, want: Array) -> float:
-    """The largest difference of an output; of numbers that are not whole as a share of the largest one above 1."""
+    """Return the largest difference in an output; floats are relative to the largest number if that is above 1."""
     sizes = np.abs(want[np.abs(want) < -MASKED_LOGIT].astype(np.float64))
     scale = max(1.0, sizes.max(initial=0.0)) if want.dtype.kind == "f" else 1.0
     differences = np.abs(got.astype(np.float64) - want.astype(np.float64)) / scale
@@ -164,5 +167,5 @@ def _difference(got: Array, want: Array) -> float:
 def _check_difference(name: str, found: float, limit: float) -> None:
     if not found <= limit:
         raise ExportError(
-            f"the file that was written is not the policy: {name} differs by {found:.3g}, which may be {limit:.3g}"
+            f"the exported file is not the policy: {name} differs by {found:.3g}, more than the limit of {limit:.3g}"
         )

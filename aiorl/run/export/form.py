@@ -1,10 +1,10 @@
-"""An exported policy, whatever the format: its inputs and outputs, and the steps before and after the network.
+"""Exported policies independent of the format: inputs and outputs, and the steps before and after the network.
 
-The file holds everything between an observation as the preprocessor gives it and an action as the environment takes it:
-observation filter, network, the most likely action, clipping to the bounds of the action space, dtype and shape.
-Bounds and statistics are float32, which every runtime has, also in browsers and on accelerators. A format has its own
-way to write an operation (`_Nodes` of `onnx_form`, `_KerasOperations` of `tensorflow_forms`); a tensor is whatever the
-format calls it by, and its first axis is the rows.
+A file contains everything between a preprocessed observation and an action in the environment's form: the observation
+filter, the network, the choice of the most likely action, clipping to the bounds of the action space, dtype and shape.
+Bounds and statistics are float32, which every runtime supports, even in browsers and on accelerators. Each format has
+its own class that writes operations (`_Nodes` of `onnx_form`, `_KerasOperations` of `tensorflow_forms`) and its own
+type of tensors, with rows on the first axis.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class ActionPart:
     """One array of an action.
 
     Attributes:
-        output: its name, shape and dtype among the outputs.
-        path: keys and positions in the action space that lead to it; empty where the action is one array.
-        space: its space.
-        distribution: over it.
+        output: name, shape and dtype of the output.
+        path: keys and indices that lead to it in the action space; empty if the action is one array.
+        space: space of the array.
+        distribution: distribution of the array.
         inputs: its columns among the inputs of the whole distribution.
-        bounds: least and greatest numbers of a Box that actions are clipped to, flat; None = they are not.
+        bounds: lower and upper bounds of a Box that actions are clipped to, flat; None if they are not clipped.
     """
 
     output: ArraySpec
@@ -70,12 +70,12 @@ class ActionPart:
 
 @dataclass(frozen=True, slots=True)
 class PolicyForm:
-    """A policy of a checkpoint, ready to be written.
+    """A checkpoint's policy, ready for export.
 
     Attributes:
-        run: where it is from.
-        parts: what it acts with.
-        normalisation: its observation filter; None without.
+        run: the run that it belongs to.
+        parts: preprocessor, filter and network of the policy.
+        normalisation: the observation filter; None if there is none.
         actions: the arrays of its actions.
     """
 
@@ -86,9 +86,10 @@ class PolicyForm:
 
     @classmethod
     def of(cls, run: SavedRun, policy_id: str | None) -> Self:
-        """A policy of a run.
+        """Return the form of a run's policy.
 
-        Raises: as `SavedRun.parts`.
+        Raises:
+            AiorlError: the policy cannot be loaded; see `SavedRun.parts`.
         """
         parts = run.parts(policy_id)
         own = parts.filter
@@ -97,12 +98,12 @@ class PolicyForm:
 
     @property
     def spec(self) -> ActingSpec:
-        """Description of the network."""
+        """Inputs and outputs of the network."""
         return self.parts.policy.spec
 
     @property
     def inputs(self) -> tuple[ArraySpec, ...]:
-        """Inputs, without the axis of rows: observations, the step before for a network that looks back, states."""
+        """Inputs without the row axis: observations, previous actions and rewards if the network uses them, states."""
         spec, preprocessor = self.spec, self.parts.preprocessor
         previous = () if spec.prev_action is None else (spec.prev_action, ArraySpec(PREV_REWARDS_INPUT, (), "float32"))
         return (
@@ -113,7 +114,7 @@ class PolicyForm:
 
     @property
     def outputs(self) -> tuple[ArraySpec, ...]:
-        """Outputs, without the axis of rows: actions, then what the network gives."""
+        """Outputs without the row axis: actions, then the network's outputs."""
         spec = self.spec
         return (
             *(part.output for part in self.actions),
@@ -144,7 +145,7 @@ def _action_parts(parts: PolicyParts, clip_actions: bool) -> Iterator[ActionPart
 def _leaves(
     space: spaces.Space[Any], path: tuple[str | int, ...]
 ) -> Iterator[tuple[tuple[str | int, ...], spaces.Space[Any]]]:
-    """The parts of a space that are arrays, depth first, each behind the path to it."""
+    """Yield the arrays in a space, depth first, each as its path and its space."""
     if isinstance(space, spaces.Tuple | spaces.Dict):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for name, part in named:
@@ -160,7 +161,7 @@ def _bounds(space: spaces.Space[Any]) -> tuple[F32, F32] | None:
 
 
 def _rounded(bound: NDArray[Any], toward: float) -> F32:
-    """Bounds in float32, flat; those that it can't hold moved inwards, so that no action is beyond them."""
+    """Return bounds as flat float32; bounds that float32 can't represent move inwards, so that none is exceeded."""
     flat = bound.ravel().astype(np.float64)
     with np.errstate(over="ignore"):
         near = flat.astype(np.float32)
@@ -170,15 +171,22 @@ def _rounded(bound: NDArray[Any], toward: float) -> F32:
 
 
 def normalise(ops: Any, obs: Any, own: Normalisation) -> Any:
-    """Filtered observations, float32."""
+    """Return filtered observations, float32."""
     centred = ops.subtract(ops.cast(obs, "float32"), own.centre)
     return ops.subtract(ops.multiply(centred, own.scale), own.shift)
 
 
 def choose_action(ops: Any, dist_inputs: Any, part: ActionPart) -> Any:
-    """The most likely action [N, ...] as the environment takes it, for the inputs of the whole distribution [N, P].
+    """Return the most likely actions [N, ...] in the environment's form.
 
-    Raises: ExportError for a distribution of another kind.
+    Args:
+        ops: the format's operations.
+        dist_inputs: inputs of the whole distribution, [N, P].
+        part: the array of the action.
+    Returns: the actions.
+
+    Raises:
+        ExportError: this kind of distribution can't be exported.
     """
     inputs = ops.columns(dist_inputs, part.inputs.start, part.inputs.stop)
     return ops.cast(ops.reshape(_mode(ops, inputs, part), part.output.shape), part.output.dtype)

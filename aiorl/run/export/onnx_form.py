@@ -1,4 +1,4 @@
-"""A policy as one ONNX file: its acting graph with the weights inside, and the steps around it."""
+"""Export of a policy to one ONNX file: its acting graph with the weights inside, and the steps around it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,21 @@ _PREFIX = "aiorl/"
 _WIDE = _PREFIX + DIST_INPUTS_OUTPUT
 _ROWS = "N"
 _MAX_WEIGHT_BYTES = (2 << 30) - (64 << 20)
-"""A file of Protocol Buffers has at most 2 GiB."""
+"""Limit on the weights in one file: a Protocol Buffers file has at most 2 GiB."""
 _ORT_ERRORS = 3  # log severity
 
 
 def write_onnx(form: PolicyForm, path: Path) -> Runner:
-    """Write an ONNX file that holds its weights, and open it.
+    """Write an ONNX file that contains the weights, and open it.
 
-    Raises: ExportError if the network has no acting graph, its weights are too large for one file, or ONNX Runtime
-        refuses it.
+    Args:
+        form: the policy.
+        path: the file.
+    Returns: function that runs the file.
+
+    Raises:
+        ExportError: the network has no acting graph, its weights are too large for one file, or ONNX Runtime refuses
+            the file.
     """
     path.write_bytes(_to_onnx(form))
     options = ort.SessionOptions()
@@ -38,8 +44,8 @@ def write_onnx(form: PolicyForm, path: Path) -> Runner:
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        # onnxruntime's own exceptions have no common base but this
-        raise ExportError(f"ONNX Runtime can't load what was written: {error!s:.500}") from error
+        # onnxruntime's exceptions have no narrower common base
+        raise ExportError(f"ONNX Runtime can't load the exported file: {error!s:.500}") from error
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
@@ -50,10 +56,10 @@ def _to_onnx(form: PolicyForm) -> bytes:
     acting_graph = bytes(form.run.acting.graphs[form.parts.policy_id]["graph"])
     if not acting_graph:
         raise ExportError(
-            "this network has no ONNX form, as the log of its run said when it began; savedmodel and keras may do"
+            "this network has no ONNX form, as the log at the start of its run says; try savedmodel or keras"
         )
     if spec.num_weight_bytes > _MAX_WEIGHT_BYTES:
-        raise ExportError(f"{spec.num_weight_bytes:,} bytes of weights don't fit into one ONNX file, which has 2 GiB")
+        raise ExportError(f"{spec.num_weight_bytes:,} bytes of weights don't fit into one ONNX file of at most 2 GiB")
     model = ModelProto.FromString(without_files(acting_graph))
     network = model.graph
     given = form.parts.policy.get_weights()
@@ -66,7 +72,7 @@ def _to_onnx(form: PolicyForm) -> bytes:
     if form.normalisation is not None:
         _rename(network.node, {OBS_INPUT: normalise(before, OBS_INPUT, form.normalisation)})
     after = _Nodes("after")
-    if spec.num_features:  # what only exploration reads comes behind the inputs of the distribution
+    if spec.num_features:  # columns that only exploration reads follow the inputs of the distribution
         _rename(network.node, {DIST_INPUTS_OUTPUT: _WIDE}, of_outputs=True)
         after.name_output(after.columns(_WIDE, 0, spec.num_dist_inputs), DIST_INPUTS_OUTPUT)
     for part in form.actions:
@@ -86,7 +92,7 @@ def _to_onnx(form: PolicyForm) -> bytes:
 
 
 class _Nodes:
-    """Writes nodes and constants; a tensor is its name. `aiorl.run.export.form` asks for these."""
+    """Writer of ONNX nodes and constants with the operations of `aiorl.run.export.form`; tensors are names."""
 
     def __init__(self, name: str) -> None:
         self.nodes: list[NodeProto] = []
@@ -94,7 +100,7 @@ class _Nodes:
         self._prefix = f"{_PREFIX}{name}/"
 
     def name_output(self, tensor: str, name: str) -> None:
-        """Give a tensor a name that the graph's outputs have."""
+        """Give a tensor the name of a graph output."""
         self.nodes.append(helper.make_node("Identity", [tensor], [name]))
 
     def add(self, tensor: str, constant: Array) -> str:
@@ -156,7 +162,7 @@ def _value_infos(specs: Iterable[ArraySpec]) -> list[ValueInfoProto]:
 
 
 def _rename(nodes: Iterable[NodeProto], renamed: Mapping[str, str], *, of_outputs: bool = False) -> None:
-    """Rename what nodes take, those of inner graphs included, and perhaps what they give."""
+    """Rename the inputs of nodes, and their outputs if asked, including the nodes of inner graphs."""
     for node in nodes:
         for names in (node.input, node.output) if of_outputs else (node.input,):
             names[:] = [renamed.get(name, name) for name in names]

@@ -1,4 +1,4 @@
-"""A policy as a Keras model, and what is made of that: `.keras`, SavedModel and TFLite."""
+"""Export of a policy to a Keras model, and from there to `.keras`, SavedModel and TFLite."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ Array = NDArray[Any]
 
 _SIGNATURE = "serving_default"
 _LACKING = re.compile(r"'tf\.(\w+)' op is neither")
-"""How TFLite's converter names an operation that is not built in."""
+"""Pattern of an operation that is not built in, in messages of TFLite's converter."""
 _UNKNOWN_CLASS = re.compile(r"Could not locate class '(\w+)'")
-"""How Keras names a class that it can't find by what a file says."""
+"""Pattern of a class that Keras can't find, in its messages."""
 
 
 def to_keras(form: PolicyForm) -> Any:
-    """The whole policy as a functional Keras model: a dict of inputs by name -> a dict of outputs by name.
+    """Return the whole policy as a functional Keras model: dict of inputs by name -> dict of outputs by name.
 
-    Raises: ExportError if its network can't be built any more.
+    Raises:
+        ExportError: the network can't be built from the checkpoint.
     """
     spec = form.spec
     inputs = {item.name: keras.Input(item.shape, dtype=item.dtype, name=item.name) for item in form.inputs}
@@ -49,7 +50,7 @@ def to_keras(form: PolicyForm) -> Any:
             inputs.get(PREV_REWARDS_INPUT),
         )
     except ValueError as error:
-        # ConfigError is one, and so is what Keras raises of weights that don't fit the settings
+        # a ConfigError, or Keras's error about weights that don't fit the settings
         raise ExportError(f"its network can't be built: {error!s:.500}") from error
     given = dict(zip(spec.output_names, (dist_inputs, values, *state_out), strict=True))
     actions = {part.output.name: choose_action(operations, given[DIST_INPUTS_OUTPUT], part) for part in form.actions}
@@ -57,9 +58,10 @@ def to_keras(form: PolicyForm) -> Any:
 
 
 def _network(form: PolicyForm) -> FunctionalNetwork:
-    """The policy's network, to be applied to Keras's tensors.
+    """Return the policy's network, which takes Keras tensors.
 
-    Raises: ConfigError if it can't be made of what the checkpoint holds.
+    Raises:
+        ConfigError: it can't be built from the checkpoint.
     """
     parts, settings = form.parts, form.run.acting.part.policies[form.parts.policy_id].config
     layout, distribution, model = parts.preprocessor.layout, parts.policy.distribution, settings.get("model") or {}
@@ -69,27 +71,33 @@ def _network(form: PolicyForm) -> FunctionalNetwork:
 
 
 def write_keras(form: PolicyForm, path: Path) -> Runner:
-    """Write a ``.keras`` file, and open it as Keras does by default: without running code that it holds.
+    """Write a ``.keras`` file, and open it as Keras does by default, without running code from the file.
 
-    Raises: ExportError if its network holds what such a file can't.
+    Args:
+        form: the policy.
+        path: the file.
+    Returns: function that runs the file.
+
+    Raises:
+        ExportError: the network has a part that Keras can't save or load.
     """
     try:
         to_keras(form).save(path)
         model = keras.models.load_model(path, compile=False)
     except Exception as error:
-        # whatever layers of the user's own raise
+        # layers of the user's own raise exceptions of any kind
         reason = f"{error!s:.500}"
         if unknown := _UNKNOWN_CLASS.search(str(error)):
             reason = (
                 f"{unknown[1]} is a class of your own; decorate it with "
-                "@keras.saving.register_keras_serializable(), and have it imported wherever the file is loaded"
+                "@keras.saving.register_keras_serializable(), and import it before the file is loaded"
             )
         raise ExportError(f"Keras can't save and load it: {reason}") from error
     return lambda inputs: {name: np.asarray(value) for name, value in model(dict(inputs)).items()}
 
 
 def write_savedmodel(form: PolicyForm, path: Path) -> Runner:
-    """Write a SavedModel with the signature ``serving_default``, into a directory, and open it."""
+    """Write a SavedModel with the signature ``serving_default`` to a directory, and open it."""
     _save(form, path)
     function = tf.saved_model.load(path).signatures[_SIGNATURE]
 
@@ -101,9 +109,15 @@ def write_savedmodel(form: PolicyForm, path: Path) -> Runner:
 
 
 def write_tflite(form: PolicyForm, path: Path) -> Runner:
-    """Write a TFLite file of built-in operations alone, and open it.
+    """Write a TFLite file of built-in operations only, and open it.
 
-    Raises: ExportError if they don't do for its network.
+    Args:
+        form: the policy.
+        path: the file.
+    Returns: function that runs the file.
+
+    Raises:
+        ExportError: the network needs other operations.
     """
     with tempfile.TemporaryDirectory(prefix="tflite-") as folder:
         _save(form, Path(folder))
@@ -112,13 +126,13 @@ def write_tflite(form: PolicyForm, path: Path) -> Runner:
         try:
             content = converter.convert()
         except Exception as error:
-            # the converter's own exceptions have no common base but this
+            # the converter's exceptions have no narrower common base
             lacking = sorted(set(_LACKING.findall(str(error))))
             reason = f"it has no {', '.join(lacking)}" if lacking else f"{error!s:.500}"
-            raise ExportError(f"TFLite's built-in operations don't do for its network: {reason}") from error
+            raise ExportError(f"TFLite's built-in operations are not enough for its network: {reason}") from error
     path.write_bytes(content)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the interpreter will move to a package of its own
+        warnings.simplefilter("ignore")  # the interpreter warns that it will move to its own package
         interpreter = tf.lite.Interpreter(str(path))
     runner = interpreter.get_signature_runner(_SIGNATURE)
     return lambda inputs: dict(runner(**inputs))
@@ -138,7 +152,7 @@ def _save(form: PolicyForm, path: Path) -> None:
 
 
 class _KerasOperations:
-    """Applies Keras's operations; `aiorl.run.export.form` asks for these."""
+    """Keras operations, as `aiorl.run.export.form` calls them."""
 
     subtract = staticmethod(ops.subtract)
     multiply = staticmethod(ops.multiply)
@@ -148,14 +162,14 @@ class _KerasOperations:
     cast = staticmethod(ops.cast)
 
     def add(self, tensor: Any, constant: Array) -> Any:
-        # the other way round it would be Keras's bias_add, which TFLite has for float32 only
+        # in the other order it would be Keras's bias_add, which TFLite has only for float32
         return ops.add(constant, tensor)
 
     def is_positive(self, tensor: Any) -> Any:
         return ops.greater(tensor, 0.0)
 
     def argmax(self, tensor: Any) -> Any:
-        # Keras's argmax is made of operations on bits, which TFLite doesn't have
+        # Keras's argmax uses bitwise operations, which TFLite doesn't have
         return ops.cast(ops.top_k(tensor, 1)[1][..., 0], "int64")
 
     def columns(self, tensor: Any, start: int, stop: int) -> Any:

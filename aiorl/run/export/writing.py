@@ -1,4 +1,4 @@
-"""Export of a policy out of a checkpoint, as files that run without aiorl.
+"""Export of a policy from a checkpoint to files that run without aiorl.
 
 paths = aiorl.export_policy("runs/ppo_CartPole-v1_...", "exported", ["onnx", "savedmodel"])
 """
@@ -30,30 +30,30 @@ from aiorl.run.export.form import PolicyForm
 _DESCRIPTION = "policy.json"
 _FORMAT_VERSION = 1
 _MEANINGS = {
-    "obs": "observations as the preprocessor gives them: as they are, or flattened in the order of the space with "
-    "Discrete parts one-hot, and an action mask (1 = allowed) before all else",
-    "prev_actions": "the action before, its arrays flattened one after the other; zeros at an episode's start",
-    "prev_rewards": "the reward before; zero at an episode's start",
-    "state_in": "recurrent state: state_out of the step before, zeros at an episode's start",
-    "action": "the most likely action, for a Box the mean, as the environment takes it",
-    "dist_inputs": "inputs of the action distribution, before anything is chosen: logits of choices and bits; of "
-    "Gaussians means, then logarithms of standard deviations (held within -20 and 2), and squashed_gaussian takes what "
-    "is drawn into the bounds of the space by tanh; of greedy the values of the actions",
-    "vf": "the value function's estimate; 0, or untrained, where the algorithm learns none beside the policy",
+    "obs": "preprocessed observations: unchanged, or flattened in the order of the space with Discrete parts one-hot; "
+    "an action mask (1 = allowed) comes first",
+    "prev_actions": "the previous action, its arrays flattened one after another; zeros at an episode's start",
+    "prev_rewards": "the previous reward; zero at an episode's start",
+    "state_in": "recurrent state: state_out of the previous step; zeros at an episode's start",
+    "action": "the most likely action, for a Box the mean, in the environment's form",
+    "dist_inputs": "inputs of the action distribution. Categorical and Bernoulli: logits. Gaussian: means, then "
+    "logarithms of standard deviations (clipped to -20 to 2); squashed_gaussian maps draws into the bounds of the "
+    "space by tanh. Greedy: values of the actions",
+    "vf": "the value function's estimate; 0 or untrained if the algorithm learns none in addition to the policy",
     "state_out": "recurrent state after the step",
 }
-"""Name of an input or output, without its number -> what it is."""
+"""Meanings of inputs and outputs, by name without the number."""
 _PACKAGES = ("aiorl", "numpy", "gymnasium", "onnxruntime", "tensorflow", "tensorflow-cpu", "keras")
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A format.
+    """Export format.
 
     Attributes:
-        file: the part that one opens, in the format's directory; "" is the directory itself.
-        packages: top-level modules that writing it needs.
-        writer: import path of the function that writes a policy to a path and opens the file; loads these.
+        file: the file to open in the format's directory; "" is the directory itself.
+        packages: top-level modules that the writer needs.
+        writer: import path of the function that writes a policy to a path and opens the file; its module loads them.
     """
 
     file: str
@@ -85,27 +85,27 @@ def export_policy(
     *,
     policy_id: str | None = None,
 ) -> dict[str, Path]:
-    """Write a policy of a checkpoint as files that hold all of it and run without aiorl.
+    """Export a checkpoint's policy to files that are complete and run without aiorl.
 
-    Each format has a directory of its own below `directory`, with a ``policy.json`` that says what goes in and what
-    comes out. Every file is run beside the policy before it is put in its place; if anything fails, nothing is changed.
+    Each format gets its own directory in `directory`, with a ``policy.json`` that describes inputs and outputs. Every
+    file is compared with the policy before it is put in place. If anything fails, existing files stay unchanged.
 
     Args:
-        run: a checkpoint, a run directory or a directory of checkpoints, of several the newest that is whole; or what
-            was read of it.
-        directory: where to write; made if missing. An earlier export there is replaced.
-        formats: "onnx", "savedmodel", "keras", "tflite"; all but the first need TensorFlow.
-        policy_id: which of several policies; None is the only one, or ``default_policy``.
-    Returns: format -> what one opens: a file, for "savedmodel" a directory.
+        run: path of a checkpoint, of a run directory or of a directory of checkpoints (the newest intact one is used),
+            or an opened run.
+        directory: directory to write to, made if missing. An earlier export there is replaced.
+        formats: any of "onnx", "savedmodel", "keras", "tflite"; all but the first need TensorFlow.
+        policy_id: id of the policy; None is the only one, or ``default_policy``.
+    Returns: path to open, by format: a file, or for "savedmodel" a directory.
 
     Raises:
         CheckpointError: there is no checkpoint, or it can't be used.
-        UnknownPolicyError: there is no such policy (also a ValueError).
-        PolicyError: it is of a class of the user's own, which a checkpoint doesn't hold (also a ValueError).
-        ExportError: it has no form in a format, or what was written is not the policy (a PolicyError).
-        ConfigError: a format that is unknown or needs a package that is not installed; a directory that can't be
-            written or holds something else (also a ValueError).
-        ImportError: its network can only be run in TensorFlow, which is not installed.
+        UnknownPolicyError: no policy has that id (also a ValueError).
+        PolicyError: the policy has a class of the user's own, which is not in the checkpoint (also a ValueError).
+        ExportError: the policy can't be written in a format, or the file differs from the policy (a PolicyError).
+        ConfigError: a format is unknown or needs a package that is not installed, or the directory can't be written or
+            has other content (also a ValueError).
+        ImportError: the network runs only in TensorFlow, which is not installed.
     """
     wanted = _checked(formats)
     directory = Path(directory).expanduser().absolute()
@@ -134,10 +134,10 @@ def _write(form: PolicyForm, name: str, directory: Path) -> None:
 
 
 def _checked(formats: Iterable[str]) -> list[str]:
-    """The formats in order, each once, as far as they can be written here."""
+    """Return the formats in order, without duplicates, after a check that they can be written here."""
     wanted = list(dict.fromkeys([formats] if isinstance(formats, str) else formats))
     if not wanted:
-        raise ConfigError(f"no format is named; there are {', '.join(FORMATS)}.", key="formats")
+        raise ConfigError(f"formats is empty; there are {', '.join(FORMATS)}.", key="formats")
     for name in wanted:
         if name not in FORMATS:
             raise ConfigError(
@@ -151,23 +151,23 @@ def _checked(formats: Iterable[str]) -> list[str]:
 
 
 def _check_place(path: Path) -> None:
-    """Refuse to replace what is no earlier export."""
+    """Refuse to replace a directory that is not an earlier export."""
     if path.exists() and not (path / _DESCRIPTION).is_file():
         raise ConfigError(
-            f"{path} is there already and holds no {_DESCRIPTION}, so it is no earlier export; name another directory.",
+            f"{path} exists and has no {_DESCRIPTION}, so it is not an earlier export; choose another directory.",
             key="directory",
             value=str(path.parent),
         )
 
 
 def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Compared) -> dict[str, Any]:
-    """What the JSON beside a file holds.
+    """Return the content of the JSON file next to an exported file.
 
     Args:
         form: the policy.
-        format_name: such as "onnx".
-        file_name: what one opens, relative to the JSON.
-        compared: what `check_against_policy` found.
+        format_name: name of the format, such as "onnx".
+        file_name: path of the file, relative to the JSON file.
+        compared: result of `check_against_policy`.
     """
     run, parts = form.run, form.parts
     part, preprocessor = run.acting.part, form.parts.preprocessor

@@ -1,1 +1,1 @@
-"""What a run says about itself: results, files, plots and the terminal. Never loads TensorFlow."""
+"""Reports of a run: results, files, plots and the terminal. Never loads TensorFlow."""

@@ -1,9 +1,9 @@
-"""What a run shows while it goes, and what it says at its end.
+"""Display of a run's progress and of its summary at the end.
 
-On a terminal: one live panel with the figures that matter, a curve of the mean return, and the latest events below.
-Elsewhere (a file, a pipe, CI): plain lines, at most one figure line a second, each with its time. Figures come from
-results, see `aiorl.run.report.results`. Displays are to be called from one thread; `DisplayHandler` brings log records
-of others over.
+On a terminal, a live panel shows the most important figures, a curve of the mean return, and the latest events.
+Elsewhere (a file, a pipe, CI), plain lines have the time, with at most one line of figures per second. Figures come
+from results; see `aiorl.run.report.results`. Call a display from one thread only. `DisplayHandler` takes log records
+from other threads.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _STYLES = {logging.INFO: "", logging.WARNING: "yellow", logging.ERROR: "bold red
 
 
 def make_display(headline: Headline, stream: TextIO | None = None) -> Display:
-    """A live panel if `stream` is a terminal that can show one, else plain lines.
+    """Return a live panel if `stream` is a terminal that can show one, else a display of plain lines.
 
     Args:
-        headline: what the run is.
-        stream: where to write; None is stdout.
+        headline: config and goals of the run.
+        stream: stream to write to; None is stdout.
     """
     console = Console(file=stream or sys.stdout, highlight=False)
     can_draw = console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
@@ -61,7 +61,7 @@ def make_display(headline: Headline, stream: TextIO | None = None) -> Display:
 
 
 class PlainDisplay:
-    """Lines for files and pipes: figures at most once a second, events as they come."""
+    """Plain lines for files and pipes: figures at most once a second, events immediately."""
 
     def __init__(self, headline: Headline, stream: TextIO) -> None:
         self._headline, self._stream = headline, stream
@@ -71,42 +71,42 @@ class PlainDisplay:
         self._started = math.nan
 
     def start(self, now: float) -> None:
-        """Says what the run is."""
+        """Write the algorithm and the environment."""
         self._started = now
         self._line(f"aiorl: {self._headline.config.algo} on {self._headline.config.env}", now)
 
     def status(self, text: str, now: float) -> None:
-        """Says what is waited for."""
+        """Write the reason for a wait."""
         self._line(text, now)
 
     def join(self, command: str, now: float) -> None:
-        """Says how more workers join."""
+        """Write the command by which more workers join."""
         self._line(f"more workers join with: {command}", now)
 
     def update(self, result: Mapping[str, Any], now: float) -> None:
-        """Writes a result's figures, if the last ones are a second old; else keeps them for the end."""
+        """Write a result's figures if the last ones are a second old; otherwise keep them for later."""
         self._result = result
         if now - self._shown_at >= _PLAIN_S:
             self._figures(now)
 
     def event(self, text: str, now: float, level: int = logging.INFO) -> None:
-        """Writes something that happened."""
+        """Write an event."""
         mark = {logging.WARNING: "warning: ", logging.ERROR: "error: "}.get(level, "")
         self._line(f"{mark}{text}", now)
 
     def tick(self, now: float) -> None:
-        """Writes figures that were held back, once they are due."""
+        """Write the figures kept back, if they are due."""
         if self._result is not None and now - self._shown_at >= _PLAIN_S:
             self._figures(now)
 
     def finish(self, summary: Summary, now: float) -> None:
-        """Writes the last figures and the summary."""
+        """Write the last figures and the summary."""
         if self._result is not None:
             self._figures(now)
         self._write("\n".join(summary_lines(summary)))
 
     def close(self) -> None:
-        """Does nothing."""
+        """Do nothing: there is nothing to restore."""
 
     def _figures(self, now: float) -> None:
         result, self._result, self._shown_at = self._result or {}, None, now
@@ -134,13 +134,13 @@ class PlainDisplay:
         except BrokenPipeError:
             self._gone = True
         except OSError:
-            pass  # a full disk has no room for this line, perhaps for later ones
-        if self._gone:  # whoever read the lines has left (`| head`): that ends the lines, not the training
-            sys.stderr.write("aiorl: nobody reads standard output any more; the run goes on, and Ctrl-C ends it\n")
+            pass  # a full disk loses this line, but perhaps not later ones
+        if self._gone:  # the reader has left (`| head`): that ends the output, not the training
+            sys.stderr.write("aiorl: standard output has no reader any more; the run continues, and Ctrl-C ends it\n")
 
 
 class LiveDisplay:
-    """One panel that is redrawn in place, at most four times a second."""
+    """Live panel, redrawn in place at most four times a second."""
 
     def __init__(self, headline: Headline, console: Console) -> None:
         self._headline, self._console = headline, console
@@ -155,24 +155,24 @@ class LiveDisplay:
         self._started = self._now = self._drawn = math.nan
 
     def start(self, now: float) -> None:
-        """Begins to show."""
+        """Start to show the panel."""
         self._started = now
         self._echo_control(False)
         self._live.start()
         self._draw(now, force=True)
 
     def status(self, text: str, now: float) -> None:
-        """Says what is waited for, until the first result."""
+        """Show the reason for a wait, until the first result."""
         self._status = text
         self._draw(now, force=True)
 
     def join(self, command: str, now: float) -> None:
-        """Says how more workers join, whole: on as many lines as it takes."""
+        """Show the command by which more workers join, in full, on several lines if necessary."""
         self._join = command
         self._draw(now, force=True)
 
     def update(self, result: Mapping[str, Any], now: float) -> None:
-        """Shows a result's figures."""
+        """Show a result's figures."""
         self._result = result
         mean = number_at(result, "episode_reward_mean")
         if math.isfinite(mean):
@@ -182,19 +182,19 @@ class LiveDisplay:
         self._draw(now)
 
     def event(self, text: str, now: float, level: int = logging.INFO) -> None:
-        """Shows something that happened below the figures."""
+        """Show an event below the figures."""
         self._events.append((now - self._started, text, level))
         self._draw(now)
 
     def tick(self, now: float) -> None:
-        """Lets the clock go on."""
+        """Update the clock."""
         self._draw(now)
 
     def finish(self, summary: Summary, now: float) -> None:
-        """Leaves the last figures on the screen, and writes the summary below."""
+        """Leave the last figures on the screen, and write the summary below."""
         self._draw(now, force=True)
         self.close()
-        # Not cropped and not wrapped, so that commands can be copied whole.
+        # neither cropped nor wrapped, so that commands can be copied whole
         for line in summary_lines(summary):
             style = "dim" if line.startswith("  #") else ""
             if line == summary.reason:
@@ -202,14 +202,14 @@ class LiveDisplay:
             self._console.print(Text(line, style=style), soft_wrap=True)
 
     def close(self) -> None:
-        """Gives the terminal back."""
+        """Restore the terminal."""
         self._live.stop()
         self._echo_control(True)
 
     def _echo_control(self, is_on: bool) -> None:
-        """Have the terminal show Ctrl-C as ^C, or not: behind a full line it would begin another, and tear the panel.
+        """Switch the terminal's echo of Ctrl-C as ^C: after a full line it would start a new one and break the panel.
 
-        Only in the foreground: others who touch a terminal are stopped.
+        Does nothing in the background, where a process that changes the terminal is stopped.
         """
         with contextlib.suppress(OSError, ValueError, termios.error):
             terminal = self._console.file.fileno()
@@ -228,9 +228,9 @@ class LiveDisplay:
         self._live.update(self._shown, refresh=True)
 
     def _take_back_what_was_wrapped(self) -> None:
-        """Erase what a narrower terminal has made of the last frame: each of its lines stands on several now.
+        """Erase the extra lines of the last frame after the terminal became narrower, which wraps each line.
 
-        rich erases as many lines as it has drawn.
+        rich erases only the number of lines that it drew.
         """
         former, self._size = self._size, self._console.size
         if self._shown is None or self._size.width >= former.width:
@@ -287,12 +287,14 @@ class LiveDisplay:
 def shown_on_a_line(
     results: Iterable[dict[str, Any]], headline: Headline, stream: TextIO | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield results, and write the figures of each over those before, on one line: in notebooks and scripts.
+    """Yield results, and show the figures of each on one line that the next overwrites, for notebooks and scripts.
 
     Args:
-        results: of a run.
-        headline: what the run is, with its goals.
-        stream: where to write; None is stdout.
+        results: results of a run.
+        headline: config and goals of the run.
+        stream: stream to write to; None is stdout.
+
+    Yields: the results, unchanged.
     """
     stream, began, width = stream or sys.stdout, time.monotonic(), 0
     try:
@@ -302,7 +304,7 @@ def shown_on_a_line(
                 f"{clock_text(time.monotonic() - began)}  iteration {shown['iteration']}  steps {shown['env steps']}  "
                 f"return {shown['mean return']}"
             )
-            with contextlib.suppress(OSError):  # whoever read it has left
+            with contextlib.suppress(OSError):  # the reader has left
                 stream.write(f"\r{line:{width}}")
                 stream.flush()
             width = len(line)
@@ -314,25 +316,25 @@ def shown_on_a_line(
 
 
 Display = LiveDisplay | PlainDisplay
-"""Shows a run. Times are monotonic seconds; the run's own time starts at the first call. All calls are cheap."""
+"""Display of a run. Times are monotonic seconds; the run's own time starts at the first call. All calls are fast."""
 
 
 class DisplayHandler(logging.Handler):
-    """Keeps log records of any thread, at most 100, until the display's own thread shows them as events."""
+    """Queue of log records from any thread, at most 100, that the display's own thread shows as events."""
 
     def __init__(self, level: int = logging.WARNING) -> None:
         super().__init__(level)
         self._pending: deque[tuple[str, int]] = deque(maxlen=_MAX_PENDING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps a record's message; tracebacks stay in the log file."""
+        """Keep a record's message; tracebacks are in the log file only."""
         try:
             self._pending.append((record.getMessage(), record.levelno))
         except Exception:  # a wrong format string
             self.handleError(record)
 
     def drain(self, display: Display, now: float) -> None:
-        """Shows what came in since the last call."""
+        """Show the messages received since the last call."""
         while self._pending:
             text, level = self._pending.popleft()
             display.event(text, now, level)

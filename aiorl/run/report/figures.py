@@ -1,4 +1,4 @@
-"""What a display shows of a run, and how figures are said in few characters."""
+"""Figures and summary that a display shows, and short texts for numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Headline(NamedTuple):
-    """What a run is: the panel's title and goals.
+    """Config and goals of a run, for the panel's title and figures.
 
     Attributes:
         config: the effective configuration.
-        goals: bounds of its stop criteria by key.
+        goals: bounds of the stop criteria by key.
     """
 
     config: CommonConfig
@@ -30,15 +30,15 @@ class Headline(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a run ended.
+    """Outcome of a run.
 
     Attributes:
         reason: one sentence, such as "Solved: mean return 476.2 over the last 100 episodes."
-        run_dir: where its files are, or "" if there is nothing to show.
-        ok: whether it ended as it should.
-        checkpoint: the newest checkpoint, or "" if there is none.
-        picture: the learning curve's picture, or "" if there is none.
-        next_steps: (what it does, what to type) pairs to show.
+        run_dir: path of its run directory, or "" if there is nothing to show.
+        ok: True unless the run failed.
+        checkpoint: path of the newest checkpoint, or "" if there is none.
+        picture: path of the learning curve's picture, or "" if there is none.
+        next_steps: pairs to show: a purpose, and the command for it.
     """
 
     reason: str
@@ -50,7 +50,7 @@ class Summary:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """The summary as plain lines; just the reason where there is nothing to show."""
+    """Return the summary as plain lines; only the reason if there is nothing else to show."""
     if not summary.run_dir:
         return [summary.reason]
     lines = ["", summary.reason, "", f"  run directory   {summary.run_dir}"]
@@ -66,7 +66,7 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The course of `values` in at most `width` characters; each shows the mean of its share."""
+    """Draw the course of `values` in at most `width` characters; each shows the mean of its share."""
     if not values:
         return ""
     shares = min(width, len(values))
@@ -78,7 +78,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
-    """What displays show of a result: the name of each figure -> its text, with the goal where there is one."""
+    """Return the figures of a result that displays show: text by name, with the goal if there is one."""
     steps, mean = int(result.get("timesteps_total", 0)), number_at(result, "episode_reward_mean_last_100")
     config, goals = headline
     goal = f", goal {goals['stop_return']:g}" if "stop_return" in goals else ""
@@ -100,7 +100,7 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
 
 
 def policy_returns_text(result: Mapping[str, Any]) -> str:
-    """Mean return of each policy's agents, "left 1.0, right -1.0"; empty where there is only one policy."""
+    """Return the mean return of each policy's agents, "left 1.0, right -1.0", or "" if there is only one policy."""
     means = result.get("policy_reward_mean") or {}
     if len(means) < 2:
         return ""
@@ -109,7 +109,7 @@ def policy_returns_text(result: Mapping[str, Any]) -> str:
 
 
 def rate_text(value: float) -> str:
-    """A rate or count in a few characters: 9,999, 349 k, 1.34 M."""
+    """Return a rate or count in a few characters: 9,999, 349 k, 1.34 M."""
     if not math.isfinite(value):
         return "-"
     if value < 10_000:
@@ -118,7 +118,7 @@ def rate_text(value: float) -> str:
 
 
 def bytes_text(value: float) -> str:
-    """A count of bytes in a few characters: 12.3 MB."""
+    """Return a number of bytes in a few characters: 12.3 MB."""
     if not math.isfinite(value):
         return "-"
     for unit in ("B", "kB", "MB"):
@@ -129,13 +129,13 @@ def bytes_text(value: float) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """A duration as minutes:seconds, or hours:minutes:seconds."""
+    """Return a duration as minutes:seconds, or hours:minutes:seconds."""
     whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60:02}:{rest % 60:02}"
 
 
 def number_at(values: Mapping[str, Any], name: str) -> float:
-    """The number of that name, or NaN if there is none."""
+    """Return the number with that name, or NaN if there is none."""
     value = values.get(name)
     return float(value) if isinstance(value, int | float) else math.nan

@@ -1,7 +1,7 @@
-"""Log files that neither fill the disk nor end a run when it is full.
+"""Log files that neither fill the disk nor end a run when the disk is full.
 
-Logs are bounded from outside: `rotate` copies what a file holds to another one and empties it. So it does not matter
-who writes, through which library, or how many processes; all they have to do is append.
+Logs are limited from outside: `rotate` copies the content of a file to another one and empties it. So any number of
+processes can write to a log, with any library, as long as they append.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ _LOOK_S = 0.5
 
 
 def rotate(path: Path, max_bytes: int) -> bool:
-    """Set aside the newest `max_bytes` of a log as NAME.1 and empty it, if it has grown beyond that.
+    """Move the newest `max_bytes` of a log to NAME.1 and empty it, if it is larger than that.
 
-    What is written in that moment may be lost. Where the disk has no room for NAME.1, what it would hold is lost too.
+    Lines written during this call may be lost. If the disk has no space for NAME.1, its content is lost, too.
 
     Args:
-        path: a log, or none; everybody who writes it has to open it to append.
-        max_bytes: size beyond which it is emptied.
-    Returns: whether it was emptied.
-    Raises: OSError when that can't be done.
+        path: a log, which need not exist; all writers must open it in append mode.
+        max_bytes: size above which the log is emptied.
+    Returns: True if the log was emptied.
+
+    Raises:
+        OSError: the log cannot be read or emptied.
     """
     try:
         size = path.stat().st_size
@@ -47,7 +49,7 @@ def rotate(path: Path, max_bytes: int) -> bool:
     try:
         with path.open("rb") as old, aside.open("xb") as new:
             old.seek(size - max_bytes)
-            left = max_bytes - len(old.readline(_CHUNK))  # a line begins there
+            left = max_bytes - len(old.readline(_CHUNK))  # start at the beginning of a line
             while left > 0 and (chunk := old.read(min(left, _CHUNK))):
                 new.write(chunk)
                 left -= len(chunk)
@@ -58,17 +60,18 @@ def rotate(path: Path, max_bytes: int) -> bool:
 
 
 class KeptSmall:
-    """Looks at logs, and rotates those that have grown, until it is closed or the process ends."""
+    """Watcher that rotates logs when they have grown, until it is closed or the process ends."""
 
     def __init__(self, logs: Sequence[Path], max_bytes: int, *, look_s: float = _LOOK_S) -> None:
-        """Begin, in a thread of its own.
+        """Start to watch, in a new thread.
 
         Args:
-            logs: the files; those that are not there are passed over.
-            max_bytes: each takes twice that at most, NAME.1 included, and what is written between two looks.
-            look_s: time between two looks.
+            logs: the files; missing ones are skipped.
+            max_bytes: size above which a log is rotated. Together with NAME.1 it takes at most twice that, plus the
+                data written between two checks.
+            look_s: seconds between two checks.
         """
-        self._paths = [path.absolute() for path in logs]  # also where somebody changes the working directory
+        self._paths = [path.absolute() for path in logs]  # valid even if the working directory changes
         self._max_bytes = max_bytes
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._look, args=(look_s,), name="log-rotation", daemon=True)
@@ -85,7 +88,7 @@ class KeptSmall:
             for path in self._paths:
                 try:
                     if rotate(path, self._max_bytes):
-                        logger.info("%s was full; what it held is in %s.1", path, path.name)
+                        logger.info("%s was full; its content was moved to %s.1", path, path.name)
                     failing.discard(path)
                 except OSError as error:
                     if path not in failing:
@@ -96,13 +99,15 @@ class KeptSmall:
 
 
 class LogFile(logging.FileHandler):
-    """The log of a run: each line says when, how severe and from which module.
+    """Log of a run; each line has the time, the level and the module.
 
-    Where it can't be written, that is said once and costs nothing else.
+    A log that can't be written is reported once and has no other effect.
 
     Args:
-        path: appended to.
-    Raises: OSError when it can't be opened for writing.
+        path: file to append to.
+
+    Raises:
+        OSError: the file can't be opened for writing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,18 +116,18 @@ class LogFile(logging.FileHandler):
         self._has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say once that the disk takes no more; anything else, such as a wrong format string, as logging says it."""
+        """Report once that the file can't be written; report other errors, such as a bad format string, as usual."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
             return
-        former, self.stream = self.stream, None  # opened by the next record
+        former, self.stream = self.stream, None  # the next record opens it again
         with contextlib.suppress(OSError):
             if former is not None:
                 former.close()
         if not self._has_failed:
-            self._has_failed = True  # the next line comes here too, and is lost; other handlers show it
-            logger.error("%s can't be written (%s); the run goes on", self.baseFilename, error.strerror or error)
+            self._has_failed = True  # this file loses the next line, too, but other handlers show it
+            logger.error("%s can't be written (%s); the run continues", self.baseFilename, error.strerror or error)
 
 
 _logger = logging.getLogger("aiorl")
@@ -130,13 +135,13 @@ _logger = logging.getLogger("aiorl")
 
 _lock = threading.Lock()
 _levels: list[int] = []
-"""Of the logs that are open."""
+"""Levels of the open logs."""
 _own_level = logging.NOTSET
-"""Of aiorl's logger, as the program has set it."""
+"""Level that the program has set for aiorl's logger."""
 
 
 def _use(level: int, *, is_open: bool) -> None:
-    """Have aiorl's logger pass on records of a level while a log is open, and then of the program's own level."""
+    """Make aiorl's logger pass records of a level while a log is open, and restore the program's own level after it."""
     global _own_level
     with _lock:
         if not _levels:
@@ -148,16 +153,16 @@ def _use(level: int, *, is_open: bool) -> None:
 
 
 class RunLog:
-    """Writes records of aiorl to a file until it is closed, and keeps that and its workers' logs small meanwhile.
+    """Log file of a run while it is open; the size of this log and of the workers' logs is limited meanwhile.
 
-    Where several runs go on in one process, each has the records of all that are as severe as its own ``log_level``.
+    If one process has several runs, each log contains the records of all of them, from its own ``log_level`` up.
     """
 
     def __init__(self, directory: RunDirectory, config: CommonConfig) -> None:
-        """Begin.
+        """Open the log.
 
         Args:
-            directory: of the run.
+            directory: the run directory.
             config: the effective configuration.
         """
         self._file = LogFile(directory.log)
@@ -167,7 +172,7 @@ class RunLog:
         self._kept = KeptSmall(directory.logs(config.num_workers), config.log_max_bytes)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._file.close)
             stack.callback(_logger.removeHandler, self._file)

@@ -1,8 +1,8 @@
-"""Results into files: progress.csv, result.jsonl and TensorBoard events.
+"""Loggers that write results to files: progress.csv, result.jsonl and TensorBoard events.
 
-result.jsonl is only ever appended to in whole lines, so a run that is killed leaves at most one damaged last line,
-which a resumed run cuts off, with the results of later iterations than its checkpoint. Files may be of any size: they
-are read line by line. A disk that fails while training is reported once and costs the training nothing.
+result.jsonl grows only by whole lines, so a killed run leaves at most one damaged last line. A resumed run cuts it off,
+along with the results of iterations after its checkpoint. Files can have any size: they are read line by line. A disk
+that fails during training is reported once and does not affect training.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _log = logging.getLogger(__name__)
 CSV_FILE = "progress.csv"
 JSONL_FILE = "result.jsonl"
 MAX_LINE_BYTES = 16 << 20
-"""A longer line of result.jsonl is none of ours: the file is damaged, or not what it is taken for."""
+"""Longest line of result.jsonl that aiorl writes; a longer one means that the file is damaged or of another kind."""
 
 _NAMED = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
-"""Short names of loggers, which are those of the packages that they need."""
+"""Short names of loggers, which are also the names of the packages that they need."""
 _MAX_COLUMNS = 2000
 _READ_WHOLE_BYTES = 32 << 20
 _SAMPLES = 1000
@@ -48,29 +48,33 @@ _MAX_WAITING = 64
 
 
 class Logger(Protocol):
-    """Takes the results of a run, one for each iteration."""
+    """Interface of loggers, which get the result of each iteration."""
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Records one result.
+        """Record a result.
 
-        Raises: OSError when it can't be stored; nothing is left half written then.
+        Raises:
+            OSError: it can't be stored; no part of it is written then.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of files; more calls do nothing.
+        """Close files; later calls do nothing.
 
-        Raises: OSError when that fails.
+        Raises:
+            OSError: that fails.
         """
         ...
 
 
 class _AppendedFile:
-    """A file that grows by whole records: one that doesn't fit on the disk is taken off again.
+    """File that grows by whole records: a record that doesn't fit on the disk is removed again.
 
     Args:
-        path: made if it isn't there.
-    Raises: OSError when it can't be opened for writing.
+        path: the file, made if missing.
+
+    Raises:
+        OSError: the file can't be opened for writing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,12 +83,13 @@ class _AppendedFile:
     def append(self, record: bytes) -> None:
         """Write a record.
 
-        Raises: OSError when it can't be stored.
+        Raises:
+            OSError: it can't be stored.
         """
         end = os.fstat(self._file.fileno()).st_size
         try:
             left = memoryview(record)
-            while left:  # a write that comes short says nothing; the next one says why
+            while left:  # a partial write raises nothing; the next one raises the reason
                 left = left[self._file.write(left) :]
         except OSError:
             with contextlib.suppress(OSError):
@@ -92,17 +97,19 @@ class _AppendedFile:
             raise
 
     def close(self) -> None:
-        """Close the file; more calls do nothing."""
+        """Close the file; later calls do nothing."""
         self._file.close()
 
 
 class JsonlLogger(_AppendedFile):
-    """result.jsonl: one result a line, all keys, strict JSON (NaN and infinities become null).
+    """Logger for result.jsonl: one result per line, all keys, strict JSON (NaN and infinities become null).
 
     Args:
         path: file to append to.
-        resume_after: drop results of later training iterations; None keeps all.
-    Raises: OSError when the file can't be written.
+        resume_after: drop results of training iterations after this one; None keeps all.
+
+    Raises:
+        OSError: the file can't be written.
     """
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
@@ -118,20 +125,22 @@ class JsonlLogger(_AppendedFile):
         """Record a result."""
         line = json.dumps(to_json(result), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         if len(line) > MAX_LINE_BYTES:
-            text = f"a result takes {len(line):,} bytes, more than the {MAX_LINE_BYTES:,} that it may have"
+            text = f"a result takes {len(line):,} bytes, more than the limit of {MAX_LINE_BYTES:,}"
             raise OSError(errno.EFBIG, text)
         self.append(line)
 
 
 class CsvLogger(_AppendedFile):
-    """progress.csv: the finite numbers and words of each result, nested names joined by /, lists left out.
+    """Logger for progress.csv: finite numbers and strings of each result, nested names joined by /, without lists.
 
-    It holds the results of the result.jsonl beside it, which is to be written first. Its columns, 2,000 at most, are
-    those of all results when the file is opened and of the first one after that; `close` adds those that came later.
+    It contains the results of the result.jsonl next to it, which must be written first. Its columns, at most 2,000, are
+    those of all results when the file is opened and of the first result after that; `close` adds later ones.
 
     Args:
         path: the file.
-    Raises: OSError when the file can't be written.
+
+    Raises:
+        OSError: the file can't be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -164,7 +173,7 @@ class CsvLogger(_AppendedFile):
             self._write_anew()
 
     def _write_anew(self) -> None:
-        """Write all results, with new columns behind the others."""
+        """Rewrite the file with all results; new columns come last."""
         source, columns = self._path.with_name(JSONL_FILE), self._columns
         for _, result in _results(source):
             columns.update((name, None) for name, _ in flatten(result) if len(columns) < _MAX_COLUMNS)
@@ -184,13 +193,13 @@ def _csv_line(cells: Iterable[object]) -> bytes:
 
 
 class TensorBoardLogger:
-    """Event files for TensorBoard, by TensorFlow: each number of a result over the env steps sampled.
+    """Logger for TensorBoard event files, written by TensorFlow: each number of a result over the env steps sampled.
 
-    The file is made by the first result. A writer that fails is replaced by another one, with a file of its own.
+    The first result makes the file. A writer that fails is replaced by a new one, which makes a new file.
 
     Args:
-        directory: where the event file is made.
-        resume_after_step: tells TensorBoard to forget points past this many env steps; None for a new run.
+        directory: directory of the event file.
+        resume_after_step: env steps of the checkpoint; TensorBoard then drops points beyond it. None for a new run.
     """
 
     def __init__(self, directory: Path, *, resume_after_step: int | None = None) -> None:
@@ -200,9 +209,10 @@ class TensorBoardLogger:
     def write(self, result: Mapping[str, Any]) -> None:
         """Record a result.
 
-        Raises: OSError when it can't be stored.
+        Raises:
+            OSError: it can't be stored.
         """
-        import tensorflow as tf  # loaded already where there are results
+        import tensorflow as tf  # already loaded when there are results
 
         values = {name: value for name, value in numbers_of(result).items() if name != "timestamp"}
         v1 = tf.compat.v1
@@ -220,7 +230,7 @@ class TensorBoardLogger:
             raise OSError(error.message) from error
 
     def close(self) -> None:
-        """Close the file, which holds all that was written already."""
+        """Close the file; everything has been flushed already."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -240,11 +250,11 @@ class TensorBoardLogger:
 
 
 class Loggers:
-    """Several loggers as one that never fails: each one's trouble is said once, then it is tried again.
+    """Several loggers as one that never fails: a failure of one is reported once, and later results are tried again.
 
     Args:
-        named: what a message calls a logger -> the logger.
-        faults: what may be wrong with one of them.
+        named: loggers by their name in messages.
+        faults: class of the exceptions that count as a logger's failure.
     """
 
     def __init__(self, named: Mapping[str, Logger], faults: type[Exception] = OSError) -> None:
@@ -253,19 +263,19 @@ class Loggers:
         self._failing: set[str] = set()
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Records one result with each logger."""
+        """Record a result with each logger."""
         for name, logger in self._named.items():
             try:
                 logger.write(result)
             except self._faults as error:
-                self._say_once(name, error, "; training goes on without it")
+                self._say_once(name, error, "; training continues without it")
             else:
                 if name in self._failing:
                     self._failing.discard(name)
-                    _log.warning("%s is written again; results in between are missing there", name)
+                    _log.warning("%s can be written again; it lacks the results in between", name)
 
     def close(self) -> None:
-        """Closes each logger."""
+        """Close each logger."""
         for name, logger in self._named.items():
             try:
                 logger.close()
@@ -279,34 +289,34 @@ class Loggers:
 
 
 class BackgroundLogger:
-    """Writes with another logger, in a thread of its own: in order, and at once unless the disk is slow.
+    """Logger that writes with another logger in its own thread, in order and without delay unless the disk is slow.
 
-    What the other logger raises comes out of the next call of any method.
+    The next call of any method raises the other logger's errors.
     """
 
     def __init__(self, logger: Logger) -> None:
-        """Take a logger over; no thread is started before the first result."""
+        """Take over a logger; the thread starts with the first result."""
         self._logger = logger
         self._thread = ThreadPoolExecutor(1, "aiorl-results")
         self._waiting: deque[Future[None]] = deque()
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Have a result written as it is now; wait only where very many are still to be."""
+        """Queue a copy of a result for writing; wait only if 64 results are queued already."""
         while self._waiting and (self._waiting[0].done() or len(self._waiting) >= _MAX_WAITING):
             self._waiting.popleft().result()
         copy = _copied(result)
         try:
             self._waiting.append(self._thread.submit(self._logger.write, copy))
-        except RuntimeError:  # Python is ending, and has no threads any more
+        except RuntimeError:  # Python is shutting down and starts no more threads
             self._logger.write(copy)
 
     def flush(self) -> None:
-        """Wait until all is written."""
+        """Wait until all results are written."""
         while self._waiting:
             self._waiting.popleft().result()
 
     def close(self) -> None:
-        """Write what is still to be written, end the thread and close the other logger."""
+        """Write the queued results, end the thread and close the other logger."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._logger.close)
             stack.callback(self._thread.shutdown)
@@ -314,20 +324,20 @@ class BackgroundLogger:
 
 
 def _copied(value: Any) -> Any:
-    """The same plain data, whatever its owner does with it from now on."""
+    """Return a copy of plain data, which does not change with the original."""
     if isinstance(value, Mapping):
         return {name: _copied(inner) for name, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]], Logger]]:
-    """What makes the loggers that a config names, each called with a run directory and a config.
+    """Return the functions that make a config's loggers; each takes a run directory and a config.
 
     Args:
         paths: the key ``loggers``: import paths, or short names.
 
     Raises:
-        ConfigError: one can't be imported, or can't be called so, or its package is not installed.
+        ConfigError: a logger can't be imported or called with these arguments, or its package is not installed.
     """
     made = []
     for number, path in enumerate(paths):
@@ -350,7 +360,7 @@ def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]],
 
 
 def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any]) -> Loggers:
-    """The loggers that a config names; none of them ever fails a run.
+    """Make a config's loggers; their failures never end a run.
 
     Args:
         paths: the key ``loggers``: import paths, or short names.
@@ -358,7 +368,7 @@ def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any])
         config: the effective configuration, as plain data.
 
     Raises:
-        ConfigError: one can't be imported or made.
+        ConfigError: a logger can't be imported or made.
     """
     named: dict[str, Logger] = {}
     for path, make in zip(paths, check_loggers(paths), strict=True):
@@ -369,14 +379,16 @@ def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any])
 def open_loggers(
     run_dir: Path, *, resume_iteration: int | None = None, resume_step: int | None = None, tensorboard: bool = True
 ) -> Loggers:
-    """The loggers of a run directory; existing files are appended to.
+    """Open the loggers of a run directory; they append to existing files.
 
     Args:
         run_dir: an existing directory.
-        resume_iteration: iteration of the checkpoint that the run goes on from: later results are taken off.
-        resume_step: its `timesteps_total`.
-        tensorboard: also write event files, where there is TensorFlow.
-    Raises: ConfigError when a file can't be written.
+        resume_iteration: iteration of the checkpoint that the run continues from; later results are removed.
+        resume_step: `timesteps_total` of that checkpoint.
+        tensorboard: also write event files, if TensorFlow is installed.
+
+    Raises:
+        ConfigError: a file can't be written.
     """
     try:
         named: dict[str, Logger] = {
@@ -390,17 +402,18 @@ def open_loggers(
             f"The run directory {run_dir} can't be written: {error.strerror or error}.",
             key="run_dir",
             value=str(run_dir),
-            hint="Give another one with --run-dir DIR.",
+            hint="Choose another one with --run-dir DIR.",
         ) from error
     return Loggers(named)
 
 
 def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The results of a run so far, one at a time; of very many about a thousand, evenly spread.
+    """Return an iterator over the results of a run so far; of a large file, about a thousand evenly spread results.
 
-    Lines that a crash damaged are left out. One that is longer than any may be is named and ends them.
+    Damaged lines are skipped. A line above the size limit is reported and ends the iteration.
 
-    Raises: OSError when there is no result.jsonl to read.
+    Raises:
+        OSError: result.jsonl can't be read.
     """
     path = run_dir / JSONL_FILE
     size = path.stat().st_size
@@ -408,15 +421,16 @@ def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_results(run_dir: Path) -> list[dict[str, Any]]:
-    """The results of a run so far, as `each_result` gives them.
+    """Return the results of a run so far as a list; see `each_result`.
 
-    Raises: OSError when there is no result.jsonl to read.
+    Raises:
+        OSError: result.jsonl can't be read.
     """
     return list(each_result(run_dir))
 
 
 def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The scalars of a result, each with its path joined by /; lists and empty dicts are left out."""
+    """Yield the scalars of a result with their paths, joined by /; lists and empty dicts are left out."""
     for name, value in result.items():
         if value is None or isinstance(value, str | int | float | np.number):
             yield f"{prefix}{name}", value.item() if isinstance(value, np.number) else value
@@ -425,12 +439,12 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a result, nested names joined by a slash."""
+    """Return the numbers of a result by name; nested names are joined by /."""
     return {name: float(value) for name, value in flatten(result) if type(value) in (int, float)}
 
 
 def to_json(value: Any) -> Any:
-    """`value` as strict JSON can hold it: NaN and infinities become None, arrays lists, NumPy scalars numbers."""
+    """Convert `value` for strict JSON: NaN and infinities become None, arrays lists, NumPy scalars numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
@@ -443,35 +457,35 @@ def to_json(value: Any) -> Any:
 
 
 def _results(path: Path, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the end of each line of a result.jsonl and its result, without those that are damaged.
+    """Yield the end of each line of a result.jsonl and its result, without damaged lines.
 
-    A last line without its end is none: its writer was killed, or writes it now.
+    A last line without a line break does not count: its writer was killed, or is writing it now.
 
     Args:
         path: the file.
-        skipped_bytes: between two results.
+        skipped_bytes: number of bytes to skip between two results.
     """
     with open_regular(path) as file:
         end = 0
         while line := file.readline(MAX_LINE_BYTES):
             if not line.endswith(b"\n"):
                 if len(line) == MAX_LINE_BYTES:
-                    _log.warning("%s is damaged: a line at byte %d never ends; what follows is left out", path, end)
+                    _log.warning("%s is damaged: the line at byte %d never ends; the rest is left out", path, end)
                 return
             end += len(line)
             if isinstance(result := _json(line), dict):
                 yield end, result
             if skipped_bytes:
                 file.seek(end + skipped_bytes)
-                file.readline(MAX_LINE_BYTES)  # the rest of one
+                file.readline(MAX_LINE_BYTES)  # the rest of a line
                 end = file.tell()
 
 
-def _json(line: bytes) -> Any:  # Any: whatever JSON holds
-    """Return the content of a line; None if it is no JSON."""
+def _json(line: bytes) -> Any:  # Any: JSON of any type
+    """Return the content of a line, or None if it is not JSON."""
     try:
         return orjson.loads(line)
     except ValueError:
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(line)  # half a pair of surrogates is text to it
+            return json.loads(line)  # it accepts a lone surrogate, unlike orjson
     return None

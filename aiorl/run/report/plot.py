@@ -1,7 +1,7 @@
-"""Learning curves of a run directory, and experiments: runs that differ in nothing but their seed.
+"""Learning curves of run directories, and of experiments, which are runs that differ only in their seed.
 
-Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice": the interquartile mean over
-seeds, with a stratified bootstrap interval around it.
+Curves of experiments show the interquartile mean over seeds with a stratified bootstrap interval, as in Agarwal et al.
+2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 F64 = NDArray[np.float64]
 PLOT_FILE = "learning_curve.png"
 _MAX_POINTS = 1000
-_FEW_POINTS = 20  # that are marked
+_FEW_POINTS = 20  # up to this number, points get markers
 _LINE, _GOAL = "#1f6f8b", "#d1495b"
 INK = "#333333"
 """Colour of all text."""
@@ -39,18 +39,21 @@ INK = "#333333"
 def plot_learning_curve(
     run_dir: Path, *, title: str = "", stop_return: float | None = None, path: Path | None = None
 ) -> Path | None:
-    """Draws mean return over env steps, with the range of returns around it and wall time on top.
+    """Draw mean return over env steps, with the range of returns around it and wall time on top.
 
-    Takes about half a second, most of it for the import of matplotlib when first used; safe in any thread, since no
-    global state of matplotlib is touched.
+    It takes about half a second, most of it for the first import of matplotlib. It is safe in any thread, since it uses
+    no global state of matplotlib.
 
     Args:
-        run_dir: where result.jsonl is.
+        run_dir: directory of result.jsonl.
         title: heading; empty takes the run directory's name.
-        stop_return: return that the run is to reach, drawn as a line.
-        path: the picture, replaced at once, never half written; None is learning_curve.png in the run directory.
-    Returns: the picture's path, or None when no episode has ended yet.
-    Raises: OSError when a file can't be read or written; ImportError without matplotlib.
+        stop_return: return that the run should reach, drawn as a line; None for none.
+        path: file of the picture, replaced atomically; None is learning_curve.png in the run directory.
+    Returns: path of the picture, or None if no episode has ended yet.
+
+    Raises:
+        OSError: a file can't be read or written.
+        ImportError: matplotlib is not installed.
     """
     curve = _curve(run_dir)
     if not len(curve):
@@ -58,7 +61,7 @@ def plot_learning_curve(
     if len(curve) > _MAX_POINTS:
         curve = curve[np.unique(np.linspace(0, len(curve) - 1, _MAX_POINTS).astype(np.int64))]
     steps, seconds, mean, low, high = curve.T
-    # Imported here: 0.2 s that only runs with a picture need.
+    # imported here: it takes 0.2 s, which only runs with a picture need
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained", facecolor="white")
@@ -81,14 +84,14 @@ def plot_learning_curve(
 
 
 def _curve(run_dir: Path) -> F64:
-    """Return the columns `_CURVE` of a run's results [P, 5], by rising env steps, once episodes have ended."""
+    """Return the columns `_CURVE` of the results with a mean return [P, 5], ordered by env steps."""
     rows = [[number_at(result, name) for name in _CURVE] for result in each_result(run_dir)]
     table = np.asarray([row for row in rows if math.isfinite(row[2])], np.float64).reshape(-1, len(_CURVE))
     return table[np.unique(table[:, 0], return_index=True)[1]]
 
 
 def finish_axes(axes: Axes, what: str) -> None:
-    """Give axes the looks that all pictures have; ``what`` is along the bottom."""
+    """Give axes the look of all pictures, and label the x-axis with ``what``."""
     from matplotlib.ticker import EngFormatter
 
     axes.set_xlabel(what, color=INK)
@@ -101,12 +104,12 @@ def finish_axes(axes: Axes, what: str) -> None:
 
 
 def _add_wall_time(axes: Axes, steps: F64, seconds: F64) -> None:
-    """Add an axis on top: the wall time at which the steps of each tick below had been sampled."""
+    """Add an axis on top with the wall time by which the steps of each tick below were sampled."""
     if steps.size < 2 or not np.all(np.isfinite(seconds)):
         return
     factor, unit = time_unit(float(seconds[-1]))
     ticks = axes.get_xticks()
-    axes.set_xticks(ticks[ticks <= axes.get_xlim()[1]])  # kept, whatever room the layout leaves them
+    axes.set_xticks(ticks[ticks <= axes.get_xlim()[1]])  # fixed, so that the layout does not change them
     ticks = ticks[(ticks >= steps[0]) & (ticks <= steps[-1])]
     times = np.interp(ticks, steps, seconds) / factor
     above = axes.twiny()
@@ -119,7 +122,7 @@ def _add_wall_time(axes: Axes, steps: F64, seconds: F64) -> None:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit in which a time is easy to read: its seconds and its name."""
+    """Choose a readable unit for a time in seconds; return the unit's length in seconds and its name."""
     if seconds < 180:
         return 1.0, "s"
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
@@ -128,24 +131,24 @@ def time_unit(seconds: float) -> tuple[float, str]:
 _CURVE = ("timesteps_total", "time_total_s", "episode_reward_mean", "episode_reward_min", "episode_reward_max")
 _POINTS = 300
 _RESAMPLES = 2000
-_MAX_TOLD = 3  # settings in a name
+_MAX_TOLD = 3  # settings in a curve's name
 _MAX_VALUE = 30  # characters of each
 _OF_A_RUN = (
     "bind", "checkpoint_", "compilation_cache", "extra_python_environs", "insecure", "keys", "log_", "loggers",
     "max_worker_", "output", "replay_spill_dir", "resume", "run_dir", "seed", "stop_", "transport",
 )  # fmt: skip
-"""Beginnings of keys that don't make a run another experiment."""
+"""Prefixes of the keys in which runs of one experiment can differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCurve:
-    """One run.
+    """Learning curve of one run.
 
     Attributes:
-        path: its directory.
-        config: its effective configuration, as plain data; empty where there is none.
-        steps: [P] env steps, rising.
-        seconds: [P] training time.
+        path: the run directory.
+        config: the effective configuration, as plain data; empty if there is none.
+        steps: [P] env steps, increasing.
+        seconds: [P] training time, seconds.
         returns: [P] mean episode return.
     """
 
@@ -160,7 +163,7 @@ class RunCurve:
         """Read a run directory.
 
         Raises:
-            ConfigError: it holds no results, no episode has ended yet, or its config can't be read.
+            ConfigError: no episode has ended yet, or the config can't be read.
             OSError: a file can't be read.
         """
         table = _curve(path)
@@ -176,9 +179,9 @@ class Experiment:
     """Runs of one configuration.
 
     Attributes:
-        name: its algorithm, and the settings that tell it from other experiments in its environment.
-        env: its environment.
-        runs: its runs.
+        name: the algorithm, and the settings that differ from other experiments in this environment.
+        env: name of the environment.
+        runs: the runs.
     """
 
     name: str
@@ -192,10 +195,10 @@ class Band:
 
     Attributes:
         at: [G] env steps, or seconds.
-        mean: [G] interquartile mean over the runs that have got there.
+        mean: [G] interquartile mean over the runs that cover this point.
         low: [G] lower end of its 95 % bootstrap interval; the mean itself for a single run.
-        high: [G] upper end.
-        num_runs: [G] how many runs have got there.
+        high: [G] upper end, likewise.
+        num_runs: [G] number of runs that cover this point.
     """
 
     at: F64
@@ -206,10 +209,10 @@ class Band:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Run directories: those given, and those within directories given that are none themselves.
+    """Return run directories: each given path that is one, and the ones directly inside any other given path.
 
     Raises:
-        ConfigError: a path is neither a run directory nor holds one.
+        ConfigError: a path neither is nor contains a run directory.
     """
     found: list[Path] = []
     for path in paths:
@@ -218,7 +221,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         )
         if not inside:
             raise ConfigError(
-                f"{path} is no run directory: it holds no {JSONL_FILE}, nor does a directory in it.",
+                f"{path} is no run directory: neither it nor a directory in it has a {JSONL_FILE}.",
                 key="run",
                 value=str(path),
             )
@@ -227,9 +230,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
-    """Group runs that differ in nothing but seeds, places and ends, in the order in which they are given."""
+    """Group runs that differ only in seed, directories and stop criteria; the order stays as given."""
     groups: dict[str, list[RunCurve]] = {}
-    by_task: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}  # (algorithm, environment) -> its experiments
+    by_task: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}  # (algorithm, environment) -> experiments
     for run in runs:
         own = {name: value for name, value in _flat(run.config) if not name.startswith(_OF_A_RUN)}
         of = str(own.pop("algo", "unknown")), str(own.pop("env", "unknown"))
@@ -244,7 +247,7 @@ def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
 
 
 def _differences(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """For each of several settings "name=value" of the few keys that tell most of them apart."""
+    """Return, for each experiment, "name=value" of the few keys that best distinguish the experiments."""
     order = dict.fromkeys(["preset", *(name for own in settings for name in own)])
     columns = {name: [repr(own[name]) if name in own else "" for own in settings] for name in order}
     chosen: list[str] = []
@@ -264,7 +267,7 @@ def _value_text(value: Any) -> str:
 
 
 def _with_names_of_their_own(experiments: list[Experiment]) -> list[Experiment]:
-    """Add the first run's directory where that alone tells two experiments apart."""
+    """Add the name of the first run's directory to names that would otherwise be equal."""
     names = [(one.env, one.name) for one in experiments]
     return [
         replace(one, name=f"{one.name} ({one.runs[0].path.name})") if names.count((one.env, one.name)) > 1 else one
@@ -273,16 +276,16 @@ def _with_names_of_their_own(experiments: list[Experiment]) -> list[Experiment]:
 
 
 def interquartile_mean(values: F64) -> F64:
-    """Mean of the middle half along the first axis: a quarter of the values, rounded down, is cut at each end."""
+    """Return the mean of the middle half along the first axis: a quarter, rounded down, is cut at each end."""
     cut = len(values) // 4
     middle: F64 = np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
     return middle
 
 
 def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> Band:
-    """Several runs as one curve over env steps (``by="steps"``) or training time (``by="seconds"``).
+    """Combine runs into one curve over env steps (``by="steps"``) or training time (``by="seconds"``).
 
-    Between two results a run's return is interpolated; before its first and behind its last it has none.
+    A run's return is interpolated between two results; before its first and after its last result it has none.
     """
     axes = [getattr(run, by) for run in runs]
     at = np.linspace(min(axis[0] for axis in axes), max(axis[-1] for axis in axes), _POINTS)
@@ -291,7 +294,7 @@ def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> B
     )
     there = np.isfinite(table)
     mean, low, high = (np.full(_POINTS, np.nan) for _ in range(3))
-    for which in np.unique(there, axis=1).T:  # runs begin and end at few places
+    for which in np.unique(there, axis=1).T:  # runs begin and end at few points
         columns = (there == which[:, None]).all(axis=0)
         values = table[which][:, columns]
         if not len(values):

@@ -1,14 +1,14 @@
-"""One result for each training iteration: episodes smoothed, counters, rates, lags and the ledger.
+"""Results of training iterations: smoothed episode metrics, counters, rates, lags and the ledger.
 
-Averages over episodes follow one rule: all episodes that ended in the iteration, and if those are fewer
-than `metrics_smoothing_episodes`, the newest earlier ones too; NaN when none has ended yet. Rewards by policy (one
-value for each agent and episode), custom metrics and off-policy estimates follow it too, each name for itself; a name
-that no worker has told of is not there. Apart from them stands
-`episode_reward_mean_last_100`, the mean return of the last 100 finished episodes in order of arrival: the one that
-a run is stopped by, since it means the same however many episodes an iteration brings.
+Averages cover all episodes that ended in the iteration. If these are fewer than `metrics_smoothing_episodes`, the
+newest earlier ones are added; before the first episode has ended, an average is NaN. The same holds, for each name, for
+rewards by policy (one value per agent and episode), custom metrics and off-policy estimates; a name appears when a
+worker has reported it. `episode_reward_mean_last_100` is different: it is the mean return of the last 100 finished
+episodes in order of arrival. Stop criteria use it, since it does not depend on the episodes per iteration.
 
-Names and numbers come from workers, so all of it is bounded: names of a run, values held of each, values in one
-result. A name that is silent for long is forgotten. What an iteration costs does not depend on how many values came.
+Names and numbers come from workers, so everything is limited: the names in a run, the values kept for each, the values
+in one result. A name that is not reported for a long time is forgotten. The cost of finishing an iteration does not
+depend on the number of values received.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from aiorl.data.metrics import MAX_HIST, MAX_NAME, EpisodeColumns, PerfStats
 logger = logging.getLogger(__name__)
 
 STOP_WINDOW = 100
-"""Finished episodes that the stop criterion looks at."""
+"""Number of finished episodes that stop criteria use."""
 
 _KINDS = ("mean", "min", "max")
 
-_MAX_POLICIES = 256  # in a run, over all workers, likewise below
+_MAX_POLICIES = 256  # in a run, over all workers; the same holds for the next three
 _MAX_CUSTOM = 300
 _MAX_HISTORIES = 50
 _MAX_ESTIMATES = 50  # names of an estimator's metric
 _MAX_HIST_VALUES = 3000  # of all histories in one result
 _FEW = 100  # values that are summed up in Python
-# A name is forgotten once it is silent for the longer time; for the shorter one, where episodes without it have ended
+# a name is forgotten after the longer time, or after the shorter time and this number of episodes without it
 _FORGET_S, _FORGET_EARLY_S, _FORGET_EPISODES = 1800.0, 10.0, 1000
-_RATE_S = 1.0  # rates are over so much time at least, where the run has had that much
+_RATE_S = 1.0  # shortest time that rates cover, except at the beginning of a run
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the learner stands at the end of an iteration; counters are totals of the run.
+    """Progress of the learner at the end of an iteration; counters are totals of the run.
 
     Attributes:
         env_steps_sampled: env steps that reached the learner.
-        env_steps_trained: env steps that were trained on.
-        agent_steps_sampled: the same as env_steps_sampled with one agent per environment.
-        updates: updates done; the policy version is their number.
-        updates_skipped: updates whose loss or gradients were not finite, so that weights stayed.
-        num_healthy_workers: workers that are there and sample.
-        ledger: env steps by where they are; the sum of all but "sampled" is "sampled".
-        transport: gauges such as queue depths, taken over as they are.
+        env_steps_trained: env steps trained on.
+        agent_steps_sampled: agent steps that reached the learner; with one agent, equal to env_steps_sampled.
+        updates: number of updates done, which is the policy version.
+        updates_skipped: number of updates with a non-finite loss or gradient, which leave the weights unchanged.
+        num_healthy_workers: number of registered workers that sample.
+        ledger: env steps by their state; "sampled" is the sum of all others.
+        transport: gauges such as queue depths, copied unchanged.
         bytes_in: bytes received from workers.
         bytes_out: bytes sent to workers.
         learner: metrics of the algorithm, such as its losses.
-        perf: CPU and memory use, if the run wants it.
+        perf: CPU and memory use; None if the run does not report it.
     """
 
     env_steps_sampled: int
@@ -81,16 +81,16 @@ class Progress:
 
 
 class Results:
-    """Gathers what happens in an iteration and makes its result; keeps what the next ones need.
+    """Collector of an iteration's metrics that makes its result, and keeps earlier values for the next ones.
 
     Args:
         smoothing_episodes: `metrics_smoothing_episodes`, at least 1.
-        now: a monotonic clock in seconds, as in `finish_iteration`.
+        now: time of a monotonic clock in seconds, as in `finish_iteration`.
 
     Attributes:
-        training_iteration: iterations finished so far.
-        episodes_total: episodes finished so far, those of the running iteration included.
-        time_total_s: training time up to the last finished iteration, without the pauses between resumed runs.
+        training_iteration: number of iterations finished.
+        episodes_total: number of episodes finished, including those of the current iteration.
+        time_total_s: training time up to the last finished iteration, without pauses between resumed runs.
     """
 
     def __init__(self, smoothing_episodes: int, now: float) -> None:
@@ -114,27 +114,27 @@ class Results:
         self.time_total_s = 0.0
         self._last_now = now
         self._last = Progress(0, 0)
-        # the beginning of work, and ends of iterations, from the last that is _RATE_S old on
+        # beginning of work, then ends of iterations, from the last one that is at least _RATE_S old
         self._before = deque([(now, self._last)])
 
     def begin_rates(self, now: float, progress: Progress) -> None:
-        """Work begins now, after a start-up that is not part of any rate.
+        """Start to measure rates now, which leaves the start-up out.
 
         Args:
-            now: monotonic clock.
-            progress: where the learner stands.
+            now: time of the monotonic clock, seconds.
+            progress: progress of the learner.
         """
         self._before = deque([(now, progress)])
 
     def leave_out_pause(self, now: float) -> None:
-        """The iteration begins now: since the last one ended, nobody was training."""
+        """Begin the iteration now: the time since the end of the last one was a pause in training."""
         pause_s = now - self._last_now
-        # work may have begun within the pause
+        # work can have begun during the pause
         self._before = deque((min(at + pause_s, now), progress) for at, progress in self._before)
         self._last_now = now
 
     def add_episodes(self, episodes: EpisodeColumns) -> None:
-        """Takes finished episodes, in order of arrival."""
+        """Add finished episodes, in order of arrival."""
         if len(episodes.lengths):
             self._lengths.add(episodes.lengths)
             self._rewards.add(episodes.rewards)
@@ -145,32 +145,32 @@ class Results:
         self._estimates.add(episodes.estimates)
 
     def add_perf(self, perf: Mapping[str, float]) -> None:
-        """Takes a sampler's perf stats of one fragment, those of `PerfStats`: iters and seconds."""
+        """Add a sampler's performance figures for one fragment, as in `PerfStats`: iterations and seconds."""
         self._perf.add(perf)
 
     def add_lag(self, lag: int, env_steps: int) -> None:
-        """Takes the policy lag that `env_steps` trained on have: versions between acting and training."""
+        """Add the policy lag of `env_steps` trained on: the number of versions between acting and training."""
         self._lag_min, self._lag_max = min(self._lag_min, lag), max(self._lag_max, lag)
         self._lag_sum += lag * env_steps
         self._lag_steps += env_steps
 
     def mean_last(self) -> float:
-        """Mean return of the last 100 finished episodes, or of all if there are fewer; NaN if there are none."""
+        """Return the mean return of the last 100 finished episodes, or of all if there are fewer; NaN if none."""
         return _mean(self._rewards.newest(STOP_WINDOW))
 
     @property
     def newest_return(self) -> float:
-        """Mean return of the last 100 episodes; NaN before as many have finished."""
+        """Mean return of the last 100 episodes; NaN before 100 episodes have finished."""
         return self.mean_last() if self._rewards.newest(STOP_WINDOW).size >= STOP_WINDOW else math.nan
 
     def finish_iteration(self, now: float, progress: Progress, *, timestamp: float = 0.0) -> dict[str, Any]:
-        """The result of the iteration that ends now; the next one starts.
+        """End the iteration, return its result, and begin the next one.
 
         Args:
-            now: monotonic clock in seconds, as at construction.
-            progress: where the learner stands.
-            timestamp: wall clock, seconds since the epoch.
-        Returns: a dict of numbers, strings, lists and dicts.
+            now: time of the monotonic clock in seconds, as at construction.
+            progress: progress of the learner.
+            timestamp: wall-clock time, seconds since the epoch.
+        Returns: dict of numbers, strings, lists and dicts.
         """
         last = self._last
         rate = self._rates(now, progress)
@@ -213,9 +213,9 @@ class Results:
         return result
 
     def _rates(self, now: float, progress: Progress) -> Callable[[str], float]:
-        """Counter of `Progress` -> what it has grown by in a second, over the last second at least.
+        """Return a function from a counter of `Progress` to its growth per second, over at least the last second.
 
-        An iteration may take a few milliseconds, the last one of a run above all: what happens in those says nothing.
+        An iteration can take only a few milliseconds, especially the last one of a run. Its own rate means little.
         """
         while len(self._before) > 1 and now - self._before[1][0] >= _RATE_S:
             self._before.popleft()
@@ -224,7 +224,7 @@ class Results:
         return lambda name: float((getattr(progress, name) - getattr(then, name)) / seconds)
 
     def to_state(self) -> dict[str, Any]:
-        """All that a resumed run needs, as plain data fit for JSON."""
+        """Return the state that a resumed run needs, as plain data for JSON."""
         return {
             "training_iteration": self.training_iteration,
             "episodes_total": self.episodes_total,
@@ -238,12 +238,12 @@ class Results:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float, progress: Progress) -> None:
-        """Goes on where `state` was taken; episodes in it count as earlier ones.
+        """Restore `state`; its episodes count as earlier ones.
 
         Args:
-            state: what `to_state` gave.
-            now: monotonic clock of this process: the first iteration starts here.
-            progress: the learner's counters as they were restored, so that rates start from them.
+            state: a state from `to_state`.
+            now: time of this process's monotonic clock, seconds; the first iteration starts here.
+            progress: the learner's restored counters, from which rates start.
         """
         self.training_iteration = int(state["training_iteration"])
         self.episodes_total = int(state["episodes_total"])
@@ -259,11 +259,11 @@ class Results:
         return self._policy_rewards, self._custom, self._hist, self._estimates
 
     def _hist_share(self) -> int:
-        """Values of each history in a result and in a checkpoint."""
+        """Return the number of values per history in a result and in a checkpoint."""
         return min(MAX_HIST, _MAX_HIST_VALUES // max(1, len(self._hist.items())))
 
     def _take_episodes(self, now: float) -> dict[str, Any]:
-        """The averages over episodes, and the new ones become earlier ones."""
+        """Return the averages over episodes, and count the new episodes as earlier ones from now on."""
         num_new = self._rewards.take()
         self._lengths.take()
         for named in self._named():
@@ -294,7 +294,7 @@ class Results:
         }
 
     def _mean_estimates(self) -> dict[str, dict[str, float]]:
-        """Estimator -> metric -> mean over episodes."""
+        """Return means over episodes: estimator -> metric -> mean."""
         means: dict[str, dict[str, float]] = {}
         for name, window in self._estimates.items():
             estimator, _, metric = name.partition("/")
@@ -310,7 +310,7 @@ class Results:
 
 
 def _sum(values: NDArray[Any]) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):  # of numbers as large as a peer likes
+    with np.errstate(over="ignore", invalid="ignore"):  # a peer can send arbitrarily large numbers
         return float(values.sum(dtype=np.float64))
 
 
@@ -319,32 +319,32 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 class _Window:
-    """The newest values of one series, and mean, least and greatest of those that a result is to show.
+    """Newest values of one series, with mean, minimum and maximum for the results.
 
-    Values of a running iteration are summed up as they come, so that however many there are, ``keep`` are held.
+    Values of the current iteration are summed on arrival, so that at most ``keep`` values are stored.
 
     Attributes:
-        summary: mean, least and greatest at the end of the last iteration; NaN without any value.
+        summary: mean, minimum and maximum at the end of the last iteration; NaN before the first value.
     """
 
     def __init__(self, least: int, keep: int) -> None:
         """Start empty.
 
         Args:
-            least: values that a summary takes, if the iteration has fewer and there are earlier ones.
-            keep: newest values that are held, at least ``least``.
+            least: minimum number of values in a summary; earlier values fill up an iteration that has fewer.
+            keep: number of newest values stored, at least ``least``.
         """
         self._least, self._keep = least, keep
         self._values = array("d")
         self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
         self.summary: tuple[float, float, float] = (math.nan, math.nan, math.nan)
-        self._is_wide = False  # it took more than the least values
+        self._is_wide = False  # True if the summary took more than the least values
 
     def add(self, values: NDArray[Any]) -> None:
-        """Take new values, in order, at least one; those that are kept are copied."""
+        """Add new values in order, at least one; the values stored are copied."""
         if values.size > _FEW:
             total, least, most = _sum(values), float(values.min()), float(values.max())
-        else:  # as they mostly come
+        else:  # the usual case
             few = values.tolist()
             total, least, most = sum(few), min(few), max(few)
         self._num_new += values.size
@@ -353,21 +353,21 @@ class _Window:
         del self._values[: -self._keep]
 
     def restore(self, values: NDArray[np.float64]) -> None:
-        """Begin with these values, as earlier ones; finite numbers only."""
+        """Start with these values as earlier ones; numbers that are not finite are left out."""
         finite = values[np.isfinite(values)]
         self._values = array("d", finite[-self._keep :].tobytes())
         self._summarise(self.newest(self._least))
 
     def newest(self, count: int) -> NDArray[np.float64]:
-        """The newest values, at most ``count``, the oldest first; a copy."""
+        """Return a copy of the newest values, at most ``count``, oldest first."""
         return np.array(self._values[-count:], np.float64)
 
     def take(self) -> int:
-        """End the iteration; the number of its values."""
+        """End the iteration, and return the number of its values."""
         count = self._num_new
         if count > self._least:
             self.summary = (self._sum / count, self._min, self._max)
-        elif count or self._is_wide:  # else the last summary still holds
+        elif count or self._is_wide:  # otherwise the last summary is still valid
             self._summarise(self.newest(self._least))
         self._is_wide = count > self._least
         self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
@@ -379,16 +379,16 @@ class _Window:
 
 
 class _Named:
-    """Windows by name, no more than a number; a name that is not heard of for long is forgotten."""
+    """Windows by name, limited in number; a name that is not reported for a long time is forgotten."""
 
     def __init__(self, what: str, window: Callable[[], _Window], max_names: int, min_silent_episodes: int) -> None:
-        """Start without a name.
+        """Start without names.
 
         Args:
-            what: what a message calls one of them.
-            window: makes one.
-            max_names: more are left out.
-            min_silent_episodes: a name that none of so many episodes had may be forgotten.
+            what: kind of the names, for messages.
+            window: function that makes a window.
+            max_names: maximum number of names; further ones are left out.
+            min_silent_episodes: number of episodes without a name after which it can be forgotten.
         """
         self._what, self._make, self._max_names = what, window, max_names
         self._min_silent_episodes = min_silent_episodes
@@ -397,11 +397,11 @@ class _Named:
         self.num_left_out = 0
 
     def items(self) -> list[tuple[str, _Window]]:
-        """Each name and its window, by name."""
+        """Return each name and its window, sorted by name."""
         return sorted(self._windows.items())
 
     def add(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Take values by name."""
+        """Add values by name."""
         for name, own in values.items():
             window = self._windows.get(name)
             if not own.size:
@@ -410,7 +410,7 @@ class _Named:
                 if len(self._windows) >= self._max_names:
                     if not self.num_left_out:
                         logger.warning(
-                            "%s %r is left out: the run has %d of them already; further ones are only counted, as "
+                            "%s %r is left out: the run already has %d of them; further ones are only counted, in "
                             "metrics_left_out", self._what, name, self._max_names,
                         )  # fmt: skip
                     self.num_left_out += own.size
@@ -419,7 +419,7 @@ class _Named:
             window.add(own)
 
     def take(self, now: float, episodes_total: int) -> None:
-        """End the iteration: summaries are up to date, and names that were silent for long are gone."""
+        """End the iteration: update summaries, and forget names that have not been reported for a long time."""
         for name, window in list(self._windows.items()):
             if window.take():
                 self._heard[name] = now, episodes_total
@@ -430,11 +430,11 @@ class _Named:
                 del self._windows[name], self._heard[name]
 
     def to_state(self, share: int) -> dict[str, list[float]]:
-        """Values by name, of each the newest ``share``."""
+        """Return the newest ``share`` values of each name."""
         return {name: window.newest(share).tolist() for name, window in self.items()}
 
     def from_state(self, state: Mapping[str, Any], now: float, episodes_total: int) -> None:
-        """Go on from ``to_state``, also from one that was written when there were no bounds."""
+        """Restore a state of ``to_state``, even one written when the number of names was not limited."""
         self._windows, self._heard = {}, {}
         for name, values in itertools.islice(state.items(), self._max_names):
             window = self._windows[name[:MAX_NAME]] = self._make()
@@ -447,13 +447,13 @@ _SETTLED_S = 0.1
 
 
 class SystemUsage:
-    """Figures since the last look; one look takes some 0.3 ms and never waits."""
+    """CPU and memory use since the last look; a look takes about 0.3 ms and never waits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin the first interval.
 
         Args:
-            clock: seconds, since whenever.
+            clock: function that returns monotonic seconds.
         """
         self._clock = clock
         self._process: psutil.Process | None = None
@@ -463,10 +463,10 @@ class SystemUsage:
         self._found_at = float("-inf")
 
     def look(self) -> dict[str, float]:
-        """Figures now; within `_SETTLED_S` of the last look those of that, since shares of so short a time say nothing.
+        """Return the current figures; within `_SETTLED_S` of the last look, that look's: shorter times are too coarse.
 
         Returns: cpu_util_percent (all cores of the host, 0 to 100, since the last look), ram_util_percent,
-            learner_cpu_percent (this process; 100 is one core), learner_rss_bytes; none where they can't be had.
+            learner_cpu_percent (this process; 100 is one core), learner_rss_bytes; empty if they can't be measured.
         """
         now = self._clock()
         if now - self._found_at >= _SETTLED_S:
@@ -482,7 +482,7 @@ class SystemUsage:
                 "learner_cpu_percent": process.cpu_percent(None),
                 "learner_rss_bytes": float(process.memory_info().rss),
             }
-        except Exception as error:  # psutil may find anything in /proc, and no figure is worth a run
+        except Exception as error:  # /proc can contain anything, and figures must not end a run
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning("CPU and memory use can't be measured: %s", error or type(error).__name__)

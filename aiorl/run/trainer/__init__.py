@@ -1,4 +1,4 @@
-"""Training as a library: trainers, which the caller asks for one iteration after the other."""
+"""Training as a library: trainers that run one iteration per call."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ TRAINERS: dict[str, type[AlgorithmTrainer]] = {
         f"{kind}Trainer",
         (AlgorithmTrainer,),
         {
-            "__doc__": f"Trains with {kind}, see `aiorl.learning.algorithms.{algo}`.",
+            "__doc__": f"Trainer for {kind}; see `aiorl.learning.algorithms.{algo}`.",
             "__module__": __name__,
             "_default_config": config_class(algo),
         },
     )
     for algo, kind in ALGORITHMS.items()
 }
-"""Trainers of aiorl's algorithms by name, such as PPOTrainer; each is a name of this module, too."""
+"""Trainers of aiorl's algorithms by name, such as PPOTrainer. This module exports each of them."""
 
 __all__ = ["TRAINERS", "AlgorithmTrainer", "RemoteWorker", "Trainer", "WorkerSet", "trainer_class"]
 
@@ -29,13 +29,17 @@ globals().update(TRAINERS)
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Tell type checkers of the trainers."""
+        """Declare the trainers to type checkers."""
 
 
 def trainer_class(algo: str) -> type[AlgorithmTrainer]:
-    """The trainer of an algorithm; one of a user's own that has none gets one made.
+    """Return the trainer class of an algorithm; a user's own algorithm without a trainer gets a new class.
+
+    Args:
+        algo: name of the algorithm, or import path of a user's own.
+    Returns: the trainer class.
 
     Raises:
-        ConfigError: there is no such algorithm.
+        ConfigError: no algorithm has that name.
     """
     return AlgorithmTrainer._made_for(algo)

@@ -1,4 +1,4 @@
-"""What trains with an algorithm, whichever it is."""
+"""Trainer that works with every algorithm, and its set of workers."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 
 @dataclass(frozen=True, slots=True)
 class RemoteWorker:
-    """A worker process that is registered.
+    """A registered worker process.
 
     Attributes:
         index: its slot, from 1.
-        incarnation: its registration life.
-        state: what it said last that it does.
-        in_env_s: seconds that its environment's running step takes already.
+        incarnation: id of its registration; a worker that registers again gets a new one.
+        state: the state that it reported last.
+        in_env_s: seconds since its environment's current step began.
     """
 
     index: int
@@ -67,31 +67,35 @@ class RemoteWorker:
 
 
 class WorkerSet:
-    """The workers of a trainer: one in this process, and those in processes of their own, here or elsewhere."""
+    """The workers of a trainer: one in this process, and worker processes on this or other hosts."""
 
     def __init__(self, trainer: AlgorithmTrainer) -> None:
-        """Take the trainer that they work for."""
+        """Take the trainer that the workers belong to."""
         self._trainer = trainer
 
     def local_worker(self) -> RolloutWorker:
         """Return the worker of this process, index 0, with the newest weights and filter statistics.
 
-        Where all is sampled in this process, it is the one that samples; else one that is made when it is asked for.
+        In a run without worker processes, this is the worker that samples. Otherwise the first call makes it.
         """
         return self._trainer._local_worker()
 
     def remote_workers(self) -> list[RemoteWorker]:
-        """Return the worker processes that are registered now, by index."""
+        """Return the registered worker processes, ordered by index."""
         return self._trainer._loop.do(self._registered)
 
     def reset(self, healthy: Iterable[RemoteWorker]) -> None:
-        """Go on with these workers only: others are told to leave, and what they had in flight is counted lost."""
+        """Continue with these workers only; the others must leave, and their fragments in flight count as lost.
+
+        Args:
+            healthy: the workers to keep, as ``remote_workers`` returns them.
+        """
         kept = {worker.incarnation for worker in healthy}
 
         def drop() -> None:
             for worker in self._registered():
                 if worker.incarnation not in kept and (session := self._session) is not None:
-                    session.lose(worker.index, "the trainer goes on without it", time.monotonic())
+                    session.lose(worker.index, "the trainer continues without it", time.monotonic())
 
         self._trainer._loop.do(drop)
 
@@ -117,11 +121,11 @@ Weights = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
 class AlgorithmTrainer(Trainer):
-    """Trains with one of aiorl's algorithms.
+    """Trainer for any of aiorl's algorithms.
 
-    Without workers of its own (``num_workers=0``) and without an address to listen on (``bind``), all of it happens in
-    the caller's thread. Otherwise worker processes sample, as they do for ``python -m aiorl.learner``. Between two
-    calls of ``train`` an on-policy algorithm stands still, and workers of a streaming one use up the leases they have.
+    Without local workers (``num_workers=0``) and without an address to listen on (``bind``), everything happens in the
+    caller's thread. Otherwise worker processes sample, as they do for ``python -m aiorl.learner``. Between two calls of
+    ``train``, workers of an on-policy algorithm pause, and workers of a streaming algorithm use up their leases.
     A subclass names the config of its algorithm.
     """
 
@@ -141,18 +145,21 @@ class AlgorithmTrainer(Trainer):
 
     @property
     def workers(self) -> WorkerSet:
-        """Who samples."""
+        """Set of workers that sample."""
         self._check_running()
         return WorkerSet(self)
 
     def collect_metrics(self, selected_workers: None = None) -> dict[str, Any]:
-        """What the newest result tells of episodes: the averages, smoothed as configured, of all workers together.
+        """Return the episode metrics of the newest result: averages over all workers, smoothed as configured.
+
+        Args:
+            selected_workers: must be None: metrics are not kept per worker.
 
         Raises:
-            NotImplementedError: of some workers only; what comes with their fragments is not kept apart.
+            NotImplementedError: some workers are selected.
         """
         if selected_workers is not None:
-            raise NotImplementedError("metrics are of all workers: what comes with fragments is not kept apart")
+            raise NotImplementedError("metrics cover all workers: they are not kept per worker")
         return {name: value for name, value in self._result.items() if name.startswith(_OF_EPISODES)}
 
     # Acting -----------------------------------------------------------------------------------------------------
@@ -169,29 +176,30 @@ class AlgorithmTrainer(Trainer):
         *,
         explore: bool = False,
     ) -> Any:
-        """The action for one observation, as the environment takes it; filter statistics stay as they are.
+        """Return the action for one observation, in the environment's form; filter statistics do not change.
 
         Args:
-            observation: as the environment gives it.
-            state: recurrent state; None or empty is that of an episode's start.
-            prev_action: the action before, for a policy that looks back.
-            prev_reward: the reward before.
+            observation: the observation, in the environment's form.
+            state: recurrent state, a list of arrays; None or empty starts an episode.
+            prev_action: the previous action, for a policy that takes it as input.
+            prev_reward: the previous reward, likewise.
             info: not used by aiorl's networks.
-            policy_id: which policy.
-            full_fetch: also without a state, return all three.
+            policy_id: id of the policy.
+            full_fetch: return all three values even if no state is given.
             explore: True draws from the action distribution, False takes its most likely action.
-        Returns: the action; with a state given, or ``full_fetch``, that, the state after the step, and a dict of what
-            was computed beside.
+        Returns: the action. With a state or ``full_fetch``: the action, the state after the step, and a dict of the
+            policy's other outputs.
 
         Raises:
             BatchError: the observation does not fit the space (also a ValueError).
-            UnknownPolicyError: there is no such policy (also a KeyError).
-            PolicyError: it is of a class of your own, and takes observations as `get_policy` of it says.
+            UnknownPolicyError: no policy has that id (also a KeyError).
+            PolicyError: the policy's class is your own; use `get_policy`, whose policies take preprocessed
+                observations.
         """
         if self._is_users(policy_id):
             raise PolicyError(
-                f"policy {policy_id!r} is of a class of your own: ask get_policy({policy_id!r}) for actions, with what "
-                "the preprocessor makes of observations"
+                f"policy {policy_id!r} has a class of your own: get actions from get_policy({policy_id!r}), which "
+                "takes preprocessed observations"
             )
         given = [] if state is None else list(state)
         found = self._actor(policy_id).compute_single_action(
@@ -200,17 +208,31 @@ class AlgorithmTrainer(Trainer):
         return found if given or full_fetch else found[0]
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy:
-        """A policy as workers have it, with the weights of now; one of a class of your own is the local worker's.
+        """Return a policy as workers have it, with the current weights.
+
+        A policy of your own class is the local worker's object.
+
+        Args:
+            policy_id: id of the policy.
+        Returns: the policy.
 
         Raises:
-            UnknownPolicyError: there is no such policy (also a KeyError).
+            UnknownPolicyError: no policy has that id (also a KeyError).
         """
         if self._is_users(policy_id):
             return self._local_worker().policy_map[policy_id]
         return self._actor(policy_id).policy
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, dict[str, NDArray[Any]]]:
-        """Policy id -> copies of the weights by name; of all policies, or of those named. A string is one name."""
+        """Return copies of the weights: policy id -> name -> array.
+
+        Args:
+            policies: ids of the policies, or one id; None takes all.
+        Returns: weights by policy id and name.
+
+        Raises:
+            UnknownPolicyError: no policy has one of these ids (also a KeyError).
+        """
         weights = self._settled().learning.group.get_weights()
         policies = [policies] if isinstance(policies, str) else policies
         if unknown := set(policies or ()) - weights.keys():
@@ -218,16 +240,19 @@ class AlgorithmTrainer(Trainer):
         return {policy_id: own for policy_id, own in weights.items() if policies is None or policy_id in policies}
 
     def set_weights(self, weights: Weights) -> None:
-        """Set weights of policies, all of each, and give them to the workers; optimisers stay as they are.
+        """Set the weights of policies and send them to the workers; the optimisers' state does not change.
+
+        Args:
+            weights: policy id -> name -> array, in the form that ``get_weights`` returns; all weights of each policy.
 
         Raises:
-            UnknownPolicyError: there is no such policy (also a KeyError).
-            ConfigError: weights that don't fit (also a ValueError).
+            UnknownPolicyError: no policy has one of these ids (also a KeyError).
+            ConfigError: the weights don't fit the policy, or are not finite (also a ValueError).
         """
         if not isinstance(weights, Mapping) or not all(isinstance(own, Mapping) for own in weights.values()):
             raise ConfigError(
-                f"weights are {weights!r:.200}, expected a dict for each policy id, of arrays by name, as get_weights "
-                "gives it"
+                f"weights are {weights!r:.200}, expected a dict of arrays by name for each policy id, in the form that "
+                "get_weights returns"
             )
         training = self._settled()
         group = training.learning.group
@@ -243,7 +268,7 @@ class AlgorithmTrainer(Trainer):
                 if name not in given:
                     raise ConfigError(f"these weights can't be set: {name!r} is missing")
                 if given[name].dtype.kind == "f" and not np.isfinite(given[name]).all():
-                    raise ConfigError(f"these weights can't be set: {name!r} holds numbers that are not finite")
+                    raise ConfigError(f"these weights can't be set: {name!r} contains numbers that are not finite")
             tensors |= given
         try:
             group.set_state(AlgorithmState(tensors, state.values))
@@ -257,16 +282,16 @@ class AlgorithmTrainer(Trainer):
     def save(self, directory: str | Path | None = None) -> str:
         """Write a checkpoint: policies, optimisers, filters, counters and the config.
 
-        Whoever restores it trains as this trainer does from here on, given the same samples. Where all is sampled in
-        this process, by whole episodes, and there is a seed, the samples are the same too, bit by bit: what samples
-        begins new episodes here as it does there.
+        Given the same samples, a restored trainer trains exactly as this one does from here on. The samples are
+        identical, too, if everything is sampled in this process by whole episodes and the run has a seed: environments
+        start new episodes here as they do after a restore.
 
         Args:
-            directory: where, made if missing; None is the run's directory of checkpoints.
-        Returns: its path, for ``restore``, `aiorl.load_policy`, `aiorl.evaluate` and ``init_from``.
+            directory: directory to write to, made if missing; None is the run's directory of checkpoints.
+        Returns: path of the checkpoint, for ``restore``, `aiorl.load_policy`, `aiorl.evaluate` and ``init_from``.
 
         Raises:
-            CheckpointError: it can't be written.
+            CheckpointError: the checkpoint can't be written.
         """
         written = self._write_checkpoint(None if directory is None else Path(directory).expanduser())
         self._training.source.begin_episodes_anew()
@@ -275,15 +300,16 @@ class AlgorithmTrainer(Trainer):
     def export_policy_model(
         self, export_dir: str | Path, policy_id: str = DEFAULT_POLICY_ID, *, formats: Sequence[str] = ("onnx",)
     ) -> dict[str, str]:
-        """Write a policy, as it is now, as files that run without aiorl; see `aiorl.export_policy`.
+        """Export the current policy to files that run without aiorl; see `aiorl.export_policy`.
 
         Args:
-            export_dir: gets a directory for each format.
-            policy_id: which policy.
-            formats: "onnx", "savedmodel", "keras", "tflite".
-        Returns: format -> what one opens.
+            export_dir: directory that gets a directory for each format.
+            policy_id: id of the policy.
+            formats: any of "onnx", "savedmodel", "keras", "tflite".
+        Returns: path to open, by format.
 
-        Raises: what `aiorl.export_policy` raises.
+        Raises:
+            AiorlError: the policy cannot be exported; see `aiorl.export_policy`.
         """
         with tempfile.TemporaryDirectory(prefix="aiorl-") as folder:
             checkpoint = self._write_checkpoint(Path(folder), with_experience=False)
@@ -293,9 +319,16 @@ class AlgorithmTrainer(Trainer):
     def export_policy_checkpoint(
         self, export_dir: str | Path, filename_prefix: str = "model", policy_id: str = DEFAULT_POLICY_ID
     ) -> str:
-        """Write the weights of a policy, as they are now, as one safetensors file.
+        """Write the current weights of a policy to one safetensors file.
 
-        Returns: its path, ``export_dir/filename_prefix.safetensors``.
+        Args:
+            export_dir: directory of the file, made if missing.
+            filename_prefix: name of the file without its suffix.
+            policy_id: id of the policy.
+        Returns: path of the file, ``export_dir/filename_prefix.safetensors``.
+
+        Raises:
+            UnknownPolicyError: no policy has that id (also a KeyError).
         """
         path = Path(export_dir) / f"{filename_prefix}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -304,9 +337,9 @@ class AlgorithmTrainer(Trainer):
         return str(path)
 
     def _export_model(self, export_formats: Sequence[str], export_dir: str | Path) -> dict[str, str]:
-        """Export below a directory: ``model`` (ONNX) and ``checkpoint``, and formats of `export_policy_model`.
+        """Export into a directory: ``model`` (ONNX), ``checkpoint`` and the formats of `export_policy_model`.
 
-        Returns: format -> path.
+        Returns: path by format.
         """
         exported = {}
         for name in export_formats:
@@ -319,16 +352,17 @@ class AlgorithmTrainer(Trainer):
         return exported
 
     def evaluate(self, episodes: int | None = None, *, seed: int | None = None, **how: Any) -> Evaluation:
-        """Play whole episodes with the policies of now, one environment, in this process; training does not notice.
+        """Play whole episodes with the current policies in one environment in this process; training is unaffected.
 
         Args:
-            episodes: how many; None takes ``evaluation_num_episodes``.
-            seed: of the environment and of all that is drawn; None takes a fresh one, which the result names.
-            **how: ``explore``, ``config``, ``video`` and others of `aiorl.evaluate`; the first two are as
-                ``evaluation_config`` says where they are not given.
-        Returns: what was played, of no checkpoint.
+            episodes: number of episodes; None takes ``evaluation_num_episodes``.
+            seed: seed of the environment and of all random choices; None draws one, which the result contains.
+            **how: other arguments of `aiorl.evaluate`, such as ``explore``, ``config`` and ``video``. The first two
+                default to ``evaluation_config``.
+        Returns: the episodes played; ``checkpoint`` is "".
 
-        Raises: what `aiorl.evaluate` raises.
+        Raises:
+            AiorlError: the episodes cannot be played; see `aiorl.evaluate`.
         """
         self._check_running()
         self._before_evaluate()
@@ -363,7 +397,7 @@ class AlgorithmTrainer(Trainer):
         self._ask(training.begin())
 
     async def _begin(self) -> None:
-        """Make the training, and return when it can begin."""
+        """Build the training, and return when it can begin."""
         training = Training(
             self.config,
             self._directory,
@@ -393,9 +427,11 @@ class AlgorithmTrainer(Trainer):
 
         Args:
             step: the coroutine.
-            and_raise: raise a Ctrl-C, too, that came too late to break the coroutine off.
+            and_raise: raise KeyboardInterrupt also if Ctrl-C came too late to interrupt the coroutine.
 
-        Raises: the coroutine's error; KeyboardInterrupt where Ctrl-C broke it off.
+        Raises:
+            KeyboardInterrupt: Ctrl-C interrupted the coroutine.
+            Exception: the coroutine raised it.
         """
 
         def leave_turn() -> None:
@@ -411,10 +447,10 @@ class AlgorithmTrainer(Trainer):
         return found
 
     def _raise_interrupt(self) -> None:
-        """Raise Ctrl-C that came too late to break off what `_ask` was for.
+        """Raise KeyboardInterrupt if Ctrl-C came too late to interrupt the coroutine of `_ask`.
 
         Raises:
-            KeyboardInterrupt: it came.
+            KeyboardInterrupt: Ctrl-C came.
         """
         if self._loop.was_interrupted:
             self._loop.was_interrupted = False
@@ -427,7 +463,7 @@ class AlgorithmTrainer(Trainer):
         return self._built
 
     def _settled(self) -> Training:
-        """Return what trains, while nobody else uses its policies."""
+        """Return the training once nothing else uses its policies."""
         self._loop.ask(self._training.source.settle())
         return self._training
 
@@ -456,7 +492,7 @@ class AlgorithmTrainer(Trainer):
             try:
                 self._loop.ask(saver.save_last())
             except CheckpointError as error:
-                self._tell(f"{error}; training goes on", logging.ERROR)
+                self._tell(f"{error}; training continues", logging.ERROR)
 
     def _check_fits(self, checkpoint: Checkpoint) -> None:
         super()._check_fits(checkpoint)
@@ -466,7 +502,7 @@ class AlgorithmTrainer(Trainer):
                 said = "none" if found is None else f"one of shape {list(found.shape)}"
                 raise CheckpointError(
                     checkpoint.path,
-                    f"belongs to another network: {name} has shape {list(own.shape)} here, and there is {said}",
+                    f"belongs to another network: {name} has shape {list(own.shape)} here, the checkpoint has {said}",
                 )
 
     def _recover(self) -> None:
@@ -482,11 +518,11 @@ class AlgorithmTrainer(Trainer):
     # Inside -----------------------------------------------------------------------------------------------------
 
     def _end_training(self, training: Training) -> None:
-        """Save what was learned since the last checkpoint, and end workers and updates.
+        """Save progress since the last checkpoint, and end workers and updates.
 
         Raises:
-            CheckpointError: it can't be written; all else has ended.
-            KeyboardInterrupt: Ctrl-C came meanwhile; an update under way was not waited for, and all has ended.
+            CheckpointError: the checkpoint can't be written; everything else has ended.
+            KeyboardInterrupt: Ctrl-C came meanwhile; everything has ended without waiting for a running update.
         """
         reason = "the trainer was stopped"
 
@@ -512,19 +548,19 @@ class AlgorithmTrainer(Trainer):
         self._loop.end(end(), self._evaluations.hurry.set)
 
     def _write_checkpoint(self, directory: Path | None, *, with_experience: bool = True) -> str:
-        """Write one that training does not notice; see ``save``."""
+        """Write a checkpoint without any effect on training; see ``save``."""
         self._check_running()
         return str(self._loop.ask(self._training.saver.save_last(directory, with_experience=with_experience)))
 
     def _is_users(self, policy_id: str) -> bool:
-        """Whether a policy is of a user's class, and none of the learner's networks."""
+        """Return True if a policy has a user's class rather than one of the learner's networks."""
         self._check_running()
         return policy_id in self._acting.part.policies and policy_id not in self._acting.graphs
 
     def _actor(self, policy_id: str) -> Actor:
-        """A policy that acts, with the weights and statistics of now."""
+        """Return an acting policy with the current weights and filter statistics."""
         training = self._training
-        version = training.flow.publisher.version, training.counters.updates  # not each update is published
+        version = training.flow.publisher.version, training.counters.updates  # not every update is published
         known = self._actors.get(policy_id)
         if known is None:
             policy_id = self._acting.with_network(policy_id, "this trainer")
@@ -535,7 +571,7 @@ class AlgorithmTrainer(Trainer):
             actor.policy.set_weights(self.get_weights([policy_id])[policy_id])
             merged = training.flow.publisher.filters[policy_id]
             if not merged.is_identity:
-                own.restore(self._loop.do(merged.state))  # workers may bring more of them now
+                own.restore(self._loop.do(merged.state))  # workers may be adding statistics right now
             actor.policy.on_global_var_update({"timestep": training.counters.env_steps_sampled})
             self._actors[policy_id] = (version, actor, own)
         return actor

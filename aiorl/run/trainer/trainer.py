@@ -1,4 +1,4 @@
-"""Trainer: trains one iteration at a time, for a program that asks for each.
+"""Base class of trainers, which train one iteration per call.
 
 with PPOConfig(env="CartPole-v1", num_workers=2, seed=1).build() as trainer:
     for result in trainer.iterate(stop_return=475):
@@ -50,7 +50,7 @@ ENV_HINT = "Give one: env='CartPole-v1'."
 
 
 class Restore:
-    """``Trainer.restore``: of a class it makes a trainer, of a trainer it changes it."""
+    """Descriptor of ``Trainer.restore``: called on a class it makes a trainer, called on a trainer it changes it."""
 
     def __get__(self, trainer: Trainer | None, kind: type[Trainer]) -> Callable[..., Any]:
         """See ``Trainer.restore``."""
@@ -58,25 +58,25 @@ class Restore:
 
 
 def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
-    """A trainer that goes on from a checkpoint; ``changes`` are keys of its config."""
+    """Make a trainer that continues from a checkpoint; ``changes`` override keys of its config."""
     restored = Restored.find(path, ActingState.from_checkpoint)
     config = dict(ActingState.taken_from(restored.checkpoint).config)
     restore_withheld(config)
     if not kind._name:
         algo = config.get("algo")
         found = next((own for own in _subclasses(kind) if own._name == algo), None)
-        if found is None and is_import_path(str(algo)):  # a user's own, to be imported
+        if found is None and is_import_path(str(algo)):  # a user's own algorithm
             found = next(filter(None, (own._made_for(str(algo)) for own in _subclasses(Trainer))), None)
         if found is None:
             raise CheckpointError(
-                restored.checkpoint.path, f"it is of the algorithm {algo!r:.50}, which has no trainer here"
+                restored.checkpoint.path, f"it belongs to the algorithm {algo!r:.50}, which has no trainer here"
             )
         kind = found
     return kind({**without_defaults_of(config, changes), "init_from": None, **changes}, checkpoint=restored)
 
 
 def _restore_into(trainer: Trainer, path: str | Path) -> None:
-    """Go on from a checkpoint, in the run's directory; one that doesn't fit is refused before anything ends."""
+    """Continue from a checkpoint in the run's directory. A checkpoint that doesn't fit is refused before any change."""
     restored = Restored.find(path)
     trainer._check_fits(restored.checkpoint)
     trainer._is_final = False
@@ -94,26 +94,26 @@ def _subclasses(kind: type[Trainer]) -> Iterator[type[Trainer]]:
 
 
 class Trainer:
-    """Trains for a program, an iteration with each call of ``train``; one trainer is one training run.
+    """One training run that a program controls; each call of ``train`` runs one iteration.
 
-    A subclass names its algorithm and its config, builds what it needs in ``_init``, and trains for one iteration in
-    ``_train``. It may be used by one thread at a time; several trainers in one process do not disturb each other.
+    A subclass names its algorithm and its config, builds its parts in ``_init`` and trains for one iteration in
+    ``_train``. Use a trainer from one thread at a time. Several trainers in one process are independent.
 
     Attributes:
         config: the effective configuration.
-        raw_user_config: what the user set of it.
-        iteration: iterations finished, those before a restore included.
-        global_vars: ``timestep``, env steps sampled before the iteration.
-        logdir: the run directory.
+        raw_user_config: the keys that the user set.
+        iteration: number of iterations finished, including those before a restore.
+        global_vars: ``timestep``: env steps sampled before the current iteration.
+        logdir: path of the run directory.
     """
 
     _name: ClassVar[str] = ""
     _default_config: ClassVar[type[CommonConfig] | None] = None
     _allow_unknown_configs: ClassVar[bool] = False
     _is_final = True
-    """Whether `stop` is the end; else training goes on in place."""
+    """True if `stop` ends training; false if training then continues in place."""
     _is_hurried = False
-    """Whether somebody waits who has pressed Ctrl-C."""
+    """True if the user has pressed Ctrl-C and is waiting for the end."""
 
     def __init__(
         self,
@@ -123,19 +123,20 @@ class Trainer:
         *,
         checkpoint: str | Path | Restored | None = None,
     ) -> None:
-        """Build everything, up to the first workers; takes some seconds.
+        """Build everything and start the first workers; this takes a few seconds.
 
         Args:
-            config: what is set otherwise than the algorithm's defaults; nested as the config is, or a config.
-            env: the environment, which wins over ``config["env"]``: a name (see `aiorl.env.registry`), a class or a
-                function that takes an EnvContext.
-            logger_creator: given the effective config, makes what takes each result, instead of the run's files.
-            checkpoint: to go on from; a path into the run that wrote it, or what was read of it.
+            config: a config, or a nested dict of the keys that differ from the algorithm's defaults.
+            env: the environment: a name (see `aiorl.env.registry`), a class, or a function that takes an EnvContext.
+                Overrides ``config["env"]``.
+            logger_creator: function that takes the effective config and returns a logger. The logger gets each result;
+                the run's own result files are not written.
+            checkpoint: the checkpoint to continue from: a path into the run that wrote it, or a loaded checkpoint.
 
         Raises:
-            ConfigError: a setting that cannot be honoured (also a ValueError).
+            ConfigError: a setting is wrong or cannot be applied (also a ValueError).
             NotImplementedError: the class names no algorithm or config, or has no ``_init``.
-            AiorlError: it cannot be built.
+            AiorlError: the run cannot be built.
         """
         self._is_stopped, self._process, self._turn = True, os.getpid(), threading.RLock()
         refuse_in_import("makes a trainer")
@@ -149,43 +150,68 @@ class Trainer:
         self._unwritten: dict[str, Any] | None = None
         self._open(creator)
 
-    if not TYPE_CHECKING:  # which should know the attributes that there are
+    if not TYPE_CHECKING:  # type checkers should know the real attributes only
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse an unknown attribute, with a hint where trainers of other libraries have it."""
+            """Refuse an unknown attribute, with a hint if trainers of other libraries have it."""
             raise no_attribute("trainer", self, name)
 
     @classmethod
     def with_common_config(cls, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """The class's default config, updated by `extra` one level deep: a sub-dict replaces the whole one."""
+        """Return the class's default config, updated by `extra` one level deep: a sub-dict is replaced as a whole.
+
+        Args:
+            extra: keys of the config that differ from the defaults.
+        Returns: the config as a nested dict.
+        """
         return with_base_config(cls._config_class()().to_dict(), extra)
 
     @classmethod
     def default_resource_request(cls, config: Mapping[str, Any] | CommonConfig) -> ResourceRequest:
-        """What a run of a config takes in all: threads, GPUs and memory of the learner and of its workers."""
+        """Return the threads, GPUs and memory that the learner and the workers of a run take in total.
+
+        Args:
+            config: a config, or a nested dict of its keys.
+        Returns: the resources; memory is in bytes.
+
+        Raises:
+            ConfigError: a setting is wrong or cannot be applied (also a ValueError).
+        """
         return default_resource_request(cls._as_config(config))
 
     @classmethod
     def resource_help(cls, config: Mapping[str, Any] | CommonConfig) -> str:
-        """Which keys to adjust where a run takes too much or too little, and the config."""
+        """Return text that says which keys change the resources of a run, and shows the config.
+
+        Args:
+            config: a config, or a nested dict of its keys.
+        Returns: the text.
+
+        Raises:
+            ConfigError: a setting is wrong or cannot be applied (also a ValueError).
+        """
         return resource_help(cls._as_config(config))
 
     def describe(self, file: TextIO | None = None) -> None:
-        """Print each effective value and where it comes from; secrets are withheld.
+        """Print each effective value and its origin; secrets are withheld.
 
         Args:
-            file: where to; None is standard output.
+            file: open text file; None is standard output.
         """
         self.config.describe(file)
 
     restore = Restore()
-    """``Trainer.restore(checkpoint)`` is a new trainer that goes on from a checkpoint, which is all that it takes: with
-    the config that it was written with, and aiorl's class for its algorithm; a class of your own has a ``restore`` that
-    makes one of its own. ``trainer.restore(checkpoint)`` goes on from one in place; what was learned since the last
-    checkpoint is saved before.
+    """Restored trainer: ``Trainer.restore(path)`` makes a new one, ``trainer.restore(path)`` changes one in place.
 
-    Raises: CheckpointError where there is none, or it is of another algorithm; ConfigError where a secret that it was
-        saved without is not in the environment; and what a new trainer raises.
+    Called on the class, it needs only the path of a checkpoint. It takes the config from the checkpoint and aiorl's
+    trainer for the algorithm; called on a class of your own, it makes a trainer of that class. Keyword arguments
+    override keys of the config. Called on a trainer, it continues in place from the checkpoint; first it saves progress
+    since the last checkpoint.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it belongs to another algorithm, environment or network.
+        ConfigError: a secret that was not saved is missing from the process environment.
+        AiorlError: the trainer cannot be built; see `Trainer`.
     """
 
     # Training -------------------------------------------------------------------------------------------------
@@ -193,14 +219,14 @@ class Trainer:
     def train(self) -> dict[str, Any]:
         """Train for one iteration: at least one update, ``min_iter_time_s`` and ``timesteps_per_iteration``.
 
-        Returns: the iteration's result, as hooks have left it and as it is written down.
+        Returns: the iteration's result, as changed by hooks and as written to the run's files.
 
         Raises:
             WorkerError: workers failed, and ``ignore_worker_failures`` is off (also a RuntimeError).
-            EndOfData: all stored experience was read before (``input_epochs``; also an EOFError).
-            RuntimeError: the trainer was stopped; another thread is in this method; or no worker is left, or it failed
-                again and again.
-            Exception: whatever an environment, a policy or a hook raised.
+            EndOfData: all stored experience has been read (``input_epochs``; also an EOFError).
+            RuntimeError: the trainer was stopped, another thread is in this method, no worker is left, or the iteration
+                failed repeatedly.
+            Exception: an environment, a policy or a hook raised it.
         """
         self._check_running()
         if not self._turn.acquire(blocking=False):
@@ -209,7 +235,7 @@ class Trainer:
             return self._train_and_report()
         except BaseException as error:
             self._files.flush()
-            if isinstance(error, KeyboardInterrupt):  # in a notebook the trainer lives on, but for how long?
+            if isinstance(error, KeyboardInterrupt):  # in a notebook the trainer survives, but for how long?
                 self._save_unsaved()
             raise
         finally:
@@ -220,25 +246,25 @@ class Trainer:
         self.iteration = int(result.setdefault("training_iteration", self.iteration + 1))
         try:
             self._evaluate(result)
-        finally:  # what was trained is written down, also where its evaluation was interrupted or failed
+        finally:  # the result is written even if its evaluation failed or was interrupted
             self._unwritten = result
             report(result, self._callbacks(), self, lambda _: self._write_result())
         return result
 
     def iterate(self, *, progress: bool = False, **stop: float | None) -> Iterator[dict[str, Any]]:
-        """Train until something is reached, or all stored experience is read; else until the caller has enough.
+        """Train until a stop criterion is met, all stored experience is read, or the caller leaves the loop.
 
         Args:
-            progress: show time, env steps and mean return on one line, which each iteration writes over.
-            **stop: ``stop_return`` (mean return of the last 100 episodes), ``stop_timesteps`` (env steps trained on in
-                all), ``stop_time_s`` and ``stop_iterations`` (from the first call on), ``stop_evaluation_return`` (see
-                ``evaluation_interval``); None takes the config's.
+            progress: True shows time, env steps and mean return on one line, which each iteration overwrites.
+            **stop: ``stop_return`` (mean return of the last 100 episodes), ``stop_timesteps`` (total env steps trained
+                on), ``stop_time_s`` and ``stop_iterations`` (both counted from this call), ``stop_evaluation_return``
+                (see ``evaluation_interval``). None takes the config's value.
 
-        Yields: the result of each iteration; the last one is that in which the trainer is stopped, if it is.
+        Yields: the result of each iteration, up to the one during which the trainer is stopped.
 
         Raises:
-            ConfigError: a criterion is unknown or no number, or asks for evaluations although there are none; and what
-                ``train`` raises.
+            ConfigError: a criterion is unknown or not a number, or needs evaluations and none are configured.
+            Exception: an iteration failed; see ``train``.
         """
         began, count = time.monotonic(), 0
         criteria = StopCriteria.of(self.config, **stop)
@@ -266,7 +292,7 @@ class Trainer:
                 return
 
     def stop(self) -> None:
-        """Save what was learned since the last checkpoint, and end all that was started; may be repeated."""
+        """Save progress since the last checkpoint, and end workers and threads. Later calls do nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -279,74 +305,74 @@ class Trainer:
         self._is_hurried = isinstance(error, KeyboardInterrupt)
         self.stop()
 
-    # What a subclass has ------------------------------------------------------------------------------------------
+    # Methods that a subclass overrides ----------------------------------------------------------------------------
 
     def _planned(self, config: CommonConfig) -> CommonConfig:
-        """Look at what a config asks for, before anything is made; the config, completed where that is needed.
+        """Check a config before anything is built, and return it with missing values filled in.
 
         Raises:
-            ConfigError: it cannot be.
+            ConfigError: the config asks for something impossible.
         """
         return config
 
     def _init(self, config: CommonConfig, env_creator: EnvCreator) -> None:
-        """Build what trains."""
+        """Build the parts that train."""
         raise NotImplementedError(f"{type(self).__name__} has no _init(config, env_creator)")
 
     def _train(self) -> dict[str, Any]:
-        """Train for one iteration; its result."""
+        """Train for one iteration, and return its result."""
         raise NotImplementedError(f"{type(self).__name__} has no _train()")
 
     def _recover(self) -> None:
-        """Go on with the workers that are left, after a WorkerError.
+        """Continue with the remaining workers after a WorkerError.
 
         Raises:
-            NotImplementedError: this trainer has no way to.
-            RuntimeError: none is left.
+            NotImplementedError: this trainer cannot continue.
+            RuntimeError: no worker is left.
         """
         raise NotImplementedError(f"{type(self).__name__} has no _recover(): failures of workers can't be ignored")
 
     def _evaluate(self, result: dict[str, Any]) -> None:
-        """Add ``evaluation`` to the result of the iteration that has ended, if there was one."""
+        """Add ``evaluation`` to the result of the finished iteration, if an evaluation was made."""
 
     def _before_evaluate(self) -> None:
-        """Called before each evaluation, for a subclass."""
+        """Prepare an evaluation; called before each one."""
 
     def _check_fits(self, checkpoint: Checkpoint) -> None:
-        """Refuse a checkpoint that a trainer like this one can't go on from.
+        """Refuse a checkpoint that this trainer can't continue from.
 
         Raises:
-            CheckpointError: it is of another environment, algorithm or network.
+            CheckpointError: it belongs to another environment, algorithm or network.
         """
         check_compatible(checkpoint, {"env": self.config.env, "algo": self.config.algo})
 
     def _save_unsaved(self) -> None:
-        """Write a checkpoint of what was learned since the last one, if there is anything."""
+        """Write a checkpoint if there is progress since the last one."""
 
     def _stop(self) -> None:
-        """End what ``_init`` started, and save what was learned."""
+        """End everything that ``_init`` started, and save progress."""
 
     def _callbacks(self) -> DefaultCallbacks | None:
-        """The user's hooks on the trainer."""
+        """Return the user's hooks on the trainer, if any."""
         return None
 
     def _results(self) -> Results | None:
-        """Return the episodes that it has trained on, if it keeps them."""
+        """Return the results of the episodes trained on, if this trainer keeps them."""
         return None
 
     # Inside -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def _made_for(cls, algo: str) -> type[Trainer] | None:
-        """Return the trainer of an algorithm, made if there is none yet; None where a class makes none."""
+        """Return the trainer class of an algorithm, making it if necessary; None if this class makes none."""
         return None
 
     @classmethod
     def _config_class(cls) -> type[CommonConfig]:
         if not cls._name or cls._default_config is None:
             raise NotImplementedError(
-                f"{cls.__name__} names no algorithm: a trainer has _name, _default_config and _init, as PPOTrainer and "
-                "the others of aiorl have"
+                f"{cls.__name__} names no algorithm: a trainer needs _name, _default_config and _init, like PPOTrainer "
+                "and the other trainers of aiorl"
             )
         return cls._default_config
 
@@ -365,10 +391,10 @@ class Trainer:
 
     @classmethod
     def _as_config(cls, config: Mapping[str, Any] | CommonConfig) -> CommonConfig:
-        """A config of the trainer's algorithm.
+        """Return a config of the trainer's algorithm.
 
         Raises:
-            ConfigError: it is of another one, or a setting cannot be honoured.
+            ConfigError: it belongs to another algorithm, or a setting is wrong or cannot be applied.
         """
         kind = cls._config_class()
         if isinstance(config, kind):
@@ -376,8 +402,8 @@ class Trainer:
         if isinstance(config, CommonConfig) or config.get("algo", cls._name) != cls._name:
             algo = config.algo if isinstance(config, CommonConfig) else config["algo"]
             raise ConfigError(
-                f"algo is {algo!r}, and this is a {cls.__name__}.", key="algo", value=algo,
-                hint=f"Leave it out, or take the trainer of {algo}.",
+                f"algo is {algo!r}, but this is a {cls.__name__}.", key="algo", value=algo,
+                hint=f"Leave it out, or use the trainer for {algo}.",
             )  # fmt: skip
         values = {"algo": cls._name, **config}
         if values.get("resume") is not None and not kind.model_fields.keys() <= values.keys():  # the run's own beneath
@@ -385,7 +411,7 @@ class Trainer:
         return kind.from_mapping(values, allow_unknown=cls._allow_unknown_configs)
 
     def _open(self, creator: EnvCreator) -> None:
-        """Make the run directory, and build."""
+        """Make the run directory, and build everything."""
         self.config = self._planned(self.config)
         self._directory = RunDirectory.open(self.config)
         self.logdir = str(self._directory.path)
@@ -394,7 +420,7 @@ class Trainer:
         self._logger: Logger | None = None
         self._is_stopped = False
         _running.add(self)
-        ending = self._ending = contextlib.ExitStack()  # each step is taken, whatever becomes of the others
+        ending = self._ending = contextlib.ExitStack()  # every step runs, even if another one fails
         for step in (log.close, self._directory.close, self._files.close):
             ending.callback(step)
         ending.callback(_running.discard, self)
@@ -408,7 +434,7 @@ class Trainer:
             ending.callback(self._write_result)
             ending.callback(self._stop)
             self._init(self.config, creator)
-            self._restored = None  # it may hold a whole replay
+            self._restored = None  # may hold a whole replay
         except BaseException as error:
             self.stop()
             if isinstance(error, ConfigError):
@@ -424,17 +450,17 @@ class Trainer:
                     if HINT not in str(error):
                         error.add_note(HINT)
                     raise
-                logger.warning("try %d of %d failed: %s", attempt + 1, 1 + _MAX_RETRIES, error)
+                logger.warning("attempt %d of %d failed: %s", attempt + 1, 1 + _MAX_RETRIES, error)
                 self._recover()
-        raise RuntimeError(f"workers failed in each of {1 + _MAX_RETRIES} tries to train for an iteration")
+        raise RuntimeError(f"workers failed in each of {1 + _MAX_RETRIES} attempts at an iteration")
 
     def _check_running(self) -> None:
         if self._is_stopped:
             why = "was stopped" if self._process == os.getpid() else "belongs to the process that forked this one"
-            raise RuntimeError(f"this trainer {why}; a new one goes on with Trainer.restore(checkpoint)")
+            raise RuntimeError(f"this trainer {why}; continue with a new one: Trainer.restore(checkpoint)")
 
     def _write_result(self) -> None:
-        """Write the newest result down, once: where a hook stops the trainer, before the files are closed."""
+        """Write the newest result, once. If a hook stops the trainer, this is before the files are closed."""
         result, self._unwritten = self._unwritten, None
         if result is not None:
             (self._files if self._logger is None else self._logger).write(result)
@@ -448,19 +474,19 @@ class Trainer:
 
 
 _running: set[Trainer] = set()
-"""Those not stopped yet: one that nobody refers to any more has processes, and what it learned is still to be saved."""
+"""Trainers not stopped yet. Even one without references has processes to end and progress to save."""
 
 
 @atexit.register
 def _stop_all() -> None:
-    """A program that ends without having stopped its trainers loses nothing, and leaves no process."""
+    """Stop all trainers when the program exits, so that no progress is lost and no process is left."""
     for trainer in list(_running):
         with contextlib.suppress(Exception):
             trainer.stop()
 
 
 def _leave_to_parent() -> None:
-    """Let go of all trainers in a forked child: their threads and processes are the parent's."""
+    """Drop all trainers in a forked child: their threads and processes belong to the parent."""
     for trainer in _running:
         trainer._is_stopped = True
     _running.clear()
@@ -470,26 +496,26 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def settings_of(config: Mapping[str, Any] | CommonConfig | None) -> dict[str, Any]:
-    """The keys that a caller sets by a config.
+    """Return the keys that a caller sets with a config.
 
     Raises:
-        ConfigError: it is no config.
+        ConfigError: it is neither a config nor a dict.
     """
     if isinstance(config, CommonConfig):
         return {**config.users_values(), "algo": config.algo}
     if not isinstance(config, Mapping | None):
         raise ConfigError(
-            f"config is {config!r:.100}, expected a dict of keys, or a config.", key="config",
-            hint="An environment is given as env='CartPole-v1', a file read by PPOConfig.from_file(path).",
+            f"config is {config!r:.100}, expected a config or a dict of keys.", key="config",
+            hint="Pass an environment as env='CartPole-v1'. Read a file with PPOConfig.from_file(path).",
         )  # fmt: skip
     return dict(config or {})
 
 
 def creator_of(config: CommonConfig) -> EnvCreator:
-    """Return what makes a run's environments.
+    """Return the function that makes a run's environments.
 
     Raises:
-        ConfigError: there is no such environment, or none that its workers would know.
+        ConfigError: the environment does not exist, or the run's workers would not know it.
     """
     if not config.is_alone:
         name_elsewhere(config.env or "")

@@ -1,4 +1,4 @@
-"""A whole run in one call: what ``python -m aiorl.learner`` does, for a program."""
+"""A whole run in one call, for programs; the counterpart of ``python -m aiorl.learner``."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from aiorl.run.trainer.trainer import ENV_HINT, creator_of, settings_of
 def train(
     env: Any = None, *, algo: str | None = None, config: Mapping[str, Any] | CommonConfig | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """Train until a stop criterion is met, or for as long as nobody presses Ctrl-C.
+    """Train until a stop criterion is met or the user presses Ctrl-C.
 
-    It shows what the command line shows, writes the same files, and ends as orderly. Without workers
-    (``num_workers=0``, no ``bind``) all of it is sampled and learned in the caller's thread, for a debugger to see.
+    Like the command line, it shows progress, writes the run's files and saves a last checkpoint. Without workers
+    (``num_workers=0``, no ``bind``), it samples and learns in the caller's thread, so that a debugger works.
 
     Args:
-        env: the environment, as for `aiorl.Trainer`; with workers, one that they can import. None takes that of the
-            config, or of a preset that is for one.
-        algo: the algorithm; None takes that of the config or the preset, or else PPO.
-        config: keys of its config, nested as it is, or a config.
-        **settings: more of them, such as ``stop_return=475``, ``num_workers=4`` or ``resume="runs/mine"``; they win.
-    Returns: the last result (empty if nothing was trained) with ``reason``, why it ended, ``run_dir`` and
+        env: the environment, as for `aiorl.Trainer`; with workers, one that they can import. None takes the config's
+            or the preset's.
+        algo: the algorithm; None takes the config's or the preset's, or else PPO.
+        config: a config, or a nested dict of its keys.
+        **settings: more keys, such as ``stop_return=475``, ``num_workers=4`` or ``resume="runs/mine"``. They override
+            ``config``.
+    Returns: the last result (empty if nothing was trained), plus ``reason`` (why the run ended), ``run_dir`` and
         ``checkpoint``.
 
     Raises:
-        ConfigError: a setting that cannot be honoured (also a ValueError).
-        AiorlError: training failed, or its last checkpoint can't be written; what was learned until then is saved where
-            that can be.
+        ConfigError: a setting is wrong or cannot be applied (also a ValueError).
+        AiorlError: training failed, or the last checkpoint can't be written. Progress is saved if possible.
     """
     refuse_in_import("trains")
     values = {**settings_of(config), **settings}

@@ -1,4 +1,4 @@
-"""The code on docs/exports.md runs as it stands there."""
+"""The code on docs/exports.md runs unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_page_has_a_block_for_each_format() -> None:
     assert len(ONNX_ONLY) == 2
 
 
-def test_what_needs_onnx_runtime_alone_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_that_need_only_onnx_runtime_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     aiorl.export_policy("runs/mine", "exported")
     found: dict[str, Any] = {}

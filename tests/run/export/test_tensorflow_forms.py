@@ -1,4 +1,4 @@
-"""A policy written as SavedModel, Keras or TFLite acts as the one in the checkpoint, opened as anybody would."""
+"""Exports to SavedModel, Keras and TFLite act like the checkpoint's policy when opened in the usual way."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_keras(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def run_tflite(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where the interpreter will be one day
+        warnings.simplefilter("ignore")  # the interpreter's future package
         interpreter = tf.lite.Interpreter(str(path))
     return dict(interpreter.get_signature_runner("serving_default")(**inputs))
 
@@ -52,7 +52,7 @@ RUNNERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "world", [world if world in QUICK else pytest.param(world, marks=pytest.mark.slow) for world in WORLDS]
 )
-def test_every_format_acts_as_the_loaded_policy_does_and_has_the_same_names(tmp_path: Path, world: str) -> None:
+def test_every_format_acts_as_the_loaded_policy_with_the_same_names(tmp_path: Path, world: str) -> None:
     """R183: each is in its directory, and returned by its format."""
     save_world(world, tmp_path)
     written = aiorl.export_policy(tmp_path, tmp_path / "out", FORMATS)
@@ -67,21 +67,21 @@ def test_every_format_acts_as_the_loaded_policy_does_and_has_the_same_names(tmp_
     for rows in (1, 5):
         inputs = {item["name"]: np.zeros((rows, *item["shape"][1:]), item["dtype"]) for item in described["inputs"]}
         inputs["obs"] = model_inputs(policy.observation_space, observations_of(policy.observation_space, rows))
-        by_onnx = run_onnx(written["onnx"], inputs)  # which is the policy's, see test_writing
+        by_onnx = run_onnx(written["onnx"], inputs)  # equal to the policy's; see test_writing
         for name, path in written.items():
             found = RUNNERS[name](path, inputs)
             assert found.keys() == by_onnx.keys()
             for output, value in found.items():
                 want = by_onnx[output]
                 assert (value.dtype, value.shape) == (want.dtype, want.shape)
-                # random weights are large: what comes out is, too, and has fewer digits that are certain
+                # random weights are large: so are the outputs, which have fewer certain digits
                 limit = 3e-5 * max(1.0, np.abs(want[np.abs(want) < 1e30]).max(initial=0.0))
                 np.testing.assert_allclose(value, want, rtol=1e-5, atol=limit, err_msg=f"{name}: {output}")
 
 
 @pytest.mark.slow
 def test_files_are_opened_in_a_process_without_aiorl(tmp_path: Path) -> None:
-    """No class of ours is in them, and no code that Keras would have to be told to trust."""
+    """The files contain no class of aiorl and no code that Keras would have to trust."""
     save_world("memory", tmp_path)
     written = aiorl.export_policy(tmp_path, tmp_path / "out", ["keras", "savedmodel"])
     code = f"""
@@ -99,7 +99,7 @@ print(tf.saved_model.load({str(written["savedmodel"])!r}).signatures["serving_de
 
 
 class Bits(keras.layers.Layer):
-    """A layer of a user's own, whose operation TFLite doesn't have."""
+    """Layer of a user's own with an operation that TFLite doesn't have."""
 
     def call(self, inputs: Any) -> Any:
         return tf.cast(tf.bitwise.bitwise_and(tf.cast(8.0 * inputs, tf.int32), 5), tf.float32)
@@ -109,7 +109,7 @@ def unusual(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
     return keras.Sequential([keras.layers.Input(obs_shape), Bits(), keras.layers.Dense(num_outputs)])
 
 
-def test_a_network_without_a_form_in_a_format_is_refused_with_the_reason_and_nothing_is_written(
+def test_a_network_that_a_format_cannot_hold_is_refused_with_the_reason_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "users_models", sys.modules[__name__])
@@ -146,21 +146,21 @@ def test_a_network_without_a_form_in_a_format_is_refused_with_the_reason_and_not
         ("filtered frames", {"model": {"conv_filters": [[4, 3, 1]], "fcnet_hiddens": [8]}}, "weight shape"),
     ],
 )
-def test_a_network_that_the_settings_in_the_checkpoint_do_not_describe_has_onnx_alone(
+def test_a_network_that_the_settings_do_not_describe_has_only_onnx(
     tmp_path: Path, world: str, given: dict[str, Any], says: str
 ) -> None:
-    """As those that an algorithm of a user's own builds."""
+    """An algorithm of a user's own can build such a network."""
     save_world(world, tmp_path)
     run = SavedRun.open(tmp_path)
     settings: Any = run.acting.part.policies[aiorl.DEFAULT_POLICY_ID].config
     settings.update(given)
     with pytest.raises(ExportError, match=f"can't be exported as keras: .*{says}"):
-        aiorl.export_policy(run, tmp_path / "out", ["keras"])  # of which the other formats are made
+        aiorl.export_policy(run, tmp_path / "out", ["keras"])  # the basis of the other formats
     assert aiorl.export_policy(run, tmp_path / "out").keys() == {"onnx"}
 
 
-def test_writing_draws_no_random_numbers(tmp_path: Path) -> None:
-    """A trainer that exports goes on as one that doesn't."""
+def test_an_export_draws_no_random_numbers(tmp_path: Path) -> None:
+    """Training continues identically with and without an export."""
     save_world("memory", tmp_path)
     before = random.getstate(), str(np.random.get_state())
     aiorl.export_policy(tmp_path, tmp_path / "out", ["onnx", "keras"])

@@ -1,4 +1,4 @@
-"""A policy written as ONNX acts as the one in the checkpoint does, with nothing but ONNX Runtime."""
+"""ONNX exports act like the checkpoint's policy, with only ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aiorl.run.export import onnx_form
 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
 SLOW = ["looks back", "returns", "values of frames", "noise of the state", "masked dict"]
-"""Worlds of which the others have the parts too."""
+"""Worlds that cover the parts of all others."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arrays_of(space: spaces.Space[Any], actions: list[Any]) -> list[np.ndarray[Any, Any]]:
-    """N actions as environments take them -> one array [N, ...] for each part of the space, depth first."""
+    """Convert N actions from environments to one array [N, ...] per part of the space, depth first."""
     if isinstance(space, spaces.Tuple):
         return [
             array
@@ -55,10 +55,8 @@ def arrays_of(space: spaces.Space[Any], actions: list[Any]) -> list[np.ndarray[A
 @pytest.mark.parametrize(
     "world", [pytest.param(world, marks=pytest.mark.slow) if world in SLOW else world for world in WORLDS]
 )
-def test_an_exported_policy_acts_as_the_loaded_one_does_for_any_number_of_observations(
-    tmp_path: Path, world: str
-) -> None:
-    """R183: it is in the directory named, and returned by its format."""
+def test_an_exported_policy_acts_as_the_loaded_one_for_any_number_of_observations(tmp_path: Path, world: str) -> None:
+    """R183: the file is in the directory given, and its path is returned by format."""
     save_world(world, tmp_path)
     written = aiorl.export_policy(tmp_path, tmp_path / "exported")
     assert written == {"onnx": tmp_path / "exported" / "onnx" / "policy.onnx"}
@@ -101,12 +99,12 @@ def test_an_exported_policy_acts_as_the_loaded_one_does_for_any_number_of_observ
 
 
 def spaces_row(space: spaces.Space[Any], action: Any) -> np.ndarray[Any, Any]:
-    """One action, its arrays flattened one after the other."""
+    """Return an action's arrays, flattened one after another."""
     return np.concatenate([array.ravel().astype(np.float64) for array in arrays_of(space, [action])])
 
 
-def test_the_filter_in_the_file_keeps_the_digits_of_numbers_far_from_zero(tmp_path: Path) -> None:
-    """By NumPy in float64, with a mean that float32 can't hold."""
+def test_the_filter_in_the_file_is_precise_far_from_zero(tmp_path: Path) -> None:
+    """The reference is NumPy in float64, with a mean that float32 can't represent."""
     seen = (np.random.default_rng(0).normal([1000.1, -3e4, 0.0], [1.0, 0.5, 0.0], (50, 3))).astype(np.float32)
     learning = save_world("filtered", tmp_path, seen)
     written = aiorl.export_policy(tmp_path, tmp_path)
@@ -119,7 +117,7 @@ def test_the_filter_in_the_file_keeps_the_digits_of_numbers_far_from_zero(tmp_pa
     np.testing.assert_allclose(found["vf"], values, rtol=1e-5, atol=1e-5)
 
 
-def test_the_file_beside_says_what_goes_in_what_comes_out_and_where_it_is_from(tmp_path: Path) -> None:
+def test_the_json_file_describes_inputs_outputs_and_origin(tmp_path: Path) -> None:
     save_world("memory", tmp_path)
     aiorl.export_policy(tmp_path, tmp_path / "out")
     text = (tmp_path / "out" / "onnx" / "policy.json").read_text()
@@ -142,7 +140,7 @@ def test_the_file_beside_says_what_goes_in_what_comes_out_and_where_it_is_from(t
     assert 0 <= described["checked"]["difference"] <= 1e-5
 
 
-def test_weights_are_in_the_file_and_neither_tensorflow_nor_the_environment_is_needed_to_write_it(
+def test_weights_are_in_the_file_and_an_export_needs_neither_tensorflow_nor_the_environment(
     tmp_path: Path,
 ) -> None:
     save_world("memory", tmp_path / "run")
@@ -191,7 +189,7 @@ def _fail(found: Any) -> Any:
     raise OSError("there is no file")
 
 
-def test_two_actions_that_are_equally_likely_are_no_difference(tmp_path: Path) -> None:
+def test_two_equally_likely_actions_do_not_count_as_a_difference(tmp_path: Path) -> None:
     learning = save_world("box", tmp_path)
     found = load_checkpoint(tmp_path / "checkpoints" / "checkpoint-000007")
     head = {f"algorithm/{DEFAULT}/weights/policy/head/{name}" for name in ("kernel", "bias")}
@@ -203,7 +201,7 @@ def test_two_actions_that_are_equally_likely_are_no_difference(tmp_path: Path) -
     assert run_onnx(written["onnx"], {"obs": np.ones((2, 3), np.float32)})["action"].tolist() == [0, 0]
 
 
-def test_a_disk_without_room_leaves_what_was_there(run: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_earlier_export(run: Path, tmp_path: Path) -> None:
     aiorl.export_policy(run, tmp_path)
     before = (tmp_path / "onnx" / "policy.onnx").read_bytes()
     with disk_full_after(2000), pytest.raises(ConfigError, match="can't be written: "):
@@ -212,10 +210,10 @@ def test_a_disk_without_room_leaves_what_was_there(run: Path, tmp_path: Path) ->
     assert (tmp_path / "onnx" / "policy.onnx").read_bytes() == before
 
 
-def test_a_directory_of_somebody_elses_is_not_replaced(run: Path, tmp_path: Path) -> None:
+def test_a_directory_with_other_content_is_not_replaced(run: Path, tmp_path: Path) -> None:
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="so it is no earlier export"):
+    with pytest.raises(ConfigError, match="not an earlier export"):
         aiorl.export_policy(run, tmp_path)
     assert (tmp_path / "onnx" / "mine.txt").read_text() == "mine"
 

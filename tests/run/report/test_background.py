@@ -1,4 +1,4 @@
-"""Results that a thread writes: all of them, in order, as they were."""
+"""A background thread writes all results, in order and unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiorl.run.report.loggers import BackgroundLogger
 
 
 class Slow:
-    """Writes once it may; notes in which threads."""
+    """Logger that writes when it is released, and notes the threads."""
 
     def __init__(self) -> None:
         self.may = threading.Event()
@@ -30,7 +30,7 @@ class Slow:
         self.is_closed = True
 
 
-def test_a_result_is_written_as_it_was_while_its_owner_goes_on_and_all_are_there_after_a_flush() -> None:
+def test_a_queued_result_is_written_as_it_was_and_flush_waits_for_all() -> None:
     slow = Slow()
     logger = BackgroundLogger(slow)
     result = {"a": 1, "inner": {"b": 2}, "list": [1, 2]}
@@ -48,11 +48,11 @@ def test_a_result_is_written_as_it_was_while_its_owner_goes_on_and_all_are_there
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("aiorl-results")]
 
 
-def test_closing_writes_what_waits_and_what_is_never_written_to_has_no_thread() -> None:
+def test_closing_writes_the_queue_and_without_results_there_is_no_thread() -> None:
     slow = Slow()
     slow.may.set()
     logger = BackgroundLogger(slow)
-    for number in range(200):  # more than may wait
+    for number in range(200):  # more than the queue holds
         logger.write({"n": number})
     logger.close()
     assert [result["n"] for result in slow.written] == list(range(200))
@@ -61,7 +61,7 @@ def test_closing_writes_what_waits_and_what_is_never_written_to_has_no_thread() 
     assert threading.active_count() == before
 
 
-def test_an_error_that_the_logger_does_not_take_itself_comes_out_of_the_next_call() -> None:
+def test_the_next_call_raises_the_loggers_error() -> None:
     logger = BackgroundLogger(SimpleNamespace(write=lambda result: 1 / result["n"], close=lambda: None))
     logger.write({"n": 0})
     with pytest.raises(ArithmeticError):

@@ -19,7 +19,7 @@ def result(iteration: int, **more: Any) -> dict[str, Any]:
             "transport": {"bytes_in_per_s": 1e6}, "policy_lag": {"min": 0, "mean": 1, "max": 2}, **more}  # fmt: skip
 
 
-def test_plain_lines_come_once_a_second_at_most_and_the_last_figures_always() -> None:
+def test_plain_figures_come_at_most_once_a_second_and_always_at_the_end() -> None:
     stream = io.StringIO()
     display = make_display(HEADLINE, stream)
     assert isinstance(display, PlainDisplay)
@@ -37,7 +37,7 @@ def test_plain_lines_come_once_a_second_at_most_and_the_last_figures_always() ->
     assert stream.getvalue().endswith("  workers 2 of 2  in 1 MB/s  policies left 1.0, right -1.0\n")
 
 
-def test_results_pass_with_their_figures_on_one_line_that_ends_however_the_loop_does() -> None:
+def test_results_pass_unchanged_with_their_figures_on_one_line() -> None:
     stream = io.StringIO()
     headline = Headline(HEADLINE.config, {"stop_return": 475, "stop_timesteps": 100_000})
     for shown in shown_on_a_line([result(1), result(20), result(300)], headline, stream):
@@ -49,7 +49,7 @@ def test_results_pass_with_their_figures_on_one_line_that_ends_however_the_loop_
     assert second == "00:00  iteration 20  steps 2,000 of 100 k  return 20.0, goal 475\n"
 
 
-def test_plain_events_are_marked_by_how_bad_they_are() -> None:
+def test_plain_events_are_marked_by_their_level() -> None:
     stream = io.StringIO()
     display = PlainDisplay(HEADLINE, stream)
     display.start(0.0)
@@ -64,7 +64,7 @@ def test_plain_events_are_marked_by_how_bad_they_are() -> None:
 
 
 class Faulty(io.StringIO):
-    """Fails to write as it is told to."""
+    """Stream that fails to write on request."""
 
     error: OSError | None = None
 
@@ -74,7 +74,7 @@ class Faulty(io.StringIO):
         return super().write(text)
 
 
-def test_a_full_disk_takes_lines_and_a_reader_that_left_ends_them_but_not_the_training(
+def test_a_full_disk_loses_lines_and_a_reader_that_leaves_ends_them_but_not_the_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     stream = Faulty()
@@ -86,10 +86,10 @@ def test_a_full_disk_takes_lines_and_a_reader_that_left_ends_them_but_not_the_tr
     assert [line.partition("  ")[2] for line in stream.getvalue().splitlines()] == [
         "aiorl: ppo on CartPole-v1", "event 1"
     ]  # fmt: skip
-    assert capsys.readouterr().err.count("nobody reads standard output any more; the run goes on") == 1
+    assert capsys.readouterr().err.count("the run continues") == 1
 
 
-def test_text_that_the_stream_cannot_hold_is_escaped() -> None:
+def test_text_that_the_stream_cannot_encode_is_escaped() -> None:
     data = io.BytesIO()
     stream = io.TextIOWrapper(data, encoding="ascii")
     PlainDisplay(HEADLINE, stream).event("caf\u00e9", 0.0)
@@ -115,7 +115,7 @@ def test_log_records_of_any_thread_become_events() -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """Stream that claims to be a terminal."""
 
     encoding = "utf-8"  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Runs of one experiment are found, told apart from others, and put together."""
+"""Runs of one experiment are found, distinguished from others, and combined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiorl.run.report.plot import PLOT_FILE, RunCurve, band_of, find_runs, group
 
 
 def write_run(path: Path, points: list[tuple[float, float, float]], **settings: object) -> Path:
-    """A run directory with results (env steps, seconds, mean return)."""
+    """Make a run directory with results (env steps, seconds, mean return)."""
     path.mkdir(parents=True)
     lines = [
         json.dumps({"timesteps_total": steps, "time_total_s": seconds, "episode_reward_mean": value})
@@ -30,7 +30,7 @@ def write_run(path: Path, points: list[tuple[float, float, float]], **settings: 
     return path
 
 
-def test_runs_that_differ_in_their_seed_alone_are_one_experiment(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_their_seed_are_one_experiment(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, stop_timesteps=seed + 10)
         write_run(tmp_path / f"b{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, lr=1e-3)
@@ -41,7 +41,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_experiment(tmp_path: Path)
     ]
 
 
-def test_where_a_run_writes_does_not_make_it_another_experiment() -> None:
+def test_the_run_directory_does_not_distinguish_experiments() -> None:
     runs = [
         curve("0", output="data/0", replay_spill_dir="spill/0"),
         curve("1", output="data/1", replay_spill_dir="spill/1", output_max_file_size=2**20),
@@ -58,7 +58,7 @@ def curve(name: str, **config: object) -> RunCurve:
     return RunCurve(Path(name), {"algo": "ppo", "env": "E", **config}, POINTS, POINTS, POINTS)
 
 
-def test_algorithms_and_environments_need_no_settings_to_be_told_apart() -> None:
+def test_names_of_different_algorithms_or_environments_have_no_settings() -> None:
     runs = [
         curve("1", lr=1e-3, clip_param=0.1),
         curve("2", algo="impala", lr=1e-4, rho_bar=1.0),
@@ -67,7 +67,7 @@ def test_algorithms_and_environments_need_no_settings_to_be_told_apart() -> None
     assert [(one.name, one.env) for one in group_runs(runs)] == [("ppo", "E"), ("impala", "E"), ("dqn", "F")]
 
 
-def test_few_settings_tell_experiments_apart_however_many_differ() -> None:
+def test_names_have_only_the_few_settings_that_distinguish_experiments() -> None:
     runs = [
         curve(str(lr), preset=None, lr=lr, gamma=0.9 + lr, env_config={"size": lr}, model={"fcnet_hiddens": [lr] * 40})
         for lr in (1e-4, 1e-3)
@@ -75,12 +75,12 @@ def test_few_settings_tell_experiments_apart_however_many_differ() -> None:
     assert [one.name for one in group_runs(runs)] == ["ppo, lr=0.0001", "ppo, lr=0.001"]
 
 
-def test_settings_that_some_runs_do_not_have_are_named_where_they_are() -> None:
+def test_settings_that_only_some_runs_have_are_named_for_those() -> None:
     runs = [curve("1", env_config={}), curve("2", env_config={"size": 3})]
     assert [one.name for one in group_runs(runs)] == ["ppo", "ppo, size=3"]
 
 
-def test_experiments_that_no_three_settings_tell_apart_have_a_directory_in_their_names() -> None:
+def test_names_have_the_directory_if_three_settings_do_not_distinguish_experiments() -> None:
     bits = [[number >> place & 1 for place in range(4)] for number in range(16)]
     runs = [curve(f"run-{n}", lr=a, gamma=b, clip_param=c, lambda_=d) for n, (a, b, c, d) in enumerate(bits)]
     names = [one.name for one in group_runs(runs)]
@@ -94,7 +94,7 @@ def test_the_interquartile_mean_is_that_of_the_middle_half(values: list[float], 
     assert interquartile_mean(np.array(values, float)) == pytest.approx(expected)
 
 
-def test_a_band_lies_between_the_runs_and_follows_those_that_have_got_there(tmp_path: Path) -> None:
+def test_a_band_lies_between_the_runs_that_cover_its_points(tmp_path: Path) -> None:
     for seed, (last, value) in enumerate([(100, 0.0), (100, 10.0), (50, 20.0)]):
         write_run(tmp_path / str(seed), [(0, 0, value), (last, last / 10, value)], seed=seed)
     runs = [RunCurve.read(path) for path in find_runs([tmp_path])]
@@ -109,7 +109,7 @@ def test_a_band_lies_between_the_runs_and_follows_those_that_have_got_there(tmp_
         assert np.allclose((band.low[late], band.high[late]), [[0.0], [10.0]])
 
 
-def test_the_command_draws_and_says_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_draws_and_prints_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(2):
         write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0 + seed)], seed=seed)
     write_run(tmp_path / "b", [(0, 0, 1.0), (20, 1, 9.0)], lr=1e-3)
@@ -119,8 +119,8 @@ def test_the_command_draws_and_says_what_came_out(tmp_path: Path, capsys: pytest
     assert main([str(tmp_path), "--out", str(picture), "--goal", "5"]) == 0
     shown = capsys.readouterr()
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "2 runs, at their ends 2.5" in shown.out
-    assert "1 run, at their ends 9.0" in shown.out
+    assert "2 runs, at the end 2.5" in shown.out
+    assert "1 run, at the end 9.0" in shown.out
     assert "left out" in shown.err
     assert [file.name for file in tmp_path.glob("*curves*")] == ["curves.png"]
 

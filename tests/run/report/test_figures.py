@@ -49,7 +49,7 @@ def test_rates_bytes_and_times_are_short(shown: str, text: str) -> None:
         ({}, {"num_workers": 0}, "workers", "this process"),
     ],
 )
-def test_figures_stand_beside_their_goals(result: Any, goals: Any, name: str, text: str) -> None:
+def test_figures_show_their_goals(result: Any, goals: Any, name: str, text: str) -> None:
     config = PPOConfig(env="CartPole-v1", num_workers=goals.pop("num_workers", 2))
     assert figures(result, Headline(config, goals))[name] == text
 
@@ -62,18 +62,18 @@ def test_a_sparkline_has_a_character_for_each_share() -> None:
     assert len(sparkline([float(n) for n in range(1001)], 40)) == 40
 
 
-def test_a_summary_says_where_things_are_and_what_to_type() -> None:
+def test_a_summary_shows_paths_and_next_commands() -> None:
     summary = Summary(
-        "Solved.", "runs/x", checkpoint="c", picture="p", next_steps=[("go on", "python -m aiorl.learner")]
+        "Solved.", "runs/x", checkpoint="c", picture="p", next_steps=[("continue", "python -m aiorl.learner")]
     )
     assert summary_lines(summary) == [
         "", "Solved.", "", "  run directory   runs/x", "  learning curve  p", "  checkpoint      c", "",
-        "What to type next:", "  # go on", "  python -m aiorl.learner",
+        "What to type next:", "  # continue", "  python -m aiorl.learner",
     ]  # fmt: skip
-    assert summary_lines(Summary("Ended by Ctrl-C.", "")) == ["Ended by Ctrl-C."], "nothing came of it"
+    assert summary_lines(Summary("Ended by Ctrl-C.", "")) == ["Ended by Ctrl-C."], "there is nothing to show"
 
 
-def test_returns_by_policy_are_shown_where_there_are_several() -> None:
+def test_returns_by_policy_are_shown_if_there_are_several() -> None:
     assert policy_returns_text({}) == policy_returns_text({"policy_reward_mean": {"left": 1.0}}) == ""
     assert policy_returns_text({"policy_reward_mean": {"left": 1.04, "right": -1.0}}) == "left 1.0, right -1.0"
     many = policy_returns_text({"policy_reward_mean": {f"p{number}": 0.0 for number in range(9)}})

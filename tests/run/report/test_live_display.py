@@ -30,7 +30,7 @@ Make = Callable[..., tuple[LiveDisplay, Console]]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes displays that have started, in a console; they are closed."""
+    """Return a function that makes started displays in a console; all are closed at the end."""
     made: list[LiveDisplay] = []
 
     def build(width: int = 80, file: Any = None) -> tuple[LiveDisplay, Console]:
@@ -50,7 +50,7 @@ def last_frame(console: Console) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_all_figures_are_there_whole_at_usual_widths(make: Make, width: int) -> None:
+def test_all_figures_are_complete_at_usual_widths(make: Make, width: int) -> None:
     display, console = make(width)
     for number in range(60):
         display.update({**RESULT, "episode_reward_mean": float(number)}, 1.0)
@@ -64,14 +64,14 @@ def test_all_figures_are_there_whole_at_usual_widths(make: Make, width: int) -> 
     assert all(len(line) == width for line in frame.splitlines() if line.startswith(("╭", "│", "╰")))
 
 
-def test_frames_are_drawn_four_times_a_second_at_most(make: Make) -> None:
+def test_at_most_four_frames_are_drawn_per_second(make: Make) -> None:
     display, console = make()
     for number in range(1000):
         display.update(RESULT, number / 1000)
     assert console.file.getvalue().count("╭") <= 6
 
 
-def test_what_is_waited_for_is_said_until_the_first_result(make: Make) -> None:
+def test_the_status_is_shown_until_the_first_result(make: Make) -> None:
     display, console = make()
     display.status("waiting for 2 workers", 0.1)
     assert "waiting for 2 workers" in last_frame(console)
@@ -90,16 +90,16 @@ def test_only_the_latest_events_are_shown(make: Make) -> None:
     assert "number 13;" not in frame
 
 
-def test_the_summary_stands_below_whole_lines_and_unframed(make: Make) -> None:
+def test_the_summary_is_below_the_panel_in_whole_lines(make: Make) -> None:
     display, console = make()
     command = "python -m aiorl.learner --resume runs/" + "x" * 80
-    display.finish(Summary("Solved.", "runs/x", next_steps=[("go on", command)]), 1.0)
+    display.finish(Summary("Solved.", "runs/x", next_steps=[("continue", command)]), 1.0)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert f"  {command}" in lines
     assert "Solved." in lines
 
 
-def test_how_to_join_is_readable_on_80_columns_for_as_long_as_the_run_goes_on(make: Make) -> None:
+def test_the_join_command_is_readable_on_80_columns_throughout_the_run(make: Make) -> None:
     command = "python -m aiorl.worker --connect tcp://learner-0.training.example.org:50571 --keys /home/me/keys"
     display, console = make()
     display.join(command, 0.1)
@@ -111,7 +111,7 @@ def test_how_to_join_is_readable_on_80_columns_for_as_long_as_the_run_goes_on(ma
 
 
 class Screen(io.StringIO):
-    """A terminal of changing width that wraps what it shows anew when it gets narrower, as most do."""
+    """Terminal of changing width that wraps its lines again when it gets narrower, as most do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,9 +138,9 @@ class Screen(io.StringIO):
 
 
 @pytest.mark.parametrize("widths", [(80, 79), (100, 80, 60, 40)])
-def test_a_terminal_that_gets_narrower_keeps_no_fragments(make: Make, widths: tuple[int, ...]) -> None:
+def test_a_narrower_terminal_shows_no_remains_of_former_frames(make: Make, widths: tuple[int, ...]) -> None:
     screen = Screen()
-    screen.write("$ what was typed before\n")
+    screen.write("$ a former command\n")
     display, console = make(widths[0], file=screen)
     display.join("python -m aiorl.worker --connect tcp://127.0.0.1:5557", 0.1)
     for number, width in enumerate(widths):
@@ -149,7 +149,7 @@ def test_a_terminal_that_gets_narrower_keeps_no_fragments(make: Make, widths: tu
             console.width = width
         display.update(RESULT, float(number))
     shown = [row for row in screen.rows if row]
-    assert shown[0].startswith("$ what was typed before"[: min(widths)])
+    assert shown[0].startswith("$ a former command"[: min(widths)])
     assert sum("╭" in row for row in shown) == 1
     assert sum("╰" in row for row in shown) == 1
     begin = max(number for number, row in enumerate(shown) if "╭" in row)
@@ -158,7 +158,7 @@ def test_a_terminal_that_gets_narrower_keeps_no_fragments(make: Make, widths: tu
 
 def test_ctrl_c_is_not_echoed_into_the_panel_and_is_again_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = pty.openpty()
-    monkeypatch.setattr(os, "tcgetpgrp", lambda terminal: os.getpgrp())  # as it is of what a shell runs
+    monkeypatch.setattr(os, "tcgetpgrp", lambda terminal: os.getpgrp())  # as a shell sets it for its commands
     with os.fdopen(slave, "w") as terminal:
         display = LiveDisplay(HEADLINE, Console(file=terminal, force_terminal=True))
 

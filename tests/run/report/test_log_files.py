@@ -17,9 +17,9 @@ from aiorl.run.report.console import DisplayHandler
 from aiorl.run.report.log_files import LogFile, RunLog, rotate
 
 
-def test_a_log_that_has_grown_is_set_aside_from_the_beginning_of_a_line(tmp_path: Path) -> None:
+def test_a_large_log_is_set_aside_from_the_beginning_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
-    assert not rotate(path, 100), "there is none"
+    assert not rotate(path, 100), "the file does not exist"
     path.write_text("".join(f"line {number:04}\n" for number in range(10)))
     assert not rotate(path, 100)
     with path.open("a") as file:
@@ -29,7 +29,7 @@ def test_a_log_that_has_grown_is_set_aside_from_the_beginning_of_a_line(tmp_path
     assert (tmp_path / "log.txt.1").read_text().splitlines() == [f"line {number:04}" for number in range(2, 11)]
     path.write_text("x" * 300)
     assert rotate(path, 100)
-    assert (tmp_path / "log.txt.1").stat().st_size <= 100, "also what has no lines, and the one before is gone"
+    assert (tmp_path / "log.txt.1").stat().st_size <= 100, "even text without lines, and the earlier file is gone"
 
 
 def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_pat
             while rotated < 3:
                 rotated += rotate(path, 10_000)
                 await asyncio.sleep(0)
-            assert children.pids, "it hasn't noticed"
+            assert children.pids, "the worker has not noticed"
         finally:
             children.stop(signal.SIGKILL)
             while not children.is_over:
@@ -56,19 +56,19 @@ def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_pat
     asyncio.run(main())
     assert (tmp_path / "worker-1.txt.1").stat().st_size <= 10_000
     for file in (path, tmp_path / "worker-1.txt.1"):
-        assert b"\0" not in file.read_bytes(), "no hole where the old lines were"
+        assert b"\0" not in file.read_bytes(), "no hole in place of the old lines"
 
 
 @pytest.fixture
 def shown() -> Iterator[DisplayHandler]:
-    """What the terminal would show."""
+    """Handler that keeps the records a terminal would show."""
     handler = DisplayHandler()
     logging.getLogger().addHandler(handler)
     yield handler
     logging.getLogger().removeHandler(handler)
 
 
-def test_a_disk_without_room_for_the_log_is_told_once_and_costs_nothing_else(
+def test_a_full_disk_is_reported_once_and_has_no_other_effect_on_the_run(
     tmp_path: Path, shown: DisplayHandler, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "log.txt"
@@ -93,7 +93,7 @@ def test_a_disk_without_room_for_the_log_is_told_once_and_costs_nothing_else(
 
 
 @pytest.mark.parametrize("make", [LogFile, lambda path: DisplayHandler()], ids=["file", "display"])
-def test_a_wrong_format_string_is_shown_and_stays_where_it_is(
+def test_a_wrong_format_string_is_reported(
     make: Callable[[Path], logging.Handler], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = make(tmp_path / "log.txt")
@@ -102,7 +102,7 @@ def test_a_wrong_format_string_is_shown_and_stays_where_it_is(
     assert "no number" in capfd.readouterr().err
 
 
-def test_texts_that_no_encoding_has_are_logged_all_the_same(tmp_path: Path) -> None:
+def test_text_that_cannot_be_encoded_is_logged(tmp_path: Path) -> None:
     file = LogFile(tmp_path / "log.txt")
     file.handle(logging.LogRecord("aiorl", logging.INFO, "", 0, "half a pair: \ud800", (), None))
     file.close()
@@ -123,9 +123,7 @@ def text(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("own", [logging.NOTSET, logging.ERROR])
-def test_each_log_has_what_its_level_says_and_the_programs_own_level_is_back_in_the_end(
-    tmp_path: Path, own: int
-) -> None:
+def test_each_log_has_its_own_level_and_the_programs_level_is_restored(tmp_path: Path, own: int) -> None:
     logging.getLogger("aiorl").setLevel(own)
     try:
         quiet, loud = run_log(tmp_path / "quiet", log_level="ERROR"), run_log(tmp_path / "loud", log_level="INFO")

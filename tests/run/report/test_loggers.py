@@ -35,7 +35,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def both(directory: Path) -> Loggers:
-    """result.jsonl and progress.csv, which is made of it."""
+    """Open result.jsonl and progress.csv, which is made from it."""
     return open_loggers(directory, tensorboard=False)
 
 
@@ -43,7 +43,7 @@ def reject_constant(name: str) -> None:
     raise AssertionError(f"{name} is no strict JSON")
 
 
-def test_a_line_of_jsonl_is_strict_json_whatever_the_result_holds(tmp_path: Path) -> None:
+def test_a_line_of_jsonl_is_strict_json_for_any_result(tmp_path: Path) -> None:
     logger = JsonlLogger(tmp_path / JSONL_FILE)
     logger.write(
         result(1, nan=math.nan, inf=-math.inf, a=np.array([1.0, np.nan]), n=np.float32(2.5), i=np.int64(3),
@@ -68,7 +68,7 @@ def test_csv_keeps_its_columns_and_leaves_lists_out(tmp_path: Path) -> None:
     assert (two["reward"], two["lag/min"], two["lag/max"], two["training_iteration"]) == ("1.5", "", "3", "2")
 
 
-def test_a_resumed_run_goes_on_behind_its_checkpoint_and_without_a_damaged_last_line(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_after_its_checkpoint_and_without_a_damaged_last_line(tmp_path: Path) -> None:
     with closing(open_loggers(tmp_path, tensorboard=False)) as loggers:
         for iteration in range(1, 6):
             loggers.write(result(iteration, run="first"))
@@ -92,7 +92,7 @@ def test_files_of_absurd_size_are_named_and_a_resumed_run_goes_on(
         loggers.write(result(1))
     for name in (JSONL_FILE, CSV_FILE):
         with (tmp_path / name).open("r+b") as file:
-            file.truncate(1 << 40)  # sparse
+            file.truncate(1 << 40)  # a sparse file
     with caplog.at_level(logging.WARNING, "aiorl"):
         assert [row["training_iteration"] for row in read_results(tmp_path)] == [1]
         with closing(open_loggers(tmp_path, resume_iteration=1, tensorboard=False)) as loggers:
@@ -125,7 +125,7 @@ PARTS = [
     content=st.lists(st.sampled_from(PARTS), max_size=12).map(b"".join),
     after=st.sampled_from([None, 0, 2]),
 )
-def test_whatever_the_files_hold_a_resumed_run_keeps_what_came_first_and_goes_on(
+def test_for_any_content_a_resumed_run_keeps_the_first_results_and_continues(
     tmp_path: Path, content: bytes, after: int | None
 ) -> None:
     for name in (JSONL_FILE, CSV_FILE):
@@ -145,12 +145,12 @@ def test_a_result_that_could_not_be_read_back_is_not_written(tmp_path: Path, cap
     assert "result.jsonl can't be written (a result takes 17,8" in caplog.text
 
 
-def test_damaged_lines_are_passed_over_when_results_are_read(tmp_path: Path) -> None:
+def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
     (tmp_path / JSONL_FILE).write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n{"b"\n' + b"[" * 100_000 + b'\n{"a": 2}\n{"a')
     assert read_results(tmp_path) == [{"a": 1}, {"a": 2}]
 
 
-def test_columns_have_a_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_number_of_columns_is_limited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / CSV_FILE
     logger = both(tmp_path)
     with caplog.at_level(logging.WARNING, "aiorl"):
@@ -164,7 +164,7 @@ def test_columns_have_a_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
 
 
-def test_names_with_any_characters_stay_what_they_are_in_a_resumed_run(tmp_path: Path) -> None:
+def test_names_of_any_characters_are_kept_by_a_resumed_run(tmp_path: Path) -> None:
     path = tmp_path / CSV_FILE
     names = ["line\u2028sep", "feed\x0cff", 'quo"te', "com,ma", "new\nline"]
     for iteration in (1, 2):
@@ -174,7 +174,7 @@ def test_names_with_any_characters_stay_what_they_are_in_a_resumed_run(tmp_path:
         logger.close()
     rows = rows_of(path)
     assert [row["training_iteration"] for row in rows] == ["1", "11", "2", "12"]
-    assert list(rows[0])[-2:] == ["later1\\ud800", "later2\\ud800"], "columns that come up later are the last"
+    assert list(rows[0])[-2:] == ["later1\\ud800", "later2\\ud800"], "new columns come last"
     assert [row["later2\\ud800"] for row in rows] == ["", "", "", "1"]
     for name in names:
         assert [row[name] for row in rows] == ["1", "", "2", ""]

@@ -28,26 +28,26 @@ def write_results(run_dir: Path, means: list[float | None]) -> None:
 
 
 def ink(path: Path) -> np.ndarray:
-    """[H, W] bool: where the picture's line is."""
+    """Return which pixels show the curve, bool [H, W]."""
     picture = matplotlib.image.imread(path)[:, :, :3]
     return np.abs(picture - np.array([0x1F, 0x6F, 0x8B]) / 255).sum(axis=2) < 0.05
 
 
-def test_the_picture_shows_a_curve_that_rises_where_the_return_does(tmp_path: Path) -> None:
+def test_the_curve_rises_with_the_return(tmp_path: Path) -> None:
     write_results(tmp_path, [None, *[float(mean) for mean in range(50)]])
     path = plot_learning_curve(tmp_path, title="t", stop_return=40.0)
     assert path == tmp_path / PLOT_FILE
     drawn = ink(path)
     assert drawn.shape == (540, 960)
     columns = np.flatnonzero(drawn.any(axis=0))
-    # The legend stands over the left part; rows are counted from the top.
+    # the legend covers the left part; rows count from the top
     middle, end = drawn[:, columns[len(columns) // 2]], drawn[:, columns[-3]]
     assert np.flatnonzero(middle).mean() > np.flatnonzero(end).mean() + 50
     assert not list(tmp_path.glob("*.new"))
 
 
 @pytest.mark.parametrize("means", [[3.0], [3.0, 3.0], [float(n % 7) for n in range(3000)]])
-def test_short_flat_and_long_runs_are_drawn_too(tmp_path: Path, means: list[float | None]) -> None:
+def test_short_flat_and_long_runs_are_drawn(tmp_path: Path, means: list[float | None]) -> None:
     write_results(tmp_path, means)
     path = plot_learning_curve(tmp_path)
     assert path is not None

@@ -11,7 +11,7 @@ import pytest
 from aiorl.run.report.results import SystemUsage
 
 
-def test_cpu_and_memory_use_are_percentages_and_this_process_is_there() -> None:
+def test_cpu_and_memory_use_are_plausible() -> None:
     """R195."""
     usage = SystemUsage()
     busy_until = time.process_time() + 0.1
@@ -29,7 +29,7 @@ def test_cpu_and_memory_use_are_percentages_and_this_process_is_there() -> None:
 def test_what_cannot_be_measured_is_left_out_and_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Out of descriptors, /proc can't be opened: once that ended a run."""
+    """Without file descriptors, /proc can't be opened; that once ended a run."""
 
     def out_of_descriptors(*_: object) -> None:
         raise OSError(24, "Too many open files")

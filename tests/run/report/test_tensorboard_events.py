@@ -12,7 +12,7 @@ tf = pytest.importorskip("tensorflow")
 
 
 def read_events(directory: Path) -> list[Any]:
-    """The events of the only event file."""
+    """Return the events of the only event file."""
     (path,) = directory.glob("events.out.tfevents.*")
     return [tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
 
@@ -33,7 +33,7 @@ def test_scalars_are_written_over_env_steps(tmp_path: Path) -> None:
     assert math.isnan(values["episode_reward_mean"])
 
 
-def test_a_resumed_run_tells_tensorboard_to_forget_later_points(tmp_path: Path) -> None:
+def test_a_resumed_run_makes_tensorboard_drop_later_points(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, resume_after_step=500)
     logger.write({"timesteps_total": 600, "loss": 1.0})
     logger.close()
@@ -42,7 +42,7 @@ def test_a_resumed_run_tells_tensorboard_to_forget_later_points(tmp_path: Path) 
     assert (start.step, point.step) == (501, 600)
 
 
-def test_a_file_that_cannot_be_written_is_an_error_and_tried_again(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error_and_retried(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     logger = TensorBoardLogger(tmp_path / "file")
     with pytest.raises(OSError, match="Not a directory"):

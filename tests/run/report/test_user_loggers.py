@@ -1,4 +1,4 @@
-"""Loggers of the user's own get each result, and can fail no run."""
+"""Loggers of the user's own get every result, and cannot fail a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiorl.run.report.loggers import check_loggers, make_loggers
 
 
 class Lines:
-    """Writes a line for each result."""
+    """Logger that writes a line for each result."""
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
         self.file = (run_dir / "lines.txt").open("w", encoding="utf-8")
@@ -30,7 +30,7 @@ class Lines:
 
 
 class Failing:
-    """Fails at its second result and at its end."""
+    """Logger that fails at its second result and when it is closed."""
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
         self.count = 0
@@ -52,9 +52,7 @@ def takes_nothing() -> None:
     pass
 
 
-def test_each_result_goes_to_loggers_that_the_config_names_whatever_others_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_logger_gets_each_result_even_if_others_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     paths = [f"{__name__}:Failing", f"{__name__}:Lines"]
     settings = {**SMALL, "lr": 0.5, "loggers": paths, "run_dir": str(tmp_path / "run")}
     with aiorl.PPOTrainer(settings, env="CartPole-v1") as trainer:
@@ -76,7 +74,7 @@ def test_each_result_goes_to_loggers_that_the_config_names_whatever_others_do(
         (f"{__name__}:takes_nothing", "takes_nothing"),
     ],
 )
-def test_a_logger_that_cannot_be_is_said_before_a_directory_is_made(tmp_path: Path, path: str, says: str) -> None:
+def test_an_invalid_logger_is_refused_before_a_directory_is_made(tmp_path: Path, path: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         aiorl.PPOTrainer({**SMALL, "loggers": [path], "run_dir": str(tmp_path / "run")}, env="CartPole-v1")
     assert caught.value.key == "loggers[0]"
@@ -84,12 +82,12 @@ def test_a_logger_that_cannot_be_is_said_before_a_directory_is_made(tmp_path: Pa
 
 
 def test_a_tracker_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(ConfigError, match="needs wandb") as caught:
         check_loggers(["wandb"])
     assert "[tracking]" in caught.value.hint
 
 
-def test_one_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+def test_a_logger_that_cannot_be_made_gives_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no service"):
         make_loggers([f"{__name__}:impossible"], tmp_path, {})

@@ -1,4 +1,4 @@
-"""What the trainers of these tests share."""
+"""Fixtures shared by tests of trainers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import aiorl
 _kept: dict[str, Any] = {}
 
 
-# of a module, not the session: tests elsewhere make a network's export fail, and that must not be kept
+# module scope rather than session scope: tests elsewhere make a network's export fail, and this must not be cached
 @pytest.fixture(scope="module", autouse=True)
 def exported_once() -> Iterator[None]:
-    """Networks of one kind have one acting graph, weights or not: a trainer takes that of another before it."""
+    """Reuse acting graphs: networks of one kind have the same graph, regardless of weights."""
     from aiorl.learning.models import export
 
     describe = export.describe_policy
@@ -41,14 +41,14 @@ def exported_once() -> Iterator[None]:
 
 @pytest.fixture
 def played() -> type[Played]:
-    """An environment that only this process knows."""
+    """Register an environment in this process only."""
     Played.threads, Played.steps, Played.at_step = set(), 0, {}
     return Played
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Makes small PPO trainers, each with a run directory of its own unless it is named; they are stopped."""
+    """Return a function that makes small PPO trainers, each with its own run directory; all are stopped at the end."""
     made: list[Any] = []
     numbers = itertools.count()
 

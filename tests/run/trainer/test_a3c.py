@@ -1,4 +1,4 @@
-"""A3C runs in one process, and what becomes of its fragments."""
+"""A3C runs in one process, and the gradients of its fragments."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_in_one_process_each_fragments_gradient_is_one_step_and_the_ledger_balan
 
 
 @pytest.mark.parametrize("kind", [aiorl.A2CTrainer, aiorl.PGTrainer])
-def test_on_policy_algorithms_take_the_step_that_they_would_with_rows(tmp_path: Path, kind: Any) -> None:
-    """Both sample the same, act with the same weights, and so on from update to update."""
+def test_on_policy_algorithms_take_the_same_step_as_with_rows(tmp_path: Path, kind: Any) -> None:
+    """Both sample the same fragments, act with the same weights, and so on after each update."""
     weights = []
     for gradients in ("learner", "workers"):
         options = {"gradients": gradients, "train_batch_size": 64, "batch_mode": "truncate_episodes"}
@@ -48,7 +48,7 @@ def test_on_policy_algorithms_take_the_step_that_they_would_with_rows(tmp_path: 
         np.testing.assert_allclose(weights[1][name], weight, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-def test_each_policy_that_learns_has_gradients_of_its_own(tmp_path: Path) -> None:
+def test_each_trainable_policy_has_its_own_gradients(tmp_path: Path) -> None:
     multiagent = {"policies": {"left": {"config": {"gamma": 0.5}}, "right": None},
                   "policy_mapping_fn": "general_runs:side"}  # fmt: skip
     with small(tmp_path / "run", env="general_runs:Poles", multiagent=multiagent) as trainer:

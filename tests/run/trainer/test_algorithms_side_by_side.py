@@ -39,7 +39,7 @@ def moved(before: dict[str, Any], after: dict[str, Any], policy_id: str) -> bool
 
 
 def check_saved(trainer: Any, path: str, other: str) -> None:
-    """What is restored, resumed or loaded from a checkpoint has both algorithms."""
+    """Check that policies restored, resumed or loaded from a checkpoint have both algorithms."""
     mine, run_dir = arrays_of(trainer), trainer.logdir
     entry = trainer.config.multiagent.policies["right"]
     restored = Trainer.restore(path, run_dir=f"{run_dir}-again")
@@ -52,7 +52,7 @@ def check_saved(trainer: Any, path: str, other: str) -> None:
     acting = SavedRun.open(path).acting
     assert [acting.part.policies[name].algo for name in ("left", "right")] == [None, other]
     told = learned_policies(acting.part, acting.graphs)
-    assert told["right"][3]["learning"]["algo"] == other, "by which a worker would make gradients"
+    assert told["right"][3]["learning"]["algo"] == other, "the columns from which a worker would make gradients"
     observation = np.zeros(4, np.float32)
     assert load_policy(path, policy_id="right").compute_single_action(observation) in (0, 1)
     trainer.stop()
@@ -61,7 +61,7 @@ def check_saved(trainer: Any, path: str, other: str) -> None:
     assert (entry["class"], entry["observation_space"], entry["action_space"]) == (other, None, None)
 
 
-def test_ppo_and_a2c_learn_side_by_side_and_are_saved_both(tmp_path: Path) -> None:
+def test_ppo_and_a2c_learn_side_by_side_and_both_are_saved(tmp_path: Path) -> None:
     config = PPOConfig(
         **SMALL, train_batch_size=32, sgd_minibatch_size=16, num_sgd_iter=2, run_dir=str(tmp_path / "run"),
         multiagent=beside({"class": "a2c", "config": {"sgd_minibatch_size": None, "num_sgd_iter": 1}}),
@@ -84,7 +84,7 @@ def test_ppo_and_a2c_learn_side_by_side_and_are_saved_both(tmp_path: Path) -> No
         Trainer.restore(path, run_dir=str(tmp_path / "other"), multiagent=beside(None))
 
 
-def test_dqn_and_sac_each_store_for_themselves_and_explore_in_their_own_way(tmp_path: Path) -> None:
+def test_dqn_and_sac_have_their_own_replay_and_exploration(tmp_path: Path) -> None:
     config = DQNConfig(
         **SMALL, train_batch_size=8, training_intensity=0.5, learning_starts=16, replay_capacity=200,
         broadcast_updates=2, timesteps_per_iteration=64, run_dir=str(tmp_path / "run"),

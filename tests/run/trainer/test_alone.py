@@ -1,4 +1,4 @@
-"""Whole runs without workers: from the command line and by `aiorl.train`, all in one process."""
+"""Whole runs without workers, from the command line and with `aiorl.train`, in one process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Plain(gymnasium.Env):
         pass
 
 class Stuck(Plain):
-    """Does not return any more, whoever asks, after a while."""
+    """Environment that never returns from step after a while, and ignores Ctrl-C."""
 
     def act(self):
         while Plain.steps > 3000:
@@ -60,7 +60,7 @@ class Stuck(Plain):
                 print("not I", flush=True)
 
 class Breaking(Plain):
-    """Says something, then asks for the debugger."""
+    """Environment that prints, then starts the debugger."""
 
     def act(self):
         if Plain.steps == 30:
@@ -72,7 +72,7 @@ class Breaking(Plain):
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Callable[..., StartedLearner]]:
-    """Starts learners without workers from the command line, which know the environments of ``alone_envs``."""
+    """Return a function that starts learners without workers, which know the environments of ``alone_envs``."""
     (tmp_path / "alone_envs.py").write_text(ENVS)
     started = Processes(tmp_path)
 
@@ -85,14 +85,14 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., StartedLearner]]:
 
 
 def end_by(learner: StartedLearner, number: int) -> float:
-    """The seconds it takes."""
+    """Stop a learner by a signal, and return the seconds until its end."""
     began = time.monotonic()
     learner.send(number)
     assert learner.wait(30) == 0, learner.text
     return time.monotonic() - began
 
 
-def test_ctrl_c_that_comes_in_the_middle_of_an_update_is_heard() -> None:
+def test_ctrl_c_during_an_update_is_noticed() -> None:
     code = """
 import asyncio, time
 from aiorl.run.threads import LoopThread
@@ -118,7 +118,7 @@ loop.call(train())
 
 
 @pytest.mark.slow
-def test_a_run_without_workers_is_one_process_ends_by_ctrl_c_and_goes_on_where_it_was(
+def test_a_run_without_workers_is_one_process_and_resumes_after_ctrl_c(
     alone: Callable[..., StartedLearner],
 ) -> None:
     learner = alone("--min-iter-time-s=0.05", "--checkpoint-interval-s=0.2")
@@ -147,7 +147,7 @@ def test_a_run_without_workers_is_one_process_ends_by_ctrl_c_and_goes_on_where_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_environment_that_never_returns_does_not_keep_the_run_from_its_end(
+def test_an_environment_that_never_returns_does_not_block_the_end_of_the_run(
     alone: Callable[..., StartedLearner], number: int
 ) -> None:
     learner = alone("--env=alone_envs:Stuck")
@@ -159,7 +159,7 @@ def test_an_environment_that_never_returns_does_not_keep_the_run_from_its_end(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no pseudo-terminals")
-def test_a_debugger_in_the_environment_has_the_terminal_for_itself(tmp_path: Path) -> None:
+def test_a_debugger_in_the_environment_has_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "alone_envs.py").write_text(ENVS)
     options = ("--env=alone_envs:Breaking", "--xla=off", "--stop-timesteps=100", "--train-batch-size=200",
                "--rollout-fragment-length=50", "--num-envs-per-worker=1", "--sgd-minibatch-size=50")  # fmt: skip
@@ -172,7 +172,7 @@ def test_a_debugger_in_the_environment_has_the_terminal_for_itself(tmp_path: Pat
         try:
             while b"(Pdb) " not in shown:
                 shown += os.read(ours, 4096)
-            time.sleep(1.2)  # a panel would be drawn anew meanwhile
+            time.sleep(1.2)  # a panel would be redrawn meanwhile
             os.write(ours, b"p answer + 1000\nc\n")
             with contextlib.suppress(OSError):  # the other end is closed
                 while more := os.read(ours, 4096):
@@ -191,7 +191,7 @@ def test_a_debugger_in_the_environment_has_the_terminal_for_itself(tmp_path: Pat
 
 @pytest.fixture
 def train(tmp_path: Path, played: type[Played]) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Trains with an environment that only this process knows."""
+    """Train with an environment that only this process knows."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 
     class Own(Played):
@@ -206,7 +206,7 @@ def train(tmp_path: Path, played: type[Played]) -> Iterator[Callable[..., dict[s
     assert not [thread for thread in threading.enumerate() if thread.name == "aiorl-run"]
 
 
-def test_train_samples_learns_and_evaluates_in_the_thread_that_calls(
+def test_train_samples_learns_and_evaluates_in_the_callers_thread(
     train: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Played.at_step = {10: lambda: print("said by the environment")}
@@ -226,7 +226,7 @@ def test_train_samples_learns_and_evaluates_in_the_thread_that_calls(
     assert (tmp_path / "run" / "best").is_dir()
 
 
-def test_what_an_environment_raises_ends_train_and_what_was_learned_is_saved(
+def test_an_environments_error_ends_train_and_progress_is_saved(
     train: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     Played.at_step = {150: raising(ZeroDivisionError("the rail has an end"))}
@@ -235,7 +235,7 @@ def test_what_an_environment_raises_ends_train_and_what_was_learned_is_saved(
     assert aiorl.load_policy(tmp_path / "run").env_steps == 128
 
 
-def test_ctrl_c_in_the_middle_of_a_step_ends_train_and_it_returns(train: Callable[..., dict[str, Any]]) -> None:
+def test_ctrl_c_during_a_step_ends_train_and_it_returns(train: Callable[..., dict[str, Any]]) -> None:
     Played.at_step = {150: lambda: (signal.raise_signal(signal.SIGINT), time.sleep(60))}
     began = time.monotonic()
     result = train()
@@ -250,7 +250,7 @@ def test_ctrl_c_in_the_middle_of_a_step_ends_train_and_it_returns(train: Callabl
     [(ValueError(), ValueError), (StopIteration(), RuntimeError), (SystemExit(), BrokenOff),
      (KeyboardInterrupt(), BrokenOff), (asyncio.CancelledError(), BrokenOff)],
 )  # fmt: skip
-def test_whatever_a_step_raises_reaches_who_asked_for_it_and_the_next_one_is_called(
+def test_a_steps_error_reaches_its_caller_and_the_next_step_is_called(
     raised: BaseException, expected: type[BaseException]
 ) -> None:
     loop = LoopThread("test")

@@ -1,4 +1,4 @@
-"""Evaluations while a run trains: when, with what, beside training or between its iterations, and which one is kept."""
+"""Evaluations of a run: their times, settings, processes, and the checkpoint kept."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ import aiorl
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run.evaluations import BEST, Evaluations
 
-SMALL: dict[str, Any] = {  # here: processes that evaluate import this module, and see no folder of the tests' own
+SMALL: dict[str, Any] = {  # defined here: evaluation processes import this module and can't find tests/support
     "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64,
     "sgd_minibatch_size": 64, "num_sgd_iter": 1, "eager": True, "seed": 1, "model": {"fcnet_hiddens": [8]},
     "compilation_cache": "off", "lr": 0.01,
 }  # fmt: skip
 
 
-class Told(gymnasium.Env[Any, Any]):
-    """Episodes of as many steps as the config says, each worth as much as it says; fails if it says so."""
+class SmallEnv(gymnasium.Env[Any, Any]):
+    """Environment that takes length, reward and failures from its config."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -44,16 +44,16 @@ class Told(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.fails:
-            raise ValueError("I was told to")
+            raise ValueError("fails on purpose")
         self.t += 1
         return np.full(2, self.t / self.length, np.float32), self.reward, self.t == self.length, False, {}
 
 
-ENV = f"{__name__}:Told"
+ENV = f"{__name__}:SmallEnv"
 
 
 class Noting(aiorl.PPOTrainer):
-    """Notes when it is about to evaluate."""
+    """Trainer that notes its evaluations."""
 
     before: tuple[int, ...] = ()
 
@@ -61,7 +61,7 @@ class Noting(aiorl.PPOTrainer):
         self.before += (self.iteration,)
 
 
-def test_r177_at_setup_and_every_interval_so_many_complete_episodes_are_played(tmp_path: Path) -> None:
+def test_r177_complete_episodes_are_played_at_setup_and_every_interval(tmp_path: Path) -> None:
     settings = {
         **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 2, "evaluation_num_episodes": 3,
         "evaluation_config": {"env_config": {"length": 7, "reward": 2.0}},
@@ -89,7 +89,7 @@ def test_r177_at_setup_and_every_interval_so_many_complete_episodes_are_played(t
         {"stop_evaluation_return": 1.0},
     ],
 )
-def test_r178_an_evaluation_that_would_equal_training_or_has_unknown_keys_is_a_value_error(
+def test_r178_evaluation_settings_that_are_unknown_or_change_nothing_are_a_value_error(
     settings: dict[str, Any],
 ) -> None:
     with pytest.raises(ValueError, match="evaluation"):
@@ -117,7 +117,7 @@ def test_r179_training_is_the_same_with_and_without_evaluations(tmp_path: Path) 
     ]
 
 
-def test_a_trainers_own_evaluate_plays_as_evaluation_config_says_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_trainers_own_evaluate_follows_evaluation_config_by_default(tmp_path: Path) -> None:
     settings = {
         **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_num_episodes": 2,
         "evaluation_config": {"env_config": {"length": 7}, "explore": True},
@@ -133,10 +133,10 @@ def test_iterate_ends_when_an_evaluation_is_good_enough(tmp_path: Path) -> None:
     settings = {**SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 3}
     with aiorl.PPOTrainer(settings) as trainer:
         results = list(trainer.iterate(stop_evaluation_return=4.0, stop_iterations=10))
-    assert len(results) == 1  # that at setup
+    assert len(results) == 1  # the evaluation at setup
 
 
-def test_what_fails_in_an_evaluation_is_told_without_processes_too_and_training_goes_on(
+def test_a_failed_evaluation_is_reported_without_processes_too_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {
@@ -149,7 +149,7 @@ def test_what_fails_in_an_evaluation_is_told_without_processes_too_and_training_
     assert "evaluation" not in result
     said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 2
-    assert all("I was told to" in text and "training goes on" in text for text in said)
+    assert all("fails on purpose" in text and "training" in text for text in said)
 
 
 # With processes
@@ -164,7 +164,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def evaluations(tmp_path: Path, saved: Path) -> Callable[..., Any]:
-    """Makes evaluations of a saved policy, whose results are told; `said` has what users are told."""
+    """Return a function that makes evaluations of a saved policy; `said` collects its messages."""
 
     async def save(directory: Path, *, with_experience: bool) -> Path:
         assert not with_experience
@@ -181,7 +181,7 @@ def evaluations(tmp_path: Path, saved: Path) -> Callable[..., Any]:
 
 
 class Training:
-    """What evaluations ask of a training; it never ends."""
+    """Fake of a training that never ends."""
 
     def __init__(self, save: Callable[..., Any]) -> None:
         self.saver = SimpleNamespace(save_last=save)
@@ -189,7 +189,7 @@ class Training:
         self.end = SimpleNamespace(has_come=False, before=lambda step: step)
 
     async def after(self, evaluations: Any, iteration: int) -> Any:
-        """Return what an iteration's result tells of evaluations."""
+        """Return the evaluation metrics in an iteration's result."""
         result = {"training_iteration": iteration}
         await evaluations.after_iteration(self, result)
         return result.get("evaluation")
@@ -200,15 +200,13 @@ def children() -> list[psutil.Process]:
     return [child for child in found if "aiorl.run.evaluation" in child.cmdline()]
 
 
-def test_episodes_are_shared_between_processes_that_go_on_from_one_evaluation_to_the_next_and_end(
-    evaluations: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_processes_share_episodes_and_stay_until_the_end(evaluations: Callable[..., Any], tmp_path: Path) -> None:
     made, training = evaluations(evaluation_num_workers=2, evaluation_num_episodes=5)
 
     async def run() -> None:
         assert made.is_beside
         assert await training.after(made, 1) is None
-        assert await training.after(made, 2) is None  # the first goes on
+        assert await training.after(made, 2) is None  # the first process continues
         assert "iteration 2 is not evaluated" in made.said[0]
         await made.finish()
         first = await training.after(made, 3)
@@ -225,14 +223,14 @@ def test_episodes_are_shared_between_processes_that_go_on_from_one_evaluation_to
     assert not (tmp_path / "run" / "evaluation").exists()
 
 
-def test_what_fails_in_an_evaluation_is_told_and_the_next_one_comes(evaluations: Callable[..., Any]) -> None:
+def test_a_failed_evaluation_is_reported_and_the_next_one_works(evaluations: Callable[..., Any]) -> None:
     made, training = evaluations(evaluation_num_workers=0, evaluation_config={"env_config": {"fails": True}})
 
     async def run() -> None:
         assert not made.is_beside
         assert await training.after(made, 1) is None
-        assert "I was told to" in made.said[-1]
-        assert "training goes on" in made.said[-1]
+        assert "fails on purpose" in made.said[-1]
+        assert "training" in made.said[-1]
         (child,) = children()
         os.kill(child.pid, signal.SIGKILL)
         made._config.evaluation_config["env_config"]["fails"] = False
@@ -242,9 +240,7 @@ def test_what_fails_in_an_evaluation_is_told_and_the_next_one_comes(evaluations:
     asyncio.run(run())
 
 
-def test_the_checkpoint_that_did_best_is_kept_also_over_a_resume(
-    evaluations: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_best_checkpoint_is_kept_even_after_a_resume(evaluations: Callable[..., Any], tmp_path: Path) -> None:
     best = tmp_path / "run" / BEST
 
     async def run() -> None:
@@ -268,8 +264,8 @@ def test_the_checkpoint_that_did_best_is_kept_also_over_a_resume(
     assert not [path for path in best.parent.iterdir() if path.name.endswith(".tmp")]
 
 
-def test_the_last_evaluation_beside_training_is_waited_for_at_the_end(tmp_path: Path) -> None:
-    """It is of what was trained, and may be the best."""
+def test_the_end_waits_for_the_last_evaluation(tmp_path: Path) -> None:
+    """It plays the final policy, which can be the best."""
     settings = {
         **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 2, "evaluation_num_workers": 1,
         "evaluation_config": {"env_config": {"length": 3}},
@@ -279,5 +275,5 @@ def test_the_last_evaluation_beside_training_is_waited_for_at_the_end(tmp_path: 
     assert trainer.before == (0, 2)
     assert len(results) == 2
     told = [result["evaluation"]["training_iteration"] for result in results if "evaluation" in result]
-    assert told in ([], [0])  # by a process beside training, which goes on meanwhile
+    assert told in ([], [0])  # by a process, during training
     assert json.loads((tmp_path / "run" / BEST / "evaluation.json").read_text())["episode_len_mean"] == 3

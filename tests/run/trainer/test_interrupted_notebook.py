@@ -1,4 +1,4 @@
-"""A cell that trains is interrupted as Jupyter does it: nothing is lost, and all goes on or ends as it should (T2)."""
+"""An interrupted training cell, as in Jupyter, loses nothing, and training can continue or end (T2)."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ TRAIN = """
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_trainer_that_goes_on(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_working_trainer(tmp_path: Path, num_workers: int) -> None:
     manager, client = start_new_kernel(cwd=str(tmp_path))
 
     def run(code: str, *, interrupt_at: str = "") -> tuple[str, str]:
-        """What a cell prints, and the name of its error; it is interrupted as soon as it prints something."""
+        """Run a cell, interrupt it at its first output, and return its output and the name of its error."""
         cell, printed, error = client.execute(textwrap.dedent(code)), "", ""
         while True:
             message = client.get_iopub_msg(timeout=120)
@@ -67,7 +65,7 @@ def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_trainer_that_goes_on(
         assert run(make)[1] == ""
         assert run(TRAIN, interrupt_at="three updates")[1] == "KeyboardInterrupt"
         saved, updates = json.loads(run(STATE)[0])
-        assert 3 <= saved <= updates <= saved + 1, "a checkpoint is there at once; one update may have been under way"
+        assert 3 <= saved <= updates <= saved + 1, "a checkpoint exists immediately; one update may have been running"
         assert run(GO_ON) == ("1\n", "")
         after = json.loads(run(STATE)[0])[1]
         assert after > updates

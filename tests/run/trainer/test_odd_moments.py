@@ -1,4 +1,4 @@
-"""Trainers at odd moments: what is interrupted, broken off, gone back on, refused, or forgotten."""
+"""Trainers at odd moments: interrupted, restored, refused or forgotten."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_array_equal(one[name], other[name])
 
 
-# What a trainer goes on from
+# Starting points
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Directory, checkpoint and weights of a run of two iterations."""
+    """Return directory, checkpoint and weights of a run of two iterations."""
     folder = tmp_path_factory.mktemp("saved") / "run"
     with aiorl.PPOTrainer({**SMALL, "run_dir": str(folder)}, env="CartPole-v1") as trainer:
         trainer.train()
@@ -58,7 +58,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return folder, path, weights_of(trainer)
 
 
-def test_without_workers_too_a_run_begins_with_the_weights_that_init_from_names(make: Make, saved: Any) -> None:
+def test_a_run_without_workers_begins_with_the_weights_of_init_from(make: Make, saved: Any) -> None:
     trainer = make(init_from=saved[1])
     assert trainer.iteration == 0
     assert_same(weights_of(trainer), saved[2])
@@ -66,10 +66,10 @@ def test_without_workers_too_a_run_begins_with_the_weights_that_init_from_names(
         make("Acrobot-v1", init_from=saved[1])
 
 
-def test_a_directory_restores_what_was_saved_there_last_also_by_another_run(
+def test_a_directory_restores_its_newest_checkpoint_even_if_another_run_wrote_it(
     make: Make, tmp_path: Path, saved: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path may begin with the home directory."""
+    """A path can begin with the home directory."""
     monkeypatch.setenv("HOME", str(tmp_path))
     with aiorl.Trainer.restore(saved[1], run_dir=str(tmp_path / "one")) as trainer:
         assert trainer.save("~/cartpole").startswith(str(tmp_path / "cartpole"))
@@ -82,15 +82,15 @@ def test_a_directory_restores_what_was_saved_there_last_also_by_another_run(
 def test_a_checkpoint_is_written_every_interval(make: Make) -> None:
     trainer = make(checkpoint_interval_s=1e-3)
     trainer.train()
-    while not list(Path(trainer.logdir, "checkpoints").glob("checkpoint-*")):  # it is written in passing
+    while not list(Path(trainer.logdir, "checkpoints").glob("checkpoint-*")):  # written during the iteration
         time.sleep(0.01)
     assert aiorl.load_policy(trainer.logdir).env_steps == 64
 
 
-# What goes wrong
+# Failures
 
 
-def test_what_a_logger_creator_raises_reaches_the_caller_and_nothing_is_left(tmp_path: Path) -> None:
+def test_an_error_of_logger_creator_reaches_the_caller_and_leaves_no_files(tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     with pytest.raises(ValueError, match="my logger"):
         aiorl.PPOTrainer(
@@ -99,7 +99,7 @@ def test_what_a_logger_creator_raises_reaches_the_caller_and_nothing_is_left(tmp
     assert set(threading.enumerate()) <= threads
 
 
-def test_weights_that_are_no_numbers_are_refused_and_those_before_stay(make: Make) -> None:
+def test_weights_that_are_not_finite_are_refused_and_the_former_ones_stay(make: Make) -> None:
     trainer = make()
     before = weights_of(trainer)
     with pytest.raises(ConfigError, match="not finite"):
@@ -107,7 +107,7 @@ def test_weights_that_are_no_numbers_are_refused_and_those_before_stay(make: Mak
     assert_same(weights_of(trainer), before)
 
 
-def test_an_iteration_broken_off_goes_on_with_other_weights(make: Make, played: type[Played]) -> None:
+def test_an_interrupted_iteration_continues_with_new_weights(make: Make, played: type[Played]) -> None:
     played.at_step[104] = raising(KeyboardInterrupt())  # in the second iteration
     trainer = make(played)
     trainer.train()
@@ -120,14 +120,14 @@ def test_an_iteration_broken_off_goes_on_with_other_weights(make: Make, played: 
     assert ledger["sampled"] == 128 + ledger["discarded"]["stale"] + sum(ledger["lost"].values())
 
 
-def test_a_trainer_that_nobody_refers_to_is_still_stopped_at_the_end(tmp_path: Path) -> None:
+def test_a_trainer_without_references_is_stopped_at_exit(tmp_path: Path) -> None:
     aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / "run")}, env="CartPole-v1").train()
     gc.collect()
     trainer_module._stop_all()
     assert aiorl.load_policy(tmp_path / "run").env_steps == 64
 
 
-def test_a_run_directory_that_is_moved_away_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_run_directory_that_was_moved_is_a_clear_error(tmp_path: Path) -> None:
     trainer: Any = aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / "run")}, env="CartPole-v1")
     (tmp_path / "run").rename(tmp_path / "moved")
     for step in (trainer.train, trainer.stop):
@@ -135,7 +135,7 @@ def test_a_run_directory_that_is_moved_away_is_an_error_that_says_so(tmp_path: P
             step()
 
 
-def test_two_environments_of_one_name_that_only_this_process_knows_are_not_mistaken_for_each_other(make: Make) -> None:
+def test_two_environments_of_the_same_name_in_this_process_are_distinguished(make: Make) -> None:
     def maker(name: str) -> Callable[[Any], Any]:
         return lambda context: gymnasium.make(name)
 
@@ -145,7 +145,7 @@ def test_two_environments_of_one_name_that_only_this_process_knows_are_not_mista
     assert one.config.env != other.config.env
 
 
-def test_an_iteration_whose_evaluation_is_interrupted_is_written_down(
+def test_the_result_of_an_iteration_with_an_interrupted_evaluation_is_written(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make(evaluation_interval=1, evaluation_num_episodes=1)
@@ -158,7 +158,7 @@ def test_an_iteration_whose_evaluation_is_interrupted_is_written_down(
     assert [result["training_iteration"] for result in read_results(Path(trainer.logdir))] == [1, 2]
 
 
-def test_a_second_thread_in_train_is_refused_and_the_first_goes_on(make: Make, played: type[Played]) -> None:
+def test_a_second_thread_in_train_is_refused_and_the_first_continues(make: Make, played: type[Played]) -> None:
     refused: list[str] = []
 
     def ask() -> None:
@@ -179,7 +179,7 @@ def test_a_second_thread_in_train_is_refused_and_the_first_goes_on(make: Make, p
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_ends_and_leaves_the_trainer_to_its_parent(make: Make) -> None:
+def test_a_forked_child_leaves_the_trainer_to_its_parent(make: Make) -> None:
     trainer = make()
     lock = Path(trainer.logdir, "lock")
     before = lock.read_text()
@@ -208,8 +208,8 @@ def press_ctrl_c() -> None:
     signal.pthread_kill(main, signal.SIGINT)
 
 
-@pytest.mark.parametrize("time_of_many", range(10))  # the signal comes before, between and after looks for one
-def test_what_is_interrupted_has_ended_before_the_caller_goes_on(time_of_many: int) -> None:
+@pytest.mark.parametrize("time_of_many", range(10))  # signals before, between and after checks
+def test_an_interrupted_step_has_ended_before_the_caller_continues(time_of_many: int) -> None:
     loop, ended = LoopThread(f"test {time_of_many}"), threading.Event()
 
     async def step() -> None:
@@ -228,7 +228,7 @@ def test_what_is_interrupted_has_ended_before_the_caller_goes_on(time_of_many: i
         loop.close()
 
 
-def test_a_checkpoint_that_was_interrupted_is_whole_before_the_next_one_is_written(
+def test_an_interrupted_checkpoint_is_complete_before_the_next_one_is_written(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writers, most, write = [0], [0], saving.save_checkpoint
@@ -267,7 +267,7 @@ def interrupt_when(condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_a_trainer_is_made_or_stopped_loses_nothing_and_leaves_nothing(make: Make) -> None:
+def test_ctrl_c_while_a_trainer_starts_or_stops_loses_no_progress_and_leaves_no_process(make: Make) -> None:
     before = children()
     interrupt_when(lambda: children() - before)
     with pytest.raises(KeyboardInterrupt):

@@ -43,10 +43,10 @@ def make_config(run_dir: Path, **settings: Any) -> DQNConfig:
         pytest.param(SACConfig, {**ACTOR, "env": "CartPole-v1", "training_intensity": 2}, marks=pytest.mark.slow),
     ],
 )
-def test_it_trains_acts_is_exported_and_goes_on_from_a_checkpoint_to_the_bit(
+def test_it_trains_acts_is_exported_and_continues_identically_from_a_checkpoint(
     kind: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """G5: what is stored, too, and its priorities; workers begin anew, so whole episodes are sampled."""
+    """G5: this includes the replay's content and priorities. Workers start again, so whole episodes are sampled."""
     first = kind(run_dir=str(tmp_path / "run"), batch_mode="complete_episodes", **settings).build()
     for _ in range(2):
         first.train()
@@ -78,7 +78,7 @@ def test_it_trains_acts_is_exported_and_goes_on_from_a_checkpoint_to_the_bit(
         (TD3Config, {**ACTOR, "env": "CartPole-v1"}, ["td3", "dqn", "sac"]),
     ],
 )
-def test_actions_that_do_not_fit_are_refused_with_the_algorithms_that_take_them(
+def test_unsuitable_actions_are_refused_with_the_algorithms_that_support_them(
     kind: Any, settings: dict[str, Any], names: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedSpaceError) as caught:
@@ -86,7 +86,7 @@ def test_actions_that_do_not_fit_are_refused_with_the_algorithms_that_take_them(
     assert all(name in str(caught.value) for name in names)
 
 
-def test_it_stores_and_trains_as_often_as_it_is_to(tmp_path: Path) -> None:
+def test_it_stores_and_trains_at_the_configured_rates(tmp_path: Path) -> None:
     trainer: Any = make_config(tmp_path / "run").build()
     result = {}
     for _ in range(4):
@@ -102,7 +102,7 @@ def test_it_stores_and_trains_as_often_as_it_is_to(tmp_path: Path) -> None:
     action, _, found = trainer.compute_action(obs, full_fetch=True)
     assert action == found["action_dist_inputs"].argmax()
     path = trainer.save()
-    assert trainer.get_policy().global_timestep == load_policy(path).policy.global_timestep == steps, "it explores by"
+    assert trainer.get_policy().global_timestep == load_policy(path).policy.global_timestep == steps, "exploration"
     trainer.set_weights(
         {c.DEFAULT_POLICY_ID: {name: own * 2 for name, own in trainer.get_policy().get_weights().items()}}
     )
@@ -115,7 +115,7 @@ def test_it_stores_and_trains_as_often_as_it_is_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("looks_back", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(tmp_path: Path, looks_back: bool) -> None:
-    """In lockstep; a network that looks back is polled."""
+    """It is sampled in lockstep; a network that takes previous actions is polled."""
     model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "lstm_use_prev_action_reward": looks_back}
     trainer: Any = make_config(
         tmp_path / "run", env="aiorl.testing.envs:CartPoleWithoutVelocities", model=model, rollout_fragment_length=12,
@@ -135,7 +135,7 @@ def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(tmp_path: Path, 
         action, state, found = policy.compute_single_action(obs, state, *([0, 1.0] if looks_back else []))
         assert action == found["action_dist_inputs"].argmax()
         seen.append(found["action_dist_inputs"].tolist())
-    assert seen[0] != seen[1], "the state counts"
+    assert seen[0] != seen[1], "the action depends on the state"
 
 
 RED_AND_BLUE = {
@@ -147,9 +147,7 @@ RED_AND_BLUE = {
 }
 
 
-def test_replays_that_fit_alone_but_not_all_together_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replays_that_together_exceed_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 0)
     with pytest.raises(ConfigError) as refused:
         make_config(tmp_path / "run", **RED_AND_BLUE).build()
@@ -160,7 +158,7 @@ def test_replays_that_fit_alone_but_not_all_together_are_refused(
         make_config(tmp_path / "other", **RED_AND_BLUE).build()
 
 
-def test_each_of_several_policies_has_a_replay_of_its_own(tmp_path: Path) -> None:
+def test_each_of_several_policies_has_its_own_replay(tmp_path: Path) -> None:
     trainer = make_config(tmp_path / "run", **RED_AND_BLUE).build()
     for _ in range(3):
         result = trainer.train()

@@ -1,4 +1,4 @@
-"""A trainer that is restored does bit by bit what the one that was killed would have done (T3)."""
+"""A restored trainer continues exactly as a killed one would have (T3)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ IMPALA = {**TRACED, **SCHEDULES, "algo": "impala", "observation_filter": "MeanSt
 
 
 def digest(trainer: Any) -> str:
-    """All that the next update depends on: weights, optimizer, order of rows, filters."""
+    """Return a digest of everything that the next update depends on: weights, optimiser, order of rows, filters."""
     training = trainer._training
     state, found = training.learning.group.get_state(), hashlib.sha256()
     for name in sorted(state.tensors):
@@ -59,7 +59,7 @@ def digest(trainer: Any) -> str:
 
 
 def plain(result: dict[str, Any]) -> dict[str, Any]:
-    """What a result says of episodes, steps and updates, but of no time."""
+    """Return a result's figures about episodes, steps and updates, without times."""
     names = ("training_iteration", "timesteps_total", "env_steps_trained_total", "episodes_total", "ledger")
     kept = {name: value for name, value in result.items() if name in names or name.startswith(("episode_", "hist_"))}
     times = ("update_s", "make_batch_s", "wait_for_batch_s")
@@ -68,7 +68,7 @@ def plain(result: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recording:
-    """The fragments of all train batches of a trainer from now on, one file each."""
+    """Recorder of the fragments of all train batches of a trainer, one file each."""
 
     def __init__(self, trainer: Any, folder: Path) -> None:
         self._group = trainer._training.learning.group
@@ -84,7 +84,7 @@ class Recording:
 
 
 def train_save_and_go_on(folder: Path, settings: dict[str, Any]) -> Any:
-    """What a child process does before it is killed; the trainer is not stopped."""
+    """Train, save and continue in a child process, which is then killed; the trainer is not stopped."""
     trainer: Any = trainer_class(settings["algo"])({**settings, "run_dir": str(folder / "run")}, env="CartPole-v1")
     for _ in range(3):
         trainer.train()
@@ -112,7 +112,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of trainers that went on after their checkpoints, and then were killed with their process."""
+    """Run trainers that continue after their checkpoints, and kill their processes."""
     folders = {name: tmp_path_factory.mktemp("killed") for name in CASES}
     code = """
         import json, os, signal, sys
@@ -159,15 +159,17 @@ def check_same_updates_of_the_same_samples(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_t3_after_a_kill_a_restored_trainer_does_what_one_does_that_went_on(name: str, killed: dict[str, Path]) -> None:
-    """Of whole episodes it samples the same, too; else the same samples lead to the same updates."""
+def test_t3_after_a_kill_a_restored_trainer_does_the_same_as_one_that_continued(
+    name: str, killed: dict[str, Path]
+) -> None:
+    """With whole episodes the samples are the same, too; otherwise the same samples lead to the same updates."""
     is_whole = name.endswith("whole episodes")
     check = check_same_samples_and_updates if is_whole else check_same_updates_of_the_same_samples
     check(killed[name])
 
 
 def greedy_return(trainer: Any, seed: int) -> float:
-    """Mean return of 100 episodes, side by side, of most likely actions."""
+    """Return the mean return of 100 parallel episodes with the most likely actions."""
     envs = gymnasium.make_vec("CartPole-v1", 100, vectorization_mode="vector_entry_point")
     obs, _ = envs.reset(seed=seed)
     returns, going = np.zeros(100), np.ones(100, np.bool_)
@@ -182,8 +184,8 @@ def greedy_return(trainer: Any, seed: int) -> float:
 
 
 @pytest.mark.slow
-def test_t3_restored_six_times_in_a_row_it_is_the_trained_policy_each_time(tmp_path: Path) -> None:
-    """At random moments of what follows, which does not change the policy any more."""
+def test_t3_restored_six_times_in_a_row_it_is_still_the_trained_policy(tmp_path: Path) -> None:
+    """Random events that follow do not change the policy any more."""
     rng = np.random.default_rng(4)
     trainer: Any = aiorl.PPOTrainer(
         {"preset": "auto", "num_workers": 0, "seed": 3, "xla": "off", "run_dir": str(tmp_path / "first")},
@@ -205,11 +207,11 @@ def test_t3_restored_six_times_in_a_row_it_is_the_trained_policy_each_time(tmp_p
     trainer.stop()
 
 
-def test_a_sampler_that_was_broken_off_is_followed_by_one_of_other_seeds(tmp_path: Path, played: type[Played]) -> None:
+def test_the_sampler_after_an_interrupted_one_has_other_seeds(tmp_path: Path, played: type[Played]) -> None:
     seeds: list[int] = []
 
     class Seeded(Played):
-        """Notes the seeds that it is given."""
+        """Environment that notes its seeds."""
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
             seeds.extend([] if seed is None else [seed])
@@ -221,5 +223,5 @@ def test_a_sampler_that_was_broken_off_is_followed_by_one_of_other_seeds(tmp_pat
             with pytest.raises(EnvError):
                 trainer.train()
         trainer.train()
-    begun = seeds[-8:]  # before them, the environment was only looked at
+    begun = seeds[-8:]  # earlier ones belong to the first look at the environment
     assert len(set(begun)) == 8

@@ -1,4 +1,4 @@
-"""A run gets the same from its source whether this process samples or workers do."""
+"""Local and remote sources are equivalent for a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import aiorl
 from aiorl.run.report.loggers import read_results
 
 COLUMNS: dict[int, set[str]] = {}
-"""Number of workers -> names of what results say of the transport."""
+"""Names of transport figures in results, by number of workers."""
 
 
 def children() -> set[int]:
@@ -26,14 +26,14 @@ def children() -> set[int]:
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["local", "remote"])
 def trainer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One trainer for all tests of this file; the last one stops it."""
+    """Make one trainer for all tests of this file, the last of which stops it."""
     settings = {**SMALL, "num_workers": request.param, "observation_filter": "MeanStdFilter"}
     made: Any = aiorl.PPOTrainer({**settings, "run_dir": str(tmp_path_factory.mktemp("run"))}, env="CartPole-v1")
     yield made
     made.stop()
 
 
-def test_a_call_takes_one_batch_of_the_newest_policy_settles_it_and_samples_nothing_beyond(trainer: Any) -> None:
+def test_a_call_takes_one_batch_of_the_newest_policy_and_samples_no_more(trainer: Any) -> None:
     for iteration in (1, 2):
         result = trainer.train()
         assert (result["training_iteration"], result["updates_total"], trainer.iteration) == (iteration,) * 3
@@ -45,17 +45,17 @@ def test_a_call_takes_one_batch_of_the_newest_policy_settles_it_and_samples_noth
     assert len(workers) == trainer.config.num_workers
     wait_until(lambda: all("waiting for a lease" in worker.state for worker in trainer.workers.remote_workers()))
     between = trainer.train()["ledger"]["sampled"] - result["ledger"]["sampled"]
-    assert 0 < between <= 64, "nothing was sampled between two calls"
+    assert 0 < between <= 64, "no steps are sampled between two calls"
 
 
-def test_the_filter_of_the_run_is_that_of_all_that_was_sampled(trainer: Any) -> None:
+def test_the_runs_filter_covers_everything_sampled(trainer: Any) -> None:
     trainer.train()
     steps = trainer.train()["ledger"]["sampled"]
     state = trainer.workers.local_worker().filters["default_policy"].state()
-    assert 0.9 * steps < state["n"] < 1.5 * steps, "final observations are seen as well"
+    assert 0.9 * steps < state["n"] < 1.5 * steps, "final observations count as well"
 
 
-def test_weights_that_are_published_are_acted_with(trainer: Any) -> None:
+def test_workers_act_with_published_weights(trainer: Any) -> None:
     zero = {name: value * 0 for name, value in trainer.get_weights()["default_policy"].items()}
     trainer.set_weights({"default_policy": zero})
     assert trainer.train()["learner"]["entropy"] == pytest.approx(np.log(2), abs=1e-3)
@@ -64,12 +64,12 @@ def test_weights_that_are_published_are_acted_with(trainer: Any) -> None:
     assert local.get_weights()["default_policy"]["policy/head/bias"].any()
 
 
-def test_figures_have_the_same_columns(trainer: Any) -> None:
+def test_results_have_the_same_figures(trainer: Any) -> None:
     COLUMNS[trainer.config.num_workers] = {*trainer.train()["transport"]}
     assert len({frozenset(found) for found in COLUMNS.values()}) == 1, COLUMNS
 
 
-def test_restored_in_place_a_run_goes_back_to_the_checkpoint_and_saves_what_it_trains_since(trainer: Any) -> None:
+def test_a_run_restored_in_place_continues_from_the_checkpoint_and_saves_later_progress(trainer: Any) -> None:
     path, obs, iteration = trainer.save(), np.ones(4), trainer.iteration
     want = trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"]
     trainer.train()
@@ -87,7 +87,7 @@ def test_restored_in_place_a_run_goes_back_to_the_checkpoint_and_saves_what_it_t
     assert numbers == list(range(1, iteration + 2))
 
 
-def test_an_end_may_be_repeated_saves_the_last_update_and_leaves_nothing_behind(trainer: Any) -> None:
+def test_stop_can_be_repeated_saves_the_last_update_and_leaves_no_process(trainer: Any) -> None:
     steps = trainer.train()["env_steps_trained_total"]
     trainer.stop()
     trainer.stop()

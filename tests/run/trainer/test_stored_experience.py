@@ -1,4 +1,4 @@
-"""Runs that write what they sample, and runs that learn from what was written."""
+"""Runs that store their samples, and runs that learn from stored experience."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SMALL: dict[str, Any] = {
     "xla": "off",
 }  # fmt: skip
 LONG = {**SMALL, "xla": "auto"}
-"""For updates that take so long that compiling pays."""
+"""Settings for long updates, for which compilation pays off."""
 
 
-def test_r187_what_a_run_samples_is_written_and_read_as_it_was(tmp_path: Path) -> None:
+def test_r187_samples_are_stored_and_read_unchanged(tmp_path: Path) -> None:
     with PPOConfig(**SMALL, run_dir=str(tmp_path / "run"), output=str(tmp_path / "data")).build() as trainer:
         result = trainer.train()
     batches = list(FileReader(str(tmp_path / "data"), ReaderOptions(epochs=1)))
@@ -43,7 +43,7 @@ def test_r187_what_a_run_samples_is_written_and_read_as_it_was(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [BCConfig, MARWILConfig])
-def test_a_rule_that_balances_the_pole_is_learned_from_its_episodes_alone(kind: Any, tmp_path: Path) -> None:
+def test_a_rule_that_balances_the_pole_is_learned_from_its_episodes(kind: Any, tmp_path: Path) -> None:
     rows = record(tmp_path / "data", 20)
     assert rows == 20 * 500
     config = kind(
@@ -59,12 +59,12 @@ def test_a_rule_that_balances_the_pole_is_learned_from_its_episodes_alone(kind: 
         while trainer.train()["timesteps_total"] < 40_000:
             pass
         result = trainer.train()
-        assert math.isnan(result["episode_reward_mean"])  # nobody played
+        assert math.isnan(result["episode_reward_mean"])  # no steps are sampled
         assert min(trainer.evaluate(episodes=5).returns) >= 475
 
 
 @pytest.mark.slow
-def test_a_model_with_memory_learns_from_rows_that_know_no_states(tmp_path: Path) -> None:
+def test_a_recurrent_model_learns_from_rows_without_states(tmp_path: Path) -> None:
     record(tmp_path / "data", 20)
     model = {"fcnet_hiddens": [16], "use_lstm": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True}
     config = BCConfig(
@@ -73,12 +73,12 @@ def test_a_model_with_memory_learns_from_rows_that_know_no_states(tmp_path: Path
     )
     with config.build() as trainer:
         *_, result = trainer.iterate(stop_timesteps=40_000)
-        assert result["learner"]["policy_loss"] < 0.5, "of about 0.69 at first"
+        assert result["learner"]["policy_loss"] < 0.5, "about 0.69 at first"
         assert min(trainer.evaluate(episodes=5).returns) >= 300
 
 
 @pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
-def test_a_model_with_memory_says_that_its_states_have_to_be_made(cell: str) -> None:
+def test_a_recurrent_model_reports_that_it_must_make_states(cell: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BCConfig(**{**SMALL, "input": "data", "model": {cell: True}})
     assert caught.value.key == "postprocess_inputs"
@@ -86,7 +86,7 @@ def test_a_model_with_memory_says_that_its_states_have_to_be_made(cell: str) -> 
 
 
 @pytest.mark.slow
-def test_where_half_of_the_rows_are_of_chance_those_that_turned_out_better_are_preferred(tmp_path: Path) -> None:
+def test_with_half_of_the_rows_random_the_better_ones_are_preferred(tmp_path: Path) -> None:
     rows = record(tmp_path / "data", 10)
     of_chance = record(tmp_path / "data", 250, expert=False)
     assert 0.8 < rows / of_chance < 1.25
@@ -114,7 +114,7 @@ def test_without_stored_experience_it_says_what_to_give(kind: Any, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_reads_from_a_function_that_its_config_names(tmp_path: Path) -> None:
+def test_a_run_reads_from_a_function_named_in_its_config(tmp_path: Path) -> None:
     record(tmp_path / "data", 2)
     _Source.path = str(tmp_path / "data")
     with BCConfig(**SMALL, run_dir=str(tmp_path / "run"), input=f"{__name__}:_Source").build() as trainer:
@@ -122,7 +122,7 @@ def test_a_run_reads_from_a_function_that_its_config_names(tmp_path: Path) -> No
 
 
 class _Source:
-    """Reads the files at ``path``."""
+    """Reader of the files at ``path``."""
 
     path = ""
 
@@ -144,7 +144,7 @@ def test_a_file_that_vanishes_costs_its_own_rows_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["sampler", {"sampler": 0.5, "data": 0.5}])
-def test_passes_over_what_has_no_end_are_refused(source: Any) -> None:
+def test_passes_over_endless_input_are_refused(source: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         BCConfig(**SMALL, input=source, input_epochs=1)
     assert caught.value.key == "input_epochs"
@@ -157,7 +157,7 @@ def test_training_ends_with_the_last_pass_over_stored_experience(tmp_path: Path,
     config = BCConfig(**settings, input=str(tmp_path / "data"), input_epochs=2)
     with config.build() as trainer:
         results = list(trainer.iterate())
-        assert 2 * rows - 256 < results[-1]["timesteps_total"] <= 2 * rows, "all but what is no whole train batch"
+        assert 2 * rows - 256 < results[-1]["timesteps_total"] <= 2 * rows, "all full train batches"
         with pytest.raises(EndOfData):
             trainer.train()
         ledger = results[-1]["ledger"]
@@ -171,8 +171,8 @@ REPLAY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_with_a_replay_each_row_is_stored_once_and_reading_on_says_what_is_due(tmp_path: Path) -> None:
-    """G5 too: a trainer that is restored goes on with what it has, and stores nothing of it again."""
+def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path: Path) -> None:
+    """G5: also, a restored trainer continues with its replay and stores no row again."""
     rows = record(tmp_path / "data", 24, expert=False)
     config = IQLConfig(**REPLAY, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"))
     with config.build() as first:
@@ -201,7 +201,7 @@ def test_with_a_replay_training_ends_with_the_last_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_a_replay_a_mixture_is_stored_as_it_comes(tmp_path: Path) -> None:
+def test_a_replay_stores_a_mixture_in_its_order(tmp_path: Path) -> None:
     record(tmp_path / "one", 10, expert=False)
     record(tmp_path / "two", 2)
     sources = {str(tmp_path / "one"): 0.5, str(tmp_path / "two"): 0.25, "sampler": 0.25}
@@ -233,8 +233,8 @@ def test_each_of_several_policies_learns_from_its_own_stored_rows(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param(CQLConfig, marks=pytest.mark.nightly), IQLConfig])
-def test_where_half_of_the_rows_are_of_chance_values_tell_what_is_better(kind: Any, tmp_path: Path) -> None:
-    """Cloning all of them comes to about 300."""
+def test_with_half_of_the_rows_random_values_show_the_better_ones(kind: Any, tmp_path: Path) -> None:
+    """Cloning all of them reaches about 300."""
     record(tmp_path / "data", 10)
     record(tmp_path / "data", 250, expert=False)
     settings = {"lr": 1e-3, "training_intensity": 64, "train_batch_size": 128, "xla": "auto"}

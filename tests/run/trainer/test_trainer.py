@@ -1,4 +1,4 @@
-"""Trainers as a program uses them, all in this process; with worker processes: test_trainer_with_workers."""
+"""Trainers as a program uses them, without worker processes; with workers: test_trainer_with_workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One that has trained for two iterations, with a filter, its update traced; tests leave it as it is."""
+    """Return a trainer after two iterations, with a filter; it traces its update, and tests must not change it."""
     folder = tmp_path_factory.mktemp("shared")
     settings = {**SMALL, **TRACED, "run_dir": str(folder / "run"), "observation_filter": "MeanStdFilter"}
     with aiorl.PPOTrainer(settings, env="CartPole-v1") as trainer:
@@ -84,7 +84,7 @@ def test_r172_anything_else_is_a_value_error_and_nothing_is_made(make: Make, env
     assert not list(tmp_path.iterdir())
 
 
-def test_r173_the_run_directory_says_algorithm_environment_and_time_and_is_nobody_elses(
+def test_r173_the_run_directory_is_new_and_named_by_algorithm_environment_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ def test_r173_the_run_directory_says_algorithm_environment_and_time_and_is_nobod
         assert re.match(r"ppo_CartPole-v1_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", name)
 
 
-def test_a_class_without_algorithm_or_init_says_so(tmp_path: Path) -> None:
+def test_a_class_without_algorithm_or_init_is_a_clear_error(tmp_path: Path) -> None:
     class Unfinished(aiorl.Trainer):
         _name = "mine"
         _default_config = PPOConfig
@@ -111,7 +111,7 @@ def test_a_config_of_another_algorithm_is_refused() -> None:
         aiorl.PPOTrainer({"algo": "impala"}, env="CartPole-v1")
 
 
-def test_r171_with_common_config_replaces_whole_sub_dicts_and_leaves_the_defaults_alone() -> None:
+def test_r171_with_common_config_replaces_whole_sub_dicts_and_does_not_change_the_defaults() -> None:
     before = PPOConfig().to_dict()
     changed = aiorl.PPOTrainer.with_common_config({"lr": 1.0, "env_config": {"a": 1}, "model": {"use_lstm": True}})
     assert (changed["lr"], changed["env_config"], changed["model"]) == (1.0, {"a": 1}, {"use_lstm": True})
@@ -129,7 +129,7 @@ def test_r185_min_iter_time_s_and_timesteps_per_iteration_lengthen_calls_only(ma
     assert time.monotonic() - began >= 0.3
 
 
-def test_r185_the_callers_pauses_are_no_part_of_an_iterations_time(make: Make) -> None:
+def test_r185_the_callers_pauses_do_not_count_for_the_time_of_an_iteration(make: Make) -> None:
     trainer = make()
     began = time.monotonic()
     trainer.train()
@@ -138,7 +138,7 @@ def test_r185_the_callers_pauses_are_no_part_of_an_iterations_time(make: Make) -
     assert result["time_total_s"] <= time.monotonic() - began - 0.3
 
 
-def test_iterate_ends_when_something_is_reached_and_shows_its_progress_where_that_is_asked_for(
+def test_iterate_ends_at_a_criterion_and_shows_progress_on_request(
     make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = make()
@@ -161,7 +161,7 @@ def test_r174_the_timestep_is_set_before_each_iteration(make: Make) -> None:
 
 
 class Hooks(aiorl.DefaultCallbacks):
-    """Changes each result, with what the trainer knows, and stops the trainer in its second iteration."""
+    """Hooks that change each result by facts of the trainer, and stop the trainer in its second iteration."""
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
         result["mine"] = {"iteration": trainer.iteration, "action": int(trainer.compute_action(np.zeros(4)))}
@@ -169,7 +169,7 @@ class Hooks(aiorl.DefaultCallbacks):
             trainer.stop()
 
 
-def test_r180_what_on_train_result_changes_is_returned_and_logged_also_where_it_stops_the_trainer(
+def test_r180_changes_by_on_train_result_are_returned_and_logged_even_if_it_stops_the_trainer(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = make(callbacks=f"{__name__}:Hooks")
@@ -179,11 +179,11 @@ def test_r180_what_on_train_result_changes_is_returned_and_logged_also_where_it_
     assert "removed or renamed" not in caplog.text
     held = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
     assert not [path for path in held if path.startswith(trainer.logdir)]
-    with aiorl.PPOTrainer({"resume": trainer.logdir}) as again:  # nobody holds its lock
+    with aiorl.PPOTrainer({"resume": trainer.logdir}) as again:  # no one holds its lock
         assert again.train()["training_iteration"] == 3
 
 
-def test_a_program_that_changes_its_working_directory_has_all_of_a_run_in_one_place(
+def test_a_program_that_changes_its_working_directory_has_a_run_in_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -208,7 +208,7 @@ def test_variables_of_the_driver_are_set_before_the_environment_is_found(
     assert os.environ.pop("AIORL_TEST_OF_DRIVER") == "set"
 
 
-def test_a_restored_trainer_takes_secrets_from_the_environment_and_says_which_is_missing(
+def test_a_restored_trainer_takes_secrets_from_the_environment_and_names_missing_ones(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HUB_TOKEN", "mine")
@@ -222,9 +222,7 @@ def test_a_restored_trainer_takes_secrets_from_the_environment_and_says_which_is
         aiorl.Trainer.restore(path, run_dir=str(tmp_path / "third"))
 
 
-def test_after_an_update_that_failed_the_next_one_is_made_of_a_new_batch(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_update_after_a_failed_one_uses_a_new_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
     trainer.train()
     with monkeypatch.context() as patch:
@@ -238,7 +236,7 @@ def test_after_an_update_that_failed_the_next_one_is_made_of_a_new_batch(
     assert trainer._training.flow.is_idle
 
 
-def test_results_go_to_a_logger_of_the_callers_where_there_is_one(tmp_path: Path) -> None:
+def test_results_go_to_the_callers_logger_if_there_is_one(tmp_path: Path) -> None:
     results: list[Any] = []
     given: list[dict[str, Any]] = []
 
@@ -253,12 +251,12 @@ def test_results_go_to_a_logger_of_the_callers_where_there_is_one(tmp_path: Path
     assert not (tmp_path / "run" / "result.jsonl").exists()
 
 
-def test_r193_results_average_over_the_smoothing_window_and_without_an_episode_there_is_no_number(make: Make) -> None:
+def test_r193_results_average_over_the_smoothing_window_and_are_nan_without_an_episode(make: Make) -> None:
     trainer = make("MountainCar-v0")
     assert np.isnan(trainer.train()["episode_reward_mean"])
 
 
-def test_r195_system_usage_is_in_results_where_it_is_wanted(make: Make) -> None:
+def test_r195_system_usage_is_in_results_on_request(make: Make) -> None:
     assert {"cpu_util_percent", "ram_util_percent"} <= make().train()["perf"].keys()
     assert "perf" not in make(log_sys_usage=False).train()
 
@@ -267,7 +265,7 @@ def test_r195_system_usage_is_in_results_where_it_is_wanted(make: Make) -> None:
 
 
 class Failing(aiorl.Trainer):
-    """Its workers fail as often as it is told to."""
+    """Trainer with workers that fail a given number of times."""
 
     _name = "ppo"
     _default_config = PPOConfig
@@ -299,7 +297,7 @@ def test_r175_a_failure_that_is_not_ignored_is_raised_with_a_hint(tmp_path: Path
     assert "ignore_worker_failures" in str(caught.value.__notes__)
 
 
-def test_r176_attempts_end_after_four_tries_and_without_a_way_to_recover_at_once(tmp_path: Path) -> None:
+def test_r176_an_iteration_is_attempted_four_times_or_once_without_a_way_to_recover(tmp_path: Path) -> None:
     with failing(tmp_path / "a", 3, ignore_worker_failures=True) as trainer:
         assert trainer.train()["training_iteration"] == 1
         assert trainer.tries == 4
@@ -315,7 +313,7 @@ def test_r176_attempts_end_after_four_tries_and_without_a_way_to_recover_at_once
             trainer.train()
 
 
-def test_an_environments_error_reaches_the_caller_with_its_own_traceback_and_training_can_go_on(
+def test_an_environments_error_reaches_the_caller_with_its_traceback_and_training_can_continue(
     make: Make, played: type[Played]
 ) -> None:
     trainer = make(played)
@@ -330,9 +328,7 @@ def test_an_environments_error_reaches_the_caller_with_its_own_traceback_and_tra
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_leaving_the_block_by_an_error_leaves_a_checkpoint_of_the_last_update(
-    make: Make, error: type[BaseException]
-) -> None:
+def test_leaving_the_block_by_an_error_saves_the_last_update(make: Make, error: type[BaseException]) -> None:
     trainer = make()
 
     def work() -> None:
@@ -345,7 +341,7 @@ def test_leaving_the_block_by_an_error_leaves_a_checkpoint_of_the_last_update(
     assert aiorl.load_policy(trainer.logdir).env_steps == 64
 
 
-def test_t6_two_trainers_in_one_process_do_not_disturb_each_other(make: Make) -> None:
+def test_t6_two_trainers_in_one_process_are_independent(make: Make) -> None:
     alone = [make(seed=7).train()["episode_reward_mean"]]
     one, other = make(seed=7), make("Acrobot-v1", seed=8)
     both = [one.train(), other.train(), one.train(), other.train()]
@@ -355,7 +351,7 @@ def test_t6_two_trainers_in_one_process_do_not_disturb_each_other(make: Make) ->
     assert other.get_weights()["default_policy"]["policy/dense_0/kernel"].shape[0] == 6
 
 
-def test_r184_the_learners_memory_quota_holds_in_this_process_too(make: Make) -> None:
+def test_r184_the_learners_memory_quota_holds_in_this_process(make: Make) -> None:
     with pytest.raises(MemoryQuotaError, match="memory"):
         make(memory=1 << 20).train()
 
@@ -363,7 +359,7 @@ def test_r184_the_learners_memory_quota_holds_in_this_process_too(make: Make) ->
 # Acting
 
 
-def test_r181_compute_action_preprocesses_filters_without_update_and_gives_all_where_it_is_asked_to(
+def test_r181_compute_action_preprocesses_filters_without_update_and_returns_all_on_request(
     shared: Any,
 ) -> None:
     obs = np.array([0.5, -0.2, 0.1, 0.3])
@@ -379,7 +375,7 @@ def test_r181_compute_action_preprocesses_filters_without_update_and_gives_all_w
     assert state["n"] == after["n"] > 0
 
 
-def test_r181_a_recurrent_state_is_honoured_and_comes_back(make: Make) -> None:
+def test_r181_a_recurrent_state_is_used_and_returned(make: Make) -> None:
     trainer = make(model={"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4})
     obs = np.array([0.5, -0.2, 0.1, 0.3])
     first = trainer.compute_action(obs, full_fetch=True)
@@ -391,7 +387,7 @@ def test_r181_a_recurrent_state_is_honoured_and_comes_back(make: Make) -> None:
     assert trainer.compute_action(obs, []) == first[0]
 
 
-def test_weights_that_are_set_are_acted_with_and_those_that_do_not_fit_are_refused(make: Make) -> None:
+def test_new_weights_are_used_and_unsuitable_ones_are_refused(make: Make) -> None:
     trainer = make()
     weights = trainer.get_weights()["default_policy"]
     trainer.set_weights({"default_policy": {name: value * 0 for name, value in weights.items()}})
@@ -405,8 +401,8 @@ def test_weights_that_are_set_are_acted_with_and_those_that_do_not_fit_are_refus
         lambda name: trainer.get_weights([name]),
         lambda name: trainer.set_weights({name: {}}),
     ):
-        with pytest.raises(UnknownPolicyError, match="nobody"):
-            call("nobody")
+        with pytest.raises(UnknownPolicyError, match="absent"):
+            call("absent")
 
 
 # Saving
@@ -426,10 +422,10 @@ def test_r183_exports_land_in_the_named_directories_and_are_returned_by_format(s
     assert weights.keys() == kept.keys()
     assert all(np.array_equal(weights[name], kept[name]) for name in kept)
     with pytest.raises(UnknownPolicyError):
-        shared.export_policy_model(tmp_path / "other", "nobody")
+        shared.export_policy_model(tmp_path / "other", "absent")
 
 
-def test_what_a_trainer_says_of_itself_its_metrics_and_what_it_takes(shared: Any) -> None:
+def test_a_trainer_describes_itself_its_metrics_and_its_resources(shared: Any) -> None:
     said = io.StringIO()
     shared.describe(said)
     assert re.search(r"num_sgd_iter +argument +2\n", said.getvalue())
@@ -443,7 +439,7 @@ def test_what_a_trainer_says_of_itself_its_metrics_and_what_it_takes(shared: Any
     assert "num_cpus_per_worker" in aiorl.PPOTrainer.resource_help({"num_workers": 3})
 
 
-def test_r182_restored_from_a_checkpoint_alone_it_acts_filters_and_learns_as_before(
+def test_r182_a_trainer_restored_from_a_checkpoint_alone_acts_filters_and_learns_as_before(
     shared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -465,9 +461,7 @@ def test_r182_restored_from_a_checkpoint_alone_it_acts_filters_and_learns_as_bef
     assert result["ledger"]["trained"] == result["env_steps_trained_total"] > 128
 
 
-def test_a_checkpoint_that_is_none_or_of_another_environment_is_refused_by_name(
-    make: Make, tmp_path: Path, shared: Any
-) -> None:
+def test_a_missing_checkpoint_or_one_of_another_environment_is_refused(make: Make, tmp_path: Path, shared: Any) -> None:
     with pytest.raises(CheckpointError, match="nowhere"):
         aiorl.Trainer.restore(tmp_path / "nowhere")
     path = shared.save(tmp_path / "saved")
@@ -477,10 +471,10 @@ def test_a_checkpoint_that_is_none_or_of_another_environment_is_refused_by_name(
     for other, says in ((make("Acrobot-v1"), "belongs to another run"), (smaller, "another network")):
         with pytest.raises(CheckpointError, match=says):
             trainer.restore(other.save())
-    assert trainer.train()["training_iteration"] == 1, "it goes on as if nothing had been asked"
+    assert trainer.train()["training_iteration"] == 1, "the trainer continues as before"
 
 
-def test_odd_arguments_are_refused_by_name(shared: Any) -> None:
+def test_wrong_arguments_are_refused_by_name(shared: Any) -> None:
     refused: dict[str, list[Callable[[], Any]]] = {
         "config": [lambda: aiorl.PPOTrainer("CartPole-v1"), lambda: aiorl.train("CartPole-v1", config=5)],
         "stop_evaluation_return": [lambda: next(iter(shared.iterate(stop_evaluation_return=1.0)))],

@@ -1,4 +1,4 @@
-"""Trainers whose workers are processes of their own."""
+"""Trainers with worker processes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ PPO = {**SMALL, "sgd_minibatch_size": 32, "num_sgd_iter": 2, "lr": 0.01}
 
 
 DEFAULT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-"""Begins a script: where the tests run in a shell's background, Ctrl-C would be ignored."""
+"""Beginning of a script: Ctrl-C is ignored if the tests run in a shell's background."""
 
 
 @contextlib.contextmanager
 def script(folder: Path, text: str) -> Iterator[subprocess.Popen[str]]:
-    """A script that runs, and is killed at the latest at the end of the block."""
+    """Run a script, and kill it at the end of the block at the latest."""
     path = folder / "script.py"
     path.write_text(DEFAULT + text)
     pipe = subprocess.PIPE
@@ -69,7 +69,7 @@ def test_r194_a_streaming_trainer_fills_its_leases_between_two_calls_and_counts_
     with aiorl.IMPALATrainer({**SMALL, "run_dir": str(tmp_path / "run")}) as trainer:
         results = [trainer.train() for _ in range(5)]
         sampled = -1
-        while sampled != ledger(trainer)["sampled"]:  # until no beat brings more
+        while sampled != ledger(trainer)["sampled"]:  # until heartbeats bring no more
             sampled = ledger(trainer)["sampled"]
             time.sleep(2.5)
         held = ledger(trainer)
@@ -81,7 +81,7 @@ def test_r194_a_streaming_trainer_fills_its_leases_between_two_calls_and_counts_
 
 
 @pytest.mark.slow
-def test_r175_a_lost_worker_ends_training_with_a_hint_or_is_done_without_where_that_is_wanted(tmp_path: Path) -> None:
+def test_r175_a_lost_worker_ends_training_with_a_hint_or_is_ignored_on_request(tmp_path: Path) -> None:
     settings = {**PPO, "max_worker_restarts": 0}
     with aiorl.PPOTrainer({**settings, "run_dir": str(tmp_path / "a"), "ignore_worker_failures": True}) as trainer:
         trainer.train()
@@ -113,7 +113,7 @@ def worker_pids() -> list[int]:
 
 
 @pytest.mark.slow
-def test_t2_ctrl_c_in_a_script_ends_it_with_a_checkpoint_of_the_last_update_and_no_process(tmp_path: Path) -> None:
+def test_t2_ctrl_c_ends_a_script_with_a_checkpoint_of_the_last_update_and_without_processes(tmp_path: Path) -> None:
     text = textwrap.dedent(f"""\
         import aiorl
         trainer = aiorl.PPOTrainer({ {**PPO, "run_dir": str(tmp_path / "run")}!r})
@@ -133,7 +133,7 @@ def test_t2_ctrl_c_in_a_script_ends_it_with_a_checkpoint_of_the_last_update_and_
     assert steps >= [*seen, *map(int, printed.split())][-1]
 
 
-def test_with_an_address_and_no_workers_of_its_own_it_waits_for_some_from_elsewhere(tmp_path: Path) -> None:
+def test_with_an_address_and_no_local_workers_it_waits_for_others(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     make_keys(keys)
     settings = {**PPO, "num_workers": 0, "bind": "tcp://127.0.0.1:47611", "keys": str(keys)}
@@ -143,16 +143,16 @@ def test_with_an_address_and_no_workers_of_its_own_it_waits_for_some_from_elsewh
             with aiorl.PPOTrainer({**settings, "run_dir": str(tmp_path / "run")}) as trainer:
                 assert trainer.train()["num_healthy_workers"] == 1
                 path = trainer.save()
-                trainer.restore(path)  # in place: workers from elsewhere come back
+                trainer.restore(path)  # in place: workers from other hosts come back
                 result = trainer.train()
                 assert (result["training_iteration"], result["num_healthy_workers"]) == (2, 1)
-            assert worker.wait(30) == 0  # it was told that the run is over
+            assert worker.wait(30) == 0  # the learner has reported the end of the run
         finally:
             worker.kill()
 
 
 @pytest.mark.slow
-def test_train_does_in_one_call_what_the_command_line_does_until_ctrl_c_ends_it(tmp_path: Path) -> None:
+def test_train_does_the_same_as_the_command_line_until_ctrl_c(tmp_path: Path) -> None:
     settings = {**PPO, "run_dir": str(tmp_path / "run"), "min_iter_time_s": 0.1}
     text = f"""
 import aiorl, json
@@ -162,7 +162,7 @@ if __name__ == "__main__":
 """
     with script(tmp_path, text) as process:
         assert process.stdout is not None
-        while "iteration 1" not in process.stdout.readline():  # an evaluation comes before it
+        while "iteration 1" not in process.stdout.readline():  # an evaluation comes first
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         printed, said = process.communicate(timeout=60)
@@ -176,7 +176,7 @@ if __name__ == "__main__":
     assert "worker 1 joined" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_train_says_at_once_what_cannot_be(tmp_path: Path) -> None:
+def test_train_refuses_impossible_settings_immediately(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no environment"):
         aiorl.train(run_dir=str(tmp_path / "run"))
     with pytest.raises(ConfigError, match="stop_return"):
@@ -184,7 +184,7 @@ def test_train_says_at_once_what_cannot_be(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-BESIDE = """
+NEARBY = """
 import gymnasium
 
 
@@ -195,17 +195,17 @@ class Own(gymnasium.Wrapper):
 
 
 @pytest.mark.slow
-def test_workers_and_evaluations_find_the_modules_beside_a_script_wherever_it_is_started(tmp_path: Path) -> None:
+def test_workers_and_evaluations_find_the_modules_next_to_a_script_from_any_directory(tmp_path: Path) -> None:
     folder = tmp_path / "scripts"
     folder.mkdir()
-    (folder / "beside.py").write_text(BESIDE)
+    (folder / "nearby.py").write_text(NEARBY)
     config = {**PPO, "run_dir": str(tmp_path / "run"), "evaluation_interval": 1, "evaluation_num_episodes": 1}
     text = f"""
 import aiorl
-import beside
+import nearby
 
 if __name__ == "__main__":
-    with aiorl.PPOTrainer({config!r}, env=beside.Own) as trainer:
+    with aiorl.PPOTrainer({config!r}, env=nearby.Own) as trainer:
         trainer.train()
         print("RESULT", trainer.train()["evaluation"]["episodes_this_iter"])
 """
@@ -216,10 +216,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_the_last_checkpoint_of_a_run_holds_what_is_stored_also_where_batches_wait(
+def test_the_last_checkpoint_contains_the_replay_even_if_batches_wait(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where learning takes longer than sampling: the update thread leaves the batch that waits."""
+    """The update thread leaves the batch that waits, as if learning were slower than sampling."""
     config = {
         **SMALL, "algo": "dqn", "num_workers": 1, "train_batch_size": 32, "training_intensity": 8,
         "learning_starts": 64, "replay_capacity": 2000, "eager": True, "run_dir": str(tmp_path / "run"),
@@ -235,4 +235,4 @@ def test_the_last_checkpoint_of_a_run_holds_what_is_stored_also_where_batches_wa
         bare = tmp_path / "bare"
         trainer._write_checkpoint(bare, with_experience=False)
     aiorl.Trainer.restore(bare, run_dir=str(tmp_path / "third"), num_workers=0).stop()
-    assert "policy 'default_policy' goes on with an empty replay" in caplog.text
+    assert "empty replay" in caplog.text

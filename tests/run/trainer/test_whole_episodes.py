@@ -19,10 +19,10 @@ import aiorl
         pytest.param(aiorl.PPOTrainer, 2, 1, 25, marks=pytest.mark.slow),
     ],
 )
-def test_a_batch_has_its_env_steps_though_episodes_are_longer_than_fragments(
+def test_a_batch_has_its_env_steps_even_if_episodes_are_longer_than_fragments(
     kind: type[aiorl.Trainer], num_workers: int, envs: int, length: int, tmp_path: Path
 ) -> None:
-    """Pendulum's episodes have 200 steps, and 64 fragments of 25 steps, or 16 of 100, would make up 1,600."""
+    """Pendulum's episodes have 200 steps: 64 fragments of 25 steps, or 16 of 100, would make up 1,600."""
     settings: dict[str, Any] = {
         "env": "Pendulum-v1", "num_workers": num_workers, "num_envs_per_worker": envs, "train_batch_size": 1600,
         "rollout_fragment_length": length, "batch_mode": "complete_episodes", "model": {"fcnet_hiddens": [8]},
@@ -33,4 +33,4 @@ def test_a_batch_has_its_env_steps_though_episodes_are_longer_than_fragments(
         results = [trainer.train() for _ in range(2)]
     assert [result["timesteps_this_iter"] for result in results] == [1600] * 2
     ledger = results[-1]["ledger"]
-    assert ledger["sampled"] == ledger["trained"] == 3200, "nothing is sampled for nothing"
+    assert ledger["sampled"] == ledger["trained"] == 3200, "no steps are sampled in vain"

@@ -1,4 +1,4 @@
-"""A whole run in one call, as a program makes it: `aiorl.train`; Ctrl-C and workers: test_trainer_with_workers."""
+"""A whole run in one call of `aiorl.train`; with Ctrl-C and workers: test_trainer_with_workers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def of(run_dir: Path) -> dict[str, Any]:
     return values
 
 
-def test_the_algorithm_is_that_of_the_argument_the_config_or_the_preset(tmp_path: Path) -> None:
+def test_the_algorithm_is_the_arguments_the_configs_or_the_presets(tmp_path: Path) -> None:
     ways: dict[str, dict[str, Any]] = {
-        "preset": {"config": IMPALA, "preset": "impala-cartpole"},  # it has an environment, too
+        "preset": {"config": IMPALA, "preset": "impala-cartpole"},  # the preset has an environment, too
         "argument": {"env": "CartPole-v1", "algo": "impala", "config": IMPALA},
         "object": {"config": PPOConfig(env="CartPole-v1", **SMALL)},
     }
@@ -44,10 +44,10 @@ def test_the_algorithm_is_that_of_the_argument_the_config_or_the_preset(tmp_path
 
 
 @pytest.mark.parametrize("make", [aiorl.train, lambda **settings: PPOConfig(**settings).build()])
-def test_without_tensorflow_it_is_refused_before_a_run_directory_is_made(
+def test_a_missing_tensorflow_is_reported_before_a_run_directory_is_made(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it were not installed
     with pytest.raises(ConfigError, match="training needs tensorflow") as caught:
         make(env="CartPole-v1", run_dir=str(tmp_path / "run"))
     assert "[learner]" in caught.value.hint
@@ -67,7 +67,7 @@ def test_a_resumed_run_keeps_its_own_settings(tmp_path: Path) -> None:
 
 
 class Blocks(aiorl.DefaultCallbacks):
-    """Puts a file where checkpoints belong."""
+    """Callbacks that put a file in place of the directory of checkpoints."""
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
         checkpoints = Path(trainer._directory.checkpoints)
@@ -81,7 +81,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path) ->
         aiorl.train("CartPole-v1", config=settings, stop_timesteps=64)
 
 
-def test_a_run_in_this_process_shows_lines_also_on_a_terminal(
+def test_a_run_in_this_process_shows_plain_lines_even_on_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A panel would draw over a debugger's prompt."""
