@@ -1,8 +1,8 @@
-"""`python -m aiorl.learner`: trains here and now, workers included.
+"""`python -m aiorl.learner`: training, with its workers, from the command line.
 
 Every key of the config, including those of the algorithm, is an option (`--train-batch-size 4000`, `--model.use-lstm`).
-Its value is read as YAML and checked by the config's own types, so a mistake gets the same plain sentence wherever it
-is made. The help shows the options that people reach for, with the meanings and defaults of their declarations.
+Its value is read as YAML and checked by the config's own types, so a mistake gets the same message wherever it is made.
+The help shows the options used most, with the meanings and defaults from their declarations.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from aiorl.process.program import end_at_once_on_stop_signals
 
 if __name__ == "__main__":
-    end_at_once_on_stop_signals("aiorl")  # before what takes a second to load
+    end_at_once_on_stop_signals("aiorl")  # before imports that take a second
 
 import argparse
 import contextlib
@@ -56,7 +56,7 @@ __all__ = ["command", "main"]
 
 _PROG = "python -m aiorl.learner"
 
-_ABOUT = "Trains a policy, with worker processes here and on any host that joins."
+_ABOUT = "Trains a policy, with worker processes on this host and on any host that joins."
 _TEXT = ("text", "text or null")
 _SHOWN = {
     "run": {
@@ -73,18 +73,18 @@ _SHOWN = {
 
 _EXAMPLES = """
 Examples:
-  # train here and now, workers included
+  # train, with workers on this host
   python -m aiorl.learner --env CartPole-v1 --stop-return 475
   # another algorithm, more workers, any config key
   python -m aiorl.learner --env CartPole-v1 --algo impala --num-workers 4 --lr 5e-4
   # settings made for the environment
   python -m aiorl.learner --env Acrobot-v1 --preset auto
-  # go on with a run that ended or was killed
+  # continue a run that ended or was killed
   python -m aiorl.learner --resume runs/ppo_CartPole-v1_2026-01-31_12-00-00
-  # keep a config: write it, edit it, use it
+  # write a config to a file, edit it and use it
   python -m aiorl.learner --env Pendulum-v1 --print-config > mine.yaml
   python -m aiorl.learner --config mine.yaml --seed 1
-  # let workers of other hosts join
+  # let workers on other hosts join
   python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys keys
 
 Every config key is an option: --train-batch-size 4000, --model.fcnet-hiddens "[256, 256]".
@@ -98,7 +98,7 @@ _BACK_WITHIN_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train; the exit status: 0 a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage."""
+    """Train and return the exit status: 0 a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage."""
     early = _EarlyLog()
     logging.getLogger().addHandler(early)
     try:
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str], early: _EarlyLog) -> int:
-    prepare_import()  # the module of a user's own algorithm may load TensorFlow
+    prepare_import()  # the module of a user's algorithm may load TensorFlow
     config = configure_learner(argv, config_class)
     os.environ.update(config.extra_python_environs_for_driver)
     logging.getLogger("aiorl").setLevel(config.log_level.replace("WARN", "WARNING"))
@@ -140,13 +140,13 @@ class LearnerArgs(NamedTuple):
     """Command line of the learner.
 
     Attributes:
-        overrides: config keys that the command line sets, nested as the config is.
-        typed: dotted key -> the option it was typed as, for messages.
+        overrides: config keys set on the command line, nested as in the config.
+        typed: dotted key -> option as typed, for messages.
         config_file: YAML file of keys, or None.
-        print_config: print the effective config and end.
-        show_config: print each effective value and its origin, and end.
-        help_config: print the reference of all keys and end.
-        help_presets: print all presets and end.
+        print_config: print the effective config and exit.
+        show_config: print each effective value with its origin and exit.
+        help_config: print the reference of all keys and exit.
+        help_presets: print all presets and exit.
     """
 
     overrides: dict[str, Any]
@@ -159,12 +159,14 @@ class LearnerArgs(NamedTuple):
 
 
 def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lambda name: CommonConfig) -> LearnerArgs:
-    """Return what the learner's command line says; its config keys are not checked yet.
+    """Parse the learner's command line without checking its config keys.
 
     Args:
-        argv: without the program's name.
-        config_class_of: name of an algorithm -> its config class, whose defaults the help shows.
-    Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
+        argv: arguments without the program's name.
+        config_class_of: name of an algorithm -> its config class; the help shows the defaults of that class.
+
+    Raises:
+        SystemExit: with status 0 after --help, or 2 after one sentence about wrong usage.
     """
     found = _parser(_class_to_explain(argv, config_class_of), argv).parse(argv)
     pairs: list[str] = found.pop("set", [])
@@ -183,12 +185,14 @@ def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lam
 
 
 def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> CommonConfig:
-    """Return the effective config of a learner started with `argv`, or print what was asked for instead.
+    """Return the effective config of a learner started with `argv`, or print the requested help or config and exit.
 
     Args:
-        argv: without the program's name.
-        config_class_of: name of an algorithm -> its config class; raises UnknownAlgorithmError for others.
-    Raises: SystemExit, with status 0 after something was printed, 2 after one sentence about wrong usage.
+        argv: arguments without the program's name.
+        config_class_of: name of an algorithm -> its config class; raises UnknownAlgorithmError for unknown names.
+
+    Raises:
+        SystemExit: with status 0 after printing, or 2 after one sentence about wrong usage.
     """
     args, config_class = LearnerArgs({}, {}), CommonConfig
     try:
@@ -219,7 +223,7 @@ def _print_and_end(text: str) -> NoReturn:
 
 
 def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
-    """Make a parser of the options that the help shows and of all others in `argv`: the config knows the keys."""
+    """Make a parser for the options in the help and for all others in `argv`, which the config checks later."""
     parser = Parser(_PROG, "--env ID [options]", _ABOUT, _EXAMPLES)
     said = meanings(config_class) if {"-h", "--help"} & set(argv) else {}
     for title, names in _SHOWN.items():
@@ -235,17 +239,17 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
             )
             group.add_argument(_flag(name), metavar=metavar, help=f"{text} ({notes})" if notes else text)
     group = parser.add_argument_group("settings")
-    group.add_argument("--config", metavar="FILE", type=Path, help="YAML file of config keys; options win over it.")
-    parser.hints["-f"] = "--config FILE reads settings, also those of an experiment for rllib train."
+    group.add_argument("--config", metavar="FILE", type=Path, help="YAML file of config keys; options override it.")
+    parser.hints["-f"] = "--config FILE reads settings, including experiment files for rllib train."
     group.add_argument(
         "--set", metavar="KEY=VALUE", action="append", help="Set any config key, as in model.use_lstm=true; repeatable."
     )
-    group.add_argument("--print-config", action="store_true", help="Print the effective config as YAML and end.")
+    group.add_argument("--print-config", action="store_true", help="Print the effective config as YAML and exit.")
     group.add_argument(
-        "--show-config", action="store_true", help="Print each effective value and where it comes from, and end."
+        "--show-config", action="store_true", help="Print each effective value with its origin and exit."
     )
-    group.add_argument("--help-config", action="store_true", help="Explain every config key of --algo and end.")
-    group.add_argument("--help-presets", action="store_true", help="List the presets with their settings and end.")
+    group.add_argument("--help-config", action="store_true", help="Explain every config key of --algo and exit.")
+    group.add_argument("--help-presets", action="store_true", help="List the presets with their settings and exit.")
     declared_options = {*parser.options()}
     for word in dict.fromkeys(word.partition("=")[0] for word in spelt(argv)):
         if word.startswith("--") and len(word) > 2 and word not in declared_options:
@@ -254,7 +258,7 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
 
 
 def _class_to_explain(argv: Sequence[str], config_class_of: ConfigClassOf) -> type[CommonConfig]:
-    """Return the config class of the algorithm that is asked for; unknown algorithms are refused later."""
+    """Return the config class of the algorithm named in `argv`; unknown algorithms raise an error later."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--algo", nargs="?", default=DEFAULT_ALGO)
     try:
@@ -270,13 +274,13 @@ def _set(args: LearnerArgs, dotted: str, value: Any, typed: str) -> None:
     for group in groups:
         below = inner.setdefault(group, {})
         if not isinstance(below, dict):
-            usage_error(_PROG, f"{typed} and {_flag(group)} can't both be given.")
+            usage_error(_PROG, f"{typed} and {_flag(group)} cannot both be given.")
         inner = below
     inner[last] = value
 
 
 def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonConfig]) -> str:
-    """Return the error's sentence, with options in place of keys that were typed as options."""
+    """Return the error's message, with options in place of keys that were typed as options."""
     typed = args.typed.get(error.key)
     if typed is None or typed.startswith("--set "):
         return str(error)
@@ -297,7 +301,7 @@ def _flag(key: str) -> str:
 
 
 class _EarlyLog(logging.handlers.MemoryHandler):
-    """Keeps what is logged until there is a file for it, and shows warnings of ours until there is a display."""
+    """Buffer for log records until there is a log file; shows aiorl's warnings until there is a display."""
 
     def __init__(self) -> None:
         super().__init__(_MAX_EARLY, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
@@ -309,7 +313,7 @@ class _EarlyLog(logging.handlers.MemoryHandler):
 
 
 def _check_names(config: CommonConfig) -> None:
-    """End with the usage if the environment or keys that are named are none, or no stored experience is named."""
+    """Exit with a usage error if the environment, the keys or stored experience that is needed cannot be found."""
     from aiorl.env.registry import resolve_env
     from aiorl.net.transport.security import load_learner_keys
 
@@ -324,14 +328,15 @@ def _check_names(config: CommonConfig) -> None:
 
 
 def _planned(config: CommonConfig) -> LearningPlan | None:
-    """The run planned, before any file is made; None where that fails otherwise than by what was asked for.
+    """Plan the run before any file is made; return None if planning fails for another reason than the user's settings.
 
     Raises:
-        ConfigError, UnsupportedEnvError: what was asked for cannot be.
+        ConfigError: a setting is impossible.
+        UnsupportedEnvError: aiorl cannot step the environment.
     """
     from aiorl.learning.tf_runtime import begin_loading, prepare_environment
 
-    prepare_environment(config)  # a module of the user's may load TensorFlow
+    prepare_environment(config)  # a user's module may load TensorFlow
     begin_loading()
     from aiorl.run.build import plan_learning
 
@@ -340,14 +345,14 @@ def _planned(config: CommonConfig) -> LearningPlan | None:
     except (ConfigError, UnsupportedEnvError):
         raise
     except AiorlError:
-        return None  # it comes again, with a log to tell it
+        return None  # it recurs later, when there is a log
 
 
 def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | None) -> int:
-    """Train; the exit status.
+    """Train and return the exit status.
 
-    The event loop has a thread of its own. A run without workers samples and learns in this one, where a debugger, a
-    profiler and ``print`` see it.
+    The event loop has its own thread. A run without workers samples and learns in the current thread, so that a
+    debugger, a profiler and ``print`` see everything.
     """
     from aiorl.run.run import Run
     from aiorl.run.threads import LoopThread
@@ -356,11 +361,11 @@ def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | N
     run = Run(config, directory, plan=plan, here=loop)
 
     def make_way() -> None:
-        with contextlib.suppress(InternalError):  # on the loop itself nothing is drawn meanwhile
+        with contextlib.suppress(InternalError):  # called on the loop itself: nothing is drawn meanwhile
             loop.do(run.make_way)
 
     def end_without(status: int) -> None:
-        if not is_back.wait(_BACK_WITHIN_S):  # an environment, or an update, which nothing breaks off
+        if not is_back.wait(_BACK_WITHIN_S):  # an environment or an update that cannot be interrupted
             _end_process(status)
 
     async def train() -> int:
@@ -378,9 +383,9 @@ def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | N
 
 
 async def _status_of(run: Run, directory: RunDirectory) -> int:
-    """Train; the exit status."""
+    """Train and return the exit status."""
     log = directory.shown / directory.log.name
-    # If even that hangs, say where and end, with status 1; by a thread that needs neither the loop nor Python's lock
+    # If even the end hangs, print the stacks and exit with status 1, in a thread without the loop or Python's lock
     run.on_release = lambda: faulthandler.dump_traceback_later(_END_WITHIN_S, exit=True)
     try:
         outcome = await run.run()
@@ -395,9 +400,9 @@ async def _status_of(run: Run, directory: RunDirectory) -> int:
 
 
 def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
-    """All records of aiorl to the first log, the early ones too; the display shows warnings by itself.
+    """Write all log records, including early ones, to the first log; the display shows warnings by itself.
 
-    From now on that file and the others, to which the local workers write, are kept small.
+    Keeps that file and the logs of local workers small from now on.
     """
     from aiorl.run.report.log_files import KeptSmall, LogFile
 
@@ -412,11 +417,11 @@ def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
 
 
 def command() -> None:
-    """Be the program: train and end the process, whatever threads are left."""
-    end_at_once_on_stop_signals("aiorl")  # until the run looks after them
+    """Run the program: train and end the process, even if threads are left."""
+    end_at_once_on_stop_signals("aiorl")  # until the run handles them
     keep_output_from_failing()
     status = main()
-    if is_looked_into():  # a profiler is still to write down what it saw
+    if is_looked_into():  # a profiler still has to write its results
         sys.exit(status)
     _end_process(status)
 
@@ -425,7 +430,7 @@ def _end_process(status: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # TensorFlow's threads, or an import still under way, must not hold the process
+    os._exit(status)  # TensorFlow's threads, or a running import, must not keep the process alive
 
 
 if __name__ == "__main__":

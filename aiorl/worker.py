@@ -1,12 +1,12 @@
-"""`python -m aiorl.worker`: workers, and the small process that starts them again whatever ends them."""
+"""`python -m aiorl.worker`: workers, and the small parent process that restarts them."""
 
 from __future__ import annotations
 
 import os
 
 # ruff: noqa: E402
-# Read by NumPy's and ONNX Runtime's libraries when they are loaded: one thread per worker process, as many
-# workers share a host (num_cpus_per_worker raises ONNX Runtime's own).
+# The libraries of NumPy and ONNX Runtime read these when they are loaded. Each worker process gets one thread, since
+# many workers share a host (num_cpus_per_worker raises the number for ONNX Runtime).
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("aiorl.worker")
 
 _PARENTED = "--exit-with-parent"
 _END_WITHIN_S = 5.0
-_ABOUT = "Samples for a learner; may join at any time, and waits for a learner that is away."
+_ABOUT = "Samples for a learner. A worker can join at any time, and waits while the learner is away."
 _EXAMPLES = """
 Examples:
   # one worker for a learner on this host
@@ -36,17 +36,17 @@ Examples:
   # eight workers on this host for a learner on another one
   python -m aiorl.worker --connect tcp://learner-host:5557 --num-workers 8 --keys keys
 
-Environment, policy and config come from the learner: the address (and keys) is all a worker needs. A learner of the
-same user on the same host needs no keys.
+Environment, policy and config come from the learner: a worker needs only its address, and keys if they are in use. A
+learner of the same user on the same host needs no keys.
 """
 _LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run workers until the run is over; the exit status: 0 over or stopped, 1 failed, 2 wrong usage.
+    """Run workers until the run is over and return the exit status: 0 over or stopped, 1 failed, 2 wrong usage.
 
-    A worker whose parent looks after it (the option that tells it so is not in the help) ends with one of the statuses
-    of `aiorl.process.children`.
+    A worker with a parent that watches it (it gets an option that is not in the help) ends with one of the statuses in
+    `aiorl.process.children`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     return _run_worker(words) if _PARENTED in words else _keep_workers(words)
@@ -59,14 +59,14 @@ class WorkerArgs(NamedTuple):
     """Command line of a worker, or of the supervisor of several.
 
     Attributes:
-        connect: the learner's address, tcp://HOST:PORT; ipc://PATH for a worker that it started itself.
-        num_workers: worker processes on this host.
+        connect: the learner's address, tcp://HOST:PORT; ipc://PATH for a worker started by the learner.
+        num_workers: number of worker processes on this host.
         keys: directory of this host's CURVE keys, or None.
-        log_level: level of the log on stderr; None takes the learner's.
+        log_level: level of the log on stderr; None uses the learner's.
         max_worker_restarts: restarts of one worker process before it stays down.
-        slot: index that the learner gave a worker which it started itself; None for all others.
-        worker_id: name by which the learner knows a worker which it started itself; "" for all others.
-        exit_with_parent: end as soon as the process that started this one is gone.
+        slot: index of a worker started by the learner; None for all others.
+        worker_id: name of a worker started by the learner; "" for all others.
+        exit_with_parent: end as soon as the parent process is gone.
     """
 
     connect: str
@@ -80,16 +80,18 @@ class WorkerArgs(NamedTuple):
 
 
 def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
-    """Return what the worker's command line says.
+    """Parse the worker's command line.
 
     Args:
-        argv: without the program's name.
-    Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
+        argv: arguments without the program's name.
+
+    Raises:
+        SystemExit: with status 0 after --help, or 2 after one sentence about wrong usage.
     """
     defaults = WorkerArgs._field_defaults
     parser = Parser("python -m aiorl.worker", "--connect tcp://HOST:PORT [options]", _ABOUT, _EXAMPLES)
     add = parser.add_argument
-    add("--connect", metavar="ADDRESS", type=_address, help="The learner's address, which it shows at its start.")
+    add("--connect", metavar="ADDRESS", type=_address, help="The learner's address, which it shows when it starts.")
     add(
         "--num-workers", metavar="N", type=at_least(1),
         help=f"Worker processes on this host. (default: {defaults['num_workers']})",
@@ -100,13 +102,13 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
         help=f"Restarts of one worker process before it stays down. (default: {DEFAULT_MAX_RESTARTS})",
     )  # fmt: skip
     add("--log-level", metavar="|".join(_LEVELS), type=_level, help="Level of the log. (default: the learner's)")
-    # those that the learner gives the workers it starts itself
+    # options of workers that are started by the learner
     add("--slot", type=at_least(0), help=argparse.SUPPRESS)
     add("--worker-id", help=argparse.SUPPRESS)
     add("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
     found = parser.parse(argv)
     if "connect" not in found:
-        parser.error("Where is the learner? Give its address: --connect tcp://HOST:PORT")
+        parser.error("Set the learner's address: --connect tcp://HOST:PORT")
     return WorkerArgs(**found)
 
 
@@ -187,7 +189,7 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.run.worker.service import WorkerService
 
     share_one_heap()
-    raise_open_file_limit()  # libzmq may abort where it can have no descriptor
+    raise_open_file_limit()  # libzmq may abort if it gets no file descriptor
     keys = None if args.keys is None else load_worker_keys(args.keys)
     settings = WorkerSettings(
         worker_id=args.worker_id or secrets.token_hex(8),
@@ -202,17 +204,17 @@ async def _work(args: WorkerArgs) -> int:
         reason = "the process that started this worker is gone"
         watch_parent(lambda: loop.call_soon_threadsafe(service.stop, reason))
     on_stop_signals(lambda name: service.stop(f"ended by {name}"))
-    logger.info("worker %d looks for the learner at %s", os.getpid(), args.connect)
+    logger.info("worker %d connects to the learner at %s", os.getpid(), args.connect)
     outcome = await service.run()
     logger.log(logging.INFO if outcome.ok else logging.ERROR, "%s", outcome.reason)
-    at_last = threading.Timer(_END_WITHIN_S, os._exit, (outcome.status,))  # the loop waits for threads when it closes
+    at_last = threading.Timer(_END_WITHIN_S, os._exit, (outcome.status,))  # closing the loop waits for threads
     at_last.daemon = True
     at_last.start()
     return outcome.status
 
 
 def command() -> None:
-    """Be the program: run and end the process, whatever threads are left."""
+    """Run the program and end the process, even if threads are left."""
     from aiorl.process.program import keep_output_from_failing
 
     keep_output_from_failing()

@@ -1,1 +1,1 @@
-"""Worker processes of one host: started, watched, restarted, ended."""
+"""Processes on one host: starting, watching, restarting and ending workers."""

@@ -1,13 +1,13 @@
-"""Worker processes and their parent: what they agree on, and how the parent keeps them running.
+"""Worker processes and their parent: exit statuses that both know, and restarts by the parent.
 
-Whatever ends a worker, its parent starts it again, unless the worker says with its exit status that this would be of no
-use. A status of 0 says nothing: an environment may have called ``exit``. A start that fails for a lack of processes,
-memory or descriptors is tried again every ten seconds, and does not count. A worker ends when its parent does, however
-that ended: its standard input is a pipe that ends then. It is in a session of its own, so that a terminal's Ctrl-C
-reaches only the parent.
+The parent restarts a worker whatever ended it, unless the worker's exit status says that this would be useless. A
+status of 0 means nothing, since an environment may have called ``exit``. If a start fails for lack of processes, memory
+or file descriptors, it is tried again every ten seconds and does not count. A worker ends when its parent does, since
+its standard input is a pipe that closes then. It has its own session, so that Ctrl-C in a terminal reaches only the
+parent.
 
-The parent may be a learner or a process that loads next to nothing (`keeper`), so there is no event loop here, nor
-`dataclasses`.
+The parent can be a learner or a process that loads almost nothing (`keeper`). This module therefore uses neither an
+event loop nor `dataclasses`.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from typing import NamedTuple, TypeAlias
 logger = logging.getLogger(__name__)
 
 FAILED = 1
-"""The worker failed; another one may do better."""
+"""Exit status: the worker failed, but another one may succeed."""
 WRONG_USAGE = 2
-"""The command line cannot be understood."""
+"""Exit status: the command line is invalid."""
 RUN_IS_OVER = 32
-"""The learner said goodbye for good."""
+"""Exit status: the learner has said that the run is over."""
 HOPELESS = 33
-"""The worker failed, and would fail the same way again: the learner refused it for good, or its keys are unusable."""
+"""Exit status: the worker failed and would fail again; the learner refused it for good, or its keys are unusable."""
 STOPPED = 128 + signal.SIGTERM
-"""The worker left in an orderly way because somebody asked it to, by a signal."""
+"""Exit status: the worker left in an orderly way after a signal."""
 DEFAULT_MAX_RESTARTS = 3
 _TRY_AGAIN_S = 10.0
-"""How long to wait before a start is tried again that failed for a lack which may pass."""
+"""Seconds to wait before another try if a start failed for a temporary lack of resources."""
 _LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
-"""Why a start may fail that says nothing of the child."""
+"""Error numbers of a start that failed for lack of resources, not because of the child."""
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEALTHY_S, _HEALTHY_BEFORE_A_SIGNAL_S = 60.0, 10.0
 
 
 def status_text(status: int) -> str:
-    """An exit status for people: a signal by its name."""
+    """Return a readable exit status; signals have their names."""
     with contextlib.suppress(ValueError):
         return f"status {status} ({signal.Signals(-status).name})"
     return f"status {status}"
@@ -56,9 +56,9 @@ def status_text(status: int) -> str:
 class Restarts:
     """Counts the restarts of one child.
 
-    At most ``max_restarts`` in a row, after pauses that grow. A child that has worked, and run for a minute, gets its
-    allowance back. If a signal ended it (a kill, a lack of memory, an abort in a C library), ten seconds are
-    enough: that says little about the child.
+    At most ``max_restarts`` in a row are allowed, after growing pauses. A child that has worked and run for a minute
+    gets its full allowance again. If a signal ended it (a kill, a lack of memory, an abort in a C library), ten seconds
+    are enough, since that says little about the child.
 
     Attributes:
         in_a_row: restarts since the child last ran healthily.
@@ -69,12 +69,12 @@ class Restarts:
         self.in_a_row = 0
 
     def pause_after(self, status: int, lived_s: float, *, has_worked: bool = True) -> float | None:
-        """Seconds to wait before the next start, which counts as made; None if there shall be none.
+        """Count a restart and return the seconds to wait before it; None if the child must stay down.
 
         Args:
-            status: exit status of the child that has ended, negative for a signal.
-            lived_s: how long it ran, seconds.
-            has_worked: whether it has done anything of what it is there for, as far as its parent knows.
+            status: exit status of the ended child; negative for a signal.
+            lived_s: seconds that it ran.
+            has_worked: False if the parent knows that it has done no useful work.
         """
         by_signal = status < 0 or status > 128
         if has_worked and lived_s > (_HEALTHY_BEFORE_A_SIGNAL_S if by_signal else _HEALTHY_S):
@@ -87,14 +87,14 @@ class Restarts:
 
 
 class ChildStarted(NamedTuple):
-    """The child runs."""
+    """Event: the child has been started."""
 
     slot: int
     pid: int
 
 
 class ChildRestarting(NamedTuple):
-    """The child has ended and will be started again after ``wait_s`` seconds."""
+    """Event: the child has ended and will be started again after ``wait_s`` seconds."""
 
     slot: int
     status: int
@@ -103,7 +103,7 @@ class ChildRestarting(NamedTuple):
 
 
 class ChildGaveUp(NamedTuple):
-    """The child has ended, more often than allowed or for good, and stays down."""
+    """Event: the child has ended, for good or more often than allowed, and stays down."""
 
     slot: int
     status: int
@@ -111,7 +111,7 @@ class ChildGaveUp(NamedTuple):
 
 
 class ChildKilled(NamedTuple):
-    """The child runs but is of no use: it was killed, ChildRestarting or ChildGaveUp follows."""
+    """Event: the child was useless and has been killed; ChildRestarting or ChildGaveUp follows."""
 
     slot: int
 
@@ -120,14 +120,14 @@ ChildEvent: TypeAlias = ChildStarted | ChildRestarting | ChildGaveUp | ChildKill
 
 
 class _Child:
-    """One process after the other.
+    """Successive processes of one slot.
 
     Attributes:
-        process: the one that runs, None between two and at the end.
-        due: when the next one is to be started; None if there is none to come.
-        began: when the last one was started.
-        status: exit status of the last one.
-        is_lacking: the next one could not be started for a lack that may pass, which was told.
+        process: the running process; None between two and at the end.
+        due: time of the next start, by the monotonic clock; None if no start is planned.
+        began: time when the last process was started.
+        status: exit status of the last process.
+        is_lacking: True if the last start failed for a temporary lack of resources, which has been logged.
     """
 
     def __init__(self, restarts: Restarts) -> None:
@@ -140,7 +140,7 @@ class _Child:
 
 
 class Children:
-    """One child process for each slot. Whoever has them calls `look` again and again, and `stop` at the end."""
+    """Child processes, one for each slot. The owner calls `look` repeatedly, and `stop` at the end."""
 
     def __init__(
         self,
@@ -153,16 +153,16 @@ class Children:
         environment: Mapping[str, str] | None = None,
         has_worked: Callable[[int], bool] = lambda slot: True,
     ) -> None:
-        """Start nothing yet.
+        """Prepare without starting any child yet.
 
         Args:
-            command: slot -> argument vector, the program first; asked before each start.
-            slots: one child each.
+            command: slot -> argument vector, the program first; called before each start.
+            slots: slots, with one child each.
             max_restarts: restarts in a row after which a child stays down.
-            on_event: told of every start, restart and surrender.
-            log_path: slot -> file its output is appended to; None = this process's own output.
-            environment: variables added to this process's own.
-            has_worked: slot -> whether its child has done anything of what it is there for, asked when it has ended.
+            on_event: called with each event of a child.
+            log_path: slot -> file to which its output is appended; None uses this process's output.
+            environment: variables added to this process's environment.
+            has_worked: slot -> False if its ended child has done no useful work.
         """
         self._command = command
         self._on_event = on_event
@@ -179,23 +179,24 @@ class Children:
 
     @property
     def next_start(self) -> float | None:
-        """When the next start is due, by the monotonic clock; None if none is."""
+        """Time of the next start, by the monotonic clock; None if no start is planned."""
         return min((child.due for child in self._children.values() if child.due is not None), default=None)
 
     @property
     def is_over(self) -> bool:
-        """True if none runs and none will be started again."""
+        """True if no child runs and none will be started again."""
         return self.next_start is None and all(child.process is None for child in self._children.values())
 
     @property
     def statuses(self) -> set[int]:
-        """The last exit statuses of all."""
+        """Last exit statuses of all children."""
         return {child.status for child in self._children.values()}
 
     def start(self) -> None:
         """Start every child.
 
-        Raises: OSError if one cannot be started; those that run are killed then.
+        Raises:
+            OSError: a child could not be started; those already running are killed.
         """
         try:
             for slot, child in self._children.items():
@@ -205,7 +206,7 @@ class Children:
             raise
 
     def look(self) -> None:
-        """Take note of children that have ended, and start them again when that is due."""
+        """Take note of children that have ended, and restart them when due."""
         for slot, child in self._children.items():
             if child.process is not None:
                 status = child.process.poll()
@@ -219,14 +220,14 @@ class Children:
                 self._start_again(slot, child)
 
     def kill(self, slot: int) -> None:
-        """End a child that runs but is of no use; it is started again like any other that a signal has ended."""
+        """Kill a running but useless child; it is restarted like any child that a signal has ended."""
         process = self._running().get(slot)
         if process is not None:
             self._on_event(ChildKilled(slot))
             process.kill()
 
     def stop(self, number: int | None = None) -> None:
-        """Start none again from now on, and send a signal to those that run."""
+        """Start no child from now on, and send a signal to the running ones."""
         self._is_stopping = True
         for child in self._children.values():
             child.due = None
@@ -244,7 +245,7 @@ class Children:
         path = self._log_path(slot) if self._log_path else None
         with contextlib.ExitStack() as stack:
             if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it while we run
+                path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
             output = stack.enter_context(path.open("ab")) if path else None
             child.process = subprocess.Popen(
                 command,
@@ -269,7 +270,7 @@ class Children:
             child.due = time.monotonic() + _TRY_AGAIN_S
             if not child.is_lacking:
                 child.is_lacking = True
-                text = "worker process %d can't be started for now (%s); tried again every %g s"
+                text = "worker process %d cannot be started for now (%s); trying again every %g s"
                 logger.warning(text, slot, error.strerror, _TRY_AGAIN_S)
 
     def _plan_restart(self, slot: int, child: _Child) -> None:
@@ -290,16 +291,16 @@ def watch_parent(
     on_line: Callable[[str], object] = lambda line: None,
     grace_s: float = 2.0,
 ) -> threading.Thread:
-    """Start the watching thread.
+    """Start a thread that ends this process when its parent is gone.
 
     Args:
-        on_lost: called once in the watching thread when the parent is gone, to end in an orderly way.
-        on_line: called in the watching thread with each line that the parent writes.
-        grace_s: seconds given to `on_lost` before the process is ended with status 3.
+        on_lost: called once in that thread when the parent is gone, for an orderly end.
+        on_line: called in that thread with each line that the parent writes.
+        grace_s: seconds for `on_lost` before the process ends with status 3.
     """
 
     def wait_for_end() -> None:
-        # a reader of its own: at the end of Python, sys.stdin must not be locked by a daemon thread
+        # a separate reader: when Python shuts down, a daemon thread must not hold the lock of sys.stdin
         with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
             for line in lines:
                 on_line(line)

@@ -1,6 +1,6 @@
-"""Imports: optional packages, where child processes look for modules, and TensorFlow in as little time as can be.
+"""Imports: optional packages, module paths of child processes, and fast loading of TensorFlow.
 
-This module loads next to nothing; only a call of `load_tensorflow` loads TensorFlow.
+This module loads almost nothing; only `load_tensorflow` loads TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from aiorl.errors import ConfigError
 
 
 def install_command(extra: str) -> str:
-    """Return what to type to install an extra: into the clone that runs, or beside the aiorl that is installed."""
+    """Return the command that installs an extra, for the clone in use or for the installed aiorl."""
     clone = Path(__file__).parents[2]
     if (clone / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
-    return f"pip install 'aiorl[{extra}]'"  # pip keeps the aiorl that is installed, and reads its extras
+    return f"pip install 'aiorl[{extra}]'"  # pip keeps the installed aiorl and reads its extras
 
 
 def missing(modules: Iterable[str]) -> list[str]:
-    """Return those of some top-level modules that are not installed; none is imported."""
+    """Return the top-level modules that are not installed, without importing any."""
     return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
 def want_packages(by: str, modules: Iterable[str], extra: str, *, key: str, value: object = None) -> None:
-    """Refuse what needs packages that are not installed; none is imported.
+    """Check that packages are installed, without importing any.
 
     Args:
-        by: who needs them, as the message begins.
-        modules: their top-level modules.
-        extra: aiorl's extra that brings them.
-        key: setting that asks for them.
-        value: its value.
+        by: the feature that needs them; the message begins with it.
+        modules: top-level modules of the packages.
+        extra: aiorl's extra that installs them.
+        key: setting that needs them.
+        value: value of the setting.
 
     Raises:
-        ConfigError: some are missing.
+        ConfigError: packages are missing.
     """
     if absent := missing(modules):
-        said = f"{by} needs {', '.join(absent)}, not installed here."
+        said = f"{by} needs {', '.join(absent)}, which is not installed here."
         raise ConfigError(said, key=key, value=value, hint=f"Install it with: {install_command(extra)}")
 
 
 @contextlib.contextmanager
 def needed_by(by: str, what: str, extra: str, *, key: str, value: object = None) -> Iterator[None]:
-    """Import in here what only some need.
+    """Convert a failed import of optional packages in the block into a ConfigError.
 
     Args:
-        by: who needs it, as the message begins.
-        what: what the message calls the packages.
-        extra: aiorl's extra that brings them.
-        key: setting that asks for them.
-        value: its value.
+        by: the feature that needs them; the message begins with it.
+        what: name of the packages in the message.
+        extra: aiorl's extra that installs them.
+        key: setting that needs them.
+        value: value of the setting.
 
     Raises:
         ConfigError: an import failed.
@@ -77,7 +77,7 @@ _found_last: set[str] = set()
 
 
 def find_modules_here() -> None:
-    """Let modules in the current directory be found after all others, so that none hides a module of Python's own."""
+    """Find modules in the current directory after all others, so that none hides a module of Python's own."""
     with contextlib.suppress(OSError):  # the directory is gone
         here = os.getcwd()
         if here not in sys.path:
@@ -86,15 +86,15 @@ def find_modules_here() -> None:
 
 
 def child_python(module: str) -> list[str]:
-    """Return the command of a child that runs a module of aiorl, which finds modules by `python_path` and as here."""
+    """Return the command of a child that runs a module of aiorl; pass it `python_path` in its environment."""
     return [sys.executable, "-P", "-m", module]
 
 
 def python_path() -> dict[str, str]:
-    """The environment variable by which another Python finds the modules that this one does; none if it does anyway.
+    """Return the environment variable with which another Python finds the same modules; empty if it needs none.
 
-    Such as those beside the script that is run, which are on no other process's path. Python's own folders and those of
-    installed packages are left out: what a process starts in its turn may be a Python of another version.
+    It names, for example, the script's folder, which is on no other process's path. It omits Python's own folders and
+    those of installed packages, since that process may in turn start a Python of another version.
     """
     standard = sysconfig.get_path("stdlib")
     installed = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
@@ -104,22 +104,22 @@ def python_path() -> dict[str, str]:
         place
         for place in sys.path
         if place and os.path.realpath(place) not in known and os.path.basename(place) != archive
-        if place not in _found_last or place != os.getcwd()  # a child finds it by itself, last as well
+        if place not in _found_last or place != os.getcwd()  # a child adds it by itself, in last place, too
     ]
-    said = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # also what was added to it since this Python began
+    said = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # including additions since this Python was started
     places = dict.fromkeys([*own, *filter(None, said)])
     return {"PYTHONPATH": os.pathsep.join(places)} if places else {}
 
 
 NO_MEMORY = (
-    "there is not enough memory to load TensorFlow, which takes about 3 GB of addresses. Raise the limit (ulimit -v), "
-    "or end other programs."
+    "there is not enough memory to load TensorFlow, which needs about 3 GB of address space. Raise the limit (ulimit "
+    "-v), or end other programs."
 )
 _SIGNS = "failed to map segment|cannot allocate memory|out of memory"
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it was raised during, came of memory that was not granted."""
+    """Return True if an error, or one in its context, was caused by a lack of memory."""
     while error is not None:
         if isinstance(error, MemoryError) or re.search(_SIGNS, str(error), re.IGNORECASE):
             return True
@@ -133,11 +133,11 @@ def prepare_import() -> None:
 
 
 def load_tensorflow(*, threads: int | None = None) -> None:
-    """Import it; no thread of its own runs afterwards.
+    """Import TensorFlow; no thread of the import remains afterwards.
 
     Args:
-        threads: that its kernels may use, without GPUs unless CUDA_VISIBLE_DEVICES names some; None leaves all as it
-            is, and so does a process that has it loaded.
+        threads: number of threads for its kernels; GPUs are then hidden unless CUDA_VISIBLE_DEVICES names some. None
+            changes nothing. It has no effect if TensorFlow is already loaded.
     """
     if threads is not None and "tensorflow" not in sys.modules:
         prepare_import()
@@ -159,12 +159,12 @@ def load_tensorflow(*, threads: int | None = None) -> None:
 
 @contextlib.contextmanager
 def _quickly() -> Iterator[None]:
-    """Import in here what makes much and drops little: look for no garbage, and never again in what is made.
+    """Speed up large imports in the block: disable garbage collection, and exclude the new objects from it forever.
 
-    Imports of pyplot fail meanwhile: Keras would load it for helpers of its own, half a second.
+    Imports of matplotlib and cv2 fail meanwhile: Keras would load them for its helpers, which takes half a second.
     """
     hidden = [package for package in ("matplotlib", "cv2") if package not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # how the import system is told so
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes the import system raise ImportError
     was_enabled = gc.isenabled()
     gc.disable()
     try:

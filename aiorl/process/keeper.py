@@ -1,7 +1,7 @@
-"""Keeps worker processes running that were started by hand: the small parent of each.
+"""Small parent process that keeps workers running that were started by hand.
 
-It loads next to nothing: what ends a worker (an abort in a C library, a kill, a lack of memory) does not reach it, and
-it costs little beside the worker. `asyncio` alone would double its size.
+It loads almost nothing. Events that end a worker (an abort in a C library, a kill, a lack of memory) do not reach it,
+and it costs little compared with the worker. `asyncio` alone would double its size.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _TWICE_S = 0.5
 
 
 class Keeper:
-    """Runs copies of one command, and starts again those that end before they should."""
+    """Runs copies of one command, and restarts those that end too early."""
 
     def __init__(self, command: Sequence[str], num_children: int, max_restarts: int, *, leave_s: float = 6.0) -> None:
-        """Nothing is started yet.
+        """Prepare without starting any child yet.
 
         Args:
             command: argument vector, the program first.
-            num_children: how many copies of it.
-            max_restarts: restarts in a row after which one stays down.
+            num_children: number of copies.
+            max_restarts: restarts in a row after which a child stays down.
             leave_s: seconds that children get for an orderly end before they are killed.
         """
         slots = range(1, num_children + 1)
@@ -53,14 +53,15 @@ class Keeper:
         self._status = 0
 
     def run(self) -> int:
-        """Keep the children running until all have ended for good or SIGINT or SIGTERM comes.
+        """Keep the children running until all have ended for good or SIGINT or SIGTERM arrives.
 
-        Takes over this process's signals; to be called in its main thread, once.
+        Takes over this process's signals; call it once, in the main thread.
 
-        Returns: the exit status: 0 the run is over or a signal came, 1 every child failed, 2 wrong usage.
+        Returns:
+            The exit status: 0 the run is over or a signal arrived, 1 every child failed, 2 wrong usage.
 
         Raises:
-            OSError: the program cannot be started.
+            OSError: the program could not be started.
         """
         wake, wakes = os.pipe()
         for end in (wake, wakes):
@@ -84,13 +85,13 @@ class Keeper:
             self._signals.append(number)
 
     def _heed_signals(self, now: float) -> None:
-        """The first asks the children to leave, a later one kills them, and so does time."""
+        """Ask the children to leave at the first signal; kill them at a later one or when their time is over."""
         while self._signals:
             number = self._signals.pop(0)
             if self._stopped_at is None:
                 self._stopped_at = now
                 self._children.stop(signal.SIGTERM)
-            elif now - self._stopped_at > _TWICE_S:  # `timeout` sends it to a process and again to its group
+            elif now - self._stopped_at > _TWICE_S:  # `timeout` sends a signal to a process and again to its group
                 self._status = 128 + number
                 self._children.stop(signal.SIGKILL)
         if self._stopped_at is not None and now - self._stopped_at >= self._leave_s:
@@ -109,7 +110,7 @@ class Keeper:
                 logger.info("%s runs (pid %d)", name, pid)
             case ChildRestarting(_, status, restarts, wait_s):
                 logger.warning("%s ended with %s; restart %d in %g s", name, status_text(status), restarts, wait_s)
-            case ChildGaveUp(_, status, restarts) if status not in (WRONG_USAGE, HOPELESS):  # which were explained
+            case ChildGaveUp(_, status, restarts) if status not in (WRONG_USAGE, HOPELESS):  # already explained
                 logger.error("%s ended with %s after %d restarts: given up", name, status_text(status), restarts)
 
     def _end_status(self) -> int:

@@ -1,7 +1,7 @@
-"""Reports that appear once, or once a minute: of data flow not at every step, of peers not whenever they do something.
+"""Log messages that appear only once or once a minute: about the data flow, and about events of peers.
 
-Process-wide, as logging itself is: worker 1 and the learner report once, at DEBUG again and again; further
-workers keep quiet.
+The state is process-wide, like logging itself. Worker 1 and the learner report once, at DEBUG once a minute; further
+workers are silent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiorl.text import shortened
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 60.0
-"""In periodic mode a message may come again after so many seconds."""
+"""Seconds after which a message can appear again in periodic mode."""
 
 _STAGES = {
     "sample_start": "Sampling %s environment steps",
@@ -39,17 +39,17 @@ _STAGES = {
 
 
 class LogOnce:
-    """Says of each message whether it is to be logged now: ``if log_once("raw_obs"): logger.info(...)``."""
+    """Decides if a message is due: ``if log_once("raw_obs"): logger.info(...)``."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing logged yet; each message once."""
+        """Start with no message logged, and with each allowed once."""
         self._clock = clock
         self._logged: dict[str, float] = {}
         self._disabled = False
         self._periodic = False
 
     def __call__(self, key: str) -> bool:
-        """True the first time a key is asked for; in periodic mode again after PERIOD_S."""
+        """Return True the first time for a key; in periodic mode again after PERIOD_S."""
         if self._disabled:
             return False
         last = self._logged.get(key)
@@ -62,33 +62,33 @@ class LogOnce:
         return False
 
     def set_up(self, worker_index: int, log_level: str | None) -> None:
-        """As a worker does it: workers 0 and 1 report, at DEBUG again and again; others keep quiet, also at DEBUG."""
+        """Set the mode for a worker: workers 0 and 1 report, periodically at DEBUG; all others are silent."""
         self._disabled = self._disabled or worker_index > 1
         self._periodic = self._periodic or (worker_index <= 1 and log_level == "DEBUG")
 
     def reset(self) -> None:
-        """Back to the start: each message once."""
+        """Return to the initial state, with each message allowed once."""
         self._logged.clear()
         self._disabled = self._periodic = False
 
 
 log_once = LogOnce()
-"""The one that this process's samplers and workers ask."""
+"""Instance shared by the samplers and workers of this process."""
 
 
 def report(stage: str, *values: Any) -> None:
-    """Log a summary of what a stage of the data flow has, if that is due; a function gives its value only then."""
+    """Log a summary of a stage's data if it is due; values given as functions are called only then."""
     if log_once(stage):
         logger.info(_STAGES[stage], *(summarize(value() if callable(value) else value) for value in values))
 
 
 def warn_of_long_episode(rows: int, env_id: Any, env_steps: int) -> None:
-    """Warn, once, that very many rows wait for an episode's end.
+    """Warn once that very many rows wait for an episode's end.
 
     Args:
-        rows: more than so many wait.
-        env_id: the environment.
-        env_steps: steps of it that they stand for.
+        rows: number of rows that is exceeded.
+        env_id: id of the environment.
+        env_steps: env steps that the rows come from.
     """
     if log_once("large_batch_warning"):
         waiting = (
@@ -98,7 +98,7 @@ def warn_of_long_episode(rows: int, env_id: Any, env_steps: int) -> None:
 
 
 def summarize(value: Any, *, depth: int = 4, width: int = 4) -> str:
-    """A short text about nested data: shapes, dtypes and ranges instead of numbers."""
+    """Return a short description of nested data: shapes, dtypes and ranges instead of values."""
     if isinstance(value, np.ndarray):
         return _summarize_array(value)
     if isinstance(value, Mapping):
@@ -123,19 +123,19 @@ def _summarize_array(array: np.ndarray[Any, Any]) -> str:
 
 
 class EventRates:
-    """Decides which of the things that peers do are told one by one; the others are counted by kind.
+    """Decides which events of peers are reported individually; the others are counted by kind.
 
-    Kinds are few and ours; sources, and what is said, may be anything a peer chooses. No more than ``per_kind`` of each
-    are remembered for each kind, and all are forgotten when the window ends.
+    There are few kinds, all chosen by aiorl. Sources and texts can be anything that a peer chooses. At most
+    ``per_kind`` of them are remembered for each kind, and all are forgotten when the window ends.
     """
 
     def __init__(self, per_source: int = 10, per_kind: int = 60, window_s: float = 60.0) -> None:
-        """Allow so many in a window.
+        """Set the limits of a window.
 
         Args:
-            per_source: of one kind from one source.
-            per_kind: of one kind in all.
-            window_s: length of a window; it begins with the first event after the one before has ended.
+            per_source: events of one kind from one source.
+            per_kind: events of one kind in total.
+            window_s: length of a window in seconds; it begins with the first event after the previous window.
         """
         self._per_source = per_source
         self._per_kind = per_kind
@@ -148,14 +148,14 @@ class EventRates:
     def allow(
         self, kind: str, source: object, now: float, *, at_most: int | None = None, what: str | None = None
     ) -> bool:
-        """Tell whether this event is to be reported; if not, count it.
+        """Return True if this event must be reported; otherwise count it.
 
         Args:
-            kind: which of our kinds it is.
-            source: who it is of.
-            now: the time.
-            at_most: of this kind from this source, where it is not ``per_source``.
-            what: told once in a window, whoever it is of.
+            kind: kind of the event.
+            source: peer that caused it.
+            now: the time in seconds.
+            at_most: limit for this kind and source, instead of ``per_source``.
+            what: content that is reported once in a window, whatever its source.
         """
         most = self._per_source if at_most is None else at_most
         if now >= self._ends:
@@ -173,7 +173,7 @@ class EventRates:
         return True
 
     def take_left_out(self, now: float) -> dict[str, int]:
-        """Kind -> how many were left out, once their window is over; they are gone from here."""
+        """Return kind -> number of events not reported, once their window is over, and reset the counts."""
         if not self._left_out or now < self._ends:
             return {}
         left_out = dict(self._left_out)

@@ -1,8 +1,8 @@
-"""This process and the machine it runs on: cores, memory, age, who looks into it, and its forked children.
+"""This process and its machine: cores, memory, age, debuggers and forked children.
 
-A forked child ends when it exits or fails, as a child of any program does. Only the forking thread lives on in it. Exit
-handlers of C++ libraries wait there for the others: with ONNX Runtime's, a child that calls ``sys.exit`` never ends. So
-C's exit ends a child at once, after Python's handlers.
+A forked child ends when it exits or fails, like a child of any program. It contains only the forking thread, but exit
+handlers of C++ libraries wait for the others: with ONNX Runtime, a child that calls ``sys.exit`` never ends. Therefore
+C's exit ends a child immediately after Python's handlers.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from aiorl.errors import MemoryQuotaError
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process can use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 _START_TIME = 19
-"""Place of the start time in /proc/PID/stat, counted from behind the program's name."""
+"""Index of the start time in /proc/PID/stat, counted after the program's name."""
 
 
 def age_s() -> float:
-    """Seconds since this process was started.
+    """Return the seconds since this process was started.
 
-    On Linux both ends are told by one clock, that of the kernel. The hour at which the kernel was booted, which is what
-    is left to add to a start time in order to compare it with the hour, is known in whole seconds only.
+    On Linux, both times come from the kernel's clock. Converting the start time to wall-clock time instead would need
+    the boot time, which is known only in whole seconds.
 
-    Returns: NaN where it can't be told, for want of a descriptor to look with.
+    Returns:
+        The age; NaN if it cannot be determined for lack of a file descriptor.
     """
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
@@ -58,9 +59,9 @@ _EVERY_S = 0.2
 
 
 def heap_bytes() -> int:
-    """Resident memory of this process that is its own: heaps and stacks, without libraries and other mapped files.
+    """Return the bytes of this process's own resident memory: heaps and stacks, without libraries and mapped files.
 
-    Where the system does not tell these apart, all that is resident; 0 where no descriptor is left to look with.
+    This is all resident memory if the system does not distinguish these, and 0 if no file descriptor is left.
     """
     try:
         taken = psutil.Process().memory_info()
@@ -70,11 +71,14 @@ def heap_bytes() -> int:
 
 
 def check_heap(max_bytes: int, key: str) -> None:
-    """Raise MemoryQuotaError if this process has taken more than a setting allows it.
+    """Check that this process has not taken more memory than a setting allows.
 
     Args:
-        max_bytes: 0 is no quota.
-        key: the setting, for the error.
+        max_bytes: the quota; 0 for none.
+        key: name of the setting, for the error.
+
+    Raises:
+        MemoryQuotaError: it has taken more.
     """
     taken = heap_bytes() if max_bytes else 0
     if taken > max_bytes:
@@ -82,23 +86,23 @@ def check_heap(max_bytes: int, key: str) -> None:
 
 
 async def keep_within(max_bytes: int, key: str) -> None:
-    """`check_heap` again and again, beside the loop, until it raises or is cancelled."""
+    """Call `check_heap` regularly until it raises or this is cancelled."""
     while True:
         check_heap(max_bytes, key)
         await asyncio.sleep(_EVERY_S)
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that this process can take: what the machine has left, or its control groups.
+    """Return the bytes of memory that are left for this process on the machine and in its control groups.
 
     Args:
-        root: of the file system; tests have one of their own.
+        root: root of the file system; tests use their own.
     """
     return min([int(psutil.virtual_memory().available), *_left_in_groups(root)])
 
 
 def _left_in_groups(root: Path) -> list[int]:
-    """Bytes left in this process's control groups and those around them, as far as they have limits."""
+    """Return the bytes left in this process's control groups and their parents, for those with limits."""
     left: list[int] = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -122,7 +126,7 @@ def _left_in_groups(root: Path) -> list[int]:
 
 
 def _reclaimable(stat: Path, name: str) -> int:
-    """Bytes of files that the system keeps in memory only while nobody wants it."""
+    """Return the bytes of cached files, which the system drops when the memory is needed."""
     for line in _text(stat).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdecimal():
@@ -131,7 +135,7 @@ def _reclaimable(stat: Path, name: str) -> int:
 
 
 def _text(path: Path) -> str:
-    """What is in a file; nothing where it can't be read."""
+    """Return a file's text; empty if it cannot be read."""
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -139,20 +143,20 @@ def _text(path: Path) -> str:
 
 
 _EVENTS = ("builtins.breakpoint", "sys.settrace")
-_NUM_TOOLS = 6  # of sys.monitoring
+_NUM_TOOLS = 6  # number of tool ids in sys.monitoring
 
 
 def is_looked_into() -> bool:
-    """Whether a debugger or a profiler is at work."""
-    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    """Return True while a debugger or a profiler is active."""
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
     tools = [] if monitoring is None else [monitoring.get_tool(number) for number in range(_NUM_TOOLS)]
     return sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
 
 
 def on_debugger(make_way: Callable[[], None]) -> None:
-    """Call ``make_way`` once before a debugger asks its user something; at once if one is at work already.
+    """Call ``make_way`` once before a debugger prompts its user; immediately if a debugger is already active.
 
-    By an audit hook, which stays for the life of the process: for programs, not for libraries.
+    This installs an audit hook, which stays for the life of the process: for programs, not for libraries.
     """
     if is_looked_into():
         make_way()
@@ -173,12 +177,12 @@ T = TypeVar("T")
 
 @functools.cache
 def let_children_end() -> None:
-    """Have children that this process forks from now on end without exit handlers of C++ libraries; once is enough."""
+    """Make children forked from now on end without exit handlers of C++ libraries; further calls have no effect."""
     os.register_at_fork(after_in_child=_skip_exit_handlers)
 
 
 def keep_children_out(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function; a child that it forks, and that raises in it, ends there instead of coming back."""
+    """Call a function; a child that is forked in it and raises an error there ends instead of returning."""
     let_children_end()
     process = os.getpid()
     try:

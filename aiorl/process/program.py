@@ -1,7 +1,7 @@
-"""What a program owes whoever started it: it heeds signals, and its output never makes it fail.
+"""Signals and output of a program: it respects stop signals, and output errors never make it fail.
 
-Of Ctrl-C and SIGTERM, the first asks for an orderly end, and a second one ends the process at once. Loads next to
-nothing, since a signal may come while a program is still loading what it needs.
+The first Ctrl-C or SIGTERM asks for an orderly end, and a second one ends the process immediately. This module loads
+almost nothing, since a signal can come while a program is still importing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def end_at_once_on_stop_signals(program: str) -> None:
     """End this process with one line and status 0 when a stop signal comes, until ``on_stop_signals`` takes over.
 
-    For the time in which there is nothing to save or to end yet; without it Python would show where it stood.
+    Use it while there is nothing to save or to end yet; otherwise Python would print a traceback.
     """
 
     def end(number: int, frame: object) -> None:
@@ -36,10 +36,10 @@ def end_at_once_on_stop_signals(program: str) -> None:
 
 
 def on_stop_signals(stop: Callable[[str], None]) -> None:
-    """Call ``stop`` with what the first one is called; to be called on the running loop.
+    """Call ``stop`` with the name of the first stop signal; call this on the running loop.
 
-    ``timeout`` and some supervisors send a signal to the process and again to its group; so a second one counts
-    only half a second after the first.
+    ``timeout`` and some supervisors send a signal to the process and again to its group. A second signal therefore
+    counts only half a second after the first.
     """
     import asyncio
 
@@ -52,15 +52,15 @@ def on_stop_signals(stop: Callable[[str], None]) -> None:
 def on_stop_signals_for_loop_of_another_thread(
     loop: asyncio.AbstractEventLoop, stop: Callable[[str], None], break_off: Callable[[], None]
 ) -> None:
-    """The same for a loop that runs in another thread; to be called in the main one.
+    """Call ``stop`` with the name of the first stop signal, on a loop in another thread; call this in the main thread.
 
-    The loop hears of a signal at once, also while the main thread is in a long call of C. A debugger that takes
-    Ctrl-C for itself has it for itself.
+    The loop handles a signal immediately, even while the main thread is in a long C call. If a debugger handles Ctrl-C,
+    the loop ignores it.
 
     Args:
-        loop: calls ``stop``.
-        stop: told what the first one is called.
-        break_off: called in the main thread as soon as it can; may raise, as a signal handler may.
+        loop: event loop that calls ``stop``.
+        stop: called with the name of the first signal.
+        break_off: called in the main thread as soon as possible; can raise, like any signal handler.
     """
     import socket
 
@@ -85,7 +85,7 @@ def on_stop_signals_for_loop_of_another_thread(
 
 
 def _first_and_second(stop: Callable[[str], None]) -> Callable[[int], None]:
-    """What is to be called with each stop signal."""
+    """Return the function to call with each stop signal."""
     import time
 
     first: float | None = None
@@ -109,10 +109,10 @@ _without_reader: set[int] = set()
 
 
 def keep_output_from_failing() -> None:
-    """Replace `sys.stdout` and `sys.stderr` by streams that drop what can't be written, and pass on each line at once.
+    """Replace `sys.stdout` and `sys.stderr` by line-buffered streams that drop output that cannot be written.
 
-    Without this a ``print`` of an environment or a callback fails when the log it goes to has no room, and ends what
-    called it.
+    Otherwise a ``print`` in an environment or a callback would fail when the disk of the log is full, and with it its
+    caller.
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
@@ -125,14 +125,14 @@ def keep_output_from_failing() -> None:
 
 
 def has_reader() -> bool:
-    """Return whether anybody reads standard output, as far as what was written to it has shown."""
+    """Return False once writing to standard output has shown that no one reads it."""
     return 1 not in _without_reader
 
 
 class _Lossy(io.FileIO):
     def write(self, data: object) -> int:
         try:
-            return super().write(data)  # type: ignore[arg-type]  # whatever has bytes
+            return super().write(data)  # type: ignore[arg-type]  # any buffer
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 _without_reader.add(self.fileno())

@@ -1,4 +1,4 @@
-"""Files and directories that are there whole or not at all."""
+"""Files and directories that are replaced as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Another path beside a file's; what the block writes there takes the file's place at its end, unless it fails."""
+    """Yield a temporary path next to a file; its content replaces the file at the end, unless the block fails."""
     temporary = path.with_name(f".{path.stem}.new{path.suffix}")
     try:
         yield temporary
@@ -22,10 +22,10 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain data as a file of JSON.
+    """Write plain data to a JSON file.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file cannot be written.
     """
     try:
         with replaced(path) as temporary:
@@ -36,9 +36,9 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def replaced_directory(path: Path) -> Iterator[Path]:
-    """Another directory beside one, empty; with what the block writes there it takes its place, unless the block fails.
+    """Yield an empty temporary directory next to a directory, which it replaces at the end unless the block fails.
 
-    Directories above it are made.
+    Parent directories are created.
     """
     temporary, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     try:
@@ -53,7 +53,7 @@ def replaced_directory(path: Path) -> Iterator[Path]:
 
 
 def _tidy(path: Path, temporary: Path, old: Path) -> None:
-    """Remove what is left; a directory that was moved aside for one that did not come is put back."""
+    """Remove leftovers; if the old directory was moved aside but not replaced, move it back."""
     if old.exists() and not path.exists():
         old.rename(path)
     for left in (temporary, old):

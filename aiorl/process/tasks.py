@@ -1,7 +1,7 @@
-"""The event loop of a process, and tasks that cannot die unnoticed.
+"""Event loop of a process, and tasks that cannot die unnoticed.
 
-A task nobody awaits keeps its exception to itself, and its work just stops. So whoever starts one owns a `Tasks`, and
-is told when one dies.
+If no one awaits a task, its exception goes unnoticed and its work just stops. Code that starts tasks therefore owns a
+`Tasks`, which reports their errors.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _END_S = 10.0
 
 
 class Tasks:
-    """The tasks of one owner, who is told of the first error of each. They end with ``close``."""
+    """Tasks of one owner, to whom their errors are reported. They end with ``close``."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
-        """Take whom to tell.
+        """Start with no tasks.
 
         Args:
-            on_failure: called on the event loop with what a task raised, after it was logged with its traceback.
+            on_failure: called on the event loop with a task's error, after it has been logged with its traceback.
         """
         self._on_failure = on_failure
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, step: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run a coroutine as a task; to be called on the event loop."""
+        """Run a coroutine as a task; call this on the event loop."""
         task = asyncio.get_running_loop().create_task(step, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Cancel every task, except the one that calls, and wait for their ends; the slow ones are left behind."""
+        """Cancel every task except the calling one and wait for their ends; slow ones are left behind."""
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -54,11 +54,11 @@ class Tasks:
 
 
 async def end_in_time(what: str, step: Callable[[], Awaitable[None] | None]) -> None:
-    """End something that was started: that has its time, and what goes wrong is logged, so that others end too.
+    """Run a step that ends something, within a time limit; errors are logged, so that other steps run, too.
 
     Args:
-        what: what is ended, for the log.
-        step: ends it.
+        what: name for the log.
+        step: function that ends it.
     """
     try:
         async with asyncio.timeout(_END_S):
@@ -74,7 +74,8 @@ async def end_in_time(what: str, step: Callable[[], Awaitable[None] | None]) -> 
 async def first_of(step: Coroutine[Any, Any, T], other: asyncio.Future[Any]) -> asyncio.Task[T] | None:
     """Run a step until it is done or ``other`` is.
 
-    Returns: the task, done; or None after it was cancelled because ``other`` was done first.
+    Returns:
+        The finished task, or None if it was cancelled because ``other`` was done first.
     """
     task = asyncio.get_running_loop().create_task(step)
     try:
@@ -91,7 +92,7 @@ async def first_of(step: Coroutine[Any, Any, T], other: asyncio.Future[Any]) -> 
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop, to be closed by the caller."""
+    """Make an event loop; the caller closes it."""
     try:
         import uvloop
     except ImportError:  # no wheel for this platform
@@ -101,9 +102,9 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def tell_of_stray_errors(fail: Callable[[BaseException], None]) -> None:
-    """Have ``fail`` called, after it was logged, with what a callback of the running loop raises.
+    """Call ``fail`` with errors of the running loop's callbacks, after logging them.
 
-    A callback has nobody else to tell: without this all would go on as if nothing had happened.
+    A callback has no caller to report to. Without this, the program would continue as if nothing had happened.
     """
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

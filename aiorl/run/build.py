@@ -1,6 +1,6 @@
 """Everything that learning needs, built from the configuration: spaces, models, acting graphs, algorithms.
 
-Loads TensorFlow, so it runs beside the event loop while workers are starting.
+Building loads TensorFlow, so it runs outside the event loop while workers start.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _NEEDED = ("tensorflow", "keras", "tf2onnx", "onnx")
 
 @dataclass(frozen=True, slots=True)
 class LearningPlan:
-    """What `plan_learning` gives: all that can be known and checked before models are built.
+    """Result of `plan_learning`: everything that can be determined and checked before models are built.
 
     Attributes:
-        config: the configuration, completed by what the environment asks for.
+        config: the configuration, completed for the environment.
         policies: policy id -> policy.
-        callbacks: class of the learner's callbacks; None for none.
-        begins_with: checkpoint of another run whose weights and filter statistics it begins with; None for none.
+        callbacks: class of the learner's callbacks, or None.
+        begins_with: checkpoint of another run that supplies the first weights and filter statistics, or None.
     """
 
     config: CommonConfig
@@ -67,13 +67,13 @@ class LearningPlan:
 
 
 def plan_learning(config: CommonConfig) -> LearningPlan:
-    """Look at the environment and plan a run; nothing is written and no process started.
+    """Inspect the environment and plan a run without writing files or starting processes.
 
-    TensorFlow is loaded only where policies are of different algorithms.
+    TensorFlow is loaded only if the policies use different algorithms.
 
     Raises:
-        ConfigError: a setting that cannot be honoured; or what training needs is not installed.
-        UnsupportedSpaceError: observations without preprocessor.
+        ConfigError: a setting cannot be honoured, or a package that training needs is not installed.
+        UnsupportedSpaceError: no preprocessor supports the observations.
         EnvError: the environment's constructor failed.
     """
     want_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
@@ -99,12 +99,12 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
 
 
 def look_at_env(config: CommonConfig) -> EnvFacts:
-    """Make the environment as a worker would, look at it, and close it; no process is started.
+    """Make the environment as a worker would, inspect it and close it. No process is started.
 
     Raises:
-        ConfigError: no such environment, or settings that it cannot have.
-        UnsupportedEnvError: what was made is no environment that can be driven.
-        EnvError: its constructor failed.
+        ConfigError: the environment does not exist, or does not support a setting.
+        UnsupportedEnvError: the object made is not an environment that aiorl can step.
+        EnvError: the constructor failed.
     """
     is_remote = config.remote_worker_envs or config.vectorize == "remote"
     plan = EnvPlan(
@@ -143,10 +143,10 @@ def _check_settings(config: CommonConfig, env: Any, kind: EnvKind) -> None:
     if kind.is_external:
         key, number = "num_envs_per_worker", config.num_envs_per_worker
         if number != 1 and key in config.model_fields_set:
-            said = f"{key} is {number}, but an external environment drives itself: a worker has one."
+            said = f"{key} is {number}, but an external environment drives itself: each worker has exactly one."
             raise ConfigError(said, key=key, value=number, hint=f"Set {key}: 1.")
         if config.horizon:
-            said = f"horizon is {config.horizon}, but the episodes of an external environment are its clients'."
+            said = f"horizon is {config.horizon}, but clients decide when the episodes of an external environment end."
             raise ConfigError(said, key="horizon", value=config.horizon, hint="Leave horizon out.")
     elif isinstance(env, gymnasium.Env):
         checked_horizon(config.horizon, episode_limit(env))
@@ -159,45 +159,45 @@ def _close(env: Any, env_id: str) -> None:
     try:
         close()
     except Exception as error:
-        # it was only looked at; workers have their own
-        logger.warning("environment %r raised when it was closed: %r", env_id, error)
+        # this one was only inspected; workers make their own
+        logger.warning("environment %r raised an error when it was closed: %r", env_id, error)
 
 
 def unusable_init_from(config: CommonConfig, error: CheckpointError) -> ConfigError:
-    """The error that says why a run can't begin with the checkpoint that its config names."""
+    """Return the error for an ``init_from`` checkpoint that cannot be used."""
     return ConfigError(f"init_from can't be used: {error}", key="init_from", value=config.init_from)
 
 
 def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
-    """The config with what the environment asks for, and a fresh seed if it takes one, where the user says nothing.
+    """Complete the config for the environment and draw a seed if the user sets none and the environment takes one.
 
-    It has the environment's name in other processes, whoever samples, evaluates or goes on with the run.
+    ``env`` becomes a name that other processes know, so that they can sample, evaluate or resume the run.
     """
-    with contextlib.suppress(ConfigError):  # there may be none
+    with contextlib.suppress(ConfigError):  # no environment may be named
         config = config.model_copy(update={"env": name_elsewhere(config.env or "")})
     if config.seed is None and facts.is_seedable:
         config = config.model_copy(update={"seed": secrets.randbits(31)})
         logger.info("the seed of this run is %d", config.seed)
     if not facts.kind.is_external or config.num_envs_per_worker == 1:
         return config
-    logger.info("num_envs_per_worker is 1: an external environment drives itself, and a worker has one")
+    logger.info("num_envs_per_worker is 1: an external environment drives itself, and each worker has exactly one")
     return config.updated({"num_envs_per_worker": 1})
 
 
 @dataclass(slots=True)
 class Learning:
-    """What `build_learning` gives.
+    """Result of `build_learning`.
 
     Attributes:
         group: the policies with their algorithms and models.
-        lease_plan: the leases that the algorithms want.
-        worker_part: what workers get of the configuration.
+        lease_plan: the leases that the algorithms need.
+        worker_part: the part of the configuration that workers get.
         graphs: policy id -> acting graph, for workers.
-        filters: policy id -> the merged filter of its observations, empty; where rewards are scaled also the merged
-            statistic of its returns, by the name that `returns_of` gives it.
+        filters: policy id -> the merged filter of its observations, still empty. If rewards are scaled, also the merged
+            statistic of its returns, under the name given by `returns_of`.
         spaces: policy id -> observation and action space as plain data, for checkpoints.
-        callbacks: told of each iteration's result; None for none.
-        begins_with: checkpoint of another run that is still to be taken up; None for none.
+        callbacks: called with the result of each iteration, or None.
+        begins_with: checkpoint of another run that has not been loaded yet, or None.
     """
 
     group: PolicyGroup
@@ -211,16 +211,16 @@ class Learning:
 
 
 def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: LearningPlan | None = None) -> Learning:
-    """Build it; takes a few seconds, most of them TensorFlow's import.
+    """Build models, algorithms and acting graphs. This takes a few seconds, mostly to import TensorFlow.
 
     Args:
         config: the effective configuration.
-        run_dir: the run's directory, of which workers on this host are told.
-        plan: what `plan_learning` made of the config, if that was done before.
+        run_dir: the run's directory; workers on this host write their logs there.
+        plan: result of `plan_learning` for this config, if it has been called before.
 
     Raises:
-        ConfigError: a setting that cannot be honoured.
-        UnsupportedSpaceError: a space without preprocessor or distribution.
+        ConfigError: a setting cannot be honoured.
+        UnsupportedSpaceError: no preprocessor or distribution supports a space.
         EnvError: the environment's constructor failed.
     """
     if plan is None:
@@ -276,11 +276,12 @@ def _build_network(
     seed: int | None,
     exploration: Any,
 ) -> tuple[Any, PolicyGraph]:
-    """A policy's model (Any: named here it would load TensorFlow) and what workers act with.
+    """Build a policy's model and its acting graph; both take filtered observations.
 
-    Both take what comes out of the filter.
+    The model's type is Any, because importing it here would load TensorFlow.
 
-    Raises: ConfigError if workers could not explore so by such a model.
+    Raises:
+        ConfigError: workers cannot explore with this model as configured.
     """
     from aiorl.learning.models.export import describe_policy
 
@@ -290,14 +291,14 @@ def _build_network(
         policy.preprocessor.layout,
     )
     model = kind.build_model(policy.config, observations, policy.action_space, seed)
-    make_exploration(exploration, model.distribution)  # refused here once, and not by each worker
+    make_exploration(exploration, model.distribution)  # an error is raised here once, instead of in each worker
     is_of_catalog = getattr_static(kind, "build_model") is getattr_static(Algorithm, "build_model")
     graph, description = describe_policy(model, policy.config.model.model_dump() if is_of_catalog else None)
     return model, {"graph": graph, "spec": description}
 
 
 def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
-    """What workers are told of a policy."""
+    """Return the description of a policy that workers get."""
     own = policy.has_own_spaces
     is_network = policy.policy_class is None
     sequences = is_network and kind.trains_on_sequences(policy.config)

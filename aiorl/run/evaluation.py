@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes with a saved policy, in this process, without TensorFlow.
+"""Evaluation: whole episodes played with a saved policy, in this process, without TensorFlow.
 
 result = aiorl.evaluate("runs/ppo_CartPole-v1_...", episodes=20)
 print(result.mean, result.std)
@@ -48,13 +48,13 @@ class Evaluation:
         checkpoint: path of the checkpoint.
         algo: the algorithm that trained it.
         env: name of the environment.
-        env_steps: env steps that had been trained on.
-        seed: what the environment and all that is drawn were seeded with; None for an environment without seeds.
-        explore: actions were drawn; else they were the most likely ones.
-        returns: undiscounted return of each episode, all agents together, raw.
+        env_steps: env steps trained on before the checkpoint.
+        seed: seed of the environment and of all random draws; None for an environment without seeds.
+        explore: True if actions were sampled; False if the most likely ones were taken.
+        returns: undiscounted return of each episode with unscaled rewards, summed over all agents.
         lengths: env steps of each episode.
         policy_returns: policy id -> returns of its agents, one for each agent and episode; empty for a single agent.
-        custom_metrics: name -> what the run's callbacks noted, a value for each episode that has it.
+        custom_metrics: name -> values recorded by the run's callbacks, one for each episode that has it.
         video: path of the video; None without one.
     """
 
@@ -81,7 +81,7 @@ class Evaluation:
         return float(np.std(self.returns))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data, with mean, deviation, least and greatest return."""
+        """Return JSON data with the mean, standard deviation, minimum and maximum of the returns."""
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {
             "mean": self.mean, "std": self.std, "min": min(self.returns), "max": max(self.returns),
@@ -101,30 +101,30 @@ def evaluate(
     config: Mapping[str, Any] | None = None,
     on_episode: Callable[[RolloutMetrics], None] = lambda episode: None,
 ) -> Evaluation:
-    """Play whole episodes with the policies of a checkpoint, one environment, one episode after the other.
+    """Play whole episodes with the policies of a checkpoint, one after the other, in a single environment.
 
-    The environment and its wrappers are those that the policies were trained with. Filter statistics stay those of the
-    checkpoint.
+    The environment and its wrappers are the same as in training. Filter statistics stay as they are in the checkpoint.
 
     Args:
-        path: a checkpoint, a run directory, or a directory of checkpoints; of several the newest that is whole.
-        episodes: how many.
-        seed: of the environment and of all that is drawn; None takes a fresh one, which the result names.
-        explore: True draws actions from their distribution, False takes the most likely ones.
-        video: file for a film of the first three episodes, such as ``cartpole.mp4``; takes the extra ``video``.
-        render: "human" shows the environment in a window, where it can.
-        output: directory or URI where the episodes are stored, for others to learn from or to be judged on. Rows hold
-            what the policy's algorithm trains on: where a filter is between, filtered observations, or those before
-            it if the algorithm filters as it trains.
-        config: keys of workers that are otherwise than in training, nested as the config is, such as
-            ``{"env_config": {...}}``; not ``seed``, nor how environments are stepped.
-        on_episode: told of each episode as it ends.
+        path: a checkpoint, a run directory or a directory of checkpoints. For a directory, the newest intact checkpoint
+            in it is used.
+        episodes: number of episodes to play.
+        seed: seed of the environment and of all random draws; None draws a new one, which the result contains.
+        explore: True samples actions from their distribution; False takes the most likely ones.
+        video: file for a video of the first three episodes, such as ``cartpole.mp4``; requires the extra ``video``.
+        render: "human" shows the environment in a window, if it supports that.
+        output: directory or URI where the episodes are stored, for offline training or off-policy estimation. Rows
+            contain the data that the policy's algorithm trains on: filtered observations, or unfiltered ones if the
+            algorithm filters during training.
+        config: worker keys to override, nested as in the config, such as ``{"env_config": {...}}``. ``seed`` and the
+            keys that decide how environments are stepped cannot be overridden.
+        on_episode: called with each episode as it ends.
 
     Raises:
-        CheckpointError: there is none, or it can't be used.
-        ConfigError: an argument that can't be honoured; an environment that is not installed, or makes no images.
+        CheckpointError: there is no checkpoint, or it cannot be used.
+        ConfigError: an argument cannot be honoured, or the environment is not installed or cannot render images.
         EnvError: the environment failed.
-        ImportError: a network can only be run in TensorFlow, which is not installed.
+        ImportError: a network runs only in TensorFlow, which is not installed.
     """
     for key, value, least in (("episodes", episodes, 1), ("seed", 0 if seed is None else seed, 0)):
         if not isinstance(value, int | np.integer) or value < least:
@@ -133,9 +133,9 @@ def evaluate(
     if video is not None and render is not None:
         raise ConfigError("an evaluation is filmed or shown in a window, not both.", key="video", value=str(video))
     run = SavedRun.open(path)
-    # where the run's own samples are stored is not for this
+    # the run's own output must not receive these episodes
     part = run.acting.part.for_evaluation({"output": None if output is None else str(output), **(config or {})})
-    if seed is None and part.seed is not None:  # else the environment takes none
+    if seed is None and part.seed is not None:  # otherwise the environment takes no seed
         seed = secrets.randbits(31)
     mode = render if video is None else "rgb_array"
     env_config = {**part.env_config, **({} if mode is None else {"render_mode": mode})}
@@ -160,12 +160,12 @@ def evaluate(
 
 
 def _worker(run: SavedRun, part: WorkerPart, explore: bool, film: Callable[[Any], None] | None) -> RolloutWorker:
-    """A worker that samples whole episodes with a run's policies."""
+    """Make a worker that samples whole episodes with a run's policies."""
     own: dict[str, Any] = {}
     if film is not None:
         own["callbacks"] = _filming(named_callbacks(part.callbacks) or DefaultCallbacks, film)
     if part.output is not None:
-        from aiorl.offline.sources import configured_output  # loaded only where episodes are stored
+        from aiorl.offline.sources import configured_output  # loaded only if episodes are stored
 
         own["output_creator"] = configured_output(part)
     policies = learned_policies(part, run.acting.graphs, explore=explore)
@@ -175,7 +175,7 @@ def _worker(run: SavedRun, part: WorkerPart, explore: bool, film: Callable[[Any]
         for policy_id, found in worker.filters.items():
             run.restore_filter(policy_id, found)
             found.is_frozen = True
-        worker.set_global_vars({"timestep": run.env_steps})  # exploration goes by it
+        worker.set_global_vars({"timestep": run.env_steps})  # exploration schedules depend on it
     except BaseException:
         worker.stop()
         raise
@@ -194,9 +194,9 @@ def _play(worker: RolloutWorker, episodes: int, on_episode: Callable[[RolloutMet
 
 
 def _filming(base: type[DefaultCallbacks], film: Callable[[Any], None]) -> type[DefaultCallbacks]:
-    """The run's callbacks, with a film of the first episodes."""
+    """Return a subclass of the run's callbacks that also films the first episodes."""
 
-    class Filming(base):  # type: ignore[misc, valid-type]  # whichever class the run has
+    class Filming(base):  # type: ignore[misc, valid-type]  # the class that the run uses
         """Takes a picture after each step."""
 
         num_ended = 0
@@ -217,16 +217,17 @@ def _filming(base: type[DefaultCallbacks], film: Callable[[Any], None]) -> type[
 
 @contextlib.contextmanager
 def _filmed(path: Path) -> Iterator[Callable[[Any], None]]:
-    """What adds a picture of an environment to a film, which is there at the end of the block unless that fails.
+    """Yield a function that adds a picture of an environment to a video; the file appears unless the block fails.
 
     Raises:
-        ConfigError: what films need is not installed, the file can't be one, or an environment makes no pictures.
+        ConfigError: a package for videos is not installed, the file name is unsuitable, or the environment cannot
+            render images.
     """
     if path.suffix.lower() not in _VIDEOS:
         said = f"video is {str(path)!r}, expected a file name that ends in {', '.join(_VIDEOS)}."
         raise ConfigError(said, key="video", value=str(path))
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"video is {str(path)!r}, whose directory isn't there.", key="video", value=str(path))
+        raise ConfigError(f"video is {str(path)!r}, but this directory does not exist.", key="video", value=str(path))
     with needed_by("a video", "moviepy", "video", key="video", value=str(path)):
         from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
 
@@ -237,17 +238,17 @@ def _filmed(path: Path) -> Iterator[Callable[[Any], None]]:
         nonlocal writer, size
         try:
             frame = np.asarray(env.render())
-        except Exception as error:  # an environment that can't may raise anything
+        except Exception as error:  # an environment that cannot render may raise anything
             raise _no_picture(env, repr(error)) from error
         if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
             raise _no_picture(env, f"render() gave {frame.dtype} of shape {frame.shape}, not uint8 [height, width, 3]")
-        height, width = (side - side % 2 for side in frame.shape[:2])  # what players read
+        height, width = (side - side % 2 for side in frame.shape[:2])  # players need even sizes
         if writer is None:
             size = (height, width)
             fps = getattr(env, "metadata", {}).get("render_fps") or _FPS
             writer = FFMPEG_VideoWriter(str(temporary), (width, height), fps, logfile=None)
         if (height, width) != size:
-            raise _no_picture(env, f"its pictures have changed from {size} to {(height, width)} pixels")
+            raise _no_picture(env, f"the size of its pictures changed from {size} to {(height, width)} pixels")
         writer.write_frame(np.ascontiguousarray(frame[:height, :width]))
 
     with replaced(path) as temporary:
@@ -264,26 +265,27 @@ def _no_picture(env: Any, reason: str) -> ConfigError:
     return ConfigError(
         f"{name} can't be filmed: {reason:.300}.",
         key="video",
-        hint='It has to take render_mode="rgb_array" and give images by render().',
+        hint='It must accept render_mode="rgb_array" and return images from render().',
     )
 
 
 def main() -> int:
     """Evaluate checkpoints for a learner until standard input ends; the exit status is 0.
 
-    A line each, JSON: ``{"checkpoint": path, "episodes": 10, "seed": 1, "explore": false, "config": {}}`` on standard
-    input is answered on standard output with `Evaluation.to_dict`, or with ``{"error": text}``.
+    Each request is a line of JSON on standard input:
+    ``{"checkpoint": path, "episodes": 10, "seed": 1, "explore": false, "config": {}}``. The answer is a line of JSON on
+    standard output: `Evaluation.to_dict`, or ``{"error": text}``.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     find_modules_here()
-    os.dup2(2, 1)  # what environments print is no answer
+    os.dup2(2, 1)  # environments that print must not write among the answers
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     watch_parent(lambda: lines.put(None), on_line=lines.put)
     while (line := lines.get()) is not None:
         request = json.loads(line)
         try:
             answer = evaluate(request.pop("checkpoint"), **request).to_dict()
-        except Exception as error:  # a user's code may raise anything
+        except Exception as error:  # the user's code may raise anything
             answer = {"error": str(error) if isinstance(error, AiorlError) else f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

@@ -1,6 +1,6 @@
-"""Evaluations of a run while it trains: checkpoints, played by processes of their own or here; the best one is kept.
+"""Evaluations during training: checkpoints are played in separate processes or in this one, and the best is kept.
 
-checkpoint in evaluation/ -> a process of `aiorl.run.evaluation` -> a result, and best/ if no other did as well
+checkpoint in evaluation/ -> a process of `aiorl.run.evaluation` -> a result, and best/ if none scored as high before
 """
 
 from __future__ import annotations
@@ -32,36 +32,37 @@ from aiorl.text import one_line
 logger = logging.getLogger(__name__)
 
 BEST = "best"
-"""Directory of a run, in which the checkpoint is that did best in an evaluation."""
+"""Directory of a run that contains the checkpoint with the best evaluation."""
 _DIRECTORY = "evaluation"
 _SUMMARY = "evaluation.json"
 _MAX_BYTES = 1 << 26
 _MAX_REASON = 500
 _FINISH_S = 10.0
 _KINDS: dict[str, Callable[[list[float]], float]] = {"mean": statistics.fmean, "min": min, "max": max}
-_SEED = 0x65766131  # apart from the seeds of workers
+_SEED = 0x65766131  # keeps these seeds distinct from the workers' seeds
 
 
 class Evaluations(Observer):
-    """Evaluates a run every ``evaluation_interval`` iterations, beside training or while that stands still.
+    """Evaluates a run every ``evaluation_interval`` iterations, in parallel with training or while it is paused.
 
     Attributes:
-        is_beside: training goes on meanwhile.
-        mean_return: of the newest evaluation; NaN before the first.
-        holds_up: which evaluation training waits for, in plain words; "" for none.
-        hurry: set when `finish` is to wait no longer.
+        is_beside: True if training continues during an evaluation.
+        mean_return: mean return of the newest evaluation; NaN before the first.
+        holds_up: a description of the evaluation that training waits for, or "".
+        hurry: set when `finish` must stop waiting.
     """
 
     def __init__(
         self, config: CommonConfig, run_dir: Path, tell: Callable[[str, int], None], *, can_play_here: bool = False
     ) -> None:
-        """Evaluate nothing yet.
+        """Prepare without evaluating yet.
 
         Args:
             config: the effective configuration.
             run_dir: the run's directory.
-            tell: told (text, logging level) what users want to know.
-            can_play_here: training's source plays itself, unless the config wants processes.
+            tell: called with (text, logging level) of news for the user.
+            can_play_here: True if training's source can play evaluations itself; the config can still require
+                processes.
         """
         num_workers = config.evaluation_num_workers
         if num_workers is None:
@@ -82,20 +83,20 @@ class Evaluations(Observer):
     # As an observer -----------------------------------------------------------------------------------------
 
     def needs_standstill(self, iteration: int) -> bool:
-        """Return whether training waits for the evaluation of an iteration."""
+        """Return True if training waits for the evaluation of an iteration."""
         return not self.is_beside and self.is_due(iteration)
 
     async def on_begin(self, training: Training) -> None:
-        """Evaluate what training begins with."""
+        """Evaluate the policies that training begins with."""
         iteration = training.results.training_iteration
         if self.is_due(iteration):
-            await training.source.compiled()  # until then others use the policies
+            await training.source.compiled()  # until then the policies are in use
             await self._evaluate(training, iteration)
 
     async def after_iteration(self, training: Training, result: dict[str, Any]) -> None:
-        """Evaluate if it is due, and add the newest evaluation that is finished to the result.
+        """Evaluate if an evaluation is due, and add the newest finished evaluation to the result.
 
-        At the end, wait a while for one that goes on beside training: what is being evaluated may be the best.
+        At the end, wait a while for an evaluation that runs in parallel, since it may turn out the best.
         """
         if training.end.has_come:
             if not training.end.hurry.is_set():
@@ -107,46 +108,46 @@ class Evaluations(Observer):
             result["evaluation"] = finished
 
     def is_due(self, iteration: int) -> bool:
-        """Whether an iteration of that number has an evaluation; 0 is the beginning of a run."""
+        """Return True if the iteration with this number has an evaluation; 0 is the beginning of a run."""
         interval = self._config.evaluation_interval
         return bool(interval and iteration % interval == 0)
 
     async def _evaluate(self, training: Training, iteration: int) -> None:
-        """Begin an evaluation beside training, unless one still goes on; or evaluate and wait for it."""
+        """Start an evaluation in parallel with training, unless one is still running; or evaluate and wait for it."""
         if not self.is_beside:
-            with contextlib.suppress(Ended):  # whoever looks next sees that
+            with contextlib.suppress(Ended):  # the caller notices the end by itself
                 await training.end.before(self._run(training, iteration))
         elif self._running is not None and not self._running.done():
             self._tell(
-                f"iteration {iteration} is not evaluated, since the evaluation before it is still going on; "
-                "a longer evaluation_interval or more evaluation_num_workers would let it",
+                f"iteration {iteration} is not evaluated, because the evaluation before it is still running; "
+                "set a longer evaluation_interval or more evaluation_num_workers",
                 logging.WARNING,
             )
         else:
             self._running = self._tasks.start(self._run(training, iteration), "evaluation")
 
     async def _run(self, training: Training, iteration: int) -> None:
-        """Evaluate and wait for it; nothing goes wrong that training would not survive."""
+        """Evaluate and wait for the result. An error is reported and training continues."""
         if not self.is_beside:
-            self.holds_up = f"training waits for the evaluation of iteration {iteration}, which goes on"
+            self.holds_up = f"training waits for the evaluation of iteration {iteration}, which is still running"
         try:
             shutil.rmtree(self._directory, ignore_errors=True)
             path = await training.saver.save_last(self._directory, with_experience=False)
             play = None if self.is_beside else training.source.play
             self._conclude(path, await self._play(play, path, iteration), iteration)
         except (AiorlError, OSError) as error:
-            self._tell(f"the evaluation failed: {one_line(str(error), _MAX_REASON)}; training goes on", logging.ERROR)
+            self._tell(f"the evaluation failed: {one_line(str(error), _MAX_REASON)}; training continues", logging.ERROR)
         finally:
             self.holds_up = ""
 
     async def finish(self) -> None:
-        """Wait a while for the evaluation that goes on beside training: what is being evaluated may be the best."""
+        """Wait a while for an evaluation that runs in parallel, since it may turn out the best."""
         if self._running is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(first_of(self.hurry.wait(), self._running), _FINISH_S)
 
     def _conclude(self, path: Path, found: Mapping[str, Any], iteration: int) -> None:
-        """Take a result in: the next result of training tells it, and the checkpoint is kept if it is the best."""
+        """Record an evaluation for the next result of training, and keep its checkpoint if it is the best."""
         self.mean_return = float(found["episode_reward_mean"])
         self._finished = {**found, "training_iteration": iteration}
         steps = int(found["env_steps_trained"])
@@ -159,14 +160,14 @@ class Evaluations(Observer):
         )
 
     async def close(self) -> None:
-        """End the processes; an evaluation that is going on is left."""
+        """End the processes and abandon a running evaluation."""
         await self._tasks.close()
         for child in self._children:
             await child.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _play(self, play: Play | None, path: Path, iteration: int) -> dict[str, Any]:
-        """Share the episodes out between the processes, and return the result of all."""
+        """Divide the episodes among the processes and return the combined result."""
         config, seed = self._config, None
         if config.seed is not None:
             seed = int(np.random.SeedSequence((config.seed, _SEED, iteration)).generate_state(1)[0] >> 1)
@@ -187,15 +188,15 @@ class Evaluations(Observer):
         return as_result([each for each in found if isinstance(each, dict)])
 
     def _keep_if_best(self, path: Path, found: Mapping[str, Any]) -> bool:
-        """Keep the checkpoint in `BEST` if none before did as well."""
-        if not self.mean_return > self._best_so_far():  # nor if it is no number
+        """Keep the checkpoint in `BEST` if it beats all before it."""
+        if not self.mean_return > self._best_so_far():  # also False for NaN
             return False
         try:
             with replaced_directory(self._best) as temporary:
                 os.replace(path, temporary / path.name)
                 (temporary / _SUMMARY).write_text(json.dumps(dict(found), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            raise CheckpointError(self._best, f"can't be written: {error.strerror or error}.") from error
+            raise CheckpointError(self._best, f"it cannot be written: {error.strerror or error}.") from error
         return True
 
     def _best_so_far(self) -> float:
@@ -206,16 +207,16 @@ class Evaluations(Observer):
 
 
 def manner_of(config: CommonConfig) -> dict[str, Any]:
-    """How evaluations are played by ``evaluation_config``, as arguments of `aiorl.evaluate`."""
+    """Return the arguments of `aiorl.evaluate` that follow from ``evaluation_config``."""
     changes = dict(config.evaluation_config)
     return {"explore": bool(changes.pop("explore", False)), "config": changes}
 
 
 def as_result(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What stands under ``evaluation`` in results, by the names used there.
+    """Return the ``evaluation`` entry of results, by the names used there.
 
     Args:
-        found: what `Evaluation.to_dict` gives, of one or several processes.
+        found: results of `Evaluation.to_dict`, from one or several processes.
     """
     returns = [value for each in found for value in each["returns"]]
     policies: dict[str, list[float]] = {}
@@ -238,27 +239,27 @@ def as_result(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class _Child:
-    """A process that evaluates, started when it is first asked."""
+    """An evaluation process, started by the first request."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return its answer.
+        """Return the answer to a request.
 
         Raises:
-            EvaluationError: it failed.
+            EvaluationError: the evaluation failed.
         """
-        line = await self._asked(request) or await self._asked(request)  # it may have ended since the last one
+        line = await self._asked(request) or await self._asked(request)  # it may have ended since the last request
         if not line:
-            raise EvaluationError("the process that evaluates has ended, and said nothing")
+            raise EvaluationError("the evaluation process ended without an answer")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EvaluationError(str(answer["error"]))
         return answer
 
     async def _asked(self, request: Mapping[str, Any]) -> bytes:
-        """Return the line that it answers, empty if it has ended."""
+        """Return the line answered, empty if the process has ended."""
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
                 *child_python("aiorl.run.evaluation"),
@@ -278,12 +279,12 @@ class _Child:
                 await requests.drain()
                 line = await answers.readline()
         finally:
-            if not line.endswith(b"\n"):  # a late answer would be taken for that to another request
+            if not line.endswith(b"\n"):  # a late answer would be taken for the answer to another request
                 await self.close()
         return line
 
     async def close(self) -> None:
-        """End it."""
+        """Kill the process, if one is running."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):

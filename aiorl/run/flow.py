@@ -1,8 +1,8 @@
-"""What becomes of the fragments that workers bring, and what is leased for them.
+"""Flow of fragments from workers into train batches, and the leases that ask for more.
 
     fragments -> assembler -> updates -> weights -> snapshot of the next version -> leases
 
-Nothing here knows an algorithm's name: the algorithm's lease plan says how much may be sampled and at which version.
+This module is independent of the algorithm, whose lease plan says how much can be sampled and with which version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """Makes snapshots; versions rise by one with each.
+    """Makes snapshots with consecutive versions.
 
     Attributes:
         version: version of the newest snapshot, -1 before the first.
@@ -44,25 +44,25 @@ class Publisher:
     """
 
     def __init__(self, filters: Mapping[str, ObservationFilter]) -> None:
-        """Take the filters that deltas are merged into."""
+        """Set the filters that deltas are merged into."""
         self.version = -1
         self.filters = dict(filters)
-        # of live incarnations, which are as many as the session has slots: the highest number merged. Lower numbers
-        # that are not are those of accepted fragments that wait in the assembler
+        # live incarnation -> highest sequence number merged; there are at most as many as the session has slots.
+        # lower numbers not merged yet belong to accepted fragments that wait in the assembler
         self._merged: dict[str, int] = {}
 
     def join(self, incarnation: str) -> None:
-        """An incarnation lives from now on: what is merged of it is acknowledged in snapshots."""
+        """Add a live incarnation, so that snapshots acknowledge its merged deltas."""
         self._merged.setdefault(incarnation, 0)
 
     def merge_deltas(self, incarnation: str, sequence: int, deltas: PolicyArrays) -> None:
-        """Merge what a fragment's observations add; that each comes once is the session's part.
+        """Merge the filter deltas of a fragment. The session ensures that each fragment comes only once.
 
-        What an incarnation sent before it ended may be merged after its end, too: nobody waits for its acknowledgement,
-        so none is kept.
+        Deltas can be merged after their incarnation has ended. No acknowledgement is kept then, since no one waits for
+        it.
 
         Raises:
-            BatchError: a delta that does not fit its filter; those of other policies are merged.
+            BatchError: a delta does not fit its filter; those of other policies are still merged.
         """
         if incarnation in self._merged:
             self._merged[incarnation] = max(sequence, self._merged[incarnation])
@@ -79,19 +79,19 @@ class Publisher:
             raise fault
 
     def forget(self, incarnation: str) -> None:
-        """An incarnation has ended; nothing of it will be acknowledged any more."""
+        """Remove an incarnation that has ended, so that snapshots no longer acknowledge its deltas."""
         self._merged.pop(incarnation, None)
 
     def filter_states(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Policy id -> state of its filter, for those whose filter has one."""
+        """Return policy id -> state of its filter, for all filters that have a state."""
         return {policy_id: own.state() for policy_id, own in self.filters.items() if not own.is_identity}
 
     def next_snapshot(self, weights: PolicyArrays, global_vars: Mapping[str, Any]) -> Snapshot:
-        """The snapshot of the next version.
+        """Make the snapshot of the next version.
 
         Args:
             weights: policy id -> weights by name.
-            global_vars: for policies, such as the timestep.
+            global_vars: values that policies need, such as the timestep.
         """
         self.version += 1
         return Snapshot(
@@ -108,14 +108,14 @@ _MAX_REASON = 500
 
 @dataclass(slots=True)
 class Counters:
-    """Totals of the run, kept over a resume.
+    """Totals of the run, which a resume preserves.
 
     Attributes:
-        env_steps_sampled: env steps that arrived.
-        agent_steps_sampled: rows that arrived.
+        env_steps_sampled: env steps received.
+        agent_steps_sampled: rows received.
         env_steps_trained: env steps trained on.
-        updates: updates done, skipped ones included.
-        updates_skipped: updates that were not finite.
+        updates: updates made, including skipped ones.
+        updates_skipped: updates skipped because they were not finite.
     """
 
     env_steps_sampled: int = 0
@@ -136,15 +136,15 @@ def progress_of(
     traffic: EndpointStats = _NO_TRAFFIC,
     num_workers: int = 0,
 ) -> Progress:
-    """Return where a learner stands.
+    """Return a learner's progress.
 
     Args:
         counters: totals of the run.
-        ledger: its account of env steps.
-        flow: None before training begins.
-        perf: use of CPU and memory.
-        traffic: of its endpoint; zeros without one, so that results have the same columns.
-        num_workers: workers that are registered.
+        ledger: the account of env steps.
+        flow: the flow, or None before training begins.
+        perf: CPU and memory usage.
+        traffic: statistics of the endpoint. Without an endpoint they are zero, so that results keep the same columns.
+        num_workers: number of registered workers.
     """
     return Progress(
         **asdict(counters),
@@ -165,14 +165,14 @@ def progress_of(
 
 
 class Flow:
-    """Keeps the update thread busy, and workers sampling for it; made when training begins.
+    """Keeps the update thread busy and the workers sampling. It is made when training begins.
 
     Attributes:
         publisher: version and merged filters.
-        metrics: of the newest update.
-        is_granting: workers get leases.
-        is_enough: asked after each update: whether training is to stand still, until `go_on`. An on-policy run leases
-            nothing then; in a streaming one, workers use up the leases they have, and what they bring waits.
+        metrics: metrics of the newest update.
+        is_granting: True while workers get leases.
+        is_enough: called after each update; returns True to pause training until `go_on`. An on-policy run then leases
+            nothing. In a streaming run, workers use up the leases they have, and their fragments wait.
     """
 
     def __init__(
@@ -185,15 +185,15 @@ class Flow:
         tell: Callable[..., bool],
         max_queued_bytes: int,
     ) -> None:
-        """Nothing is leased yet.
+        """Prepare without leasing anything yet.
 
         Args:
-            training: its counters and results are kept.
-            learning: the policies, and the leases that they want.
+            training: the training; its counters and results are updated.
+            learning: the policies and the leases that they need.
             updates: takes the train batches.
-            session: says what is to be leased and published.
-            tell: called with (kind, source, text, logging level) of what a peer has done.
-            max_queued_bytes: of fragments that wait; no more are streamed beyond.
+            session: hands out leases and publishes snapshots.
+            tell: called with (kind, source, text, logging level) of news about a peer.
+            max_queued_bytes: bytes of waiting fragments from which on no further leases are streamed.
         """
         self.publisher = Publisher(learning.filters)
         self.metrics: dict[str, float] = {}
@@ -221,35 +221,35 @@ class Flow:
 
     @property
     def is_still(self) -> bool:
-        """Whether training stands still, and the last update has ended."""
+        """True while training is paused and the last update has ended."""
         return self._stands_still and self.is_idle
 
     @property
     def is_idle(self) -> bool:
-        """Whether no update is being made, and all that were are accounted for."""
+        """True while no update runs and all earlier ones are accounted for."""
         return not self._num_in_thread
 
     @property
     def queued_fragments(self) -> int:
-        """Fragments that wait for a batch."""
+        """Number of fragments that wait for a batch."""
         return self._assembler.queued_fragments
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing is trained on now, and what waits is less than a train batch."""
+        """True while no update runs and fewer fragments wait than a train batch needs."""
         return self.is_idle and not self._assembler.is_ready
 
     # Fragments and updates ------------------------------------------------------------------------------------
 
     def take(self, event: ev.SamplesAccepted) -> None:
-        """A fragment has come: it is checked, counted and queued; one that is no good costs its worker its place."""
+        """Check, count and queue a fragment. A malformed fragment ends its worker's session."""
         message = event.message
         try:
             episodes = check_samples(message)
             self._check_fragment(message.batches)
         except BatchError as error:
             self._session.ledger.discard("malformed", message.env_steps)
-            said = f"worker {event.slot} sent what can't be trained on: {one_line(str(error), _MAX_REASON)}"
+            said = f"worker {event.slot} sent a malformed fragment: {one_line(str(error), _MAX_REASON)}"
             self._tell("malformed fragments", event.slot, said, logging.ERROR)
             self._session.lose(event.slot, "it sent a malformed fragment", time.monotonic())
             if self._pacing is None:
@@ -257,7 +257,7 @@ class Flow:
             return
         self._counters.env_steps_sampled += message.env_steps
         self._counters.agent_steps_sampled += message.agent_steps
-        if not self._stopping:  # the last result is of what the run ended for, not of what came while it ended
+        if not self._stopping:  # the last result covers the run up to its end, not fragments that arrive while it ends
             self._results.add_episodes(episodes)
             self._results.add_perf(message.perf)
         self._assembler.add(event)
@@ -267,7 +267,7 @@ class Flow:
             self._session.deal_again(more)
 
     def feed_updates(self) -> None:
-        """Hand out train batches while the update thread has room, and lease what replaces them."""
+        """Hand out train batches while the update thread has room, and lease fragments to replace them."""
         assembler = self._assembler
         if self._stopping or self._stands_still:
             return
@@ -276,14 +276,14 @@ class Flow:
             if not assembler.is_ready:
                 break
             batch = assembler.take()
-            if self._pacing is None:  # in worker order, so that every bit of the statistic is repeatable
+            if self._pacing is None:  # in the order of workers, so that the statistics are reproducible bit by bit
                 for fragment in batch.fragments:
                     self._merge(fragment)
             self._updates.submit_nowait(batch)
             self._num_in_thread += 1
         for reason, fragment in assembler.take_discarded():
             self._session.ledger.discard(reason, fragment.message.env_steps)
-            if self._pacing is None:  # on-policy: what it saw counts, used or not
+            if self._pacing is None:  # on-policy: its observations count even if the fragment is not used
                 self._merge(fragment)
             elif reason == STALE:
                 self._pacing.outdated(fragment.slot)
@@ -298,7 +298,7 @@ class Flow:
             self._tell("filter deltas left out", fragment.slot, said, logging.WARNING)
 
     def take_update(self, done: UpdateDone) -> None:
-        """An update has ended: account for it, publish its weights if they are to be, lease what comes next."""
+        """Account for an update that has ended, publish its weights if due and lease the next fragments."""
         self._num_in_thread -= 1
         for fragment in done.batch.fragments:
             message = fragment.message
@@ -309,7 +309,7 @@ class Flow:
         if done.result.skipped:
             self._counters.updates_skipped += 1
             where = f": column {done.result.bad_column!r} is not finite" if done.result.bad_column else ""
-            self._say(f"an update was skipped, its loss or gradients were not finite{where}", logging.WARNING)
+            self._say(f"an update was skipped because its loss or gradients were not finite{where}", logging.WARNING)
         self.metrics = {
             **done.result.metrics,
             "update_s": done.update_s,
@@ -326,51 +326,51 @@ class Flow:
         self._grant_next_batch()
 
     def set_weights(self, weights: PolicyArrays) -> None:
-        """Publish other weights than an update led to, while no update is made; training stands still then."""
+        """Publish weights that do not come from an update. Training must be idle and is paused afterwards."""
         self.stand_still()
         self._session.publish(self.next_snapshot(weights), time.monotonic())
         self._assembler.set_version(self.publisher.version)
 
     def drop_batch(self, batch: AssembledBatch) -> None:
-        """A batch the update thread failed on: its env steps are accounted for."""
+        """Account for the env steps of a batch that the update thread failed on."""
         self._num_in_thread -= 1
         self._session.ledger.discard("the update failed", batch.env_steps)
 
     def leave_batches(self, count: int) -> None:
-        """The update thread has ended, and leaves train batches that it has not touched; they stay queued."""
+        """Take note that the update thread has ended without touching the last ``count`` train batches."""
         self._num_in_thread -= count
 
     def next_snapshot(self, weights: PolicyArrays) -> Snapshot:
-        """The snapshot of the next version."""
+        """Make the snapshot of the next version."""
         return self.publisher.next_snapshot(weights, {"timestep": self._counters.env_steps_sampled})
 
     # Leases ---------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """From now on leases follow the algorithm's plan, and what waits is trained on; nothing if that is so."""
+        """Grant leases by the algorithm's plan and train on waiting fragments. Does nothing if already doing so."""
         if not self.is_granting and not self._stopping:
             self._stands_still, self.is_granting = False, True
             self._grant_next_batch()
             self.feed_updates()
 
     def stand_still(self) -> None:
-        """Hand out no more train batches until `go_on`; what is leased may come in."""
+        """Hand out no more train batches until `go_on`. Leased fragments can still arrive."""
         self._stands_still, self.is_granting = True, False
 
     def stop(self) -> None:
-        """Take nothing more into updates and results, and lease nothing more."""
+        """Stop for good: start no updates, add nothing to results and grant no leases."""
         self._stopping = True
         self.is_granting = False
 
     def _grant_next_batch(self) -> None:
-        """On-policy: lease exactly one train batch of the newest version. Streaming: what the budget allows."""
+        """Lease one train batch of the newest version (on-policy), or as much as the budget allows (streaming)."""
         if self._pacing is not None:
             self.stream()
         elif self.is_granting:
             self._session.deal(self.publisher.version, self._assembler.begin_batch())
 
     def stream(self) -> None:
-        """Streaming, lease what the budget allows now."""
+        """Lease as much as the budget allows now, in a streaming run."""
         if not self.is_granting or self._pacing is None:
             return
         plan, version = self._plan, self.publisher.version

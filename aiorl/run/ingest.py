@@ -1,7 +1,7 @@
-"""From fragments as they arrive to train batches in an order that depends on nothing but who sampled what.
+"""Assembly of train batches from fragments, in an order that does not depend on when the fragments arrive.
 
-`BatchAssembler` holds references only; columns are copied once, by the algorithm's `make_batch`. It has no clock, no
-socket and no thread. Whatever it won't hand out it gives a reason for, so that the ledger balances.
+`BatchAssembler` holds references only; the algorithm's `make_batch` copies the columns once. It has no clock, socket or
+thread. It gives a reason for every fragment that it discards, so that the ledger balances.
 """
 
 from __future__ import annotations
@@ -24,28 +24,32 @@ from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS
 from aiorl.net.wire.messages import Samples
 
 _MAX_OBSERVATIONS = 1 << 40
-"""A filter's statistic counts to 2**53 before it stands still."""
+"""Bound on the observations of a delta, well below 2**53, where the count of a filter would stop increasing."""
 STALE = "stale"
-_MAX_NAME = MAX_NAME + 20  # with what stands before it
+_MAX_NAME = MAX_NAME + 20  # including its prefix
 
 PolicyColumns = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
 def check_samples(samples: Samples) -> EpisodeColumns:
-    """Refuse counts, columns and episodes that don't belong together; a worker may be broken.
+    """Check that a fragment's counts, columns and episodes are consistent, since a worker may be broken.
 
-    With several agents an env step may have any number of rows. Rows of policies that don't learn are counted, but not
+    With several agents an env step can have any number of rows. Rows of policies that do not learn are counted, but not
     sent.
 
     Args:
         samples: a fragment; the algorithm checks the contents of its columns.
-    Returns: the finished episodes.
-    Raises: BatchError naming the part at fault.
+
+    Returns:
+        The finished episodes.
+
+    Raises:
+        BatchError: the fragment is inconsistent; the error names the part at fault.
     """
     rows = sum(map(_rows_of, samples.batches.values()))
     for name, steps, least in (("env_steps", samples.env_steps, 0), ("agent_steps", samples.agent_steps, rows)):
         if not least <= steps <= MAX_FRAGMENT_STEPS:
-            raise BatchError(name, f"{least} at least and {MAX_FRAGMENT_STEPS} at most", steps)
+            raise BatchError(name, f"at least {least} and at most {MAX_FRAGMENT_STEPS}", steps)
     for name, value in samples.perf.items():
         if not math.isfinite(value):
             raise BatchError(f"perf {name:.50}", "a finite number", value)
@@ -92,8 +96,8 @@ class AssembledBatch:
     """The fragments of one train batch, ready for `PolicyGroup.make_batch`.
 
     Attributes:
-        fragments: on-policy by slot, then number; streaming in the order of arrival.
-        env_steps: those of all of them.
+        fragments: sorted by slot and number (on-policy), or in the order of arrival (streaming).
+        env_steps: total number of env steps.
     """
 
     fragments: tuple[SamplesAccepted, ...]
@@ -106,19 +110,21 @@ class AssembledBatch:
 
 
 class BatchAssembler:
-    """Queues fragments and hands them out by the batch.
+    """Queues fragments and hands them out in batches.
 
-    On-policy it takes fragments of the current version only, as many as one batch wants, and hands them out sorted,
-    so that two runs with the same seeds train on the same batches whatever order the network delivered them in. Where
-    fragments have whole episodes, it says in turns how many more make up the env steps of a batch, for how long they
-    are shows when the ones before are there: else a batch would have the more steps, the shorter fragments are to be.
-    Streaming it is a queue that drops what has become too old; leases bound it (`aiorl.net.protocol.pacing`).
+    On-policy, it takes only fragments of the current version, as many as one batch needs, and hands them out sorted.
+    Two runs with the same seeds therefore train on the same batches, whatever order the network delivers them in. If
+    fragments contain whole episodes, their length is known only once they arrive. The assembler then asks in rounds for
+    the fragments still missing, so that a batch does not get too large.
 
-    The version is the learner's: `set_version` after each update. Doubles must be dropped before (the session does).
+    Streaming, it is a queue that drops fragments that are too old; leases bound its length
+    (`aiorl.net.protocol.pacing`).
+
+    The version is the learner's: call `set_version` after each update. The session drops duplicates before.
     """
 
     def __init__(self, plan: LeasePlan) -> None:
-        """Start empty, at version 0, with the algorithm's plan."""
+        """Start with an empty queue at version 0, with the algorithm's plan."""
         self._plan = plan
         self._newest_bytes = self._queued_bytes = 0
         self._queue: deque[SamplesAccepted] = deque()
@@ -128,38 +134,38 @@ class BatchAssembler:
 
     @property
     def queued_env_steps(self) -> int:
-        """Env steps that wait."""
+        """Number of env steps that wait."""
         return sum(fragment.message.env_steps for fragment in self._queue)
 
     @property
     def queued_fragments(self) -> int:
-        """Fragments that wait."""
+        """Number of fragments that wait."""
         return len(self._queue)
 
     def bytes_with(self, coming: int) -> int:
-        """Bytes that wait, and those of so many more fragments, if they are as large as the newest one."""
+        """Return the bytes that would wait after ``coming`` more fragments of the size of the newest one."""
         return self._queued_bytes + coming * self._newest_bytes
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` has a whole batch."""
+        """True while a whole batch waits for `take`."""
         return len(self._queue) >= self._wanted and not self._env_steps_missing
 
     @property
     def _env_steps_missing(self) -> int:
-        """On-policy, what the fragments that wait lack of a batch whose number of fragments is not known beforehand."""
+        """Number of env steps still missing, on-policy if the number of fragments is not known beforehand; else 0."""
         env_steps, most = self._plan.env_steps_per_batch, self._plan.fragments_per_batch
         return 0 if env_steps is None or self._wanted >= most else max(0, env_steps - self.queued_env_steps)
 
     def begin_batch(self) -> int:
-        """On-policy, how many fragments are to be sampled at first for a new batch."""
+        """Return the number of fragments to sample first for a new batch, on-policy."""
         self._wanted = self._plan.fragments_per_batch
         if self._plan.env_steps_per_batch is not None and not self._queue:
-            self._wanted = math.isqrt(self._wanted - 1) + 1  # its root, so that two turns more are mostly enough
+            self._wanted = math.isqrt(self._wanted - 1) + 1  # its root, so that two more rounds are mostly enough
         return self._wanted
 
     def more_wanted(self) -> int:
-        """On-policy, how many fragments more are to be sampled for the batch, now that those wanted are there."""
+        """Return the number of further fragments to sample for the batch, on-policy; 0 until earlier ones arrive."""
         there, missing = len(self._queue), self._env_steps_missing
         if there < self._wanted or not missing:
             return 0
@@ -168,9 +174,10 @@ class BatchAssembler:
         return more
 
     def add(self, fragment: SamplesAccepted) -> None:
-        """Queue a fragment, or discard it for a reason that `take_discarded` tells.
+        """Queue a fragment, or discard it for a reason that `take_discarded` returns.
 
-        Raises: InternalError on-policy if the fragment is of a version that the learner has not reached.
+        Raises:
+            InternalError: the fragment has a version that the learner has not reached.
         """
         version = fragment.message.first_version
         if version > self._version:
@@ -185,7 +192,7 @@ class BatchAssembler:
             self._queued_bytes += self._newest_bytes
 
     def take(self) -> AssembledBatch:
-        """Return one train batch, which must be ready."""
+        """Return one train batch; `is_ready` must be True."""
         taken = [self._queue.popleft() for _ in range(self._wanted)]
         self._queued_bytes -= sum(map(_bytes_of, taken))
         self._wanted = self._plan.fragments_per_batch
@@ -194,12 +201,12 @@ class BatchAssembler:
         return AssembledBatch(tuple(taken), sum(fragment.message.env_steps for fragment in taken))
 
     def set_version(self, version: int) -> None:
-        """The learner has a new policy; what is now too old is discarded."""
+        """Set the version of the learner's new policy and discard fragments that are now too old."""
         self._version = version
         self.prune()
 
     def prune(self, ahead: int = 0) -> None:
-        """Discard what will be too old to be trained on once ``ahead`` more updates are done."""
+        """Discard fragments that will be too old to train on after ``ahead`` more updates."""
         stale = [fragment for fragment in self._queue if self._is_stale(fragment, ahead)]
         if stale:
             self._queue = deque(fragment for fragment in self._queue if fragment not in stale)
@@ -207,9 +214,9 @@ class BatchAssembler:
             self._discarded += [(STALE, fragment) for fragment in stale]
 
     def take_discarded(self) -> list[tuple[str, SamplesAccepted]]:
-        """Return fragments discarded since the last call, each with the reason.
+        """Return the fragments discarded since the last call, each with its reason.
 
-        `STALE` is older than the bound on policy lag, "surplus" on-policy more than a batch wants.
+        `STALE` means older than the bound on policy lag; "surplus" means more than an on-policy batch needs.
         """
         discarded, self._discarded = self._discarded, []
         return discarded

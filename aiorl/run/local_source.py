@@ -1,7 +1,7 @@
-"""Sampling and updates by turns in one thread, with no process, socket or thread between.
+"""Sampling and updates, alternately, in one thread without further processes, sockets or threads.
 
-A debugger, a profiler and ``print`` see all of it. What samples and learns is called in the thread that waits for the
-training, step by step; all else is on the event loop, as it is with workers.
+A debugger, a profiler and ``print`` see everything. Sampling and learning run step by step in the thread that waits for
+the training. Everything else runs on the event loop, as it does with workers.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SLOT = 0
-"""The local worker's, as in `EnvContext.worker_index`."""
+"""Slot of the local worker, as in `EnvContext.worker_index`."""
 _UPDATE_WAIT_S, _STEP_IN_HURRY_S = 2.0, 0.5
 _CLOSE_S, _CLOSE_IN_HURRY_S = 10.0, 1.0
 _UPDATING = "making an update"
 
 
 class LocalSource(Source):
-    """Samples train batches and makes updates of them in the thread that serves.
+    """Samples train batches and makes updates from them in the caller's thread.
 
-    It is also what its `Flow` has in place of an update thread and of a session with workers.
+    It also replaces the update thread and the session with workers for its `Flow`.
 
     Attributes:
         ledger: the account of env steps.
-        leases: not used; fragments are wanted one by one.
-        has_room: no train batch waits.
-        unit: the sampler, if there is one now.
+        leases: not used; fragments are requested one by one.
+        has_room: True while no train batch waits.
+        unit: the current sampler, or None.
     """
 
     def __init__(self, training: Training, *, here: LoopThread) -> None:
-        """Nothing is built yet.
+        """Prepare without building anything yet.
 
         Args:
-            training: the training that is sampled for.
-            here: the loop's thread, which has the caller's sample and learn.
+            training: the training to sample for.
+            here: the loop's thread, which makes the caller's thread sample and learn.
         """
         super().__init__(training)
         self.ledger = training.ledger
@@ -75,9 +75,9 @@ class LocalSource(Source):
         self._snapshot: Snapshot | None = None
         self._wanted = 0
         self._batch: AssembledBatch | None = None
-        self._incarnation, self._fragments, self._env_steps = "", 0, 0  # the sampler's life, and what it brought in it
-        self._num_broken_off = 0  # samplers that ended since the last checkpoint; each has other seeds
-        training.directory.save_address(self._config.bind)  # with run id and seed, for whoever goes on with the run
+        self._incarnation, self._fragments, self._env_steps = "", 0, 0  # the current sampler and its totals
+        self._num_broken_off = 0  # samplers that ended since the last checkpoint; the next one gets other seeds
+        training.directory.save_address(self._config.bind)  # with run id and seed, for a resume
 
     def waiting_for(self) -> str:
         """See `Source`."""
@@ -87,22 +87,22 @@ class LocalSource(Source):
     # Life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Keep within the quota of memory."""
+        """Begin to enforce the memory quota."""
         self._tasks.start(keep_within(self._config.memory, "memory"), "memory quota")
 
     async def build(self, step: Callable[[], T]) -> T:
-        """See `Source`; in the thread that serves."""
+        """See `Source`; the step runs in the caller's thread."""
         return await self._call(step)
 
     async def begin(self, learning: Learning) -> None:
         """Make the environments and compile the update.
 
         Raises:
-            ConfigError: a setting that the sampler can't honour.
+            ConfigError: the sampler cannot honour a setting.
             EnvError: the environment's constructor failed.
         """
         training, began = self._training, time.perf_counter()
-        # nothing comes meanwhile, and nothing depends on the time
+        # no fragment arrives during an update, and nothing depends on time
         learning.lease_plan = dataclasses.replace(learning.lease_plan, mode="on_policy", publish_interval_s=math.inf)
         self._learning = learning
         self._updater = Updater(learning.group, learning.lease_plan, training.counters.env_steps_trained)
@@ -119,7 +119,7 @@ class LocalSource(Source):
         return True
 
     def sampler(self) -> SamplerUnit:
-        """Return the sampler, a new one after a fragment that was broken off; for the thread that serves."""
+        """Return the sampler, a new one if a fragment was broken off; call it in the caller's thread."""
         if self.unit is None:
             assert self._snapshot is not None
             incarnation = secrets.token_hex(8)
@@ -139,21 +139,22 @@ class LocalSource(Source):
     def begin_episodes_anew(self) -> None:
         """See `Source`.
 
-        Environments can't be saved, so those of both begin new episodes. Where episodes are cut that would end too many
-        early, and what was read of stored experience that is read once would be read again.
+        Environments cannot be saved, so new episodes begin both here and in a restored run. If episodes are truncated,
+        this is skipped, since too many would end early. The same applies if stored experience is read only once, since
+        parts would be read again.
         """
         if self._config.is_truncating or self._config.input_epochs is not None:
             return
         self._drop_sampler()
         self._num_broken_off = 0
         learning = self._learning
-        if learning.lease_plan.publish_every > 1:  # the other one begins with the newest weights
+        if learning.lease_plan.publish_every > 1:  # a restored run begins with the newest weights
             self._updater.publish_next()
             self.flow.set_weights(learning.group.get_weights())
         learning.worker_part = learning.worker_part.model_copy(update={"life": self._training.counters.updates})
 
     def stop(self, *, hurry: bool) -> None:
-        """See `Source`; sampling is left at its next step, an update is finished."""
+        """See `Source`; sampling stops at its next step, while an update is finished."""
         if self._flow is not None:
             self._flow.stop()
         if self.unit is not None:
@@ -170,7 +171,7 @@ class LocalSource(Source):
         await wait_for_last(turn, _UPDATE_WAIT_S, hurry, self._training.waits_for_update)
 
     async def close(self, reason: str, *, final: bool) -> None:
-        """Close the environments, unless their thread is at what nothing breaks off."""
+        """Close the environments, unless their thread is in a step that cannot be interrupted."""
         if self._turn is None or self._turn.done():
             closing = self._tasks.start(self._here.in_caller(self._drop_sampler, is_breakable=True), "environments")
             await asyncio.wait([closing], timeout=_CLOSE_IN_HURRY_S if self._training.end.hurry.is_set() else _CLOSE_S)
@@ -179,16 +180,16 @@ class LocalSource(Source):
     # Turns ------------------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """Leave the turn as soon as what it is at has ended."""
+        """Leave the turn as soon as the current step has ended."""
         self._is_interrupted = True
 
     async def advance(self) -> None:
-        """Sample a train batch and make an update of it; what was begun before goes on.
+        """Sample a train batch and make an update from it, or continue a turn that has begun.
 
         Raises:
-            BrokenOff: Ctrl-C has left a step in its middle; the next turn begins with new episodes.
-            Ended: the end has come meanwhile.
-            Exception: what the environment, the policy or an update raised.
+            BrokenOff: Ctrl-C interrupted a step; the next turn begins with new episodes.
+            Ended: training has ended meanwhile.
+            Exception: the environment, the policy or an update failed.
         """
         self._news.clear()
         if self._turn is None:
@@ -205,11 +206,11 @@ class LocalSource(Source):
             await self._sample_and_update()
         except EndOfData:
             self._training.stop("Done: all stored experience was read.")
-        except Exception as error:  # whatever an environment, a policy or an update raised
+        except Exception as error:  # an environment, a policy or an update can raise anything
             if not self._training.end.has_come:
                 raise
             if not isinstance(error, (Ended, BrokenOff)):
-                logger.warning("what was under way at the end failed, and is left out", exc_info=error)
+                logger.warning("the step running at the end failed and is left out", exc_info=error)
 
     async def _sample_and_update(self) -> None:
         training = self._training
@@ -221,13 +222,13 @@ class LocalSource(Source):
         self.flow.feed_updates()
         batch, self._batch = self._batch, None
         if batch is None:
-            raise InternalError("all fragments are there, and make no train batch")
+            raise InternalError("all fragments are there, but they make no train batch")
         self._status = _UPDATING
         try:
             done = await self._call(lambda: self._updater.update(batch))
         except BaseException:
             self.flow.drop_batch(batch)
-            self.flow.stand_still()  # so that what follows begins with a new batch
+            self.flow.stand_still()  # so that training continues with a new batch
             raise
         finally:
             self._status = "sampling"
@@ -236,16 +237,16 @@ class LocalSource(Source):
 
     def _heed_interrupt(self) -> None:
         if self._is_interrupted:
-            raise BrokenOff("Ctrl-C came between two steps") from KeyboardInterrupt()
+            raise BrokenOff("Ctrl-C was pressed between two steps") from KeyboardInterrupt()
 
     async def _sample(self) -> Samples:
         try:
             return await self._call(lambda: self.sampler().sample(), is_breakable=True)
-        except EndOfData:  # a sampler that is new would read all of it again
+        except EndOfData:  # a new sampler would read all of it again
             raise
         except Ended:
             raise
-        except Exception:  # what it leaves behind is in the middle of a step
+        except Exception:  # it is left in the middle of a step
             await self._here.in_caller(self._drop_sampler)
             raise
 
@@ -273,7 +274,7 @@ class LocalSource(Source):
         """See `LoopThread.in_caller`.
 
         Raises:
-            Ended: it was left in its middle since the run ends.
+            Ended: the step was interrupted because the run ends.
         """
         try:
             return await self._here.in_caller(step, is_breakable=is_breakable)
@@ -287,10 +288,10 @@ class LocalSource(Source):
             return await self._call(lambda: evaluate(path, **request).to_dict(), is_breakable=True)
         except (AiorlError, Ended, BrokenOff):
             raise
-        except Exception as error:  # whatever an environment or a callback raises, as in a process of its own
+        except Exception as error:  # an environment or a callback can raise anything; same error as from a process
             raise EvaluationError(f"{type(error).__name__}: {error}") from error
 
-    # As the flow asks -------------------------------------------------------------------------------------------
+    # Called by the flow -------------------------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
@@ -316,7 +317,7 @@ class LocalSource(Source):
         self._wanted += fragments
 
     def stream(self, waiting: int, min_version: int) -> None:
-        """See `LearnerSession`; the plan is an on-policy one here."""
+        """See `LearnerSession`; never called, since the plan is on-policy here."""
         raise NotImplementedError
 
     def lose(self, slot: int, reason: str, now: float) -> None:
@@ -325,11 +326,11 @@ class LocalSource(Source):
         Raises:
             InternalError: always, since a new sampler would do the same.
         """
-        raise InternalError(f"the sampler is of no use: {reason}; the next one would do the same")
+        raise InternalError(f"the sampler is unusable: {reason}; the next one would do the same")
 
 
 def is_of_debugger(error: BaseException | None) -> bool:
-    """Return whether the user has left a debugger that had stopped in the environment's code."""
+    """Return True if the user has quit a debugger that had stopped in the environment's code."""
     while error is not None and not isinstance(error, bdb.BdbQuit):
         error = error.__cause__
     return error is not None

@@ -1,4 +1,4 @@
-"""Workers of the learner's own: started here, watched, restarted and ended; what their failures mean to a run."""
+"""Local workers of the learner: starting, watching, restarting and ending them, and handling their failures."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HINT = "with ignore_worker_failures (--ignore-worker-failures) a run goes on with its other workers"
-"""Advice in an error with which failures of workers end a run."""
+HINT = "with ignore_worker_failures (--ignore-worker-failures) a run continues with its other workers"
+"""Advice in the error that ends a run after worker failures."""
 
 _JOIN_WITHIN_S = 120.0
 _LOOK_EVERY_S, _END_EVERY_S = 0.1, 0.02
@@ -45,23 +45,23 @@ _LOOK_EVERY_S, _END_EVERY_S = 0.1, 0.02
 class LocalWorkers:
     """Worker processes of slots 1 to ``num_workers``.
 
-    One that runs but is not among the registered workers any more, since it was stopped or is stuck, is killed and
-    started again. One that would fail the same way again, or is given up, ends the training.
+    A worker that runs but is no longer registered, because it was stopped or is stuck, is killed and started again. A
+    worker that would fail the same way again, or that failed too often, ends the training.
 
     Attributes:
-        given_up: slots whose worker failed too often and stays down.
-        may_be_lost: workers can be registered now, so that one that is not is lost.
-        come_back_s: seconds in which a worker that was lost may register again, or end, before it is killed; one whose
-            process is stopped gets none.
+        given_up: slots of workers that failed too often and stay down.
+        may_be_lost: True once workers can register, so that an unregistered worker counts as lost.
+        come_back_s: seconds in which a lost worker can register again or end before it is killed. A stopped process is
+            killed immediately.
     """
 
     def __init__(self, training: Training, session: LearnerSession, address: str) -> None:
-        """Get ready to start them.
+        """Prepare to start the workers.
 
         Args:
-            training: the training that they sample for; its config says how many.
-            session: keeps slots for them, and knows who is registered.
-            address: where they connect to.
+            training: the training that they sample for; its config says how many there are.
+            session: reserves slots for them and knows the registered workers.
+            address: address that they connect to.
         """
         config = training.config
         self.given_up: set[int] = set()
@@ -77,7 +77,7 @@ class LocalWorkers:
         self._absent: dict[int, tuple[int, float]] = {}
         self._has_joined: dict[int, int] = {}
         self._worked: set[int] = set()
-        self._said: dict[int, str] = {}  # what each reported last
+        self._said: dict[int, str] = {}  # slot -> last failure reported
         self._rates = EventRates()
         self._tasks = Tasks(training.fail)
         self._children = Children(
@@ -91,7 +91,7 @@ class LocalWorkers:
                 "OMP_NUM_THREADS": str(config.num_cpus_per_worker),
                 **config.extra_python_environs_for_worker,
             },
-            has_worked=self._worked.__contains__,  # the process that was started last has brought a fragment
+            has_worked=self._worked.__contains__,  # slots where the newest process has sent a fragment
         )
 
     @property
@@ -103,15 +103,15 @@ class LocalWorkers:
         """Start every worker.
 
         Raises:
-            OSError: a process cannot be started.
+            OSError: a process could not be started.
         """
         self._children.start()
         self._tasks.start(self._look_after(), "local-workers")
 
     async def stop(self, grace_s: float) -> None:
-        """End every worker: those that do not leave by themselves within ``grace_s`` by signal.
+        """End every worker; those that do not leave by themselves within ``grace_s`` seconds are ended by signal.
 
-        From the call on, none is started again.
+        No worker is started again after this call.
         """
         self._children.stop()
         try:
@@ -132,16 +132,16 @@ class LocalWorkers:
         return [*command, "--slot", str(slot), "--worker-id", worker_id, "--exit-with-parent"]
 
     async def _look_after(self) -> None:
-        looked_s = 0.0  # only time in which we looked counts: nobody can register while this process stands still
+        looked_s = 0.0  # counts only the time spent looking: no one can register while this process is stopped
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             looked_s += _LOOK_EVERY_S
             self.look(looked_s)
 
     def look(self, now: float) -> None:
-        """Take note of workers that have ended.
+        """Take note of workers that have ended, and kill those that are lost.
 
-        Kill who was registered and doesn't come back, or hasn't come for long after its start.
+        A worker is lost if it was registered and does not come back, or if it does not register long after its start.
         """
         self._children.look()
         if not self.may_be_lost:
@@ -164,15 +164,15 @@ class LocalWorkers:
                 self._children.kill(slot)
 
     def on_failed(self, failed: WorkerFailed) -> None:
-        """A worker reports a failure of its own, which is told already.
+        """Handle a failure that a worker reports of itself and that the user has been informed of.
 
-        What would fail the same way again ends the run at once: a worker of this host that could not be set up, or an
-        environment that has failed in every worker before anything was sampled.
+        A failure that would repeat ends the run immediately: a local worker could not be set up, or the environment
+        failed in every worker before anything was sampled.
         """
         slot = failed.slot
-        if slot not in self._slots:  # others may be there only by mistake
+        if slot not in self._slots:  # not a local worker
             return
-        self._said[slot] = failed.message  # its process may be gone when this is heard
+        self._said[slot] = failed.message  # its process may have ended already
         if failed.kind == "setup" and not self._config.ignore_worker_failures:
             self._end(slot, failed.message, failed.traceback)
             return
@@ -181,11 +181,11 @@ class LocalWorkers:
         if len(said) == 1 and not has_sampled and not self._has_others(self._slots):
             every = "the only worker" if len(self._slots) == 1 else f"each of the {len(self._slots)} workers"
             log = self._training.directory.worker_log(slot)
-            message = f"{failed.message} ({every} failed so before anything was sampled; log: {log})"
+            message = f"{failed.message} ({every} failed this way before anything was sampled; log: {log})"
             self._training.fail(WorkerError(slot, message, failed.traceback))
 
     def on_child(self, event: ChildEvent) -> None:
-        """The process of a worker has started, ended, was killed or given up."""
+        """Handle the start, end, kill or final failure of a worker's process."""
         tell, slot = self._training.tell, event.slot
         if isinstance(event, ChildRestarting | ChildGaveUp):
             reason = f"its process ended with {status_text(event.status)}"
@@ -198,7 +198,7 @@ class LocalWorkers:
             case ChildRestarting(_, status, restarts, wait_s):
                 restart = f"restart {restarts} of {self._config.max_worker_restarts} in {wait_s:g} s"
                 text = f"local worker {slot} ended with {status_text(status)}; {restart}"
-                # who fails has said so before it ended, and many do so alike
+                # a failing worker has reported its failure before, and many fail alike
                 what = without_numbers(self._said.get(slot, "")) if status == FAILED else None
                 if self._rates.allow("restarts", slot, time.monotonic(), what=what):
                     tell(text, logging.WARNING)
@@ -210,14 +210,14 @@ class LocalWorkers:
                 text += f"; it last reported: {self._said[slot]}" if slot in self._said else ""
                 if self._config.ignore_worker_failures and self._has_others({slot}):
                     log = self._training.directory.worker_log(slot)
-                    tell(f"{text}; training goes on with the others (log: {log})", logging.ERROR)
+                    tell(f"{text}; training continues with the others (log: {log})", logging.ERROR)
                 else:
                     self._end(slot, text)
             case ChildKilled():
-                tell(f"local worker {slot} is lost, but its process runs: it is killed", logging.WARNING)
+                tell(f"local worker {slot} is lost, but its process still runs: killing it", logging.WARNING)
 
     def _has_others(self, slots: Container[int]) -> bool:
-        """Return whether any worker of another slot than these is registered or runs."""
+        """Return True if a worker of any other slot is registered or runs."""
         return any(slot not in slots for slot in (*self._session.slots, *self.pids))
 
     def _end(self, slot: int, message: str, traceback: str = "") -> None:
@@ -229,5 +229,5 @@ class LocalWorkers:
 def _is_stopped(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except (psutil.Error, OSError):  # it has ended, or there are no descriptors left to look
+    except (psutil.Error, OSError):  # it has ended, or no file descriptors are left
         return False

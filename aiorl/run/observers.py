@@ -1,4 +1,4 @@
-"""Observers of a training: the keys that begin with ``stop_``, the time for a checkpoint, files of results."""
+"""Observers of a training: stop criteria, periodic checkpoints and files of results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from aiorl.run.training import Observer, Training
 
 
 class StopCriteria(dict[str, float]):
-    """Bounds that end training as soon as one is reached, by the names of `STOP_CRITERIA`."""
+    """Bounds by the names in `STOP_CRITERIA`; training ends as soon as one is reached."""
 
     @classmethod
     def of(cls, config: CommonConfig, **given: float | None) -> Self:
-        """Return those of a config, but for those given.
+        """Return the criteria of a config, overridden by those given.
 
         Raises:
-            ConfigError: one of those given is no criterion or no number; or an evaluation is to end it, and there are
-                none.
+            ConfigError: a name is not a criterion, a value is not a number, or a criterion needs evaluations and there
+                are none.
         """
         for name, value in given.items():
             if name not in STOP_CRITERIA:
@@ -39,13 +39,13 @@ class StopCriteria(dict[str, float]):
         found = cls({name: value for name, value in own.items() if value is not None})
         if "stop_evaluation_return" in found and not config.evaluation_interval:
             raise ConfigError(
-                "stop_evaluation_return needs evaluations, and there are none.", key="stop_evaluation_return",
+                "stop_evaluation_return needs evaluations, but there are none.", key="stop_evaluation_return",
                 value=found["stop_evaluation_return"], hint="Set evaluation_interval in the trainer's config.",
             )  # fmt: skip
         return found
 
     def reason(self, now: StopFigures) -> str:
-        """Return why training is to end now, in one sentence; empty if it is to go on."""
+        """Return the reason to end training now, in one sentence; empty if it continues."""
         return next(filter(None, (STOP_CRITERIA[name](bound, now) for name, bound in self.items())), "")
 
 
@@ -53,34 +53,34 @@ class StopAt(Observer):
     """Ends training as soon as a criterion is met."""
 
     def __init__(self, criteria: StopCriteria, evaluations: Evaluations) -> None:
-        """Begin to count the time.
+        """Start the clock.
 
         Args:
             criteria: the criteria.
-            evaluations: of the training.
+            evaluations: the training's evaluations.
         """
         self._criteria = criteria
         self._evaluations = evaluations
         self._began = time.monotonic()
 
     def on_start(self, training: Training) -> None:
-        """See that the time to stop is kept, whatever goes on then."""
+        """Schedule the end after ``stop_time_s``, so that it comes in time even during a long update."""
         stop_time_s = self._criteria.get("stop_time_s")
         if stop_time_s is not None:
             left_s = max(0.0, self._began + stop_time_s - time.monotonic())
             asyncio.get_running_loop().call_later(left_s, training.stop, f"Done: {stop_time_s:g} s have passed.")
 
     def on_update(self, training: Training) -> None:
-        """End training where its newest figures say so."""
+        """End training if its newest figures meet a criterion."""
         env_steps, time_s = training.counters.env_steps_trained, time.monotonic() - self._began
         now = StopFigures(training.results.newest_return, env_steps, self._evaluations.mean_return, time_s)
         reason = self._criteria.reason(now)
-        if reason:  # the last result is of all updates, those under way included
+        if reason:  # the last result covers all updates, including those in progress
             training.stop(reason)
 
 
 class Checkpoints(Observer):
-    """Has a checkpoint written every so many seconds, while training goes on; none where that is zero."""
+    """Writes a checkpoint every ``interval_s`` seconds while training continues; never if that is zero."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -95,14 +95,14 @@ class Checkpoints(Observer):
 
 
 class RunFiles(Observer):
-    """Writes the results of a run beside it, as long as its directory is there."""
+    """Writes the results of a run to its directory, as long as that exists."""
 
     def __init__(self, config: CommonConfig, directory: RunDirectory) -> None:
-        """Open nothing yet.
+        """Prepare without opening files yet.
 
         Args:
             config: the effective configuration.
-            directory: the run's.
+            directory: the run's directory.
         """
         self._config = config
         self._directory = directory
@@ -110,10 +110,10 @@ class RunFiles(Observer):
         self._loggers: list[BackgroundLogger | Loggers] = []
 
     def open(self, resumed: RunState | None = None) -> None:
-        """Open the files of results, and take off the results that are later than a resume.
+        """Open the files of results and remove results from after the checkpoint that is resumed.
 
         Raises:
-            ConfigError: one can't be written, or a logger of the user's can't be made.
+            ConfigError: a file cannot be written, or one of the user's loggers cannot be made.
         """
         iteration = step = None
         if resumed is not None:
@@ -125,9 +125,10 @@ class RunFiles(Observer):
         self._loggers.append(users)
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Have a result written; it is there in a moment, and at the latest when `flush` returns.
+        """Queue a result to be written, shortly afterwards and at the latest when `flush` returns.
 
-        Raises: CheckpointError if the directory is gone.
+        Raises:
+            CheckpointError: the directory is gone.
         """
         self._directory.check_there()
         for loggers in self._loggers:
@@ -139,9 +140,10 @@ class RunFiles(Observer):
             self._own.flush()
 
     def before_checkpoint(self) -> None:
-        """Write all results that come before the checkpoint.
+        """Write all results from before the checkpoint.
 
-        Raises: CheckpointError if the directory is gone.
+        Raises:
+            CheckpointError: the directory is gone.
         """
         self._directory.check_there()
         self.flush()

@@ -1,6 +1,6 @@
-"""All policies of a run that have a network: those that learn, each with its algorithm, and those that do not.
+"""All policies of a run that have a network: trained ones, each with its algorithm, and fixed ones.
 
-To the `Updater` a group looks like one algorithm, with train batches by policy id.
+For the `Updater`, a group looks like one algorithm with train batches by policy id.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ PolicyColumns = Mapping[str, Mapping[str, Array]]
 
 
 class PolicyGroup:
-    """Learns with several policies, one after the other, in the order of their ids.
+    """Updates several policies, one after the other, in the order of their ids.
 
     Attributes:
-        algorithms: policy id -> its algorithm, for those that learn.
-        fixed: policy id -> weights, for those that do not.
+        algorithms: policy id -> algorithm, for trained policies.
+        fixed: policy id -> weights, for fixed policies.
     """
 
     def __init__(
         self, algorithms: Mapping[str, Algorithm], fixed: Mapping[str, Mapping[str, Array]] | None = None
     ) -> None:
-        """Take algorithms and weights over; after that nothing else may use them."""
+        """Take ownership of algorithms and weights; no other code can use them afterwards."""
         self.algorithms = {policy_id: algorithms[policy_id] for policy_id in sorted(algorithms)}
         self.fixed = {policy_id: dict(weights) for policy_id, weights in sorted((fixed or {}).items())}
         self._is_single = set(self.algorithms) == {DEFAULT_POLICY_ID} and not self.fixed
 
     def check_fragment(self, batches: PolicyColumns) -> None:
-        """Refuse a fragment that `make_batch` could not use, before it is queued. May be called in any thread.
+        """Check, before a fragment is queued, that `make_batch` can use it. Can be called in any thread.
 
-        Raises: BatchError naming the policy or the column at fault.
+        Raises:
+            BatchError: `make_batch` cannot use it; the error names the policy or column at fault.
         """
         for policy_id, columns in batches.items():
             algorithm = self.algorithms.get(policy_id)
@@ -54,10 +55,13 @@ class PolicyGroup:
             algorithm.check_fragment(columns)
 
     def make_batch(self, fragments: Sequence[PolicyColumns]) -> dict[str, Batch]:
-        """A train batch for each policy that has rows in these fragments, in the order given.
+        """Make a train batch for each policy with rows in these fragments, in the order given.
 
-        Returns: policy id -> train batch; see `Algorithm.make_batch`.
-        Raises: BatchError if a column is missing or does not fit.
+        Returns:
+            Policy id -> train batch; see `Algorithm.make_batch`.
+
+        Raises:
+            BatchError: a column is missing or does not fit.
         """
         batches = {}
         for policy_id, algorithm in self.algorithms.items():
@@ -67,14 +71,18 @@ class PolicyGroup:
         return batches
 
     def update(self, batches: Mapping[str, Batch], env_steps_total: int) -> UpdateResult:
-        """Learn from the train batches; policies without one stay as they are.
+        """Learn from the train batches; policies without a batch stay as they are.
 
         Args:
-            batches: from `make_batch`.
-            env_steps_total: env steps trained on before; schedules go by it.
-        Returns: metrics by name, or by ``policy id/name`` where there are other policies than the default one;
-            skipped if that of any policy was.
-        Raises: TrainingDiverged after too many skipped updates of a policy in a row.
+            batches: result of `make_batch`.
+            env_steps_total: env steps trained on before; schedules depend on it.
+
+        Returns:
+            Metrics by name, or by ``policy id/name`` if there are policies other than the default one. The result
+            counts as skipped if the update of any policy was skipped.
+
+        Raises:
+            TrainingDiverged: too many updates of a policy were skipped in a row.
         """
         metrics: dict[str, float] = {}
         skipped, bad_column = False, ""
@@ -102,12 +110,12 @@ class PolicyGroup:
             algorithm.warm_up()
 
     def get_weights(self) -> dict[str, dict[str, Array]]:
-        """Policy id -> weights by the names its acting graph knows; copies of those that learn."""
+        """Return policy id -> weights by the names in its acting graph; copies for trained policies."""
         learned = {policy_id: algorithm.get_weights() for policy_id, algorithm in self.algorithms.items()}
         return {**learned, **self.fixed}
 
     def get_state(self) -> AlgorithmState:
-        """Copies of everything that `set_state` needs: tensors by ``policy id/name``, values by policy id."""
+        """Return copies of everything that `set_state` needs: tensors by ``policy id/name``, values by policy id."""
         return self.hold_state()()
 
     def hold_state(self) -> Callable[[], AlgorithmState]:
@@ -122,11 +130,11 @@ class PolicyGroup:
 
     @property
     def stores_experience(self) -> bool:
-        """Whether `hold_experience` gives any."""
+        """True if any policy stores experience, so that `hold_experience` returns some."""
         return any(algorithm.stores_experience for algorithm in self.algorithms.values())
 
     def hold_experience(self) -> dict[str, Snapshot]:
-        """Policy id -> stored experience, of those that store any; see `Algorithm.hold_experience`."""
+        """Return policy id -> stored experience, for policies that store any; see `Algorithm.hold_experience`."""
         held = {policy_id: algorithm.hold_experience() for policy_id, algorithm in self.algorithms.items()}
         return {policy_id: experience for policy_id, experience in held.items() if experience is not None}
 
@@ -141,17 +149,18 @@ class PolicyGroup:
         return AlgorithmState(tensors, values)
 
     def set_state(self, state: AlgorithmState) -> None:
-        """Go on from `state`.
+        """Continue from `state`.
 
-        Raises: CheckpointError if it is of other policies, or does not fit one of them.
+        Raises:
+            CheckpointError: the state belongs to other policies, or does not fit one of them.
         """
         there = {name.partition("/")[0] for name in state.tensors}
         here = {*self.algorithms, *self.fixed}
         if there != here or state.values.keys() != self.algorithms.keys():
             raise CheckpointError(
                 "tensors",
-                f"they are of the policies {_list(there)}, of which {_list(state.values)} learn; "
-                f"here are {_list(here)}, of which {_list(self.algorithms)} learn",
+                f"they belong to the policies {_list(there)}, of which {_list(state.values)} learn; "
+                f"this run has {_list(here)}, of which {_list(self.algorithms)} learn",
             )
         tensors: dict[str, dict[str, Array]] = {policy_id: {} for policy_id in here}
         for name, tensor in state.tensors.items():
@@ -176,10 +185,10 @@ def _list(names: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpDone:
-    """The update is compiled.
+    """Event: the update is compiled.
 
     Attributes:
-        took_s: seconds it took.
+        took_s: compilation time in seconds.
     """
 
     took_s: float
@@ -187,17 +196,17 @@ class WarmUpDone:
 
 @dataclass(frozen=True, slots=True)
 class UpdateDone:
-    """One train batch was learned from, or skipped.
+    """Event: an update with one train batch was made or skipped.
 
     Attributes:
-        batch: what was learned from.
-        result: what the algorithms say of it.
-        weights: policy id -> copies, as they are after it; None if they are not to go out yet.
-        wait_s: time the thread waited for the batch.
-        make_batch_s: time it took to lay the batch out.
-        update_s: time it took to learn.
-        state: gives all of the policies' state as it is after it, see `Algorithm.hold_state`.
-        experience: policy id -> stored experience as it is after it, where that was asked for; see
+        batch: the train batch.
+        result: result returned by the algorithms.
+        weights: policy id -> copies of the weights after the update; None if they are not published yet.
+        wait_s: seconds the thread waited for the batch.
+        make_batch_s: seconds taken to lay out the batch.
+        update_s: seconds taken by the update.
+        state: returns the state of all policies after the update, see `Algorithm.hold_state`.
+        experience: policy id -> stored experience after the update, if it was asked for; see
             `Algorithm.hold_experience`.
     """
 
@@ -212,19 +221,19 @@ class UpdateDone:
 
 
 class Updater:
-    """Makes updates, in whichever thread calls.
+    """Makes updates in the thread of the caller.
 
     Attributes:
-        group: what learns.
-        wants_experience: set to have the next update tell what is stored after it; any thread may.
+        group: the policies that are updated.
+        wants_experience: set to have the next update return the stored experience; any thread can set it.
     """
 
     def __init__(self, group: PolicyGroup, plan: LeasePlan, env_steps_total: int = 0) -> None:
-        """Prepare updates; nothing is compiled yet.
+        """Prepare updates without compiling yet.
 
         Args:
-            group: what learns.
-            plan: says how often weights go out.
+            group: the policies that are updated.
+            plan: decides how often weights are published.
             env_steps_total: env steps trained on before, when a run is resumed.
         """
         self.group = group
@@ -241,7 +250,7 @@ class Updater:
         return WarmUpDone(time.perf_counter() - started)
 
     def update(self, batch: AssembledBatch, wait_s: float = 0.0) -> UpdateDone:
-        """Learn from a train batch, which was waited for so long."""
+        """Make an update with a train batch, for which the caller waited ``wait_s`` seconds."""
         started = time.perf_counter()
         laid_out = self.group.make_batch(batch.batches)
         made = time.perf_counter()
@@ -257,11 +266,11 @@ class Updater:
         return UpdateDone(batch, result, weights, wait_s, made - started, updated - made, state, experience)
 
     def publish_next(self) -> None:
-        """Have the weights of the next update go out, as those of the first one do."""
+        """Publish the weights of the next update, like those of the first one."""
         self._unpublished, self._published_at = 0, -math.inf
 
     def _publishes(self, now: float) -> bool:
-        """Note an update; whether its weights are to go out."""
+        """Count an update and return True if its weights must be published."""
         self._unpublished += 1
         plan = self._plan
         if self._unpublished < plan.publish_every and now - self._published_at < plan.publish_interval_s:

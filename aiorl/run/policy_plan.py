@@ -1,4 +1,4 @@
-"""Which policies a run has: what `multiagent.policies` says, completed and checked, before TensorFlow is loaded."""
+"""Policies of a run: the entries of `multiagent.policies`, completed and checked before TensorFlow is loaded."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.episode import MultiAgentEpisode
 
 POLICIES = "multiagent.policies"
-"""The key that policies are named by."""
+"""Config key that lists the policies."""
 
-# A policy's own settings are those of its learning; everything else is the run's
+# A policy can have its own settings for learning; all others belong to the run
 _RUN_GROUPS = frozenset(["Run", "Sampling", "Workers and hosts", "Resources", "Reports", "Offline data"])
 _RUN_KEYS = frozenset([
     "min_iter_time_s", "timesteps_per_iteration", "max_policy_lag", "outstanding_fragments_per_worker",
@@ -44,15 +44,15 @@ _RUN_KEYS = frozenset([
 
 
 def config_class_of(config: CommonConfig, policy_id: str, name: str | None) -> type[CommonConfig] | None:
-    """The config class of the algorithm that a policy's network is of; None for a Policy class of the user's own.
+    """Return the config class of a policy's algorithm; None for a Policy class of the user's own.
 
     Args:
-        config: the run's.
-        policy_id: of the policy.
-        name: what is given as its class.
+        config: the run's config.
+        policy_id: id of the policy.
+        name: the given ``class``: name of an algorithm, import path, or None for the run's algorithm.
 
     Raises:
-        ConfigError: it is neither an algorithm nor a policy, or can't be imported.
+        ConfigError: the class is neither an algorithm nor a policy, or cannot be imported.
     """
     if name is None or name.lower() == config.algo.lower():
         return type(config)
@@ -62,7 +62,7 @@ def config_class_of(config: CommonConfig, policy_id: str, name: str | None) -> t
         if inspect.isclass(found) and issubclass(found, Policy):
             return None
         if not (inspect.isclass(found) and issubclass(found, Algorithm)):
-            said = f"{key} is {name!r}, which is no subclass of aiorl.Policy, and no algorithm."
+            said = f"{key} is {name!r}, which is neither a subclass of aiorl.Policy nor an algorithm."
             raise ConfigError(said, key=key, value=name)
     try:
         return config_class(name)
@@ -77,20 +77,21 @@ def config_of(
     overrides: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> CommonConfig:
-    """The config by which a policy's network learns: the run's, with its own settings on top.
+    """Return the config that a policy learns with: the run's, with the policy's own settings on top.
 
-    Of an algorithm that is not the run's, what is said for the run as a whole holds, and what a user has set of the
-    keys that both have; the rest are the algorithm's defaults. A preset is of the run's algorithm alone.
+    If the policy has another algorithm than the run, it inherits the settings of the run as a whole, and keys of both
+    algorithms that the user has set. All others are the algorithm's defaults. A preset applies only to the run's
+    algorithm.
 
     Args:
-        config: the run's.
-        kind: the class of the policy's.
-        policy_id: of the policy.
-        overrides: its own settings.
-        defaults: what a run's config says of its other settings; they go before the run's.
+        config: the run's config.
+        kind: class of the policy's config.
+        policy_id: id of the policy.
+        overrides: the policy's own settings.
+        defaults: the policy's ``defaults`` entry in the run's config; these take precedence over the run's settings.
 
     Raises:
-        ConfigError: one of them is the run's, or they make no config.
+        ConfigError: a setting can only be set for the run, or the settings make no valid config.
     """
     own = translate_old_keys(overrides)
     key = f"{POLICIES}.{policy_id}.config"
@@ -110,28 +111,28 @@ def config_of(
 
 
 def _with_sizes_of(run: CommonConfig, config: CommonConfig) -> CommonConfig:
-    """Return a policy's config, unless sizes that belong to the run were derived otherwise for it.
+    """Return a policy's config after checking that sizes shared by all policies match the run's.
 
     Raises:
-        ConfigError: they were.
+        ConfigError: a size differs.
     """
     for name in (LENGTH, ENVS, BATCH):
         size, wanted = getattr(run, name), getattr(config, name)
         if wanted != size and _is_of_run(type(config), name):
-            said = f"the settings of this policy would need a {name} of {wanted}, and the run has {size}."
-            hint = f"Set {name} for the run, or other settings for the policy."
+            said = f"the settings of this policy would need a {name} of {wanted}, but the run has {size}."
+            hint = f"Set {name} for the run, or change the policy's settings."
             raise ConfigError(said, key=name, value=wanted, hint=hint)
     return config
 
 
 def learning_settings(config: CommonConfig) -> dict[str, Any]:
-    """The settings that concern learning, which each policy may have of its own."""
+    """Return the settings that concern learning, which can differ between policies."""
     kind = type(config)
     return {name: value for name, value in config.to_dict().items() if not _is_of_run(kind, name)}
 
 
 def _common_settings(config: CommonConfig, kind: type[CommonConfig]) -> dict[str, Any]:
-    """What a run's config says for a policy of another algorithm."""
+    """Return the settings of a run's config that a policy of another algorithm inherits."""
     of_run = {name: value for name, value in config.to_dict().items() if name in kind.model_fields}
     of_run = {name: value for name, value in of_run.items() if _is_of_run(kind, name)}
     given = {name: value for name, value in config.users_values().items() if name in kind.model_fields}
@@ -139,7 +140,7 @@ def _common_settings(config: CommonConfig, kind: type[CommonConfig]) -> dict[str
 
 
 def _is_of_run(kind: type[CommonConfig], name: str) -> bool:
-    """Whether a key of a config class is the same for all policies of a run."""
+    """Return True if a key of a config class has the same value for all policies of a run."""
     if name == "train_batch_size":
         return kind.trains_on_what_comes
     return name in _RUN_KEYS or fact_of(kind.model_fields[name], "group") in _RUN_GROUPS
@@ -152,7 +153,7 @@ _OF_A_RUN = "defaults"
 _MAX_ID = 100
 _MAPPING = "multiagent.policy_mapping_fn"
 _EPISODES = 16
-"""A mapping function that needs an episode is asked about so many, with ids from 0."""
+"""Number of episodes, with ids from 0, that a mapping function is probed with if it needs an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +162,14 @@ class PlannedPolicy:
 
     Attributes:
         policy_id: its id.
-        policy_class: import path of a Policy class of the user's own, which only acts; None = a network of the learner.
-        observation_space: of what environments show its agents.
-        action_space: of its agents' actions.
-        preprocessor: from observations to what it takes.
-        config: of its algorithm, with the run's settings and its own, by which it learns.
-        settings: what the policy is told of them when it is made.
-        is_trained: it learns.
-        has_own_spaces: its spaces are not the ones that all agents of the environment have.
+        policy_class: import path of the user's own Policy class, which only acts; None for a network of the learner.
+        observation_space: space of its agents' observations, as the environment returns them.
+        action_space: space of its agents' actions.
+        preprocessor: converts observations into the policy's input.
+        config: config of its algorithm, from the run's settings and its own.
+        settings: settings passed to the policy when it is made.
+        is_trained: True if it learns.
+        has_own_spaces: True if its spaces differ from the environment's common ones.
     """
 
     policy_id: str
@@ -182,20 +183,20 @@ class PlannedPolicy:
     has_own_spaces: bool = False
 
     def is_of_other_algorithm(self, config: CommonConfig) -> bool:
-        """Whether its network is not of the run's algorithm."""
+        """Return True if it has a network of another algorithm than the run's."""
         return self.policy_class is None and self.config.algo != config.algo
 
     def described_spaces(self) -> dict[str, Any]:
-        """Both spaces as plain data."""
+        """Return both spaces as plain data."""
         return {"observation": _described(self.observation_space), "action": _described(self.action_space)}
 
 
 def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPolicy]:
-    """The run's policies in the order of their ids; the default one alone where none are named.
+    """Return the run's policies, sorted by id; only the default policy if none are named.
 
     Raises:
-        ConfigError: a policy that cannot be, or policies and environment that don't go together.
-        UnsupportedSpaceError: observations that no preprocessor makes an array of.
+        ConfigError: a policy is invalid, or the policies do not match the environment.
+        UnsupportedSpaceError: no preprocessor supports a policy's observations.
     """
     entries = _entries(config)
     given = {policy_id: _entry(policy_id, entry) for policy_id, entry in entries.items()}
@@ -215,22 +216,22 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
 
 
 def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
-    """The config with the policies that ``per_agent`` or ``per_space`` stands for, and the mapping that goes with them.
+    """Replace ``per_agent`` or ``per_space`` by the policies that it stands for and their mapping.
 
     Raises:
-        ConfigError: the environment doesn't name its agents, or another mapping is given.
+        ConfigError: the environment does not name its agents, or another mapping is given.
     """
     word, mapping = config.multiagent.policies, config.multiagent.policy_mapping_fn
     if not isinstance(word, str):
         return config
     if mapping is not None:
-        said = f"{POLICIES} is {word}, which decides who acts with which: {_MAPPING} is not for it."
+        said = f"{POLICIES} is {word}, which already decides the mapping: {_MAPPING} cannot be set, too."
         raise ConfigError(said, key=_MAPPING, value=mapping, hint="Leave it out, or name the policies.")
     found, actions = facts.observation_spaces or {}, facts.action_spaces or {}
     agents = list(dict.fromkeys([*found, *actions]))
     if not agents:
-        said = f"{POLICIES} is {word}, but the environment, {facts.kind.name}, names no agents before an episode."
-        hint = "Give it observation_spaces, a dict of spaces by agent id; or name the policies."
+        said = f"{POLICIES} is {word}, but the environment, {facts.kind.name}, does not name its agents in advance."
+        hint = "Give it observation_spaces, a dict of spaces by agent id, or name the policies."
         raise ConfigError(said, key=POLICIES, value=word, hint=hint)
     chosen: dict[str, str] = {}
     for agent in agents:
@@ -242,10 +243,10 @@ def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
 
 
 def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> CommonConfig:
-    """The run's config in which policies of other algorithms have all their settings, as defaults beside their own.
+    """Add the effective settings of policies of other algorithms to the run's config, as their ``defaults``.
 
-    So whoever goes on with the run by its config, in which nothing is left to defaults, has the same, but for what is
-    set on top of it.
+    The stored config must leave nothing to defaults, so that a resumed run has the same settings unless the user
+    overrides them.
     """
     said = {
         policy_id: {"class": policy.config.algo, "defaults": learning_settings(policy.config)}
@@ -259,17 +260,17 @@ def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy
 
 
 def _entries(config: CommonConfig) -> dict[str, Any]:
-    """What is given for each policy; of the default one nothing, where none is named."""
+    """Return the config's entry for each policy; None for the default policy if no policies are named."""
     given = config.multiagent.policies
     assert isinstance(given, dict), "a word has been replaced"
     return given or {DEFAULT_POLICY_ID: None}
 
 
 def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts: EnvFacts) -> dict[str, list[Any]]:
-    """Return policy id -> the agents known to act with it, of those that the environment names before any episode.
+    """Return policy id -> agents known to act with it, among those that the environment names in advance.
 
     Raises:
-        ConfigError: the function cannot be imported or fails, is needed and missing, or gives an unknown id.
+        ConfigError: the mapping function cannot be imported, fails, is missing or returns an unknown id.
     """
     key, path = _MAPPING, config.multiagent.policy_mapping_fn
     known = ", ".join(sorted(policy_ids))
@@ -287,14 +288,14 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
     for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
         try:
             policy_id = function(agent_id, **dict.fromkeys(wanted))
-        except ConfigError:  # of a table
+        except ConfigError:  # raised by a table
             raise
         except Exception as error:
             if wanted:
                 for policy_id in agents.keys() & _at_first(function, agent_id, wanted):
                     agents[policy_id].append(agent_id)
                 continue
-            # whatever a user's function raises
+            # the user's function can raise anything
             raise ConfigError(f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key) from error
         if policy_id not in agents:
             said = f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies are {known}."
@@ -304,44 +305,44 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
 
 
 def _at_first(function: Callable[..., Any], agent_id: Any, wanted: Mapping[str, str]) -> set[Any]:
-    """Return what a mapping function gives an agent at the beginning of episodes; nothing where it needs more.
+    """Return the policies that a mapping function gives an agent at the start of episodes; empty if it needs more.
 
     Args:
-        function: the user's.
-        agent_id: the agent.
+        function: the user's mapping function.
+        agent_id: id of the agent.
         wanted: see `wanted_of_mapping`.
     """
     found: set[Any] = set()
     for number in range(_EPISODES):
         episode = MultiAgentEpisode(0, number, {}, PolicyMap({}).binding(), BatchBuilder(None), lambda batch: None)
-        with contextlib.suppress(Exception):  # it may need the worker, or data that callbacks put into episodes
+        with contextlib.suppress(Exception):  # it may need the worker, or data that callbacks store in episodes
             found.add(function(agent_id, **{name: {"episode": episode}.get(what) for name, what in wanted.items()}))
     return found
 
 
 def _function(path: str, key: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-    """A function of the user's that takes such arguments.
+    """Import a user's function and check that it accepts these arguments.
 
     Raises:
-        ConfigError: it cannot be imported, is none or takes others.
+        ConfigError: it cannot be imported, is not a function or does not accept the arguments.
     """
     function: Callable[..., Any] = import_object(path, key=key)
     if not callable(function):
-        raise ConfigError(f"{key} is {path!r}, which is no function.", key=key, value=path)
+        raise ConfigError(f"{key} is {path!r}, which is not a function.", key=key, value=path)
     check_takes(function, f"{key} {path!r}", key, *args, **kwargs)
     return function
 
 
 def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
-    """What was given for a policy, by the names of the fields; those left out are None."""
+    """Return a policy's entry by the names of its fields; fields left out are None."""
     key = f"{POLICIES}.{policy_id}"
     # ids are parts of names in results, checkpoints and on the wire
     if not policy_id or "/" in policy_id or not policy_id.isprintable() or len(policy_id) > _MAX_ID:
-        said = f"{policy_id!r:.120} is no policy id: it must have 1 to {_MAX_ID} printable characters and no slash."
+        said = f"{policy_id!r:.120} is not a policy id: it must have 1 to {_MAX_ID} printable characters and no slash."
         raise ConfigError(said, key=POLICIES, value=policy_id)
     if isinstance(entry, str):
         entry = {"class": entry}
-    if isinstance(entry, list | tuple) and len(entry) == len(_FIELDS) - 1:  # as a user gives it
+    if isinstance(entry, list | tuple) and len(entry) == len(_FIELDS) - 1:  # the short form
         entry = dict(zip(_FIELDS, entry, strict=False))
     if not isinstance(entry, Mapping | None):
         expected = f"null, a mapping of {', '.join(_FIELDS)}, or a list of the first four"
@@ -370,8 +371,8 @@ def _trained(
     for policy_id in sorted(trained):
         if kinds[policy_id] is None:
             path = given[policy_id]["class"]
-            said = f"policy {policy_id!r} is to be trained, but it is of your own class {path!r}, which only acts."
-            hint = f"Name the policies that learn in {key}, without this one."
+            said = f"policy {policy_id!r} is to be trained, but its class is your own {path!r}, which only acts."
+            hint = f"List the policies that learn in {key}, without this one."
             raise ConfigError(said, key=key, value=policy_id, hint=hint)
     return trained
 
@@ -385,7 +386,7 @@ def _planned(
     agents: Sequence[Any],
     is_trained: bool,
 ) -> PlannedPolicy:
-    """A policy of the run; `kind` is the class of its algorithm's config, None for a Policy class of the user's own."""
+    """Plan one policy; `kind` is the class of its algorithm's config, or None for a Policy class of the user's own."""
     overrides = dict(given["config"] or {})
     own_config = config if kind is None else config_of(config, kind, policy_id, overrides, given[_OF_A_RUN])
     observation_space = _space(policy_id, "observation_space", given, facts, agents)
@@ -411,18 +412,22 @@ def _planned(
 
 
 def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> None:
-    """Raise UnsupportedSpaceError, with the way out, for actions that the algorithm, or any network, can't choose."""
+    """Check that the algorithm, or at least some network, can choose such actions.
+
+    Raises:
+        UnsupportedSpaceError: it cannot; the error names the alternatives.
+    """
     known = config.action_spaces
     if known is not None and not config.learns_actions_of(action_space):
         kinds = [(name, config_class(name)) for name in sorted(ALGORITHMS)]
         alike = [(name, kind) for name, kind in kinds if kind.is_offline == config.is_offline]
         able = ", ".join(name for name, kind in alike if kind.learns_actions_of(action_space))
-        hint = f"These algorithms learn such actions: {able}."
+        hint = f"These algorithms support these actions: {able}."
         raise UnsupportedSpaceError(f"{config.algo} over the action space", action_space, known, hint)
     try:
         make_distribution(action_space)
     except UnsupportedSpaceError as error:
-        error.hint = "Wrap the environment in one with such actions, or let a Policy class of your own act."
+        error.hint = "Wrap the environment in one with supported actions, or act with a Policy class of your own."
         raise
 
 
@@ -443,31 +448,31 @@ def _space(
     other = next((space for space in own if space != own[0]), None)
     if own and other is None:
         return own[0]
-    hint = f"Give the environment an {name}, or set {key}, as aiorl.data.spaces.space_to_dict says it."
+    hint = f"Give the environment an {name}, or set {key}, in the form that aiorl.data.spaces.space_to_dict returns."
     if other is not None:
         reason = f"its agents have different ones: {own[0]} and {other}"
-        hint = f"Have each kind of agent act with a policy of its own, or set {key}."
+        hint = f"Give each kind of agent its own policy, or set {key}."
     elif by_agent:
         names = ", ".join(map(str, by_agent))
-        reason = f"none of the agents that the environment names ({names}) is known to act with it"
+        reason = f"none of the agents that the environment names ({names}) acts with it"
     else:
-        reason = "the environment names none"
+        reason = "the environment declares none"
     raise ConfigError(f"policy {policy_id!r} has no {name.replace('_', ' ')}: {reason}.", key=key, hint=hint)
 
 
 def _described(space: spaces.Space[Any]) -> dict[str, Any]:
     try:
         return space_to_dict(space)
-    except UnsupportedSpaceError:  # a user's own preprocessor may take spaces of any kind
+    except UnsupportedSpaceError:  # a user's own preprocessor can support any kind of space
         return {"kind": type(space).__name__, "text": str(space)}
 
 
 def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> None:
-    """Refuse policies that would be sampled for in different ways: a worker samples for all its policies at once.
+    """Check that all policies can be sampled together, since a worker samples for all of them in one go.
 
     Raises:
-        ConfigError: the algorithm of a policy that learns wants other leases than the run's; or it needs whole
-            episodes, and the run cuts them.
+        ConfigError: the algorithm of a trained policy needs other leases than the run's algorithm, or it needs whole
+            episodes while the run truncates them.
     """
     leases = algorithm_class(config.algo).lease_plan(config)
     for policy in planned.values():
@@ -475,17 +480,17 @@ def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> 
             continue
         key, algo, kind = f"{POLICIES}.{policy.policy_id}.class", policy.config.algo, type(policy.config)
         wanted = algorithm_class(algo).lease_plan(policy.config)
-        left_out = f"leave policy {policy.policy_id!r} out of multiagent.policies_to_train, so that it only acts."
+        left_out = f"remove policy {policy.policy_id!r} from multiagent.policies_to_train, so that it only acts."
         if wanted != leases:
             names = [field.name for field in dataclasses.fields(leases)]
             pairs = [(name, getattr(leases, name), getattr(wanted, name)) for name in names]
             differences = ", ".join(f"{name} ({run} and {own})" for name, run, own in pairs if run != own)
             said = (
-                f"{key} is {algo!r}, which workers can't sample for along with {config.algo!r}: {differences} differ."
+                f"{key} is {algo!r}, which workers cannot sample for along with {config.algo!r}: {differences} differ."
             )
-            hint = f"Take an algorithm that is sampled for alike, or {left_out}"
+            hint = f"Use an algorithm with the same sampling, or {left_out}"
             raise ConfigError(said, key=key, value=algo, hint=hint)
         if kind.needs_whole_episodes and kind is not type(config) and config.is_truncating:
-            said = f"{key} is {algo!r}, which needs whole episodes, and batch_mode: {config.batch_mode} cuts them."
-            hint = f"Set batch_mode: complete_episodes, which is then for all policies, or {left_out}"
+            said = f"{key} is {algo!r}, which needs whole episodes, but batch_mode: {config.batch_mode} cuts them."
+            hint = f"Set batch_mode: complete_episodes, which applies to all policies, or {left_out}"
             raise ConfigError(said, key=key, value=algo, hint=hint)

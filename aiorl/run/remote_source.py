@@ -1,4 +1,4 @@
-"""Workers sample, and a thread of its own makes the updates, while the loop goes on receiving.
+"""Sampling by worker processes, with updates in a separate thread, while the loop continues to receive.
 
 frames -> decode -> session -> accepted fragments -> flow -> snapshots and leases -> session -> encode -> frames
 """
@@ -56,24 +56,24 @@ _GOODBYE_S = 1.5
 
 
 class RemoteSource(Source):
-    """Worker processes of this host and of others.
+    """Worker processes on this host and on others.
 
     They can connect from the beginning, while TensorFlow is loading; ``begin`` admits them.
 
     Attributes:
-        session: the protocol's state.
-        workers: those that are started here.
-        updates: makes the updates; None before ``begin``.
+        session: state of the protocol.
+        workers: the workers started by this process.
+        updates: the thread that makes the updates; None before ``begin``.
     """
 
     def __init__(self, training: Training) -> None:
-        """Listen for workers; to be called on the running loop.
+        """Listen for workers; call this on the running loop.
 
         Args:
-            training: the training that is sampled for.
+            training: the training to sample for.
 
         Raises:
-            ConfigError: the address can't be bound, or the keys can't be used.
+            ConfigError: the address cannot be bound, or the keys cannot be used.
         """
         super().__init__(training)
         config = training.config
@@ -92,8 +92,8 @@ class RemoteSource(Source):
         self._updates_ended: asyncio.Future[None] = self._loop.create_future()
         self._compiled = asyncio.Event()
         self._joined = asyncio.Event()
-        self._hung: set[str] = set()  # incarnations, of live workers only
-        self._slow: set[int] = set()  # slots, of live workers only
+        self._hung: set[str] = set()  # incarnations of live workers only
+        self._slow: set[int] = set()  # slots of live workers only
         self._rates = EventRates()
         self._pump_due = self._is_over = False
         self._endpoint = self._listen()
@@ -105,7 +105,7 @@ class RemoteSource(Source):
             self._tasks.start(keep_within(config.memory, "memory"), "memory quota")
 
     def _listen(self) -> ZmqLearnerEndpoint:
-        """Listen where the run listened before a resume if that is free, else at the address of the config."""
+        """Listen at the address used before a resume if it is free, else at the config's address."""
         config, last = self._config, self._training.directory.last_address
         raise_open_file_limit()
         for bind in [last, config.bind] if last and config.bind.endswith(":0") else [config.bind]:
@@ -117,16 +117,16 @@ class RemoteSource(Source):
             except ConfigError as error:
                 if bind == config.bind:
                     raise
-                self._tell(f"workers will not find the learner where it was: {error}", logging.WARNING)
+                self._tell(f"workers will not find the learner at its old address: {error}", logging.WARNING)
             else:
                 return endpoint
         raise InternalError("there is no address to listen on")
 
     def endpoint_at(self, bind: str) -> ZmqLearnerEndpoint:
-        """Make what listens at an address, as the config has it.
+        """Make an endpoint that listens at an address, with the config's keys and limits.
 
         Raises:
-            ConfigError: the keys can't be used.
+            ConfigError: the keys cannot be used.
         """
         config = self._config
         keys = None if config.keys is None else load_learner_keys(Path(config.keys))
@@ -134,7 +134,7 @@ class RemoteSource(Source):
 
     @property
     def address(self) -> str:
-        """Where workers connect to."""
+        """Address that workers connect to."""
         return self._endpoint.address
 
     @property
@@ -154,7 +154,7 @@ class RemoteSource(Source):
         return f"the update is compiled; waiting for workers: {present} of {wanted} are here"
 
     def waiting_for(self) -> str:
-        """See `Source`: what each worker says of itself, or how one joins."""
+        """See `Source`. Names the state of each worker, or the command with which one joins."""
         workers = self.session.workers
         if not workers:
             said = f"no worker is connected; they join with: {self.join_command}"
@@ -178,14 +178,14 @@ class RemoteSource(Source):
         """Start the workers; their processes load while the model is built.
 
         Raises:
-            ConfigError: the run directory can't be written.
-            OSError: a worker can't be started.
+            ConfigError: the run directory cannot be written.
+            OSError: a worker could not be started.
         """
         self._training.directory.save_address(self.address)
         await self.workers.start()
 
     async def build(self, step: Callable[[], T]) -> T:
-        """See `Source`; in a daemon thread: a stop during the import of TensorFlow need not wait for it."""
+        """See `Source`. Builds in a daemon thread, so that a stop need not wait for the import of TensorFlow."""
         built: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def build() -> None:
@@ -194,17 +194,17 @@ class RemoteSource(Source):
             except BaseException as error:
                 built.set_exception(error)
 
-        built.set_running_or_notify_cancel()  # it can't be cancelled from now on, and is left to itself then
+        built.set_running_or_notify_cancel()  # it cannot be cancelled any more; at a stop it is abandoned
         threading.Thread(target=build, name="build", daemon=True).start()
         return await asyncio.wrap_future(built)
 
     async def begin(self, learning: Learning) -> None:
-        """Admit workers, begin to compile the update, and wait for the workers that are started here.
+        """Admit workers, begin to compile the update and wait for the workers started by this process.
 
-        So a run with a seed always begins with the same ones.
+        A run with a seed therefore always begins with the same workers.
 
         Raises:
-            ConfigError: what workers need to know is larger than messages may be.
+            ConfigError: the data that workers need is too large for a message.
         """
         self.admit(learning)
         wanted = max(1, self._config.num_workers)
@@ -219,11 +219,11 @@ class RemoteSource(Source):
                 self._tell(f"waiting for workers: {present} of {wanted} are here", logging.INFO)
 
     def admit(self, learning: Learning) -> None:
-        """Admit workers, publish the first snapshot, and begin to compile the update; sampling starts with `go_on`.
+        """Admit workers, publish the first snapshot and begin to compile the update; sampling starts with `go_on`.
 
         Raises:
-            ConfigError: what workers need to know is larger than messages may be, room for what grows with their number
-                included.
+            ConfigError: the data that workers need is too large for a message, including room for acknowledgements of
+                all workers.
         """
         session, config = self.session, self._config
         updater = Updater(learning.group, learning.lease_plan, self._training.counters.env_steps_trained)
@@ -240,7 +240,7 @@ class RemoteSource(Source):
             encode(welcome, compress=False, limits=limits)
         except LocalProtocolError as error:
             raise ConfigError(
-                f"what workers need to know cannot be sent to them: {error}",
+                f"the data that workers need cannot be sent to them: {error}",
                 hint="Use a smaller model or raise transport.max_header_bytes or transport.max_message_bytes.",
             ) from error
         now = time.monotonic()
@@ -252,7 +252,7 @@ class RemoteSource(Source):
         updates.start()
 
     async def wait_for_workers(self, count: int, timeout_s: float) -> bool:
-        """Wait until so many workers are registered; False if they are not after ``timeout_s`` seconds."""
+        """Wait until ``count`` workers are registered; return False if they are not after ``timeout_s`` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self.session.slots) < count:
@@ -267,7 +267,7 @@ class RemoteSource(Source):
         await self._training.end.before(self._compiled.wait())
 
     def go_on(self) -> None:
-        """See `Source`: from now on leases follow the algorithm's plan."""
+        """See `Source`. From now on, leases follow the algorithm's plan."""
         super().go_on()
         self.pump()
 
@@ -277,7 +277,7 @@ class RemoteSource(Source):
         self._news.clear()
 
     def stop(self, *, hurry: bool) -> None:
-        """See `Source`; workers go on being answered."""
+        """See `Source`; workers still get answers."""
         if self._flow is not None:
             self._flow.stop()
 
@@ -290,7 +290,7 @@ class RemoteSource(Source):
             await wait_for_last(self._updates_ended, _UPDATE_WAIT_S, hurry, tell)
 
     async def settle(self) -> None:
-        """See `Source`; training stands still, also after an iteration that was broken off."""
+        """See `Source`; afterwards training is paused, even if the iteration was interrupted."""
         await self.compiled()
         self.flow.stand_still()
         while not self.flow.is_still:
@@ -308,7 +308,7 @@ class RemoteSource(Source):
         self.updates.updater.wants_experience.set()
 
     async def close(self, reason: str, *, final: bool) -> None:
-        """Say goodbye, end the workers and the thread of updates; what they still have to say comes too late."""
+        """Say goodbye and end the workers and the update thread; their later messages are ignored."""
         self.workers.may_be_lost = False
         if self.updates is not None:
             self.updates.stop()
@@ -327,7 +327,7 @@ class RemoteSource(Source):
         await end_in_time("the connections", self._endpoint.close)
 
     def join_updates(self, timeout_s: float) -> None:
-        """Wait for the thread of updates to end; to be called from another thread than the loop's."""
+        """Wait for the update thread to end; call this from another thread than the loop's."""
         if self.updates is not None:
             self.updates.join(timeout_s)
 
@@ -364,7 +364,7 @@ class RemoteSource(Source):
         self._pump_soon()
 
     def _tell_of_connection(self, fate: str, event: Event) -> None:
-        """One line a minute of each host, which has a port of its own for each try."""
+        """Report at most one line a minute for each host, since every attempt comes from another port."""
         said = f"the connection from {event.address or 'a peer'} was {fate}: {event.reason}"
         host = event.address.rpartition(":")[0] or event.address
         self._tell_of(f"connections {fate}", host, said, logging.WARNING, at_most=1)
@@ -383,13 +383,13 @@ class RemoteSource(Source):
     # What follows ---------------------------------------------------------------------------------------------
 
     def _pump_soon(self) -> None:
-        """Have one turn for all that comes with this wake-up."""
+        """Schedule one `pump` for all messages of this wake-up."""
         if not self._pump_due:
             self._pump_due = True
             self._loop.call_soon(self.pump)
 
     def pump(self) -> None:
-        """Act on what the session decided and say what it wants said; nothing once the goodbyes are said."""
+        """Handle the session's events and send its messages. Does nothing after the goodbyes."""
         self._pump_due = False
         if self._is_over:
             return
@@ -401,13 +401,13 @@ class RemoteSource(Source):
         for target, message in self.session.messages_to_send():
             self._say(target, message)
         for event in events:
-            if isinstance(event, ev.PeerRejected):  # after it was told why
+            if isinstance(event, ev.PeerRejected):  # after the reason was sent
                 self._endpoint.drop(event.peer, event.reason)
 
     def _say(self, target: bytes | None, message: DownMessage) -> None:
         try:
             frames = encode(message, compress=self._compress, limits=self._limits)
-        except LocalProtocolError as error:  # cannot be, by the bounds on names and texts and what `begin` checks
+        except LocalProtocolError as error:  # impossible by the bounds on names and texts and the check in `begin`
             kind = type(message).__name__
             self._tell_of("messages that cannot be sent", kind, f"a {kind} cannot be sent: {error}", logging.ERROR)
             return
@@ -427,9 +427,9 @@ class RemoteSource(Source):
                 self._joined.set()
                 self.flow.stream()
             case ev.WorkerLost(slot, incarnation, reason, lost_env_steps):
-                lost = f"; {lost_env_steps:,} env steps on their way are lost" if lost_env_steps else ""
+                lost = f"; {lost_env_steps:,} env steps in transit are lost" if lost_env_steps else ""
                 said = f"worker {slot} lost: {reason}{lost}"
-                what = without_numbers(reason) if reason.startswith("failed: ") else None  # the failure is told already
+                what = without_numbers(reason) if reason.startswith("failed: ") else None  # already reported
                 self._tell_of("workers lost", slot, said, logging.WARNING, what=what)
                 self.flow.publisher.forget(incarnation)
             case ev.WorkerFailed(slot, _, message, text):
@@ -438,23 +438,24 @@ class RemoteSource(Source):
                 self.workers.on_failed(event)
             case ev.LeaseOverdue(slot, fragments, waited_s):
                 said = (
-                    f"worker {slot} lives, but has brought nothing for {waited_s:.0f} s: "
+                    f"worker {slot} is alive, but has sent nothing for {waited_s:.0f} s: "
                     f"the {fragments} fragments that it owes are leased to others"
                 )
                 self._tell_of("workers that bring nothing", slot, said, logging.WARNING)
             case ev.CallReplied(slot, _, ok, result):
                 if ok:
-                    said = result if isinstance(result, str) else "(it does not say)"
-                    self._tell_of("stacks of workers", slot, f"what worker {slot} is doing:\n{said}", logging.WARNING)
+                    said = result if isinstance(result, str) else "(no answer)"
+                    self._tell_of("stacks of workers", slot, f"stacks of worker {slot}:\n{said}", logging.WARNING)
 
     def _tell_of(
         self, kind: str, source: object, text: str, level: int, *, at_most: int | None = None, what: str | None = None
     ) -> bool:
-        """Tell the user what a peer has done, the one way there is, but not more often than anybody can read.
+        """Report news about a peer to the user, but not more often than anyone can read.
 
-        ``at_most`` and ``what`` are those of `EventRates.allow`.
+        ``at_most`` and ``what`` are the arguments of `EventRates.allow`.
 
-        Returns: False if it was only counted.
+        Returns:
+            False if the news was only counted.
         """
         is_told = self._rates.allow(kind, source, time.monotonic(), at_most=at_most, what=what)
         if is_told:
@@ -465,12 +466,12 @@ class RemoteSource(Source):
         left_out = self._rates.take_left_out(time.monotonic())
         if left_out:
             counts = ", ".join(f"{kind}: {count:,}" for kind, count in left_out.items())
-            self._tell(f"in the last minute, beside those told one by one: {counts}", logging.WARNING)
+            self._tell(f"not shown in the last minute: {counts}", logging.WARNING)
 
-    # What is looked for -----------------------------------------------------------------------------------------
+    # Periodic checks -----------------------------------------------------------------------------------------
 
     def _look_for_hung_workers(self) -> None:
-        """Name a worker whose environment does not return, and have it say where it is stuck."""
+        """Report workers whose environment does not return, and ask them for their stacks."""
         hung = [worker for worker in self.session.workers if worker.in_env_s >= _HUNG_S]
         for info in hung:
             if info.incarnation not in self._hung:
@@ -486,20 +487,20 @@ class RemoteSource(Source):
         workers = self.session.workers if self.session.settings.data_ends else []
         if workers and all(worker.state == OUT_OF_DATA for worker in workers) and self.flow.is_drained:
             to_come = {*range(1, self._config.num_workers + 1)} - {*self.session.slots, *self.workers.given_up}
-            if not to_come:  # one that is has its share still to read
+            if not to_come:  # workers still to come have their share to read
                 self._training.stop("Done: all stored experience was read.")
 
     def _look_for_slow_workers(self) -> None:
-        """Name workers that get no leases since the policy outruns what they sample, once while they are there."""
+        """Report workers that get no leases because the policy outruns them, once for each registration."""
         pacing, slots = self.session.leases.pacing, set(self.session.slots)
         self._slow &= slots
         for slow in [] if pacing is None else pacing.slow_workers():
             if slow.slot not in self._slow:
                 self._slow.add(slow.slot)
                 said = (
-                    f"worker {slow.slot} is left out while the policy outruns it: a fragment takes it "
-                    f"{slow.fragment_s:.1f} s, about {slow.updates:.0f} updates, which is more than max_policy_lag "
-                    "allows; a shorter rollout_fragment_length or a larger train_batch_size lets it take part"
+                    f"worker {slow.slot} is left out because the policy outruns it: it needs {slow.fragment_s:.1f} s "
+                    f"for a fragment, about {slow.updates:.0f} updates, which is more than max_policy_lag allows. "
+                    "Set a shorter rollout_fragment_length or a larger train_batch_size"
                 )
                 self._tell_of("workers left out", slow.slot, said, logging.INFO)
 
@@ -511,7 +512,7 @@ class RemoteSource(Source):
 
     def _handle_update(self, event: UpdateEvent) -> None:
         if self._is_over:
-            return  # too late: what was trained is saved, and the workers have heard goodbye
+            return  # too late: the run is saved, and the workers have been sent goodbyes
         training = self._training
         match event:
             case WarmUpDone(took_s):
@@ -528,5 +529,5 @@ class RemoteSource(Source):
                     self.flow.drop_batch(batch)
                 if error is not None:
                     if training.end.has_come:
-                        self._tell(f"the last update failed, and is left out: {error}", logging.ERROR)
+                        self._tell(f"the last update failed and is left out: {error}", logging.ERROR)
                     training.fail(error)

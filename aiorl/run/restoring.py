@@ -1,4 +1,4 @@
-"""What a run goes on from: a checkpoint is found, checked, and given back to policies, filters, counters and ledger."""
+"""Resume of a run: finding and checking a checkpoint, and restoring policies, filters, counters and ledger from it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 def checkpoint_to_resume(
     config: CommonConfig, directory: RunDirectory, tell: Callable[[str, int], None]
 ) -> Restored | None:
-    """The newest checkpoint of the run's directory if the config says to resume; None for a run from the beginning.
+    """Return the newest checkpoint in the run's directory if the config says to resume, else None.
 
     Raises:
-        CheckpointError: none of those that are there can be used.
+        CheckpointError: there are checkpoints, but none can be used.
     """
     if not config.resume:
         return None
@@ -38,16 +38,16 @@ def checkpoint_to_resume(
         tell("the run has no checkpoint yet: it starts from the beginning", logging.WARNING)
         return None
     restored = Restored.find(directory.checkpoints)
-    tell(f"going on from {restored.checkpoint.path}", logging.INFO)
+    tell(f"resuming from {restored.checkpoint.path}", logging.INFO)
     return restored
 
 
 def give_back(restored: Restored | None, config: CommonConfig, learning: Learning) -> None:
-    """Give policies and filters what they are to go on from: a checkpoint, or what a new run begins with.
+    """Restore policies and filters from the run's checkpoint, or initialize them from ``init_from``.
 
     Raises:
-        CheckpointError: the checkpoint is of another run, or does not fit.
-        ConfigError: ``init_from`` can't be used.
+        CheckpointError: the checkpoint belongs to another run, or does not fit.
+        ConfigError: ``init_from`` cannot be used.
     """
     begins_with, learning.begins_with = learning.begins_with, None
     if restored is not None:
@@ -60,10 +60,10 @@ def give_back(restored: Restored | None, config: CommonConfig, learning: Learnin
 
 
 def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) -> None:
-    """Give policies and filters back what a checkpoint of the run holds of them; workers get numbers not drawn yet.
+    """Restore policies and filters from a checkpoint of the run; workers get seeds that were not used before.
 
     Raises:
-        CheckpointError: it is of another run, or does not fit.
+        CheckpointError: the checkpoint belongs to another run, or does not fit.
     """
     check_compatible(checkpoint, identity_of(config, learning))
     _check_returns(checkpoint, learning)
@@ -72,8 +72,8 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
     try:
         learning.group.set_state(AlgorithmState(checkpoint.under("algorithm/"), dict(checkpoint.meta["algorithm"])))
     except (PolicyError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        # what an algorithm makes of values that are none of its own
-        raise CheckpointError(checkpoint.path, f"its algorithm's state makes no sense: {error!r:.300}") from error
+        # an algorithm can raise any of these for foreign values
+        raise CheckpointError(checkpoint.path, f"its algorithm's state is invalid: {error!r:.300}") from error
     for name, own in learning.filters.items():
         own.restore(states[name])
     _give_experience_back(checkpoint, learning)
@@ -81,10 +81,10 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
 
 
 def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
-    """Give the policies of a new run the weights, critics and filter statistics that a checkpoint of another one holds.
+    """Initialize a new run with the weights, critics and filter statistics from a checkpoint of another run.
 
     Raises:
-        CheckpointError: it doesn't hold them, or they don't fit.
+        CheckpointError: the checkpoint lacks them, or they do not fit.
     """
     state = learning.group.get_state()
     tensors = dict(state.tensors)
@@ -93,7 +93,7 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
             found = checkpoint.tensors.get(f"algorithm/{name}")
             if found is None:
                 raise CheckpointError(
-                    checkpoint.path, f"it holds no {name!r}; a run can begin with the policies and networks of its own"
+                    checkpoint.path, f"it contains no {name!r}; init_from needs the policies and networks of this run"
                 )
             tensors[name] = found
     for policy_id in learning.group.algorithms:
@@ -111,7 +111,7 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
 
 
 def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return a policy's critics and their targets as a checkpoint holds them; none if they don't fit all of its own."""
+    """Return a policy's critics and their targets from a checkpoint; empty unless all of them fit."""
     prefixes = f"{policy_id}/critics/", f"{policy_id}/target/critics/"
     found: dict[str, NDArray[Any]] = {}
     for name, tensor in own.items():
@@ -119,29 +119,29 @@ def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArra
             continue
         other = checkpoint.tensors.get(f"algorithm/{name}")
         if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
-            _log.warning("policy %r begins with new critics: %s holds none that fit", policy_id, checkpoint.path)
+            _log.warning("policy %r begins with new critics: %s contains none that fit", policy_id, checkpoint.path)
             return {}
         found[name] = other
     return found
 
 
 def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
-    """Give policies back what they had stored; one of which the checkpoint holds none begins to store anew, as is said.
+    """Restore the experience stored by policies; a policy without any in the checkpoint begins with an empty replay.
 
     Raises:
-        CheckpointError: it does not fit.
+        CheckpointError: the stored experience does not fit.
     """
     stored: dict[str, Any] = checkpoint.meta.get("experience", {})
     for policy_id, own in learning.group.algorithms.items():
         if own.stores_experience and policy_id not in stored:
             _log.warning(
-                "policy %r goes on with an empty replay, which fills with what is sampled now: %s holds nothing of "
-                "what was stored", policy_id, checkpoint.path,
+                "policy %r continues with an empty replay, which fills with new samples: %s contains no stored "
+                "experience", policy_id, checkpoint.path,
             )  # fmt: skip
     for policy_id, values in stored.items():
         algorithm = learning.group.algorithms.get(policy_id)
         if algorithm is None:
-            raise CheckpointError(checkpoint.path, f"its experience of policy {policy_id!r:.100} is of no use here")
+            raise CheckpointError(checkpoint.path, f"its experience of policy {policy_id!r:.100} is useless here")
         try:
             algorithm.restore_experience(values, checkpoint.pieces_of(policy_id))
         except CheckpointError as error:
@@ -149,19 +149,19 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
 
 
 def identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:
-    """What a checkpoint has to have in common with the run that resumes from it."""
+    """Return the facts in which a checkpoint must agree with the run that resumes from it."""
     others = {policy_id: part.algo for policy_id, part in learning.worker_part.policies.items() if part.algo}
     return {"env": config.env, "algo": config.algo, "other_algos": others or None, "spaces": learning.spaces}
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Counters, episodes and ledger of a run; as a dict it is a part of a checkpoint's meta.
+    """Counters, episodes and ledger of a run; as a dict it is part of a checkpoint's meta.
 
     Attributes:
-        counters: totals.
-        results: `Results.to_state`.
-        ledger: `Ledger.as_dict`.
+        counters: totals of the run.
+        results: value of `Results.to_state`.
+        ledger: value of `Ledger.as_dict`.
     """
 
     counters: Counters
@@ -170,10 +170,10 @@ class RunState:
 
     @classmethod
     def from_meta(cls, checkpoint: Checkpoint) -> RunState:
-        """What a checkpoint holds, tried out: whatever takes it up later can.
+        """Read the state from a checkpoint and check that results and ledger can be restored from it.
 
         Raises:
-            CheckpointError: something is missing or makes no sense.
+            CheckpointError: a part is missing or invalid.
         """
         meta = checkpoint.meta
         try:
@@ -182,19 +182,19 @@ class RunState:
             Results(1, 0.0).from_state(state.results, 0.0, Progress(0, 0))
             Ledger.from_dict(state.ledger)
         except KeyError as error:
-            raise CheckpointError(checkpoint.path, f"its meta.json lacks what every run has: {error}") from error
+            raise CheckpointError(checkpoint.path, f"its meta.json lacks a key that every run has: {error}") from error
         except (TypeError, ValueError, AttributeError, OverflowError, InternalError) as error:
-            raise CheckpointError(checkpoint.path, f"its meta.json makes no sense: {error}") from error
+            raise CheckpointError(checkpoint.path, f"its meta.json is invalid: {error}") from error
         return state
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a run goes on from.
+    """Checkpoint that a run resumes from.
 
     Attributes:
-        checkpoint: as it was read.
-        run: what it holds of the run.
+        checkpoint: the checkpoint as read.
+        run: the run's state in it.
     """
 
     checkpoint: Checkpoint
@@ -202,14 +202,14 @@ class Restored:
 
     @classmethod
     def find(cls, path: str | Path, also: Callable[[Checkpoint], object] = lambda found: None) -> Restored:
-        """A checkpoint, or the newest one that is whole of a run.
+        """Find a checkpoint: the one at ``path``, or the newest intact one of a run.
 
         Args:
-            path: of either.
-            also: raises CheckpointError where more is wanted than what every run goes on from.
+            path: path of the checkpoint, of a run or of a directory of checkpoints.
+            also: further check, which raises CheckpointError to reject a checkpoint.
 
         Raises:
-            CheckpointError: there is none that can be used.
+            CheckpointError: no checkpoint can be used.
         """
 
         def check(found: Checkpoint) -> None:
@@ -222,10 +222,10 @@ class Restored:
 
 
 def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
-    """Refuse a checkpoint whose values are of rewards scaled otherwise than the run's.
+    """Check that a checkpoint was trained with rewards scaled as in the run.
 
     Raises:
-        CheckpointError: they are.
+        CheckpointError: ``normalize_rewards`` differs.
     """
     for policy_id in [name for name, own in learning.filters.items() if not isinstance(own, ReturnFilter)]:
         name = returns_of(policy_id)
@@ -233,6 +233,6 @@ def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
         if was != now:
             raise CheckpointError(
                 checkpoint.path,
-                f"policy {policy_id!r} was trained with normalize_rewards {str(was).lower()}, and it is "
-                f"{str(now).lower()} here; take what it was trained with, or start a new run",
+                f"policy {policy_id!r} was trained with normalize_rewards {str(was).lower()}, but it is "
+                f"{str(now).lower()} here; set it as in training, or start a new run",
             )

@@ -1,4 +1,4 @@
-"""One run of the command line: shows what training yields, writes it down, saves it in passing, and ends it in time."""
+"""A run of the command line: showing and writing results, saving checkpoints and ending in time."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _MAX_EVENT = 24_000  # characters: a failure's sentence and its traceback
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """Outcome of a run.
 
     Attributes:
-        ok: a stop criterion was met or the user ended it.
-        reason: one plain sentence.
-        result: the last result, empty if there is none.
+        ok: True if a stop criterion was met or the user ended the run.
+        reason: reason for the end, one plain sentence.
+        result: the last result; empty if there is none.
     """
 
     ok: bool
@@ -53,10 +53,10 @@ class Outcome:
 
 
 class Run:
-    """Runs once. ``request_stop`` may be called at any time on the event loop.
+    """Run of the command line, which can run once. ``request_stop`` can be called at any time on the event loop.
 
     Attributes:
-        on_release: called when what was started begins to be ended, which takes half a minute at most.
+        on_release: called when the run begins to end everything that it started, which takes half a minute at most.
         training: the training; None before ``run`` listens.
     """
 
@@ -68,14 +68,14 @@ class Run:
         plan: LearningPlan | None = None,
         here: LoopThread | None = None,
     ) -> None:
-        """Take an open run directory.
+        """Prepare a run in an open run directory.
 
         Args:
             config: the effective configuration.
-            directory: where the run's files go.
-            display: makes what shows the run; a live panel, or plain lines, on stdout unless said otherwise.
-            plan: made of the config before, if that was done.
-            here: the loop's thread, which has the caller's sample and learn; needed in a run without workers.
+            directory: directory for the run's files.
+            display: makes the display, by default a live panel or plain lines on stdout.
+            plan: result of `plan_learning` for this config, if it has been called before.
+            here: the loop's thread, which makes the caller's thread sample and learn; needed in a run without workers.
         """
         self.on_release: Callable[[], None] = lambda: None
         self.training: Training | None = None
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def is_misconfigured(self) -> bool:
-        """Whether it failed at a setting that turned out impossible before anything was trained."""
+        """True if the run failed because of an impossible setting before anything was trained."""
         return self.training is not None and self.training.is_misconfigured
 
     # The way through ------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Run:
 
         Raises:
             ConfigError: a setting turns out impossible.
-            AiorlError: training cannot go on; the newest checkpoint is saved first where there is something to save.
+            AiorlError: training cannot continue; a checkpoint is saved first if there is anything new to save.
         """
         final, reason = False, "the learner failed"
         tasks = Tasks(self._fail)
@@ -134,7 +134,7 @@ class Run:
             return outcome
         except Ended as ended:  # before there was anything to save
             final, reason = True, ended.reason
-            return Outcome(True, f"{ended.reason} Nothing was trained yet, so there is nothing to save.", {})
+            return Outcome(True, f"{ended.reason} Nothing has been trained yet, so there is nothing to save.", {})
         finally:
             self.on_release()
             await end_in_time("the evaluations", self._evaluations.close)
@@ -166,7 +166,8 @@ class Run:
     async def _train(self, training: Training) -> None:
         """Train to the end.
 
-        Raises: what training failed with; what was learned is saved.
+        Raises:
+            Exception: training failed; a checkpoint is saved first.
         """
         try:
             await training.begin()
@@ -175,7 +176,7 @@ class Run:
             try:
                 if not await _is_users_end(training, error):
                     raise
-                await self._take_results(training)  # of the updates before
+                await self._take_results(training)  # the result of the updates before
             except Exception:
                 await self._save_what_was_learned(training)
                 raise
@@ -188,11 +189,11 @@ class Run:
             self._display.update(result, time.monotonic())
 
     async def _finish(self, training: Training, reason: str) -> Outcome:
-        """Save what was learned."""
+        """Save a last checkpoint and return the outcome."""
         saver = training.saver
         if not saver.has_news:
             since = "since the resume" if training.counters.updates else "yet"
-            return Outcome(True, f"{reason} Nothing was trained {since}, so there is nothing to save.", {})
+            return Outcome(True, f"{reason} Nothing has been trained {since}, so there is nothing to save.", {})
         try:
             await saver.save_last()
         except CheckpointError as error:
@@ -200,7 +201,7 @@ class Run:
         return Outcome(True, reason, self._result)
 
     async def _save_what_was_learned(self, training: Training) -> None:
-        """Write a checkpoint although the run has failed; it does so by its own error, not by one of this."""
+        """Write a checkpoint although the run has failed; errors here are only reported."""
         training.end.hurry.set()
         await training.source.finish_update()
         if training.saver.has_news:
@@ -210,7 +211,7 @@ class Run:
                 self._tell(str(error), logging.ERROR)
 
     def request_stop(self, reason: str) -> None:
-        """End the run in an orderly way, within seconds: checkpoint, goodbye, exit status 0."""
+        """End the run in an orderly way within seconds: checkpoint, goodbyes, exit status 0."""
         if self.training is not None:
             self.training.stop(reason, hurry=True)
 
@@ -221,7 +222,7 @@ class Run:
     # What users see -------------------------------------------------------------------------------------------
 
     def make_way(self) -> None:
-        """Leave the terminal to somebody else who talks to the user there, such as a debugger; plain lines follow."""
+        """Release the terminal for another program, such as a debugger; later output consists of plain lines."""
         self._is_watched = True
         if not isinstance(self._display, PlainDisplay):
             self._display.close()
@@ -229,7 +230,7 @@ class Run:
             self._display.start(time.monotonic())
 
     def _tell(self, text: str, level: int) -> None:
-        text = indented(many_lines(text, _MAX_EVENT))  # parts of it may come from a peer or a file
+        text = indented(many_lines(text, _MAX_EVENT))  # parts of the text may come from a peer or a file
         logger.log(level, "%s", text, extra={"shown": True})
         self._display.event(text, time.monotonic(), level)
 
@@ -264,13 +265,13 @@ class Run:
                 self._directory.path, title=f"{config.algo} on {config.env}", stop_return=config.stop_return
             )
         except Exception:
-            # no picture is worth a run, whatever matplotlib stumbles over
+            # a run must not fail because matplotlib does
             logger.exception("the learning curve could not be drawn")
         else:
             self._picture = "" if picture is None else str(picture)
 
     def summary(self, outcome: Outcome) -> Summary:
-        """What to show at the end."""
+        """Return the summary to show at the end."""
         where = self._directory
 
         def shown(path: str) -> str:
@@ -282,11 +283,11 @@ class Run:
         checkpoint = self.training.newest_checkpoint
         steps = []
         if checkpoint:
-            steps.append(("see how well it does", f"python -m aiorl.evaluate {directory}"))
+            steps.append(("evaluate the policy", f"python -m aiorl.evaluate {directory}"))
             if (where.path / BEST).is_dir():
                 best = shlex.quote(str(where.shown / BEST))
-                steps.append(("the one that did best in an evaluation", f"python -m aiorl.evaluate {best}"))
-            steps.append(("go on training from here", f"python -m aiorl.learner --resume {directory}"))
+                steps.append(("evaluate the checkpoint with the best evaluation", f"python -m aiorl.evaluate {best}"))
+            steps.append(("continue training from here", f"python -m aiorl.learner --resume {directory}"))
         steps.append(("draw the learning curve again", f"python -m aiorl.plot {directory}"))
         steps.append(("look at all figures", f"tensorboard --logdir {directory}"))
         return Summary(
@@ -304,7 +305,7 @@ class Run:
 
 
 def source_for(config: CommonConfig, here: LoopThread | None) -> Callable[[Training], Source]:
-    """Return what makes the source of a run: the caller's thread if the run has no workers, else workers."""
+    """Return the factory of a run's source: workers, or the caller's thread if the run has no workers."""
     if not config.is_alone:
         return RemoteSource
     assert here is not None, "a run without workers needs a thread that samples"
@@ -312,9 +313,9 @@ def source_for(config: CommonConfig, here: LoopThread | None) -> Callable[[Train
 
 
 async def _is_users_end(training: Training, error: Exception) -> bool:
-    """End training as if asked, where the user has pressed Ctrl-C or left a debugger; return whether that was so."""
+    """End training in an orderly way if the user pressed Ctrl-C or quit a debugger; return True in that case."""
     if isinstance(error, BrokenOff) and isinstance(error.__cause__, KeyboardInterrupt):
-        await asyncio.sleep(_TOLD_S)  # the signal may be heard of later than what it broke off
+        await asyncio.sleep(_TOLD_S)  # the signal may be handled later than the step that it interrupted
         training.stop("Ended by Ctrl-C.", hurry=True)
         return True
     if is_of_debugger(error):

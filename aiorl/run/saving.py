@@ -1,6 +1,6 @@
-"""What a checkpoint holds of a run, between two updates: policies, filters, counters, episodes and ledger.
+"""Checkpoints of a run between two updates: policies, filters, counters, episodes and ledger.
 
-It is written while the run goes on and at its end; `restoring` takes it up.
+They are written while the run continues and at its end; `restoring` reads them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a checkpoint will hold; all of it is of the same moment, between two updates."""
+    """Content of a checkpoint, all of it from the same moment between two updates."""
 
     algorithm: Callable[[], AlgorithmState]
     filters: dict[str, dict[str, NDArray[Any]]]
@@ -41,17 +41,17 @@ class _Content:
 class Saver:
     """Saves one run, one checkpoint at a time.
 
-    It keeps what each update led to, and writes that: the next one may take too long to be waited for.
+    It keeps the state after each update and writes that one, since the next update may take too long to wait for.
 
     Attributes:
-        newest: path of the newest checkpoint of this session, empty without one.
+        newest: path of the newest checkpoint of this session; empty if there is none.
     """
 
     def __init__(self, training: Training, learning: Learning) -> None:
-        """Write nothing yet.
+        """Prepare without writing yet.
 
         Args:
-            training: the run that is saved.
+            training: the run to save.
             learning: its policies and filters.
         """
         self._run = training
@@ -67,26 +67,26 @@ class Saver:
         self.newest = ""
 
     def keep(self, state: Callable[[], AlgorithmState], experience: dict[str, Snapshot] | None = None) -> None:
-        """Keep the state after an update, to be called as soon as that is accounted for, or before the first one.
+        """Keep the state after an update. Call this before the first update and as soon as an update is accounted for.
 
         Args:
-            state: called if it is written, in any thread.
-            experience: policy id -> what is stored, where that was asked for: a checkpoint begins with it.
+            state: returns the state; called only if it is written, in any thread.
+            experience: policy id -> stored experience, if it was asked for; starts a checkpoint.
         """
         run = self._run
         held = RunState(dataclasses.replace(run.counters), {}, run.ledger.as_dict())
         is_first = self._kept is None
         self._kept = _Content(state, run.flow.publisher.filter_states(), held)
-        if is_first:  # which the run began with
+        if is_first:  # the run began with this state
             self._saved = self._kept
         if experience is not None:
             self._awaits_experience = False
             self._begin(self._kept, experience)
 
     def save_in_passing(self) -> None:
-        """Begin a checkpoint while training goes on, unless one is being written or there was no update yet.
+        """Start a checkpoint while training continues, unless one is being written or there has been no update.
 
-        Where experience is stored, it begins after the next update, which says what is.
+        If policies store experience, it starts after the next update, which returns the experience.
         """
         if self._kept is None or not self.has_news or self._awaits_experience:
             return
@@ -103,21 +103,23 @@ class Saver:
 
     @property
     def has_news(self) -> bool:
-        """Whether `save_last` would write of an update that this session has made."""
+        """True if this session has made an update that `save_last` would write."""
         return self._kept is not None and self._kept.run.counters.updates > self._updates_before
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether what was kept last is in no checkpoint of the run, and not what the run began with."""
+        """True if the state kept last is neither in a checkpoint nor the one the run began with."""
         return self._kept is not self._saved
 
     async def save_last(self, directory: Path | None = None, *, with_experience: bool = True) -> Path:
-        """Write a checkpoint of what was kept last, after one that is being written.
+        """Write a checkpoint of the state kept last, after one that is being written.
 
         Args:
-            directory: other than the run's directory of checkpoints; all that are there stay.
-            with_experience: also what is stored, if no update is being made now, which would change it.
-        Returns: its path.
+            directory: directory to use instead of the run's directory of checkpoints; none are deleted there.
+            with_experience: include stored experience, unless an update that would change it is running.
+
+        Returns:
+            Path of the checkpoint.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -126,22 +128,22 @@ class Saver:
         group = self._learning.group
         experience: dict[str, Snapshot] = {}
         if with_experience and group.stores_experience:
-            if self._passing is not None and not self._passing.done():  # else it could not read on
+            if self._passing is not None and not self._passing.done():  # otherwise it could not continue to read
                 await asyncio.wait([self._passing])
             if self._run.flow.is_idle:
                 experience = group.hold_experience()
             else:
-                logger.warning("an update is not waited for, so the checkpoint is without stored experience")
+                logger.warning("an update is still running, so the checkpoint does not contain stored experience")
         return await self._write(self._kept, experience, directory)
 
     async def _save_in_passing(self, content: _Content, experience: dict[str, Snapshot]) -> None:
         try:
             await self._write(content, experience)
         except CheckpointError as error:
-            self._run.tell(f"{error}; training goes on", logging.ERROR)
+            self._run.tell(f"{error}; training continues", logging.ERROR)
 
     async def _write(self, content: _Content, experience: dict[str, Snapshot], directory: Path | None = None) -> Path:
-        """Write it with the results as they are now, so that a resume goes on after the last one reported."""
+        """Write a checkpoint with the current results, so that a resume continues after the last one reported."""
         async with self._writing:
             self._run.before_checkpoint()
             run = dataclasses.replace(content.run, results=self._run.results.to_state())
@@ -153,12 +155,12 @@ class Saver:
             try:
                 loop = asyncio.get_running_loop()
                 writing = loop.run_in_executor(None, self._write_now, content, experience, meta, directory)
-            except RuntimeError:  # Python is ending, and has no threads any more
+            except RuntimeError:  # Python is shutting down and starts no more threads
                 written = self._write_now(content, experience, meta, directory)
             else:
                 try:
                     written = await asyncio.shield(writing)
-                except asyncio.CancelledError:  # the thread writes on, and nobody else may write meanwhile
+                except asyncio.CancelledError:  # the thread continues to write, and no one else may write meanwhile
                     await asyncio.wait([writing])
                     raise
         if directory is None:

@@ -1,8 +1,8 @@
-"""An event loop in a thread of its own, and the thread that asks it for things.
+"""An event loop in its own thread, and calls to it from other threads.
 
-So a trainer works in scripts, in threads and in notebooks, where another loop is running, and workers are answered also
-between two calls. While the caller waits for the loop, its thread does what the loop wants done there: in a run without
-workers all sampling and updates, one step at a time, where a debugger, a profiler and ``print`` see them.
+A trainer therefore works in scripts, in threads and in notebooks, where another loop is running, and workers get
+answers between two calls, too. While the caller waits for the loop, its thread runs steps for the loop. In a run
+without workers these are all sampling and updates, so that a debugger, a profiler and ``print`` see them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOOK_S = 0.25
 
 
 class BrokenOff(Exception):
-    """A step was left in its middle by ``exit`` or Ctrl-C, which are no Exceptions."""
+    """Interruption of a step by ``exit`` or Ctrl-C, whose own exceptions are not subclasses of Exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LoopThread:
     """Runs an event loop until it is closed.
 
     Attributes:
-        was_interrupted: Ctrl-C came in the newest `call`, which ended with a result nonetheless.
+        was_interrupted: True if Ctrl-C was pressed during the newest `call`, which returned a result nonetheless.
     """
 
     def __init__(self, name: str) -> None:
@@ -61,7 +61,9 @@ class LoopThread:
     def ask(self, step: Coroutine[Any, Any, T]) -> T:
         """Return a coroutine's result; Ctrl-C cancels it and is raised when it has ended.
 
-        Raises: what the coroutine raised.
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed; the coroutine has ended.
+            Exception: the error of the coroutine.
         """
         found = self.call(step)
         if self.was_interrupted:
@@ -69,7 +71,7 @@ class LoopThread:
         return found
 
     def do(self, function: Callable[[], T]) -> T:
-        """Return the result of a function that is called on the loop."""
+        """Call a function on the loop and return its result."""
 
         async def step() -> T:
             return function()
@@ -77,20 +79,20 @@ class LoopThread:
         return self.ask(step())
 
     def call(self, step: Coroutine[Any, Any, T], on_interrupt: Callable[[], object] | None = None) -> T:
-        """Return a coroutine's result, and do meanwhile what `in_caller` is asked for.
+        """Return a coroutine's result, and meanwhile run the steps passed to `in_caller`.
 
         Args:
             step: the coroutine.
-            on_interrupt: called with each Ctrl-C in place of KeyboardInterrupt, in the main thread of a program that
-                does nothing about it; None cancels the coroutine.
+            on_interrupt: called for each Ctrl-C instead of raising KeyboardInterrupt, in the main thread of a program
+                without its own handler; None cancels the coroutine.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C has cancelled the coroutine, which has ended.
-            Exception: what the coroutine raised.
+            KeyboardInterrupt: Ctrl-C cancelled the coroutine, which has ended.
+            Exception: the error of the coroutine.
         """
         if threading.current_thread() is self._thread or not self._thread.is_alive():
             step.close()
-            raise InternalError("a trainer can't be asked from its own event loop, nor after its end")
+            raise InternalError("a trainer cannot be called from its own event loop, nor after its end")
         ended: concurrent.futures.Future[T] = concurrent.futures.Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -112,7 +114,7 @@ class LoopThread:
             try:
                 while not ended.done():
                     self._serve_one(interrupt)
-            except BaseException:  # a signal handler of the program's
+            except BaseException:  # raised by a signal handler of the program
                 cancel()
                 while not ended.done():
                     concurrent.futures.wait([ended], timeout=_LOOK_S)
@@ -122,31 +124,31 @@ class LoopThread:
         return ended.result()
 
     def end(self, step: Coroutine[Any, Any, None], hurry: Callable[[], object]) -> None:
-        """Have something ended; Ctrl-C has it hurry.
+        """Run a coroutine that ends something; Ctrl-C calls ``hurry`` on the loop.
 
         Raises:
-            KeyboardInterrupt: it came meanwhile, and all has ended.
+            KeyboardInterrupt: Ctrl-C was pressed; the coroutine has ended.
         """
         self.call(step, lambda: self.soon(hurry))
         if self.was_interrupted:
             raise KeyboardInterrupt
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Have a function called on the loop; may be called by a signal handler."""
+        """Schedule a function on the loop; a signal handler can call this."""
         self._loop.call_soon_threadsafe(function)
 
     def break_off(self) -> None:
-        """Leave a breakable step in its middle; to be called by a signal handler in the thread that waits."""
+        """Interrupt a breakable step; call this from a signal handler in the waiting thread."""
         if self._is_breakable:
             raise KeyboardInterrupt
 
     def on_stop_signals(self, stop: Callable[[str], None]) -> None:
-        """Have Ctrl-C and SIGTERM call ``stop`` on the loop, and break off a step of the caller's that may be."""
+        """Call ``stop`` on the loop at Ctrl-C and SIGTERM, and interrupt the caller's step if it is breakable."""
         on_stop_signals_for_loop_of_another_thread(self._loop, stop, self.break_off)
-        self._handles_interrupts = True  # it raises in breakable steps alone, so no step needs to put it off
+        self._handles_interrupts = True  # the handler raises only in breakable steps, so signals need not be deferred
 
     def close(self) -> None:
-        """End the loop, and the thread with it."""
+        """End the loop and its thread."""
         if self._thread.is_alive():
             self.soon(self._loop.stop)
             self._thread.join(_END_S)
@@ -154,17 +156,18 @@ class LoopThread:
     # For the loop ---------------------------------------------------------------------------------------------
 
     async def in_caller(self, step: Callable[[], T], *, is_breakable: bool = False) -> T:
-        """Have a step called in the thread that waits in `call`; if this is cancelled, the step goes on.
+        """Run a step in the thread that waits in `call`; if this coroutine is cancelled, the step continues.
 
         Args:
-            step: what to call.
-            is_breakable: Ctrl-C may leave it in its middle.
+            step: function to call.
+            is_breakable: True if Ctrl-C can interrupt it.
 
-        Returns: its result.
+        Returns:
+            Result of the step.
 
         Raises:
-            BrokenOff: it was left in its middle.
-            Exception: what it raised.
+            BrokenOff: the step was interrupted.
+            Exception: the error of the step.
         """
         call = _Call(step, is_breakable, concurrent.futures.Future())
         self._calls.put(call)
@@ -173,14 +176,14 @@ class LoopThread:
             return given  # type: ignore[no-any-return]
         if isinstance(error, Exception):
             raise error
-        raise BrokenOff(f"{type(error).__name__} came in the middle of a step") from error  # else it may end the loop
+        raise BrokenOff(f"{type(error).__name__} interrupted a step") from error  # a BaseException might end the loop
 
     # Inside ---------------------------------------------------------------------------------------------------
 
     def _serve_one(self, on_interrupt: Callable[[], object]) -> None:
         """Make the next call, or return after a while or when the coroutine has ended.
 
-        A signal that comes between Python's last look for one and the wait for a lock doesn't end that wait.
+        The wait is short because a signal just before it does not end it: Python has checked for signals by then.
         """
         try:
             call = self._calls.get(timeout=_LOOK_S)
@@ -201,7 +204,7 @@ class LoopThread:
                     given = keep_children_out(call.step)
                 finally:
                     self._is_breakable = False
-        except BaseException as raised:  # who asked for it decides what follows
+        except BaseException as raised:  # the caller of `in_caller` handles it
             error = raised
         call.outcome.set_result((given, error))
         for handle in late:
@@ -253,7 +256,7 @@ def _settle(ended: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
 
 @contextlib.contextmanager
 def _deferred(late: list[Callable[[], object]]) -> Iterator[None]:
-    """Have the program's own handler of Ctrl-C called later, for it may raise in the middle of what must be whole."""
+    """Defer the program's own handler of Ctrl-C, since it may raise in a step that must not be interrupted."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,4 +1,4 @@
-"""Training: the only loop there is, whoever samples and whoever looks on.
+"""Training: the loop that all trainers share, with any source of samples and any observers.
 
     training = Training(config, directory, tell, RemoteSource)   # or partial(LocalSource, here=loop_thread)
     try:
@@ -11,8 +11,8 @@
     finally:
         await training.close(reason, final=True)
 
-A source samples fragments and makes the updates, `Flow` turns fragments into train batches, and observers look on.
-All of it is called on the event loop.
+A source samples fragments and makes the updates, `Flow` turns fragments into train batches, and observers react to
+progress. All of them are called on the event loop.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Play = Callable[[Path, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Plays a checkpoint by the arguments of `aiorl.evaluate`, and returns `Evaluation.to_dict()`."""
+"""Function that plays a checkpoint with the arguments of `aiorl.evaluate` and returns `Evaluation.to_dict()`."""
 
 _MANY_STEPS = 3000
-"""Env steps of each environment after which a quarter of them should have finished an episode."""
+"""Env steps per environment after which a quarter of the environments should have finished an episode."""
 _PACE_S, _PACE_SHARE = 1.0, 0.02
 
 
 class Ended(Exception):
-    """The way out of a start-up that was ended; no error.
+    """Exit from a start-up that the user ended; not an error.
 
     Attributes:
-        reason: one plain sentence.
+        reason: reason for the end, one plain sentence.
     """
 
     def __init__(self, reason: str) -> None:
@@ -65,7 +65,7 @@ class Ended(Exception):
 
 
 class End:
-    """Whether and why training ends; the first reason counts. Made on the running loop.
+    """End of training and its reason; the first reason counts. Must be created on the running loop.
 
     Attributes:
         hurry: set as soon as there is no time to wait for a running update.
@@ -77,14 +77,15 @@ class End:
 
     @property
     def has_come(self) -> bool:
-        """Whether there is a reason."""
+        """True once there is a reason to end."""
         return self._reason.done()
 
     @property
     def reason(self) -> str:
-        """One plain sentence.
+        """Reason for the end, one plain sentence.
 
-        Raises: the error that training failed with.
+        Raises:
+            BaseException: the error that training failed with.
         """
         return self._reason.result()
 
@@ -99,13 +100,13 @@ class End:
         """End training with an error."""
         if not self.has_come:
             self._reason.set_exception(error)
-            self._reason.exception()  # nobody may come to ask for it
+            self._reason.exception()  # marks it as retrieved, since no one may ask for it
 
     async def before(self, step: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a step, which is cancelled when the end comes first.
+        """Return the result of a step, which is cancelled if the end comes first.
 
         Raises:
-            Ended: it does.
+            Ended: the end came first.
         """
         done = await first_of(step, self._reason)
         if done is None:
@@ -116,13 +117,13 @@ class End:
 async def wait_for_last(
     update: asyncio.Future[None], wait_s: float, hurry: asyncio.Event, on_wait: Callable[[], None]
 ) -> None:
-    """Wait until the running update, which is the last, has ended; in a hurry, no longer than a little while.
+    """Wait until the running update, the last one, has ended; in a hurry, wait ``wait_s`` seconds at most.
 
     Args:
-        update: done when it has ended.
-        wait_s: the little while.
-        hurry: set when, or as soon as, there is no time.
-        on_wait: called when it takes longer.
+        update: done when the update has ended.
+        wait_s: seconds to wait in a hurry.
+        hurry: set when there is no time; can also be set during the wait.
+        on_wait: called when the update takes longer than ``wait_s``.
     """
     await asyncio.wait([update], timeout=wait_s)
     if not update.done() and not hurry.is_set():
@@ -131,41 +132,42 @@ async def wait_for_last(
 
 
 class Observer:
-    """Looks on at a training: stop criteria, checkpoints, evaluations, files, a display.
+    """Observer of a training: stop criteria, checkpoints, evaluations, files or a display.
 
-    A subclass overrides what it needs. All of it is called on the event loop.
+    A subclass overrides the methods that it needs. All of them are called on the event loop.
     """
 
     def on_start(self, training: Training) -> None:
-        """Training has begun to listen; there is no model yet."""
+        """React to the start, when training listens but has no model yet."""
 
     async def on_begin(self, training: Training) -> None:
-        """Training can begin, or go on after a resume."""
+        """Act before the first update of this session."""
 
     def on_update(self, training: Training) -> None:
-        """One or several updates have been made."""
+        """React to one or several new updates."""
 
     def needs_standstill(self, iteration: int) -> bool:
-        """Return whether training is to stand still at the end of an iteration, until `after_iteration` returns."""
+        """Return True to pause training at the end of an iteration until `after_iteration` returns."""
         return False
 
     async def after_iteration(self, training: Training, result: dict[str, Any]) -> None:
         """Add to the result of an iteration."""
 
     def before_checkpoint(self) -> None:
-        """A checkpoint is about to be written."""
+        """Act just before a checkpoint is written."""
 
 
 class Iteration:
-    """The iteration that is going on."""
+    """Current iteration of a training."""
 
     def __init__(self, config: CommonConfig, counters: Counters, *, is_paced: bool = False) -> None:
-        """Begin.
+        """Begin the first iteration.
 
         Args:
             config: the effective configuration.
             counters: totals of the run.
-            is_paced: it is due after the first update, and then in step with the age of the run, up to a second.
+            is_paced: end the first iteration after one update, and later ones at intervals that grow with the age of
+                the run, up to a second.
         """
         self._config = config
         self._counters = counters
@@ -176,13 +178,13 @@ class Iteration:
         self.begin()
 
     def begin(self) -> None:
-        """Begin the next one."""
+        """Begin the next iteration."""
         self._is_first = self._is_first and not self.has_trained
         self._began = time.monotonic()
         self._steps_before = self._counters.env_steps_trained
 
     def look_at_episodes(self, count: int) -> None:
-        """Warn, once, if hardly any episode ends and no horizon is set.
+        """Warn once if hardly any episode ends and no horizon is set.
 
         Args:
             count: episodes that have finished so far.
@@ -195,18 +197,18 @@ class Iteration:
         self._asks_for_horizon = False
         if 4 * count < num_envs:
             logger.warning(
-                "only %d episodes ended in %s env steps. If episodes may go on for ever, set horizon, the number of "
-                "steps after which they are cut: --horizon 1000",
+                "only %d episodes ended in %s env steps. If episodes may never end, set horizon, the number of steps "
+                "after which they are cut: --horizon 1000",
                 count, f"{env_steps:,}",
             )  # fmt: skip
 
     @property
     def has_trained(self) -> bool:
-        """Whether anything was trained on in it."""
+        """True once this iteration has trained on any env steps."""
         return self._counters.env_steps_trained > self._steps_before
 
     def is_due(self) -> bool:
-        """Return whether it may end: after ``min_iter_time_s``, or else its pace, and ``timesteps_per_iteration``."""
+        """Return True if it can end: after ``min_iter_time_s`` (or its own pace) and ``timesteps_per_iteration``."""
         if self._is_first:
             return self.has_trained
         now = time.monotonic()
@@ -219,16 +221,16 @@ class Source:
     """Samples for a training and makes its updates: `LocalSource` in one thread, `RemoteSource` with workers.
 
     It calls `Training.compiled_in` once, `Training.take_update` after each update, and `Training.stop` when all stored
-    experience is read.
+    experience has been read.
 
     Attributes:
-        play: plays a checkpoint for an evaluation; None leaves that to processes of their own.
+        play: plays a checkpoint for an evaluation; None leaves that to separate processes.
     """
 
     play: Play | None = None
 
     def __init__(self, training: Training) -> None:
-        """Take the training that is sampled for; build nothing yet."""
+        """Prepare for the given training without building anything yet."""
         self._config = training.config
         self._tell = training.tell
         self._training = training
@@ -238,26 +240,26 @@ class Source:
 
     @property
     def flow(self) -> Flow:
-        """Takes fragments and makes train batches of them; from `begin` on."""
+        """Flow that turns fragments into train batches; available after `begin`."""
         assert self._flow is not None, "training has not begun"
         return self._flow
 
     @property
     def join_command(self) -> str:
-        """The command with which a worker joins from any host; empty where none can."""
+        """Command with which a worker joins from any host; empty if no worker can join."""
         return ""
 
     @property
     def status(self) -> str:
-        """The present work or wait, before the first update."""
+        """Current work or wait, before the first update."""
         return self._status
 
     def waiting_for(self) -> str:
-        """Return why nothing happens, in plain words."""
+        """Return the reason why nothing happens, in plain words."""
         raise NotImplementedError
 
     async def start(self) -> None:
-        """Start what does not need the model."""
+        """Start everything that does not need the model."""
         raise NotImplementedError
 
     async def build(self, step: Callable[[], T]) -> T:
@@ -265,7 +267,7 @@ class Source:
         raise NotImplementedError
 
     async def begin(self, learning: Learning) -> None:
-        """Give the first snapshot out, and return when it can be sampled with.
+        """Publish the first snapshot, and return when sampling can begin.
 
         Raises:
             ConfigError: a setting turns out impossible.
@@ -273,51 +275,52 @@ class Source:
         raise NotImplementedError
 
     async def compiled(self) -> None:
-        """Return when the updates are compiled."""
+        """Wait until the updates are compiled."""
 
     def go_on(self) -> None:
-        """Begin to sample, or go on after training stood still."""
+        """Start sampling, or continue after a pause."""
         self.flow.go_on()
 
     async def advance(self) -> None:
-        """Return after an update, or after `wake`; may return sooner.
+        """Wait for an update or for `wake`; can return sooner.
 
-        Raises: the error of sampling or an update in the caller's thread.
+        Raises:
+            Exception: sampling or an update in the caller's thread failed.
         """
         raise NotImplementedError
 
     def wake(self) -> None:
-        """Have `advance` return."""
+        """Make `advance` return."""
         self._news.set()
 
     def stop(self, *, hurry: bool) -> None:
-        """Take nothing more into updates and results."""
+        """Stop for good: start no updates and add nothing to results."""
         raise NotImplementedError
 
     async def finish_update(self) -> None:
-        """Wait for the running update, which is the last: in a hurry a little while, otherwise to its end."""
+        """Wait for the running update, the last one: in a hurry for a short while, otherwise until it ends."""
         raise NotImplementedError
 
     async def settle(self) -> None:
-        """Return when nobody else uses the policies."""
+        """Wait until no one else uses the policies."""
 
     def set_weights(self, weights: PolicyArrays) -> None:
-        """Sample with other weights than an update led to, while no update is made; training stands still then."""
+        """Sample with weights that do not come from an update. Training must be idle and is paused afterwards."""
         self.flow.set_weights(weights)
 
     def begin_episodes_anew(self) -> None:
-        """After a checkpoint, sample like a run that is restored from it, as far as that can be."""
+        """Continue after a checkpoint like a run restored from it, as far as possible."""
 
     def ask_for_experience(self) -> None:
-        """Have the next update tell what is stored after it."""
+        """Ask for the stored experience with the next update."""
         raise NotImplementedError
 
     def progress(self, perf: dict[str, float] | None) -> Progress:
-        """Return where the learner stands now."""
+        """Return the learner's current progress."""
         return progress_of(self._training.counters, self._training.ledger, self._flow, perf)
 
     async def close(self, reason: str, *, final: bool) -> None:
-        """End all that samples and learns."""
+        """End everything that samples and learns."""
         raise NotImplementedError
 
 
@@ -326,16 +329,16 @@ class Training:
 
     Attributes:
         config: the effective configuration.
-        directory: the run's.
-        tell: told (text, logging level) what users want to know.
-        end: whether and why it ends.
+        directory: the run's directory.
+        tell: called with (text, logging level) of news for the user.
+        end: end of the training and its reason.
         counters: totals of the run.
         results: episodes and rates.
         ledger: the account of env steps.
-        iteration: the one that goes on.
+        iteration: the current iteration.
         source: samples and makes the updates.
-        tasks: of the run.
-        is_misconfigured: a setting turned out impossible before anything was trained.
+        tasks: background tasks of the run.
+        is_misconfigured: True if a setting turned out impossible before anything was trained.
     """
 
     def __init__(
@@ -350,22 +353,22 @@ class Training:
         observers: Sequence[Observer] = (),
         stands_still: bool = False,
     ) -> None:
-        """Make the source, which listens for workers if it has any; to be called on the running loop.
+        """Make the source, which listens if it has workers; call this on the running loop.
 
         Args:
             config: the effective configuration.
-            directory: the run's.
-            tell: called with (text, logging level) of news for users.
+            directory: the run's directory.
+            tell: called with (text, logging level) of news for the user.
             make_source: makes the source of this training.
-            plan: made of the config before, if that was done.
-            restored: to go on from; None begins a new run.
-            observers: look on, each after the one before it.
-            stands_still: training stands still after each iteration until the next one is asked for. Otherwise it goes
-                on, and iterations are short at first and a second long later, so that curves are fine where they are
-                steep.
+            plan: result of `plan_learning` for this config, if it has been called before.
+            restored: checkpoint to resume from; None begins a new run.
+            observers: observers, called in this order.
+            stands_still: True pauses training after each iteration until the next one is asked for. Otherwise training
+                continues, and iterations are short at first and later a second long, so that curves have many points
+                where they are steep.
 
         Raises:
-            ConfigError: the source can't be made.
+            ConfigError: the source cannot be made.
         """
         prepare_environment(config)
         run = None if restored is None else restored.run
@@ -392,43 +395,43 @@ class Training:
         if run is not None:
             self.results.from_state(run.results, time.monotonic(), self.source.progress(None))
 
-    # What others look at --------------------------------------------------------------------------------------
+    # State --------------------------------------------------------------------------------------
 
     @property
     def learning(self) -> Learning:
-        """Policies, algorithms and filters; from `ready` on."""
+        """Policies, algorithms and filters; available after `ready`."""
         assert self._learning is not None, "nothing is built yet"
         return self._learning
 
     @property
     def saver(self) -> Saver:
-        """Writes checkpoints; from `ready` on."""
+        """Writer of checkpoints; available after `ready`."""
         assert self._saver is not None, "nothing is built yet"
         return self._saver
 
     @property
     def flow(self) -> Flow:
-        """Takes fragments and makes train batches of them; from `ready` on."""
+        """Flow that turns fragments into train batches; available after `ready`."""
         return self.source.flow
 
     @property
     def callbacks(self) -> DefaultCallbacks | None:
-        """The user's hooks on the learner; None for none, and before `ready`."""
+        """Hooks of the user on the learner; None if there are none, and before `ready`."""
         return None if self._learning is None else self._learning.callbacks
 
     @property
     def newest_checkpoint(self) -> str:
-        """Path of the newest checkpoint of this session, empty without one."""
+        """Path of the newest checkpoint of this session; empty if there is none."""
         return "" if self._saver is None else self._saver.newest
 
     @property
     def status(self) -> str:
-        """What is done or waited for, before the first update."""
+        """Current work or wait, before the first update."""
         return "loading TensorFlow and building the model" if self._learning is None else self.source.status
 
     @property
     def silent_s(self) -> float:
-        """How long there has been no update, from the moment on that updates are compiled."""
+        """Seconds since the last update, or since updates were compiled; 0 before."""
         return 0.0 if self._last_heard is None else time.monotonic() - self._last_heard
 
     # The way through ------------------------------------------------------------------------------------------
@@ -437,21 +440,21 @@ class Training:
         """Start the workers, if any; their processes load while the model is built.
 
         Raises:
-            ConfigError: the run directory can't be written.
-            OSError: a worker can't be started.
+            ConfigError: the run directory cannot be written.
+            OSError: a worker could not be started.
         """
         for observer in self._observers:
             observer.on_start(self)
         await self.source.start()
 
     async def ready(self) -> None:
-        """Load TensorFlow, build the model, and return when workers or environments are there.
+        """Load TensorFlow, build the model, and return when workers or environments are ready.
 
         Raises:
-            Ended: the end came before.
+            Ended: the end came first.
             ConfigError: a setting turns out impossible.
-            CheckpointError: the checkpoint is of another run.
-            EnvError: the environment's constructor failed, in this process.
+            CheckpointError: the checkpoint belongs to another run.
+            EnvError: the environment's constructor failed in this process.
         """
         began = time.monotonic()
         try:
@@ -468,26 +471,27 @@ class Training:
         self.iteration.begin()
 
     async def begin(self) -> None:
-        """Have observers do what comes before the first update; to be called after `ready`."""
+        """Notify observers before the first update; call this after `ready`."""
         for observer in self._observers:
             await observer.on_begin(self)
 
     def _build(self) -> Learning:
-        """Load TensorFlow and build; in the thread that the source has for it."""
+        """Load TensorFlow and build the model, in a thread chosen by the source."""
         restored, self._restored = self._restored, None  # it may hold a whole replay
         learning = build_learning(self.config, self.directory.path, self._plan)
         give_back(restored, self.config, learning)
         return learning
 
     def begin_saving(self, learning: Learning) -> None:
-        """Keep the state that training begins with; called by the source before the first update."""
+        """Keep the state that training begins with; the source calls this before the first update."""
         self._saver = Saver(self, learning)
         self._saver.keep(learning.group.hold_state())
 
     async def next_update(self) -> bool:
-        """Wait for the next update, or several that come together; False once the end has come.
+        """Wait for the next update, or several at the same time; return False once the end has come.
 
-        Raises: what training failed with.
+        Raises:
+            BaseException: the error that training failed with.
         """
         while not self.end.has_come:
             if self.counters.updates > self._num_told:
@@ -503,11 +507,15 @@ class Training:
         return False
 
     async def train_iteration(self) -> dict[str, Any] | None:
-        """Make updates until the iteration is over; its result, None if the end has come and nothing was trained on.
+        """Make updates until the iteration is over and return its result.
 
-        Raises: what training failed with, such as WorkerError.
+        Returns:
+            The result; None if the end has come and the iteration has trained on nothing.
+
+        Raises:
+            BaseException: the error that training failed with, such as WorkerError.
         """
-        if not self.flow.is_granting:  # the caller's pause is no part of it
+        if not self.flow.is_granting:  # the caller's pause does not count
             self.results.leave_out_pause(time.monotonic())
             self.iteration.begin()
         self.source.go_on()
@@ -515,7 +523,7 @@ class Training:
             while await self.next_update():
                 if self._is_iteration_over():
                     return self.finish_iteration()
-        except asyncio.CancelledError:  # Ctrl-C: between two calls training stands still
+        except asyncio.CancelledError:  # Ctrl-C: training is paused between two calls
             self.flow.stand_still()
             raise
         await self.source.finish_update()
@@ -531,7 +539,7 @@ class Training:
         return self._stands_still or any(observer.needs_standstill(number) for observer in self._observers)
 
     def finish_iteration(self) -> dict[str, Any]:
-        """Return the result of the iteration that ends now; the next one begins."""
+        """End the current iteration, begin the next one and return the result."""
         perf = self._usage.look() if self._usage is not None else None
         result = self.results.finish_iteration(time.monotonic(), self.source.progress(perf), timestamp=time.time())
         result["run_id"] = self.directory.run_id
@@ -540,26 +548,26 @@ class Training:
         return result
 
     async def after_iteration(self, result: dict[str, Any]) -> None:
-        """Have observers add to a result: evaluations."""
+        """Let observers add to a result, such as evaluations."""
         for observer in self._observers:
             await observer.after_iteration(self, result)
 
     def before_checkpoint(self) -> None:
-        """Tell observers that a checkpoint is about to be written."""
+        """Notify observers that a checkpoint will be written."""
         for observer in self._observers:
             observer.before_checkpoint()
 
     def set_weights(self, weights: PolicyArrays) -> None:
-        """Sample with other weights than an update led to, and keep what the policies are now."""
+        """Sample with weights that do not come from an update, and keep the current state of the policies."""
         self.source.set_weights(weights)
         self.saver.keep(self.learning.group.hold_state())
 
     def stop(self, reason: str, *, hurry: bool = False) -> None:
-        """End training in an orderly way; from now on nothing more gets into updates and results.
+        """End training in an orderly way; no updates are started and no results added afterwards.
 
         Args:
-            reason: one plain sentence.
-            hurry: there is no time to wait for a long update.
+            reason: reason for the end, one plain sentence.
+            hurry: True if there is no time to wait for a long update.
         """
         self.end.come(reason, hurry=hurry)
         if hurry and self._learning is not None:
@@ -573,46 +581,46 @@ class Training:
         self.source.wake()
 
     async def close(self, reason: str, *, final: bool) -> None:
-        """End all that was started: each step within its time, whatever becomes of the others.
+        """End everything that was started, each part within its own time and even if others fail.
 
         Args:
-            reason: told to the workers.
-            final: else workers from elsewhere are to come back, since training goes on where it listens now.
+            reason: reason sent to the workers.
+            final: False asks workers of other hosts to come back, since training will continue at this address.
         """
         await self.source.close(reason, final=final)
         await self.tasks.close()
-        _seal_compiled()  # that for batches of other sizes
+        _seal_compiled()  # functions compiled for batches of other sizes
 
-    # What the source tells ------------------------------------------------------------------------------------
+    # Called by the source ------------------------------------------------------------------------------------
 
     def compiled_in(self, took_s: float) -> None:
-        """The updates are compiled."""
+        """Take note that the updates are compiled."""
         self._last_heard = time.monotonic()
         self._begin_rates()
         logger.info("the update is compiled, in %.1f s", took_s)
         _seal_compiled()
 
     def take_update(self, done: UpdateDone) -> None:
-        """Account for an update that has ended, and keep what it led to."""
+        """Account for an update that has ended and keep its state."""
         self._last_heard = time.monotonic()
         self.flow.take_update(done)
         self.saver.keep(done.state, done.experience)
 
     def waits_for_update(self) -> None:
-        """The last update takes longer than a moment."""
+        """Report that the last update takes longer than a moment."""
         self.tell(
-            "waiting for the last update to end, then its checkpoint is written "
-            "(Ctrl-C: that of the update before it, at once)",
+            "waiting for the last update to end before its checkpoint is written "
+            "(Ctrl-C writes a checkpoint of the update before it, without waiting)",
             logging.INFO,
         )
 
     def _begin_rates(self) -> None:
-        """Loading and compiling is no work that a rate is about."""
+        """Start the clock of rates, which do not include loading and compiling."""
         self.results.begin_rates(time.monotonic(), self.source.progress(None))
 
 
 def _seal_compiled() -> None:
-    """Let later runs use what was compiled."""
+    """Make compiled functions available to later runs."""
     cache = compilation_cache()
     if cache is not None:
         cache.seal()
@@ -624,13 +632,13 @@ def report(
     trainer: object,
     *takers: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Show a result to the user's hook, which may change it, then hand it on.
+    """Pass a result to the user's hook, which can change it, and then to the takers.
 
     Args:
-        result: of an iteration that is over.
-        hooks: the user's; None for none.
-        trainer: given to the hook.
-        takers: take the result: files, a display.
+        result: result of an iteration that is over.
+        hooks: the user's hooks, or None.
+        trainer: argument of the hook.
+        takers: functions that take the result, such as files and a display.
 
     Raises:
         ConfigError: the hook failed.

@@ -1,8 +1,8 @@
-"""The thread in which the learner learns, beside the event loop that takes fragments in.
+"""Thread that makes the updates, next to the event loop that receives fragments.
 
-Batches go in through a queue of bounded length; results come out through a callback, which is called in this thread:
-under asyncio it should do no more than `loop.call_soon_threadsafe`. TensorFlow and NumPy let go of Python's lock
-while they compute, so ingest goes on meanwhile.
+Batches go in through a queue of bounded length. Results come out through a callback, which is called in this thread and
+which under asyncio should only call `loop.call_soon_threadsafe`. TensorFlow and NumPy release Python's lock while they
+compute, so that the loop continues to receive.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UpdatesEnded:
-    """The thread has ended; no update follows.
+    """Event: the thread has ended; no update follows.
 
     Attributes:
-        num_left: train batches that it was handed, and has not touched.
-        error: what ended it, with its traceback; None if it was to end.
-        batch: the train batch that the error came of, if any; its env steps are lost.
+        num_left: number of train batches that it was given and has not touched.
+        error: error that ended it, with its traceback; None if it was stopped.
+        batch: train batch that caused the error, if any; its env steps are lost.
     """
 
     num_left: int = 0
@@ -39,7 +39,7 @@ UpdateEvent = WarmUpDone | UpdateDone | UpdatesEnded
 
 
 class UpdateThread:
-    """Runs updates one after the other in a thread of its own; one train batch may wait.
+    """Makes updates one after the other in its own thread; one train batch can wait.
 
     After `start`, nothing else may use the policies until the thread has ended.
 
@@ -48,10 +48,10 @@ class UpdateThread:
     """
 
     def __init__(self, updater: Updater, on_event: Callable[[UpdateEvent], None]) -> None:
-        """Nothing runs yet.
+        """Prepare without starting the thread yet.
 
         Args:
-            updater: makes the updates; it is warmed up first thing in the thread.
+            updater: makes the updates; the thread warms it up first.
             on_event: called in the thread with each event; must neither block nor raise.
         """
         self.updater = updater
@@ -62,24 +62,24 @@ class UpdateThread:
 
     @property
     def has_room(self) -> bool:
-        """Whether a batch may be handed over now."""
+        """True while `submit_nowait` can take a batch."""
         return self._inbox.empty() and not self._stopping.is_set()
 
     def start(self) -> None:
-        """Start the thread: it compiles the update, then waits for batches."""
+        """Start the thread, which compiles the update and then waits for batches."""
         self._thread.start()
 
     def submit_nowait(self, batch: AssembledBatch) -> None:
-        """Hand a train batch over, for which there must be room. One thread only calls this."""
+        """Hand over a train batch. `has_room` must be True, and only one thread can call this."""
         self._inbox.put(batch)
 
     def stop(self) -> None:
-        """Let the thread end after what it is doing now; a batch that waits is not trained on. May be repeated."""
+        """End the thread after its current update; a waiting batch is not trained on. Can be called again."""
         self._stopping.set()
         self._inbox.put(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; whether it has."""
+        """Wait for the thread to end; return True if it has."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -98,7 +98,7 @@ class UpdateThread:
             while not self._inbox.empty():
                 left.append(self._inbox.get())
             self._on_event(UpdatesEnded(sum(one is not None for one in left)))
-        except BaseException as error:  # the owner decides what follows, so nothing may get lost in this thread
+        except BaseException as error:  # the owner handles it, so no error must get lost in this thread
             _log.debug("the update thread ends with an error", exc_info=True)
             self._stopping.set()
             self._on_event(UpdatesEnded(error=error, batch=batch))

@@ -1,1 +1,1 @@
-"""A worker: samples under leases and sends what it sampled to a learner."""
+"""Worker: samples under leases and sends fragments to a learner."""

@@ -1,11 +1,11 @@
-"""SamplerUnit: environments, policies and filters of one sampler, a RolloutWorker run in a thread of its own.
+"""SamplerUnit: environments, policies and filters of one sampler, a RolloutWorker in its own thread.
 
-Environment code may block, so it never runs on the event loop. Of a unit, only ``offer``, ``stop`` and ``in_env_s``
-may be used from any thread; all else belongs to the unit's thread, or to the event loop while the unit is idle.
+Environment code can block, so it never runs on the event loop. Only ``offer``, ``stop`` and ``in_env_s`` of a unit can
+be used from any thread. All other methods belong to the unit's thread, or to the event loop while the unit is idle.
 
-Where the environments step in lockstep, what it produces are their columns as they are, else rows of trajectories, laid
-out for the learner by ``sampler.layout``. Rows of policies that are not trained stay here, and so do those that
-gradients are sent of.
+If the environments step in lockstep, a unit returns their columns unchanged. Otherwise it returns rows of trajectories,
+laid out for the learner by ``sampler.layout``. Rows of untrained policies are not sent, nor are rows whose gradients
+are sent instead.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ logger = logging.getLogger(__name__)
 
 
 class StopSampling(BaseException):
-    """Raised between two steps to leave a fragment unfinished; not an error, so not an Exception."""
+    """Signal to abandon a fragment between two steps; not an error, so not an Exception."""
 
 
 class SnapshotSlot:
     """Hands the newest snapshot from the event loop to one sampler's thread.
 
     Attributes:
-        version: policy version in force, -1 before the first.
-        newest_version: version of the newest snapshot offered, taken up or not, -1 before the first.
-        global_vars: global variables of that version.
+        version: policy version in use; -1 before the first.
+        newest_version: version of the newest snapshot offered, applied or not; -1 before the first.
+        global_vars: global variables of the version in use.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class SnapshotSlot:
         *,
         synchronize_filters: bool,
     ) -> None:
-        """Take what snapshots apply to; both mappings are read anew with each snapshot.
+        """Set the policies and filters that snapshots apply to; both mappings are read again with each snapshot.
 
         Args:
-            policies: by policy id; each gets the weights of its id, if a snapshot has any.
-            filters: by policy id; each adopts the published state, keeping what it has not sent yet.
-            incarnation: under which this worker's filter deltas are acknowledged.
-            synchronize_filters: False leaves the filters' statistics their own after the first snapshot.
+            policies: policy id -> policy, which gets the weights of its id if a snapshot has any.
+            filters: policy id -> filter, which adopts the published state but keeps deltas not sent yet.
+            incarnation: incarnation under which this worker's filter deltas are acknowledged.
+            synchronize_filters: False keeps the filters' own statistics after the first snapshot.
         """
         self.version = self.newest_version = -1
         self.global_vars: Mapping[str, Any] = {}
@@ -81,18 +81,18 @@ class SnapshotSlot:
         self._offered: Snapshot | None = None
 
     def offer(self, snapshot: Snapshot) -> None:
-        """Leave a snapshot for the sampler; an older one not yet taken up is skipped. Any thread may call."""
+        """Offer a snapshot to the sampler, replacing an older one not applied yet. Can be called in any thread."""
         offered = self._offered
         if snapshot.version > self.version and (offered is None or snapshot.version > offered.version):
             self._offered = snapshot
             self.newest_version = snapshot.version
 
     def between_steps(self) -> None:
-        """Take up what is offered; the sampler calls this before each step.
+        """Apply the snapshot offered, if any; the sampler calls this before each step.
 
         Raises:
-            PolicyError: weights that do not fit their policy.
-            BatchError: a filter state that does not fit its filter.
+            PolicyError: weights do not fit their policy.
+            BatchError: a filter state does not fit its filter.
         """
         snapshot = self._offered
         if snapshot is None:
@@ -120,14 +120,14 @@ _PERF = ("iters", "env_wait_time", "processing_time", "inference_time")
 
 @dataclass(frozen=True, slots=True)
 class UnitPlace:
-    """Which sampler of the run a unit is.
+    """Place of a unit among the samplers of a run.
 
     Attributes:
         slot: index of its worker, from 1.
         incarnation: the worker's registration life, a hexadecimal number.
-        unit_index: which of the worker's samplers, from 0.
-        num_workers: workers that the run is configured for.
-        num_broken_off: samplers in its place before it that were broken off, in the same life.
+        unit_index: index among the worker's samplers, from 0.
+        num_workers: number of workers in the run's config.
+        num_broken_off: number of earlier samplers in this place that were broken off during the same life.
     """
 
     slot: int
@@ -138,10 +138,10 @@ class UnitPlace:
 
 
 class SamplerUnit:
-    """One sampler with all that it needs, built from the handshake.
+    """Sampler with its environments, policies and filters, built from the handshake.
 
-    With ``sample_async`` batches are sampled ahead, in a thread of the sampler's own; they count as sampled under the
-    newest version that has arrived when they are taken, since how far they lag is for that setting's user to judge.
+    With ``sample_async``, batches are sampled ahead in another thread. They count as sampled under the newest version
+    that has arrived when they are taken; users of that setting accept the lag.
 
     Attributes:
         worker: the RolloutWorker that samples.
@@ -150,22 +150,22 @@ class SamplerUnit:
     def __init__(
         self, part: WorkerPart, graphs: Mapping[str, PolicyGraph], snapshot: Snapshot, place: UnitPlace
     ) -> None:
-        """Build environments, policies and sampler; may take as long as the environments do.
+        """Build environments, policies and sampler, which can take as long as the environments need.
 
         Args:
             part: the worker's part of the configuration.
             graphs: policy id -> acting graph.
-            snapshot: weights and filter states to begin with.
-            place: which sampler of the run it is.
+            snapshot: first weights and filter states.
+            place: place among the samplers of the run.
 
         Raises:
-            ConfigError: a setting that cannot be honoured here, such as an environment, or TensorFlow for gradients,
+            ConfigError: a setting cannot be honoured here. For example, an environment, or TensorFlow for gradients, is
                 not installed.
             EnvError: an environment's constructor failed.
-            PolicyError: a graph that is missing or cannot be used, or a network here that is not the learner's.
+            PolicyError: a graph is missing or unusable, or a network built here differs from the learner's.
         """
         self._part = part
-        self._step_began = 0.0  # while a step is under way
+        self._step_began = 0.0  # nonzero during a step
         self._is_stopped = self._is_sampling = False
         self._policies: dict[str, Policy] = {}
         self._filters: dict[str, ObservationFilter] = {}
@@ -174,9 +174,9 @@ class SamplerUnit:
         )
         self._slot.offer(snapshot)
         self._perf = dict.fromkeys(_PERF, 0.0)
-        # a run without a seed asks nothing of its environments
+        # without a seed, environments need not support one
         seed = None if part.seed is None else unit_seed(part.seed, place, part.life)
-        own = part.model_copy(update={"seed": seed, "compress_observations": False})  # the wire does that
+        own = part.model_copy(update={"seed": seed, "compress_observations": False})  # messages are compressed instead
         default = part.policies.get(c.DEFAULT_POLICY_ID)
         # networks get their weights before the first turn, with the first snapshot
         settings = settings_of_run(
@@ -192,7 +192,7 @@ class SamplerUnit:
             sample_plan=None if default is None else default.sample_plan,
         )
         self.worker = RolloutWorker.of(settings, on_turn=self._between_turns)
-        log_once.set_up(place.slot, part.log_level)  # the level itself is this process's, which may be a user's program
+        log_once.set_up(place.slot, part.log_level)  # the level itself belongs to this process, maybe a user's program
         self._learning = {
             policy_id: policy.learning
             for policy_id, policy in self.worker.policy_map.items()
@@ -203,43 +203,43 @@ class SamplerUnit:
 
     @property
     def version(self) -> int:
-        """Policy version in force."""
+        """Policy version in use."""
         return self._slot.version
 
     @property
     def in_env_s(self) -> float:
-        """Seconds since the last step began, 0 while idle: long when an environment hangs. Any thread."""
+        """Seconds since the last step began, 0 while idle; large if an environment hangs. Can be read in any thread."""
         began = self._step_began
         return time.monotonic() - began if began and self._is_sampling else 0.0
 
     def offer(self, snapshot: Snapshot) -> None:
-        """Leave a snapshot to be taken up between two steps. Any thread may call."""
+        """Offer a snapshot to be applied between two steps. Can be called in any thread."""
         self._slot.offer(snapshot)
 
     def stop(self) -> None:
-        """Make a running ``sample``, and every later one, raise StopSampling as soon as it can. Never waits.
+        """Make a running ``sample``, and every later one, raise StopSampling as soon as possible. Returns immediately.
 
-        Also a wait for clients or for environments in other processes is ended. Any thread may call.
+        Waits for clients or for environments in other processes end, too. Can be called in any thread.
         """
         self._is_stopped = True
-        # what is woken may hold a lock for a moment, and this is the event loop
+        # a woken thread may hold a lock for a moment, and the event loop must not wait
         threading.Thread(target=self.worker.interrupt, name="interrupt-sampler", daemon=True).start()
 
     def sample(self) -> Samples:
-        """Return the next fragment, as it is sent but for its number, lease and filter deltas; blocks.
+        """Sample and return the next fragment, complete except for its number, lease and filter deltas. Blocks.
 
         Raises:
             StopSampling: ``stop`` was called.
-            EnvError: the environment failed, or there is nothing more to come of it.
-            BatchError: rows without a column that the learner needs.
-            Exception: whatever a policy or a callback raised.
+            EnvError: the environment failed, or has no more data.
+            BatchError: rows lack a column that the learner needs.
+            Exception: a policy or a callback failed.
         """
         self._step_began = time.monotonic()
         self._is_sampling = True
         try:
             return self._sample()
         except Exception as error:
-            if self._is_stopped:  # what stopping an environment brings about is no fault
+            if self._is_stopped:  # errors caused by stopping an environment are not faults
                 raise StopSampling from error
             if isinstance(error, SamplerDied):
                 text = "".join(traceback.format_exception(error))
@@ -249,7 +249,7 @@ class SamplerUnit:
             self._is_sampling, self._step_began = False, 0.0
 
     def take_up(self) -> None:
-        """Take up what is offered, as the next ``sample`` would; only while idle.
+        """Apply the snapshot offered, as the next ``sample`` would; only while idle.
 
         Raises:
             StopSampling: ``stop`` was called.
@@ -257,9 +257,9 @@ class SamplerUnit:
         self._between_turns(self.worker)
 
     def take_deltas(self, sequence: int) -> dict[str, dict[str, Any]]:
-        """Policy id -> its filter's delta, sent under the fragment's sequence number; only while idle.
+        """Return policy id -> filter delta, sent with the fragment of that sequence number; only while idle.
 
-        Policies whose filter is the identity have none.
+        Policies with an identity filter have none.
         """
         return {
             policy_id: dict(found.take_delta(sequence))
@@ -268,7 +268,7 @@ class SamplerUnit:
         }
 
     def close(self) -> None:
-        """Close the environments; in the unit's thread, or when it is done."""
+        """Close the environments; call this in the unit's thread, or when that is done."""
         self.worker.stop()
 
     def _sample(self) -> Samples:
@@ -299,7 +299,7 @@ class SamplerUnit:
             )
         for policy_id, learning in self._learning.items():
             if batches.get(policy_id):
-                self._step_began = 0.0  # no environment is at work
+                self._step_began = 0.0  # no environment is stepping
                 batches[policy_id] = learning.gradient_columns(batches[policy_id])
         return Samples(
             seq=0,
@@ -321,12 +321,12 @@ class SamplerUnit:
         return self._slot.newest_version if self._part.sample_async else self._slot.version
 
     def _between_turns(self, worker: RolloutWorker) -> None:
-        """Take up what is offered; in the thread that samples, which may be at work before the constructor ends."""
+        """Apply the snapshot offered, in the sampling thread, which can start before the constructor ends."""
         self._step_began = time.monotonic()
         if not self._policies:
             self._policies.update(worker.policy_map)
             self._filters.update(worker.filters)
-        if self._is_stopped and not self._part.sample_async:  # else its own thread looks for that after each turn
+        if self._is_stopped and not self._part.sample_async:  # with sample_async, its own thread checks after each turn
             raise StopSampling
         version = self._slot.version
         self._slot.between_steps()
@@ -334,11 +334,11 @@ class SamplerUnit:
             worker.global_vars = dict(self._slot.global_vars)
 
     def _take_perf(self) -> dict[str, float]:
-        """What was added since the last call; the sampler may be at work."""
+        """Return the increments since the last call; the sampler can be running."""
         perf: PerfStats = self.worker.sampler.perf
         now = {name: float(getattr(perf, name)) for name in _PERF}
         before, self._perf = self._perf, now
-        return {name: max(0.0, now[name] - before[name]) for name in _PERF}  # less, from a sampler that is new
+        return {name: max(0.0, now[name] - before[name]) for name in _PERF}  # a new sampler counts from 0
 
 
 def settings_of_run(part: WorkerPart, policy: Any, **own: Any) -> WorkerSettings:
@@ -347,10 +347,10 @@ def settings_of_run(part: WorkerPart, policy: Any, **own: Any) -> WorkerSettings
     Args:
         part: the worker's part of the configuration.
         policy: see `learned_policies`.
-        **own: further settings; they win.
+        **own: further settings, which take precedence.
 
     Raises:
-        ConfigError: a function or a class of the user's can't be imported.
+        ConfigError: a function or class of the user's cannot be imported.
     """
     multiagent = part.multiagent
     own.setdefault("callbacks", named_callbacks(part.callbacks) or DefaultCallbacks)
@@ -365,7 +365,7 @@ def settings_of_run(part: WorkerPart, policy: Any, **own: Any) -> WorkerSettings
 
 
 def _stored_experience(settings: WorkerPart, place: UnitPlace) -> dict[str, Any]:
-    """Settings of a worker that reads or writes stored experience; who doesn't loads nothing for it."""
+    """Return the settings for reading or writing stored experience; empty, without loading anything, if not used."""
     if settings.input == "sampler" and settings.output is None:
         return {}
     from aiorl.offline.sources import configured_input, configured_output, share_of
@@ -379,10 +379,10 @@ def _stored_experience(settings: WorkerPart, place: UnitPlace) -> dict[str, Any]
 
 
 def unit_seed(seed: int, place: UnitPlace, life: int = 0) -> int:
-    """Seed of a sampler: the same for the same run seed, slot, unit and life.
+    """Return a sampler's seed, which depends only on the run's seed, slot, unit, life and earlier samplers broken off.
 
-    A sampler that takes the place of another one gets other numbers than its predecessor had: they would lead to the
-    same rows, and to the same failure.
+    A sampler that replaces another gets a different seed. With the same one it would sample the same rows and fail in
+    the same way.
     """
     if place.unit_index == life == place.num_broken_off == 0:
         return seed + place.slot
@@ -391,10 +391,10 @@ def unit_seed(seed: int, place: UnitPlace, life: int = 0) -> int:
 
 
 def monitor_directory(part: WorkerPart, place: UnitPlace) -> str | None:
-    """Where episode statistics and videos are written; None without a monitor.
+    """Return the directory for episode statistics and videos; None without a monitor.
 
-    In the run's directory where this host sees it, as the learner's does; elsewhere in ``monitor/<run's name>`` below
-    the directory that the worker was started in.
+    It is in the run's directory if this host can access that, as the learner's host can. Otherwise it is
+    ``monitor/<run's name>`` below the directory in which the worker was started.
     """
     if not part.monitor:
         return None
@@ -407,7 +407,7 @@ def monitor_directory(part: WorkerPart, place: UnitPlace) -> str | None:
 
 
 def _laid_out(rows: SampleBatch, policy: PolicyPart) -> dict[str, Any]:
-    """The columns that are learned from; none where there is nothing to train on."""
+    """Return the columns that the learner trains on; empty if there are none."""
     if not (policy.is_trained and rows.count):
         return {}
     if c.PIECE in policy.sample_plan.columns and c.PIECE not in rows:

@@ -1,8 +1,8 @@
-"""The worker's tasks around its endpoint and its session: receive, sample, send, beat.
+"""Tasks of the worker around its endpoint and its session: receiving, sampling, sending and heartbeats.
 
-The session decides; this module feeds it what arrives, sends what it says, and runs samplers under the leases
-it holds. Each sampler works in a thread of its own, so a blocked environment stops neither heartbeats nor
-subscriptions. Several samplers of one process overlap their waits.
+The session decides. This module passes received messages to it, sends its messages, and runs samplers under its
+leases. Each sampler works in its own thread, so a blocked environment stops neither heartbeats nor subscriptions.
+Several samplers of one process overlap their waits.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _STOP_WAIT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutcome:
-    """How a worker ended.
+    """Outcome of a worker.
 
     Attributes:
-        ok: the run is over or the worker was asked to stop; False after a failure.
-        reason: one plain sentence.
-        final: to start the worker again would be of no use: the run is over, or the learner never takes it.
+        ok: True if the run is over or the worker was asked to stop; False after a failure.
+        reason: reason for the end, one plain sentence.
+        final: True if a restart would be useless, because the run is over or the learner refused the worker for good.
     """
 
     ok: bool
@@ -75,17 +75,17 @@ class WorkerOutcome:
 
     @property
     def status(self) -> int:
-        """What the process tells its parent with its exit status."""
+        """Exit status of the process, which its parent understands."""
         if self.final:
             return RUN_IS_OVER if self.ok else HOPELESS
         return STOPPED if self.ok else FAILED
 
 
 class _Running:
-    """A sampler unit with its thread and its task; it belongs to one registration life of the worker.
+    """Sampler unit with its thread and its task, for one registration life of the worker.
 
     Attributes:
-        is_out_of_data: all passes over its stored experience are read.
+        is_out_of_data: True once all passes over its stored experience have been read.
     """
 
     def __init__(self, index: int, incarnation: str) -> None:
@@ -97,27 +97,27 @@ class _Running:
         self.is_out_of_data = self._is_closed = False
 
     def call(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
-        """Have a function called in the unit's thread."""
+        """Call a function in the unit's thread."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self.executor, keep_children_out, function, *arguments)
 
     def make(self, part: WorkerPart, welcome: Welcome) -> None:
-        """Build the unit, in its thread."""
+        """Build the unit; runs in its thread."""
         place = UnitPlace(welcome.slot, self.incarnation, self.index, welcome.num_workers)
         self.unit = SamplerUnit(part, welcome.graphs, welcome.snapshot, place)
 
     def close(self) -> None:
-        """Close the unit, in its thread, and so after it was built; may be repeated."""
+        """Close the unit; runs in its thread and thus after it was built. Can be called again."""
         if self.unit is not None and not self._is_closed:
             self._is_closed = True
             self.unit.close()
 
 
 class WorkerService:
-    """Samples for whichever learner answers, until the run is over or ``stop`` is called."""
+    """Samples for the learner at the endpoint's address until the run is over or ``stop`` is called."""
 
     def __init__(self, endpoint: ZmqWorkerEndpoint, session: WorkerSession) -> None:
-        """Take an endpoint that is not started yet, and a fresh session."""
+        """Prepare with an endpoint that has not been started and a new session."""
         self._endpoint = endpoint
         self._session = session
         self._limits = DEFAULT_LIMITS
@@ -138,7 +138,7 @@ class WorkerService:
         self._status_logged = ("", 0.0)
 
     async def run(self) -> WorkerOutcome:
-        """Sample until the run ends, the learner refuses us for good, a sampler or a task fails, or ``stop``.
+        """Sample until the run ends, the learner refuses this worker for good, a sampler or task fails, or ``stop``.
 
         Cancelling it stops the samplers and closes the endpoint.
         """
@@ -146,7 +146,7 @@ class WorkerService:
         self._endpoint.on_message = partial(self._take, self._session.receive)
         self._endpoint.on_broadcast = partial(self._take, self._session.broadcast)
         self._endpoint.on_event = self._on_event
-        async with AsyncExitStack() as stack:  # each step of the end is taken, whatever becomes of the others
+        async with AsyncExitStack() as stack:  # each step of the end is taken even if another fails
             self._endpoint.start()
             stack.push_async_callback(self._endpoint.close)
             stack.push_async_callback(self._stop_units)
@@ -156,27 +156,27 @@ class WorkerService:
             return await self._done
 
     def stop(self, reason: str) -> None:
-        """Leave the learner and end; to be called on the event loop."""
+        """Leave the learner and end; call this on the event loop."""
         self._session.leaving(reason, time.monotonic())
         self._pump()
         self._finish(WorkerOutcome(True, reason))
 
     def fail(self, error: BaseException) -> None:
-        """End with an error of our own: a task or a callback has died, and half a worker is none."""
+        """End with an internal error, since a worker is useless after a task or callback has died."""
         message = f"unexpected {type(error).__name__}: {error}"
         try:
             self._fail("worker", message, "".join(traceback.format_exception(error)))
-        finally:  # what fails may be what would tell the learner
+        finally:  # reporting to the learner may be the part that fails
             self._finish(WorkerOutcome(False, message))
 
-    # What arrives ---------------------------------------------------------------------------------------------
+    # Receiving ---------------------------------------------------------------------------------------------
 
     def _take(self, hear: Callable[[Message, float], None], frames: list[memoryview]) -> None:
         now = time.monotonic()
         try:
             hear(decode(frames, self._limits), now)
         except RemoteProtocolError as error:
-            logger.warning("a message from the learner was not understood and left out: %s", error)
+            logger.warning("a message from the learner was not understood and is ignored: %s", error)
         self._pump()
 
     def _on_event(self, event: Event) -> None:
@@ -207,10 +207,10 @@ class WorkerService:
             self._tell_status(now)
             await asyncio.sleep(_TICK_S)
 
-    # What is sent ---------------------------------------------------------------------------------------------
+    # Sending ---------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Act on what the session decided: events first, then what it wants said; nothing once the end has come."""
+        """Handle the session's events, then send its messages. Does nothing after the end."""
         if self._done is None or self._done.done():
             return
         for event in self._session.events():
@@ -227,7 +227,7 @@ class WorkerService:
             return
         if self._outbox or not self._endpoint.send(frames):
             if not self._endpoint.connected:
-                return  # the session says it all again after the next connection
+                return  # the session sends everything again after the next connection
             self._outbox.append(frames)
             if self._sender is None or self._sender.done():
                 self._sender = self._tasks.start(self._send_waiting(), "send")
@@ -252,7 +252,7 @@ class WorkerService:
                     if running.unit is not None:
                         running.unit.offer(snapshot)
             case ev.Reincarnated(reason):
-                logger.info("registering anew: %s", reason)
+                logger.info("registering again: %s", reason)
                 self._newest = None
                 self._restart_units(None)
             case ev.LearnerLost(reason):
@@ -261,7 +261,7 @@ class WorkerService:
                 logger.info("the learner answers again")
             case ev.WasRefused(reason, retry, code):
                 logger.warning("the learner refused this worker: %s", reason)
-                if not retry:  # what broke the protocol once, damaged bytes for instance, need not do so again
+                if not retry:  # a protocol violation, for instance by damaged bytes, need not recur
                     is_final = code != RefusalCode.VIOLATION
                     self._finish(WorkerOutcome(False, f"the learner refused this worker: {reason}", final=is_final))
             case ev.Shutdown(reason, final):
@@ -293,7 +293,7 @@ class WorkerService:
         return self._session.status_text(now)
 
     def _tell_status(self, now: float) -> None:
-        """One INFO line when what the worker waits for has changed and stayed so; again once a minute."""
+        """Log one INFO line when the status has changed and stayed the same for a while, and again once a minute."""
         text = self._status_text(now)
         kind = re.sub(r"\d+(\.\d+)?", "#", text)
         if kind != self._status:
@@ -307,14 +307,14 @@ class WorkerService:
     # Sampling -------------------------------------------------------------------------------------------------
 
     def _is_current(self, incarnation: str) -> bool:
-        """Whether that registration life goes on; what belongs to another one may neither begin nor send anything."""
+        """Return True if that registration life is current; anything of another life must not start or send."""
         is_over = self._session.state is WorkerState.ENDED or self._done is None or self._done.done()
         return incarnation == self._session.incarnation and not is_over
 
     def _restart_units(self, welcome: Welcome | None) -> None:
-        """End the samplers of the registration before, then start those of the new one.
+        """End the samplers of the previous registration, then start those of the new one.
 
-        They are told to stop at once: building may take long, and each turn of theirs until then would be for nothing.
+        The old ones are stopped immediately, since building can take long and their work until then would be wasted.
         """
         for running in self._running:
             if running.unit is not None:
@@ -333,7 +333,7 @@ class WorkerService:
             part = WorkerPart.from_dict(welcome.config)
             self._compress = part.transport.compression != "off" or bool(part.compress_observations)
             self._max_heap = part.memory_per_worker
-            # from the handshake on, times and limits are those of the learner's configuration
+            # after the handshake, times and limits come from the learner's configuration
             self._session.settings.transport = part.transport
             self._session.settings.max_unacked_bytes = part.object_store_memory_per_worker or MAX_UNACKED_BYTES
             self._limits = limits_of(part.transport)
@@ -341,7 +341,7 @@ class WorkerService:
             logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
             self._is_building = True
             self._session.note_progress(BUILDING)
-            if self._session.state is WorkerState.REGISTERED:  # if building stops all else, the learner is patient
+            if self._session.state is WorkerState.REGISTERED:  # the learner waits longer if building blocks the rest
                 self._say(self._session.beat())
             for index in range(part.samplers_per_worker):
                 running = _Running(index, incarnation)
@@ -349,7 +349,7 @@ class WorkerService:
                 await self._build(running, part, welcome)
                 if not self._is_current(incarnation):
                     return
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             self._fail_of(incarnation, error, "setup", AiorlError)
         finally:
             self._is_building = False
@@ -357,16 +357,16 @@ class WorkerService:
     def _fail_of(
         self, incarnation: str, error: BaseException, kind: str, of_setup: type[Exception] | tuple[type[Exception], ...]
     ) -> None:
-        """Fail with an error of a sampler; that of a registration that is over says nothing of those after it.
+        """Fail with a sampler's error; errors from an earlier registration are only logged.
 
         Args:
-            incarnation: of the sampler.
-            error: its error.
-            kind: of errors that are no others.
-            of_setup: errors that would come again in every worker.
+            incarnation: incarnation of the sampler.
+            error: error of the sampler.
+            kind: kind to report for all other errors.
+            of_setup: types of errors that would recur in every worker.
         """
         if not self._is_current(incarnation):
-            logger.info("the registration of the sampler that failed is over: %r", error)
+            logger.info("a sampler of an earlier registration failed: %r", error)
         elif isinstance(error, EnvError):
             self._fail("env", str(error), error.traceback_text)
         elif isinstance(error, of_setup):
@@ -385,7 +385,7 @@ class WorkerService:
         running.task = self._tasks.start(self._sample(running, unit), f"sample-{running.index}")
 
     async def _sample(self, running: _Running, unit: SamplerUnit) -> None:
-        """Produce fragments under the leases held, one after the other, until cancelled, failed or registered anew."""
+        """Produce fragments under leases, one after the other, until cancelled, failed or registered again."""
         try:
             while self._is_current(running.incarnation):
                 lease_id = None if self._outbox else self._session.start_fragment(self._session.version)
@@ -396,7 +396,7 @@ class WorkerService:
                 try:
                     samples = await running.call(unit.sample)
                 except BaseException:
-                    if running.incarnation == self._session.incarnation:  # the learner has forgotten those of another
+                    if running.incarnation == self._session.incarnation:  # earlier leases are forgotten
                         self._session.abandon_fragment(lease_id)
                     raise
                 if self._is_current(running.incarnation):
@@ -406,7 +406,7 @@ class WorkerService:
         except EndOfData as error:
             running.is_out_of_data = True
             logger.info("sampler %d has come to the end: %s", running.index, error)
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             self._fail_of(running.incarnation, error, "sampler", (ConfigError, DataError, UnknownPolicyError))
 
     def _send_fragment(self, unit: SamplerUnit, lease_id: int, samples: Samples) -> None:
@@ -421,7 +421,7 @@ class WorkerService:
     async def _stop_units(self) -> None:
         """End every sampler at its next step; one stuck in its environment is left behind with its thread.
 
-        When cancelled, the samplers may still be ending; another call goes on with it.
+        If this is cancelled, samplers may still be ending; another call continues to end them.
         """
         units = list(self._running)
         for running in units:
@@ -433,7 +433,7 @@ class WorkerService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
-        is_built = [running.unit is not None for running in units]  # else it is closed as soon as it is
+        is_built = [running.unit is not None for running in units]  # a unit not built yet is closed as soon as it is
         closing = [running.call(running.close) for running in units]
         waited_for = [future for future, is_there in zip(closing, is_built, strict=True) if is_there]
         if waited_for:
@@ -446,7 +446,7 @@ class WorkerService:
 
 
 def _stacks() -> str:
-    """What every thread of this process is doing, for the learner's terminal when an environment hangs."""
+    """Return the stack of every thread, for the learner's terminal when an environment hangs."""
     lines: list[str] = []
     for identity, frame in sys._current_frames().items():
         lines.append(f"thread {identity}:")
