@@ -1,4 +1,4 @@
-"""Whole runs with real processes, whose environments take nothing that their mask forbids."""
+"""Whole runs with real processes and environments that raise at actions forbidden by their mask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def finished(learner: Any) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [PPO, IMPALA], ids=["ppo", "impala"])
 def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any) -> None:
-    """Whoever moves illegally gets -1, and the other player nothing; a legal game is worth nothing in all."""
+    """A player that moves illegally gets -1 and the other one 0; the rewards of a legal game sum to 0."""
     pytest.importorskip("pettingzoo")
     pytest.importorskip("pygame")
     learner = processes.learner(*SMALL, *options, "--env=pettingzoo:classic.tictactoe_v3", "--stop-timesteps=800")
@@ -49,10 +49,8 @@ LAYOUTS = {"rows": (), "filtered_sequences": ("--model.use-lstm=true", "--observ
         ("impala", "rows", "dict"),
     ],
 )
-def test_every_kind_of_choice_is_kept_from_what_is_forbidden(
-    processes: Any, algo: str, layout: str, actions: str
-) -> None:
-    """With either algorithm and layout of batches. The environment raises at a forbidden action."""
+def test_masks_forbid_actions_of_every_kind_of_space(processes: Any, algo: str, layout: str, actions: str) -> None:
+    """Checked with both algorithms and layouts of batches. The environment raises at a forbidden action."""
     options = (*(PPO if algo == "ppo" else IMPALA), *LAYOUTS[layout])
     learner = processes.learner(
         *SMALL, *options, "--env=masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",

@@ -1,4 +1,4 @@
-"""Ninety seconds of random faults: PPO and IMPALA, each with workers of its own and from outside, with keys."""
+"""Ninety seconds of random faults: PPO and IMPALA, each with local and external workers, with keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes are found and struck by Linux's means"),
+    pytest.mark.skipif(sys.platform != "linux", reason="finds and disturbs processes by means of Linux"),
 ]
 
 

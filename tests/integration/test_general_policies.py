@@ -1,4 +1,4 @@
-"""Nested spaces, memory and users' models, from the environment through the sampler to rows to be learned from."""
+"""Nested spaces, memory and users' models, from the environment through the sampler to training rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENVS = 3
 
 
 class Nested(gymnasium.Env):
-    """Walks on 5 places; every 4th episode is truncated. Notes the actions it gets."""
+    """Walk on 5 places, where every 4th episode is truncated; records the actions."""
 
     observation_space = OBS
     action_space = ACTIONS
@@ -88,7 +88,7 @@ def episodes_of(sampler, batches):
 RECURRENT = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "lstm_use_prev_action_reward": True}
 
 
-def test_r114_r117_what_was_acted_on_is_what_the_learner_computes_again_from_the_rows():
+def test_r114_r117_the_learner_reproduces_the_policys_outputs_from_the_rows():
     """R98, R100, R111, R114, R117: nested spaces, recurrent state, previous actions and rewards."""
     sampler, model, _, _ = sampler_of(Nested, RECURRENT)
     episodes = episodes_of(sampler, 12)
@@ -114,7 +114,7 @@ def test_r114_r117_what_was_acted_on_is_what_the_learner_computes_again_from_the
         np.testing.assert_allclose(rows[c.ACTION_LOGP], logp, rtol=1e-3, atol=1e-4)
 
 
-def test_r117_r118_environments_get_clipped_lists_of_components_and_rows_keep_what_was_chosen():
+def test_r117_r118_environments_get_clipped_actions_and_rows_keep_the_chosen_ones():
     sampler, _, policy, envs = sampler_of(Nested, {"fcnet_hiddens": [8]})
     episodes = episodes_of(sampler, 6)
     received = [action for env in envs for action in env.received]

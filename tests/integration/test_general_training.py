@@ -31,7 +31,7 @@ def run(processes: Processes) -> Run:
 
 
 def finished(learner: StartedLearner, status: int = 0, timeout_s: float = 90.0) -> dict[str, Any]:
-    """The last result of a run that has ended."""
+    """Return the last result of a run that has ended."""
     assert learner.wait(timeout_s) == status, f"{learner.text}\n{learner.log}"
     results = learner.results()
     return results[-1] if results else {}
@@ -50,7 +50,7 @@ def moved(before: dict[str, Any], after: dict[str, Any], policy_id: str) -> bool
 
 @pytest.mark.slow
 @ALL
-def test_two_policies_learn_side_by_side_and_a_resumed_run_goes_on_with_both(
+def test_two_policies_learn_in_one_run_and_a_resumed_run_continues_with_both(
     run: Run, ledger_balances: Any, algo: str
 ) -> None:
     options = (f"--algo={algo}", *SMALL, *TWO, "--observation-filter=MeanStdFilter")
@@ -82,7 +82,7 @@ def test_two_policies_learn_side_by_side_and_a_resumed_run_goes_on_with_both(
     "algo", ["ppo", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("impala", "appo"))]
 )
 def test_agents_of_both_policies_learn_to_balance(run: Run, algo: str) -> None:
-    """Untrained ones balance for about 20 steps."""
+    """Untrained policies balance for about 20 steps."""
     options = ("--seed=1", "--xla=auto", *TWO, "--stop-timesteps=100000", "--env-config={agents: 4}")
     learner = run(f"--algo={algo}", *options)
     result = finished(learner, timeout_s=280)
@@ -94,14 +94,14 @@ def test_agents_of_both_policies_learn_to_balance(run: Run, algo: str) -> None:
     ("algo", "callbacks"),
     [("ppo", ()), pytest.param("impala", ("--callbacks=general_parts:Noting",), marks=pytest.mark.slow)],
 )
-def test_actions_of_bits_are_learned_on_either_path(run: Run, algo: str, callbacks: Any) -> None:
+def test_actions_of_bits_are_learned_in_lockstep_and_polled(run: Run, algo: str, callbacks: Any) -> None:
     learner = run(f"--algo={algo}", *SMALL, *callbacks, "--env=general_runs:Bits", "--lr=0.01", "--stop-timesteps=8000")
     result = finished(learner)
     assert result["episode_reward_mean"] > 12.5, "10 by chance, 20 at best"
     assert 0 < result["learner"]["entropy"] < 3 * np.log(2)
 
 
-def test_one_policy_learns_beside_one_of_the_users_own_and_one_that_stays_as_it_is(run: Run) -> None:
+def test_a_policy_learns_next_to_a_users_own_and_a_fixed_one(run: Run) -> None:
     policies = "{left: null, right: {class: 'general_runs:Pusher', config: {way: 1}}, other: null}"
     learner = run(
         *SMALL, "--env=general_runs:Poles", f"--multiagent.policies={policies}", "--env-config={agents: 3}",
@@ -117,7 +117,7 @@ def test_one_policy_learns_beside_one_of_the_users_own_and_one_that_stays_as_it_
 
 
 @ALL
-def test_dict_observations_and_tuple_actions_are_learned_from(run: Run, algo: str) -> None:
+def test_dict_observations_and_tuple_actions_can_be_learned(run: Run, algo: str) -> None:
     learner = run(f"--algo={algo}", *SMALL, "--env=general_runs:Nested", "--lr=0.003", "--stop-timesteps=3000")
     result = finished(learner)
     assert "polled turn by turn: they cannot be stepped as whole arrays" in learner.worker_log
@@ -149,14 +149,14 @@ def test_memory_that_sees_previous_actions_and_rewards_is_trained(run: Run, algo
     )  # fmt: skip
     result = finished(learner)
     assert "polled turn by turn: the policy looks back at actions and rewards" in learner.worker_log
-    # without memory of the action before, at most every second one of 15 is rewarded
+    # without memory of the previous action, at most every second of 15 actions is rewarded
     assert result["episode_reward_mean"] > 9.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("polled", [(), ("--callbacks=general_runs:Watching",)], ids=["in lockstep", "polled"])
-def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, polled: tuple[str, ...]) -> None:
-    """R39, R136: the network takes what the filter puts out, floats."""
+def test_byte_images_can_be_learned_through_a_filter(run: Run, polled: tuple[str, ...]) -> None:
+    """R39, R136: the network takes the filter's output, which consists of floats."""
     images = (*SMALL, "--env=general_runs:Bytes", "--model.conv-filters=[[4, 8, 8]]", "--observation-filter")
     learner = run(*images, "MeanStdFilter", *polled, "--stop-timesteps=500")
     result = finished(learner)
@@ -174,17 +174,17 @@ def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, polled: tup
 @pytest.mark.parametrize(
     ("said", "options"),
     [
-        ("policy 'left' has no observation space: the environment names none", (*TWO, "--env-config={nameless: true}")),
+        ("'left' has no observation space: the environment declares none", (*TWO, "--env-config={nameless: true}")),
         ("on_train_result failed: RuntimeError('the hook fails on purpose')", ("--callbacks=general_runs:Failing",)),
         (
-            "unknown policy id 'nobody'; known ids: 'left', 'right'",
-            (*TWO, "--multiagent.policy-mapping-fn=general_runs:nobody"),
+            "unknown policy id 'stranger'; known ids: 'left', 'right'",
+            (*TWO, "--multiagent.policy-mapping-fn=general_runs:stranger"),
         ),
     ],
 )  # fmt: skip
 def test_a_mistake_ends_the_run_with_one_plain_sentence(run: Run, said: str, options: tuple[str, ...]) -> None:
     learner = run(*SMALL, *options, "--stop-timesteps=500")
-    is_found_late = "on_train_result failed" in said or "nobody" in said
+    is_found_late = "on_train_result failed" in said or "stranger" in said
     assert learner.wait(60) == (1 if is_found_late else 2), learner.text
     assert learner.run_dir.exists() == is_found_late
     assert said in learner.text, learner.text

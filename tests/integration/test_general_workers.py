@@ -1,4 +1,4 @@
-"""Real workers on the general path: clients that drive, environments that crash, other libraries' environments."""
+"""Real workers on the general path: external clients, crashing environments, other libraries' environments."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
 
 
-def test_an_environment_that_clients_drive_is_learned_from(run: Run) -> None:
+def test_an_environment_driven_by_clients_can_be_learned(run: Run) -> None:
     result = finished(run("--env=general_parts:Talkative", "--num-envs-per-worker=1", "--stop-timesteps=500"))
     assert result["episode_len_mean"] == 5
     assert result["episode_reward_mean"] == 15
     assert result["updates_total"] >= 4
 
 
-def test_a_worker_whose_client_says_nothing_beats_on_and_leaves_at_once_with_the_learner(run: Run) -> None:
-    """R9: it is neither counted lost, nor does it outlive the run."""
+def test_a_worker_with_a_silent_client_keeps_beating_and_leaves_with_the_learner(run: Run) -> None:
+    """R9: it neither counts as lost nor outlives the run."""
     learner = run(
         "--env=general_parts:Silent", "--num-envs-per-worker=1", "--transport.heartbeat-interval-s=0.2",
         "--transport.heartbeat-timeout-s=1", "--stop-time-s=600",
@@ -58,14 +58,14 @@ def test_a_worker_whose_client_says_nothing_beats_on_and_leaves_at_once_with_the
 
 
 @pytest.mark.slow
-def test_environments_that_crash_are_replaced_and_none_outlives_a_killed_worker(run: Run) -> None:
+def test_crashed_environments_are_replaced_and_none_outlives_a_killed_worker(run: Run) -> None:
     learner = run(
         "--env=aiorl.testing.envs:FaultyEnv", "--env-config={fault: exit, at_step: 60}", "--remote-worker-envs=true",
         "--max-env-restarts-per-hour=1000", "--max-worker-restarts=0", "--stop-time-s=120",
     )  # fmt: skip
-    learner.wait_for_result(lambda result: result["updates_total"] >= 2)  # 128 steps of each, so it has crashed twice
+    learner.wait_for_result(lambda result: result["updates_total"] >= 2)  # each environment has crashed twice
     (worker,) = [psutil.Process(pid) for pid in learner.worker_pids()]
-    # one that crashed just now is away for a moment; a worker that stands still starts none behind the list's back
+    # an environment that has just crashed is missing for a moment; a stopped worker starts none meanwhile
     wait_until(lambda: len(worker.children(recursive=True)) >= 2, 20, "both environments")
     worker.suspend()
     children = worker.children(recursive=True)

@@ -1,4 +1,4 @@
-"""A run directory is one learner's; a run whose directory is removed fails with a sentence that says so."""
+"""A run directory belongs to one learner; a run fails with a clear sentence if its directory is removed."""
 
 from __future__ import annotations
 

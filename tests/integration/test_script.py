@@ -1,4 +1,4 @@
-"""The script of docs/own_code.md: workers import from it what it defines and registers."""
+"""Script of docs/own_code.md: workers import its definitions and registrations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "own_code.md"
 
 
 @pytest.mark.slow
-def test_workers_import_what_the_script_that_is_run_defines_and_registers(tmp_path: Path) -> None:
+def test_workers_import_definitions_of_the_running_script(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python file=my_training.py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "my_training.py").write_text(code.replace('"run"', repr(str(tmp_path / "run"))))
     run = subprocess.run(

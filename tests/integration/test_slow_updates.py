@@ -1,4 +1,4 @@
-"""Runs whose updates take many seconds: each that has trained leaves a checkpoint, and a resume goes on from it."""
+"""Runs with updates of many seconds: each that has trained leaves a checkpoint, and a resume continues from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = (
 
 @pytest.fixture
 def slowly(processes):
-    """Starts a learner whose updates are slow from the given one on; it says after 2 s that it waits for one."""
+    """Start a learner whose updates are slow from a given one on; after 2 s it reports that it waits."""
 
     def start(slow_from: int, *options: str, slow_s: float = 20.0):
         environment = {"SLOW_FROM": str(slow_from), "SLOW_S": str(slow_s)}
@@ -33,7 +33,7 @@ def resumed_from(checkpoint: Checkpoint, processes) -> None:
     assert checkpoint.meta["ledger"]["trained"] == trained
     resumed = processes.learner(f"--stop-timesteps={trained + 1}", resume=True)
     assert resumed.wait(60) == 0, resumed.text
-    assert f"going on from {checkpoint.path}" in resumed.log
+    assert f"resuming from {checkpoint.path}" in resumed.log
     assert resumed.results()[-1]["updates_total"] > updates
 
 
@@ -41,7 +41,7 @@ def resumed_from(checkpoint: Checkpoint, processes) -> None:
     "number",
     [pytest.param(signal.SIGINT, id="SIGINT"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow)],
 )
-def test_a_signal_does_not_wait_for_a_slow_update_and_saves_what_is_before_it(
+def test_a_signal_does_not_wait_for_a_slow_update_and_saves_the_state_before_it(
     slowly, processes, until, tmp_path, number
 ) -> None:
     learner = slowly(3, "--algo=ppo", "--sgd-minibatch-size=50", "--num-sgd-iter=1")

@@ -1,4 +1,4 @@
-"""Runs whose workers read stored experience: those that end with it, and readers that are killed."""
+"""Runs with workers that read stored experience: the end of the data, and killed readers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def test_a_run_ends_when_its_workers_have_read_all_passes(processes, ledger_bala
 
 
 @pytest.mark.slow
-def test_a_reader_that_is_killed_costs_its_own_rows_only_and_training_goes_on(
-    processes, ledger_balances, tmp_path
-) -> None:
+def test_a_killed_reader_costs_only_its_own_rows_and_training_continues(processes, ledger_balances, tmp_path) -> None:
     record(tmp_path / "data", 4)
     record(tmp_path / "data", 4)
     learner = processes.learner(*READS, f"--input={tmp_path / 'data'}", "--stop-time-s=90")

@@ -23,7 +23,7 @@ def newest_tensors(run_dir: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedLearner]:
-    """A run that has ended; for looking at only."""
+    """Finished run; do not change it."""
     started = Processes(tmp_path_factory.mktemp("ended"))
     learner = started.learner("--seed=1", "--num-workers=1", "--stop-timesteps=1500")
     assert learner.wait(90) == 0, learner.text
@@ -33,13 +33,13 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedLearner]:
 
 @pytest.fixture
 def first(ended: StartedLearner, tmp_path: Path) -> Path:
-    """The directory of a run that has ended, where `processes` resumes it."""
+    """Copy the directory of a finished run to a place where `processes` can resume it."""
     return Path(shutil.copytree(ended.run_dir, tmp_path / "run"))
 
 
 def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledger_balances) -> None:
     options = ("--stop-return=40", "--seed=1", "--stop-time-s=120", "--xla=off")
-    learner = processes.learner(*options, is_forked=False)  # one starts as users start it
+    learner = processes.learner(*options, is_forked=False)  # one starts like a user's command
     assert learner.wait(150) == 0, learner.text
     assert "Solved" in learner.text
     results = learner.results()
@@ -60,11 +60,11 @@ def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledg
 def test_same_seed_gives_bit_equal_weights_after_20_updates(
     processes, until, tmp_path: Path, num_workers: int, is_drawn: bool
 ) -> None:
-    """Also where the first run drew its seed: its `config.yaml` repeats it. Early warnings are in `log.txt`.
+    """Holds even if the first run drew its seed, which its `config.yaml` contains. Early warnings are in `log.txt`.
 
-    And where the first one compiles its update, and the second takes what the first has compiled; a resumed one too.
+    Holds, too, if the first run compiles its update and later ones, including a resumed one, use the compiled one.
     """
-    # 20 updates of at most 512 steps: the rows that only reset an environment are not counted
+    # 20 updates of at most 512 steps: rows that only reset an environment are not counted
     options = (f"--num-workers={num_workers}", "--stop-timesteps=9750", "--observation-filter=MeanStdFilter",
                f"--xla={'off' if is_drawn else 'auto'}", f"--compilation-cache={tmp_path}/compiled")  # fmt: skip
     slip, environment = "--multiagent.polices={}", {"TF_XLA_FLAGS": ""}
@@ -110,9 +110,7 @@ def test_ctrl_c_saves_says_goodbye_and_ends_with_0_within_5_s(processes, until) 
     until(lambda: not any(worker.is_running() for worker in workers), what="the end of the workers")
 
 
-def test_resume_goes_on_with_counters_episodes_and_weights_of_the_newest_checkpoint_that_is_whole(
-    processes, ended, first: Path, ledger_balances
-) -> None:
+def test_resume_continues_with_the_newest_intact_checkpoint(processes, ended, first: Path, ledger_balances) -> None:
     before = ended.results()[-1]
     weights = newest_tensors(first)
     good = sorted((first / "checkpoints").iterdir())[-1]
@@ -121,7 +119,7 @@ def test_resume_goes_on_with_counters_episodes_and_weights_of_the_newest_checkpo
     second = processes.learner(f"--stop-timesteps={before['timesteps_total'] + 1}", resume=True)
     assert second.wait(90) == 0, second.text
     assert "checkpoint-999999" in second.text
-    assert f"going on from {good}" in second.text
+    assert f"resuming from {good}" in second.text
     after = second.results()[-1]
     assert after["training_iteration"] > before["training_iteration"]
     assert after["updates_total"] == before["updates_total"] + 1
@@ -132,7 +130,7 @@ def test_resume_goes_on_with_counters_episodes_and_weights_of_the_newest_checkpo
     moved = newest_tensors(second.run_dir)
     assert moved.keys() == weights.keys()
     drift = max(float(np.abs(moved[name] - weights[name]).max()) for name in weights if "kernel" in name)
-    assert 0 < drift < 0.5  # one update away, not another start
+    assert 0 < drift < 0.5  # one update apart, not a new start
 
 
 @pytest.mark.slow
@@ -160,7 +158,7 @@ def test_results_hold_the_keys_of_spec_11_and_plain_lines_reach_a_pipe(ended) ->
     assert json.loads((ended.run_dir / "run.json").read_text())["run_id"] == result["run_id"]
 
 
-def test_a_run_is_evaluated_ends_by_it_and_names_the_checkpoint_that_did_best(processes, ledger_balances) -> None:
+def test_an_evaluation_ends_a_run_and_the_best_checkpoint_is_named(processes, ledger_balances) -> None:
     learner = processes.learner(
         "--seed=1", "--num-workers=1", "--xla=off", "--evaluation-interval=2", "--evaluation-num-episodes=3",
         "--stop-evaluation-return=8.5", "--stop-timesteps=20000",

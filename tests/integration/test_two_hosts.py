@@ -1,4 +1,4 @@
-"""A learner on one host, workers on another: keys, strangers, a cut link, a slow and lossy one."""
+"""A learner on one host and workers on another: keys, strangers, a cut link, and a slow and lossy link."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = NEEDS_NAMESPACES
 
 
 class Training:
-    """A learner and a worker with keys, each in its own namespace."""
+    """Learner and worker with keys, each in its own network namespace."""
 
     def __init__(self, net: Network, folder: Path, *options: str) -> None:
         self.net, self.run_dir, self.keys = net, folder / "run", folder / "keys"
@@ -73,7 +73,7 @@ def test_workers_with_keys_train_from_another_host_and_strangers_cost_nothing(tr
         "s.settimeout(15)\ntry:\n while s.recv(100): pass\nexcept OSError: pass\nprint('closed')"
     )
     training.wait_for_updates(3)
-    babbler = training.net.start(training.net.worker, sys.executable, "-c", junk)  # a handshake may take 10 s
+    babbler = training.net.start(training.net.worker, sys.executable, "-c", junk)  # a handshake can take 10 s
     make_keys(tmp_path / "stranger")
     (tmp_path / "stranger" / "learner.key").write_bytes((training.keys / "learner.key").read_bytes())
     make_keys(tmp_path / "lost")  # a key pair of another learner
@@ -91,7 +91,7 @@ def test_workers_with_keys_train_from_another_host_and_strangers_cost_nothing(tr
 
 
 @pytest.mark.parametrize("cut_s", [1.0, pytest.param(20.0, marks=pytest.mark.nightly)])
-def test_training_goes_on_after_the_link_was_cut(train, cut_s: float) -> None:
+def test_training_continues_after_the_link_was_cut(train, cut_s: float) -> None:
     training = train()
     training.wait_for_updates(3)
     training.net.cut()
@@ -106,7 +106,7 @@ def test_training_goes_on_after_the_link_was_cut(train, cut_s: float) -> None:
 
 
 @pytest.mark.slow
-def test_training_goes_on_over_a_slow_and_lossy_link(train) -> None:
+def test_training_continues_over_a_slow_and_lossy_link(train) -> None:
     training = train(delay_s=0.05, loss=0.01)
     training.wait_for_updates(4, 90.0)
     training.check_ledgers()

@@ -12,7 +12,7 @@ A3C = ("--algo=a3c", "--num-sgd-iter=1", "--rollout-fragment-length=16", "--trai
 
 @pytest.mark.slow
 def test_a3c_learns_through_two_workers_that_compute_gradients(processes, ledger_balances) -> None:
-    """The preset's settings; how old the weights of a gradient may be is bounded, and each step is accounted for."""
+    """With the preset's settings, the age of a gradient's weights is bounded and each step is accounted for."""
     options = ("--preset=a3c-cartpole", "--num-sgd-iter=1", "--rollout-fragment-length=32", "--seed=1",
                "--num-envs-per-worker=8", "--train-batch-size=256", "--max-policy-lag=6",
                "--model.fcnet-hiddens=[64,64]", "--stop-return=195", "--stop-time-s=150", "--xla=auto")  # fmt: skip
@@ -30,7 +30,7 @@ def test_a3c_learns_through_two_workers_that_compute_gradients(processes, ledger
 
 
 @pytest.mark.slow
-def test_a_run_of_gradients_goes_on_after_a_kill(processes, ledger_balances, until) -> None:
+def test_a_run_of_gradients_continues_after_a_kill(processes, ledger_balances, until) -> None:
     learner = processes.learner(*A3C, "--checkpoint-interval-s=0.5", "--min-iter-time-s=0.5")
     until(lambda: len(list((learner.run_dir / "checkpoints").glob("checkpoint-*"))) > 1, 60)
     learner.send(signal.SIGKILL)
@@ -44,7 +44,7 @@ def test_a_run_of_gradients_goes_on_after_a_kill(processes, ledger_balances, unt
 
 
 @pytest.mark.slow
-def test_a_worker_without_tensorflow_ends_the_run_with_a_sentence_that_says_what_to_install(processes) -> None:
+def test_a_worker_without_tensorflow_ends_the_run_and_names_the_package_to_install(processes) -> None:
     learner = processes.learner(*A3C, "--env=gradient_runs:without_tensorflow")
     assert learner.wait(60) == 1
     (said,) = [line for line in learner.text.splitlines() if line.startswith("aiorl: ")]

@@ -1,4 +1,4 @@
-"""A worker never loads a deep-learning framework, and needs no more than the base install."""
+"""A worker never loads a deep-learning framework, and needs only the base install."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(",".join(name for name in %r if name in sys.modules))
 """
 
 
-def test_importing_all_that_a_worker_uses_loads_no_framework() -> None:
+def test_importing_all_modules_of_a_worker_loads_no_framework() -> None:
     done = subprocess.run(
         [sys.executable, "-c", REPORT % (HEAVY,)], capture_output=True, text=True, timeout=60, check=True
     )
@@ -42,7 +42,7 @@ def test_importing_all_that_a_worker_uses_loads_no_framework() -> None:
 
 
 def base_install() -> dict[str, metadata.Distribution]:
-    """What the base install needs, and what that needs, as it is installed here."""
+    """Return the installed packages that the base install needs, directly or indirectly."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     wanted, found = [Requirement(text) for text in declared], {}
     while wanted:
@@ -56,7 +56,7 @@ def base_install() -> dict[str, metadata.Distribution]:
 
 @pytest.fixture(scope="module")
 def base_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with packages of here, those of the base install alone."""
+    """Make a Python environment with only the installed packages of the base install."""
     folder = tmp_path_factory.mktemp("base")
     venv.create(folder, with_pip=False, symlinks=True)
     python = str(folder / "bin" / "python")

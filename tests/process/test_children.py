@@ -1,4 +1,4 @@
-"""The agreement between parents and their worker processes, and children that are started again."""
+"""Exit statuses of worker processes, and restarts by their parents."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_failures_in_a_row_are_followed_by_growing_pauses_and_then_by_none() -> 
     assert pauses == [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, None]
 
 
-def test_a_minute_of_health_gives_the_allowance_back() -> None:
+def test_a_healthy_minute_restores_the_allowance() -> None:
     restarts = Restarts(2)
     assert [restarts.pause_after(FAILED, 50.0) for _ in range(2)] == [0.2, 0.5]
     assert restarts.pause_after(FAILED, 61.0) == 0.2
@@ -50,27 +50,27 @@ def test_a_minute_of_health_gives_the_allowance_back() -> None:
 
 
 @pytest.mark.parametrize("status", [-signal.SIGABRT, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, STOPPED])
-def test_who_is_ended_by_a_signal_now_and_then_is_always_started_again(status: int) -> None:
+def test_a_child_ended_by_occasional_signals_is_always_restarted(status: int) -> None:
     restarts = Restarts(3)
     assert [restarts.pause_after(status, 12.0) for _ in range(100)] == [0.2] * 100
 
 
 @pytest.mark.parametrize("status", [RUN_IS_OVER, HOPELESS, WRONG_USAGE])
-def test_a_worker_that_says_so_is_not_started_again(status: int) -> None:
+def test_a_worker_with_a_final_status_is_not_restarted(status: int) -> None:
     assert Restarts(3).pause_after(status, 100.0) is None
 
 
-def test_a_status_is_told_with_the_name_of_its_signal() -> None:
+def test_a_status_text_names_the_signal() -> None:
     assert [status_text(number) for number in (1, -9, -6)] == ["status 1", "status -9 (SIGKILL)", "status -6 (SIGABRT)"]
 
 
 @pytest.mark.parametrize("status", [FAILED, -signal.SIGKILL])
-def test_who_lives_long_but_does_no_work_is_given_up(status: int) -> None:
+def test_a_child_that_lives_long_without_working_is_given_up(status: int) -> None:
     restarts = Restarts(2)
     assert [restarts.pause_after(status, 500.0, has_worked=False) for _ in range(3)] == [0.2, 0.5, None]
 
 
-# Children that are started again --------------------------------------------------------------------------------
+# Restarts of children -------------------------------------------------------------------------------------------
 
 
 def exits_with(status: int) -> list[str]:
@@ -78,7 +78,7 @@ def exits_with(status: int) -> list[str]:
 
 
 class Watched:
-    """Children, what was told of them, and somebody who looks after them."""
+    """Children, their events, and a loop that looks after them."""
 
     def __init__(self, command: list[str] | Callable[[int], list[str]], slots: list[int], **options: Any) -> None:
         self.events: list[ChildEvent] = []
@@ -87,7 +87,7 @@ class Watched:
         self.children = Children(commands, slots, on_event=self.events.append, **options)
 
     def until(self, condition: Callable[[], object] | None = None) -> list[type]:
-        """Look until something is so, or all is over; returns the kinds of what was told."""
+        """Look until a condition holds or all have ended, and return the kinds of events."""
         deadline = time.monotonic() + 15
         while not (self.children.is_over if condition is None else condition()):
             assert time.monotonic() < deadline, self.events
@@ -115,30 +115,30 @@ def watch() -> Iterator[Callable[..., Watched]]:
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "expected"),
     [
         (RUN_IS_OVER, [ChildStarted]),
         (HOPELESS, [ChildStarted, ChildGaveUp]),
-        (0, [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]),  # for no reason that we know
+        (0, [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]),  # for an unknown reason
         (7, [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]),
     ],
 )
-def test_a_child_is_started_as_often_as_its_status_calls_for(
-    watch: Callable[..., Watched], status: int, told: list[type]
+def test_the_status_decides_how_often_a_child_is_started(
+    watch: Callable[..., Watched], status: int, expected: list[type]
 ) -> None:
     watched = watch(exits_with(status), [3], max_restarts=1)
-    assert watched.until() == told
+    assert watched.until() == expected
     assert watched.children.statuses == {status}
     assert not watched.children.pids
-    if told[-1] is ChildGaveUp:
-        assert watched.events[-1] == ChildGaveUp(3, status, told.count(ChildRestarting))
+    if expected[-1] is ChildGaveUp:
+        assert watched.events[-1] == ChildGaveUp(3, status, expected.count(ChildRestarting))
 
 
-def test_a_child_that_is_of_no_use_can_be_killed_and_is_started_again(watch: Callable[..., Watched]) -> None:
+def test_a_useless_child_can_be_killed_and_is_restarted(watch: Callable[..., Watched]) -> None:
     watched = watch(SLEEP, [1], max_restarts=1)
     watched.children.kill(1)
     watched.until(lambda: watched.count(ChildRestarting))
-    watched.children.kill(1)  # there is none between two
+    watched.children.kill(1)  # no process runs between two
     watched.until(lambda: watched.count(ChildStarted) == 2)
     started, killed, restarting, again = watched.events
     assert (killed, restarting) == (ChildKilled(1), ChildRestarting(1, -9, 1, 0.2))
@@ -153,7 +153,7 @@ def test_a_program_that_is_gone_for_a_while_counts_as_a_failure(watch: Callable[
     assert watched.until() == [ChildStarted, ChildRestarting, ChildRestarting, ChildStarted]
 
 
-def test_a_child_that_lacks_a_process_for_now_is_tried_again_until_there_is_one(
+def test_a_start_without_resources_is_tried_again_until_it_succeeds(
     watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     spawn, errors = subprocess.Popen, [OSError(number, os.strerror(number)) for number in [errno.EAGAIN] * 5]
@@ -170,10 +170,10 @@ def test_a_child_that_lacks_a_process_for_now_is_tried_again_until_there_is_one(
     with caplog.at_level(logging.WARNING, "aiorl"):
         assert watched.until() == [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "worker process 1 can't be started for now (Too many open files); tried again every 0.01 s"
+    assert said == "worker process 1 cannot be started for now (Too many open files); trying again every 0.01 s"
 
 
-def test_once_they_are_to_stop_none_is_started_again(watch: Callable[..., Watched]) -> None:
+def test_after_stop_no_child_is_restarted(watch: Callable[..., Watched]) -> None:
     watched = watch(SLEEP, [1, 2])
     watched.children.stop()
     watched.children.kill(1)
@@ -202,7 +202,7 @@ def test_a_program_that_cannot_be_started_is_an_error_and_leaves_no_others_behin
     watched.until()
 
 
-# The watch over a parent ------------------------------------------------------------------------------------------
+# Watch of the parent ----------------------------------------------------------------------------------------------
 
 CODE = """
 import time
@@ -224,7 +224,7 @@ sys.exit(evaluation.main())
 """
 
 
-def test_the_end_of_standard_input_is_told_and_ends_the_process() -> None:
+def test_the_end_of_standard_input_is_reported_and_ends_the_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -240,7 +240,7 @@ def test_the_end_of_standard_input_is_told_and_ends_the_process() -> None:
 
 
 @pytest.mark.slow
-def test_the_process_that_evaluates_ends_with_its_parent_also_during_an_evaluation() -> None:
+def test_the_evaluation_process_ends_with_its_parent_even_during_an_evaluation() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", EVALUATES], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

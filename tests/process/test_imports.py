@@ -16,20 +16,20 @@ from aiorl.process import imports
 from aiorl.process.imports import lacks_memory, python_path
 
 
-def test_what_to_type_installs_from_the_clone_that_runs() -> None:
+def test_the_install_command_uses_the_running_clone() -> None:
     words = shlex.split(imports.install_command("atari"))
     assert words[:3] == ["pip", "install", "-e"]
     assert Path(words[3].removesuffix("[atari]")) == Path(__file__).parents[2]
 
 
-def test_what_to_type_keeps_an_aiorl_that_was_installed_from_a_wheel(
+def test_the_install_command_keeps_an_aiorl_installed_from_a_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(imports, "__file__", str(tmp_path / "aiorl" / "process" / "imports.py"))
     assert imports.install_command("atari") == "pip install 'aiorl[atari]'"
 
 
-def test_what_is_needed_and_not_there_is_told_with_who_needs_it() -> None:
+def test_a_missing_package_is_reported_with_the_feature_that_needs_it() -> None:
     with (
         pytest.raises(ConfigError, match="Parquet needs pyarrow: ") as caught,
         imports.needed_by("Parquet", "pyarrow", "offline", key="input"),
@@ -39,21 +39,21 @@ def test_what_is_needed_and_not_there_is_told_with_who_needs_it() -> None:
     assert "[offline]" in str(caught.value.hint)
 
 
-def test_what_is_not_there_is_found_without_importing_it() -> None:
-    with pytest.raises(ConfigError, match="it needs no_such_module_here, not installed here"):
+def test_missing_packages_are_found_without_an_import() -> None:
+    with pytest.raises(ConfigError, match="it needs no_such_module_here, which is not installed here"):
         imports.want_packages("it", ["this", "no_such_module_here", "json"], "offline", key="input")
 
 
-def test_another_python_finds_the_modules_beside_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beside.py").write_text("FOUND = 5\n")
+def test_another_python_finds_the_modules_next_to_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "neighbour.py").write_text("FOUND = 5\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    command = [sys.executable, "-c", "import beside, numpy; print(beside.FOUND)"]
+    command = [sys.executable, "-c", "import neighbour, numpy; print(neighbour.FOUND)"]
     found = subprocess.run(command, env={**os.environ, **python_path()}, cwd="/", capture_output=True, text=True)
     assert found.stdout == "5\n", found.stderr
 
 
-def test_a_child_of_the_program_finds_modules_of_the_current_directory_after_pythons_own(tmp_path: Path) -> None:
-    """Of two modules in the current directory the child finds the one that Python itself doesn't have."""
+def test_a_child_finds_modules_of_the_current_directory_after_pythons_own(tmp_path: Path) -> None:
+    """Of two modules in the current directory, the child finds only the one whose name Python itself does not use."""
     for name in ("own", "random"):
         (tmp_path / f"{name}.py").write_text("FOUND = 5\n")
     child = "import find; import own, random; print(own.FOUND, hasattr(random, 'FOUND'))"
@@ -68,8 +68,8 @@ def test_a_child_of_the_program_finds_modules_of_the_current_directory_after_pyt
     assert found.stdout == "5 False\n", found.stderr
 
 
-def test_folders_of_this_python_itself_are_no_other_pythons_business(tmp_path: Path) -> None:
-    """They would break one of another version, which an environment may start."""
+def test_folders_of_this_python_are_not_passed_to_others(tmp_path: Path) -> None:
+    """They would break a Python of another version, which an environment may start."""
     script = tmp_path / "script.py"
     script.write_text("from aiorl.process.imports import python_path; print(python_path().get('PYTHONPATH', ''))")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -79,7 +79,7 @@ def test_folders_of_this_python_itself_are_no_other_pythons_business(tmp_path: P
     assert not [place for place in places if "site-packages" in place or f"python3.{sys.version_info.minor}" in place]
 
 
-def test_a_lack_of_memory_is_known_by_what_loaders_say_and_through_errors_of_cleaning_up() -> None:
+def test_a_lack_of_memory_is_recognized_by_loader_messages_and_in_error_contexts() -> None:
     mapping = ImportError("lib.so: failed to map segment from shared object")
     cleaning = RuntimeError("unable to start watchdog thread")
     cleaning.__context__ = mapping

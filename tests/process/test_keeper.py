@@ -1,4 +1,4 @@
-"""The parent of workers started by hand: restarts, signals, statuses; with plain Python children."""
+"""Parent of workers started by hand: restarts, signals and statuses, with plain Python children."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ child, number, restarts, leave_s = sys.argv[1:]
 status = Keeper([sys.executable, "-S", "-c", child], int(number), int(restarts), leave_s=float(leave_s)).run()
 os._exit(status)
 """
-SAY = "import os, sys; say = lambda text: os.write(1, f'{text}\\n'.encode())"  # in one piece: a pipe has many writers
+SAY = "import os, sys; say = lambda text: os.write(1, f'{text}\\n'.encode())"  # one write: a pipe has many writers
 WAITS = f"{SAY}; say(f'child {{os.getpid()}}'); sys.stdin.read(); say('orphan')"
 
 
@@ -40,11 +40,11 @@ class Kept:
         return self.process.stdout
 
     def child(self) -> int:
-        """Process id of the next child that has come up."""
+        """Return the process id of the next child that has started."""
         for line in self.output:
             if line.startswith("child"):
                 return int(line.split()[-1])
-        raise AssertionError("no child has come up")
+        raise AssertionError("no child has started")
 
     def end(self) -> tuple[int, list[str]]:
         lines = self.output.read().splitlines()
@@ -80,7 +80,7 @@ while True:
     signal.pause()
 """
     kept = keep(leaves, 2)
-    for _ in range(4):  # what both say, and the parent of both
+    for _ in range(4):  # lines of both children and their parent
         kept.output.readline()
     kept.process.send_signal(number)
     status, lines = kept.end()
@@ -108,7 +108,7 @@ def test_children_see_the_end_of_their_input_when_the_parent_is_killed(keep: Cal
     ("status", "ends_with", "starts"),
     [(RUN_IS_OVER, 0, 1), (HOPELESS, 1, 1), (WRONG_USAGE, 2, 1), (FAILED, 1, 2), (0, 1, 2)],
 )
-def test_a_child_is_started_as_often_as_its_status_calls_for(
+def test_the_status_decides_how_often_a_child_is_started(
     keep: Callable[..., Kept], status: int, ends_with: int, starts: int
 ) -> None:
     kept = keep(f"{SAY}; say('child'); os._exit({status})", max_restarts=1)

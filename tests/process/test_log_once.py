@@ -61,11 +61,11 @@ def test_a_disabled_one_says_nothing_not_even_periodically(once, clock):
         ("x" * 300, repr("x" * 300)[:197] + "..."),
     ],
 )
-def test_data_is_summed_up_in_a_line(value, text):
+def test_data_is_summarized_in_a_line(value, text):
     assert summarize(value) == text
 
 
-def test_of_each_kind_and_source_so_many_are_told_and_the_rest_is_counted() -> None:
+def test_a_limited_number_of_each_kind_and_source_is_reported_and_the_rest_counted() -> None:
     rates = EventRates(per_source=2, per_kind=5, window_s=60.0)
     assert [rates.allow("failures", 1, 0.0) for _ in range(4)] == [True, True, False, False]
     assert rates.allow("failures", 2, 1.0)
@@ -76,13 +76,13 @@ def test_of_each_kind_and_source_so_many_are_told_and_the_rest_is_counted() -> N
     assert rates.allow("failures", 1, 60.0), "another window"
 
 
-def test_many_sources_are_told_of_no_more_than_the_kind_allows() -> None:
+def test_many_sources_cannot_exceed_the_limit_of_a_kind() -> None:
     rates = EventRates(per_source=10, per_kind=60)
     assert sum(rates.allow("refused", number, 0.0) for number in range(1000)) == 60
     assert rates.take_left_out(61.0) == {"refused": 1000 - 60}
 
 
-def test_what_several_sources_say_alike_is_told_once_and_does_not_use_up_what_others_may_say() -> None:
+def test_equal_text_of_several_sources_is_reported_once_and_counts_once() -> None:
     rates = EventRates(per_source=2, per_kind=5)
     assert [rates.allow("failures", number, 0.0, what="boom") for number in range(100)] == [True] + [False] * 99
     assert rates.allow("failures", 7, 0.0, what="bang")

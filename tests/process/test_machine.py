@@ -20,7 +20,7 @@ TICK_S = 0.02
 
 
 def test_a_process_is_no_older_than_its_parent_has_seen_it() -> None:
-    """H4: by the hour, it may be a second more."""
+    """H4: by wall-clock time, it could be a second more."""
     began = time.monotonic()
     told = subprocess.run([sys.executable, "-c", TELL], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert 0 <= float(told) <= time.monotonic() - began + TICK_S
@@ -46,7 +46,7 @@ def write(root: Path, files: dict[str, str]) -> None:
     [
         (None, {}, 1000),
         (
-            "0::/user/job\n",  # one around it
+            "0::/user/job\n",  # a parent group
             {
                 "user/job/memory.max": "max\n", "user/job/memory.current": "100\n", "user/memory.max": "700\n",
                 "user/memory.current": "500\n", "user/memory.stat": "anon 300\ninactive_file 150\n",
@@ -54,18 +54,18 @@ def write(root: Path, files: dict[str, str]) -> None:
             700 - 500 + 150,
         ),
         (
-            "5:cpu,cpuacct:/a\n4:memory:/docker/b\n",  # of the first version
+            "5:cpu,cpuacct:/a\n4:memory:/docker/b\n",  # control groups version 1
             {
                 "memory/docker/b/memory.limit_in_bytes": "400\n", "memory/docker/b/memory.usage_in_bytes": "390\n",
                 "memory/docker/b/memory.stat": "total_inactive_file 5\n",
             },
             15,
         ),
-        ("0::/\n", {"memory.max": "600\n", "memory.current": "900\n"}, 0),  # as seen from within its namespace
+        ("0::/\n", {"memory.max": "600\n", "memory.current": "900\n"}, 0),  # as seen inside its namespace
         ("nonsense\n0::/x\n", {"x/memory.max": "many\n", "x/memory.current": "-1\n"}, 1000),
     ],
 )  # fmt: skip
-def test_what_control_groups_leave_is_available(
+def test_available_memory_respects_control_groups(
     tmp_path: Path, groups: str | None, files: dict[str, str], available: int
 ) -> None:
     if groups is not None:
@@ -78,20 +78,20 @@ MIB = 2**20
 
 
 def take(mib: int) -> mmap.mmap:
-    """Memory fresh from the system: an allocator may hand out what the process held and had freed before."""
+    """Map new memory from the system, since an allocator could reuse memory that the process freed before."""
     block = mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block[:: mmap.PAGESIZE] = b"x" * (mib * MIB // mmap.PAGESIZE)
     return block
 
 
-def test_what_this_process_takes_is_told() -> None:
+def test_memory_taken_by_this_process_is_measured() -> None:
     before = heap_bytes()
     with take(64):
         assert 60 * MIB < heap_bytes() - before < 80 * MIB
 
 
-def test_out_of_descriptors_no_process_is_ended_for_what_cannot_be_measured() -> None:
-    """It once ended the run of a learner that strangers had left without any."""
+def test_without_descriptors_no_process_is_ended_for_memory_that_cannot_be_measured() -> None:
+    """This once ended the run of a learner that strangers had left without descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
@@ -120,7 +120,7 @@ def said(before: str = "", after: str = "") -> list[str]:
     return subprocess.run([sys.executable, "-c", code], **options).stdout.splitlines()  # type: ignore[call-overload]
 
 
-def test_way_is_made_once_before_a_debugger_asks() -> None:
+def test_the_terminal_is_released_once_before_a_debugger_prompts() -> None:
     lines = said(after="breakpoint()\nbreakpoint()")
     assert lines[:2] == ["begun", "make way"]
     assert lines.count("make way") == 1
@@ -128,13 +128,13 @@ def test_way_is_made_once_before_a_debugger_asks() -> None:
 
 
 @pytest.mark.parametrize(("how", "line"), [("settrace", 0), ("setprofile", 0)])
-def test_who_looks_in_already_is_seen(how: str, line: int) -> None:
+def test_an_active_debugger_or_profiler_is_detected(how: str, line: int) -> None:
     lines = said(before=f"sys.{how}(lambda *arguments: None)")
     assert lines[line] == "make way"
     assert lines[-1] == "True"
 
 
-def test_where_nobody_looks_in_nothing_is_done() -> None:
+def test_without_a_debugger_nothing_is_done() -> None:
     assert said() == ["begun", "False"]
 
 

@@ -25,7 +25,7 @@ def test_the_first_signal_asks_and_a_later_second_one_ends_at_once() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)  # as `timeout` sends it: to the process and to its group
+    process.send_signal(signal.SIGINT)  # as `timeout` does: to the process and to its group
     assert process.stdout.readline() == "Ctrl-C\n"
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.7)
@@ -51,12 +51,12 @@ time.sleep(30)
     assert (process.returncode, errors) == (0, f"aiorl: ended by {name} before the run began\n")
 
 
-def test_signals_are_looked_after_before_anything_large_is_loaded() -> None:
+def test_signals_are_handled_before_anything_large_is_loaded() -> None:
     code = "import sys; import aiorl.process.program; assert not {'asyncio', 'numpy', 'pydantic'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_loop_of_another_thread_hears_of_a_signal_and_the_main_thread_is_broken_off() -> None:
+def test_a_loop_in_another_thread_handles_a_signal_and_the_main_thread_is_interrupted() -> None:
     code = """
 import asyncio, threading, time
 from aiorl.process.program import on_stop_signals_for_loop_of_another_thread
@@ -134,11 +134,11 @@ sys.exit(7 if had_one and not has_reader() else 8)
 
 
 @pytest.mark.parametrize("arguments", [("aiorl.learner", "--env", "NoSuchEnv-v0"), ("aiorl.worker", "--nonsense")])
-def test_both_programs_end_with_their_own_status_where_nothing_can_be_printed(arguments: tuple[str, ...]) -> None:
+def test_both_programs_end_with_their_own_status_if_nothing_can_be_printed(arguments: tuple[str, ...]) -> None:
     assert status_with_full_output("-m", *arguments) == 2
 
 
-def test_what_is_printed_arrives_line_by_line_and_is_there_when_the_process_is_killed(tmp_path: Path) -> None:
+def test_output_arrives_line_by_line_and_survives_a_kill(tmp_path: Path) -> None:
     script = """
 import os
 from aiorl.process.program import keep_output_from_failing

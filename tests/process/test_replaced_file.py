@@ -1,4 +1,4 @@
-"""Files and directories that are there whole or not at all."""
+"""Files and directories that are replaced as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_block_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == ["b", "b/first"]
 
 
-def test_what_a_writer_left_that_was_killed_is_put_back_or_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_restored_or_removed(tmp_path: Path) -> None:
     (tmp_path / ".b.old").mkdir()
     (tmp_path / ".b.old" / "first").write_text("")
     (tmp_path / ".b.new").mkdir()

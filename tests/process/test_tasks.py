@@ -12,14 +12,14 @@ from aiorl.process.tasks import Tasks, first_of
 
 SOURCES = Path(aiorl.__file__).parent
 STARTS_TASKS = {"create_task", "ensure_future"}
-OWNERS = {"process/tasks.py", "run/threads.py", "run/local_source.py"}  # the latter two await the tasks they start
+OWNERS = {"process/tasks.py", "run/threads.py", "run/local_source.py"}  # the last two await the tasks that they start
 
 
 async def fails() -> None:
     raise ValueError("on purpose")
 
 
-def test_a_task_that_dies_is_told_and_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_dies_is_reported_and_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> BaseException:
         failed = asyncio.get_running_loop().create_future()
         tasks = Tasks(failed.set_result)
@@ -33,7 +33,7 @@ def test_a_task_that_dies_is_told_and_logged_with_its_traceback(caplog: pytest.L
     assert record.exc_info[1] is not None
 
 
-def test_close_ends_every_task_except_the_one_that_calls_and_tells_nothing() -> None:
+def test_close_ends_every_task_except_the_calling_one_and_reports_nothing() -> None:
     async def main() -> list[bool]:
         tasks = Tasks(pytest.fail)
         closed = asyncio.Event()
@@ -110,7 +110,7 @@ def test_a_step_is_cancelled_when_the_other_is_done_first() -> None:
 
 
 def test_tasks_are_started_by_owners_only() -> None:
-    """A task that nobody owns dies in silence."""
+    """A task without an owner dies in silence."""
     found = set()
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

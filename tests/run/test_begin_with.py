@@ -1,4 +1,4 @@
-"""A new run may begin with the weights and filter statistics of another."""
+"""New runs that begin with the weights and filter statistics of another run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DEFAULT = aiorl.DEFAULT_POLICY_ID
 SETTINGS: dict[str, Any] = {"env": "CartPole-v1", "seed": 1}
 
 
-def test_weights_and_filters_are_those_of_the_other_run_and_all_else_is_new(tmp_path: Path) -> None:
+def test_only_weights_and_filters_come_from_the_other_run(tmp_path: Path) -> None:
     seen = np.random.default_rng(2).normal(1.0, 3.0, (30, 4)).astype(np.float32)
     settings = {**SETTINGS, "observation_filter": "MeanStdFilter"}
     theirs = save_run(tmp_path, {DEFAULT: seen}, **settings)
-    for algo in ("ppo", "impala"):  # the networks are the same
+    for algo in ("ppo", "impala"):  # with equal networks
         ours = build_learning(config_class(algo).from_mapping(settings))
         before = ours.group.get_state()
         begin_with(find_checkpoint(tmp_path), ours)
@@ -41,7 +41,7 @@ def test_weights_and_filters_are_those_of_the_other_run_and_all_else_is_new(tmp_
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_critics_come_with_the_actor_that_learned_by_them_where_they_fit(
+def test_critics_are_taken_along_with_their_actor_if_they_fit(
     tmp_path: Path, fits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = {"fcnet_hiddens": [8]}
@@ -67,7 +67,7 @@ def test_critics_come_with_the_actor_that_learned_by_them_where_they_fit(
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run with these settings; for looking at only."""
+    """Train a run with these settings and return its directory; do not change it."""
     directory = tmp_path_factory.mktemp("plain")
     save_run(directory, **SETTINGS)
     return directory
@@ -78,12 +78,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({}, {"model": {"fcnet_hiddens": [8, 8]}}, "don't fit"),
         ({}, {"env": "Acrobot-v1"}, "don't fit"),
-        ({}, {"model": {"use_lstm": True}}, "it holds no"),
+        ({}, {"model": {"use_lstm": True}}, "it contains no"),
         ({}, {"observation_filter": "MeanStdFilter"}, "observation_filter"),
         ({"observation_filter": "MeanStdFilter"}, {}, "observation_filter"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(
+def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(
     plain: Path, tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any], says: str
 ) -> None:
     if theirs:

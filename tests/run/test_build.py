@@ -1,4 +1,4 @@
-"""A run is planned before anything of it is made."""
+"""Planning of a run, before anything is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Client(ExternalEnv):
         raise AssertionError("the learner starts no clients")
 
 
-def test_an_external_environment_takes_one_copy_where_the_user_says_nothing(
+def test_a_worker_has_one_external_environment_by_default(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     register_env("planned", lambda context: Client(TWO, BOX))
@@ -43,13 +43,13 @@ def test_an_external_environment_takes_one_copy_where_the_user_says_nothing(
         ({"env": "CartPole-v1", "vectorize": "native", "remote_worker_envs": True}, "a process of its own"),
     ],
 )
-def test_forms_that_an_environment_does_not_have_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_unsupported_vectorize_modes_are_refused(settings: dict[str, Any], said: str) -> None:
     register_env("planned", lambda context: Client(TWO, BOX))
     with pytest.raises(ConfigError, match=said):
         plan_learning(PPOConfig.from_mapping(settings))
 
 
-def test_each_policy_has_initial_critics_of_its_own() -> None:
+def test_policies_have_different_initial_critics() -> None:
     several = {"policies": {"even": None, "odd": None}, "policy_mapping_fn": "examples.multi_agent_cartpole:policy_for"}
     config = SACConfig(
         env="examples.multi_agent_cartpole:CartPoles", seed=3, model={"fcnet_hiddens": [4]}, replay_capacity=1000,
@@ -69,7 +69,7 @@ def test_callbacks_that_cannot_be_made_are_named(monkeypatch: pytest.MonkeyPatch
         build_learning(config)
 
 
-def test_a_run_draws_the_seed_that_nobody_gave_where_its_environment_takes_one() -> None:
+def test_a_run_draws_a_missing_seed_if_its_environment_can_be_seeded() -> None:
     settings = {"env": "CartPole-v1", "num_envs_per_worker": 2}
     seeds = {plan_learning(PPOConfig.from_mapping(settings)).config.seed for _ in range(3)}
     assert len(seeds) == 3
@@ -80,7 +80,7 @@ def test_a_run_draws_the_seed_that_nobody_gave_where_its_environment_takes_one()
 
 
 @pytest.mark.parametrize("model", [{}, {"custom_model": "export_worlds:sequential"}])
-def test_noise_of_the_state_that_a_network_cannot_make_is_refused_before_any_worker_starts(
+def test_state_dependent_noise_without_a_suitable_network_is_refused_before_workers_start(
     model: dict[str, Any],
 ) -> None:
     own = {"exploration": {"type": "StateDependentNoise", "sample_freq": 4}}

@@ -1,4 +1,4 @@
-"""Fragments of workers pass the learner's checks, however they sample."""
+"""Fragments of workers pass the learner's checks in all ways of sampling."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LSTM = {"fcnet_hiddens": [8], "lstm_cell_size": 8, "use_lstm": True}
         ("dqn", {"batch_mode": "complete_episodes"}),
     ],
 )
-def test_whatever_honest_workers_send_is_taken(algo: str, settings: dict[str, Any]) -> None:
+def test_fragments_of_honest_workers_are_accepted(algo: str, settings: dict[str, Any]) -> None:
     learning = build_learning(config_class(algo).from_mapping({**SMALL, **OWN[algo], **settings}))
     unit = unit_of(learning)
     try:

@@ -1,4 +1,4 @@
-"""Evaluation plays whole episodes with what a checkpoint holds, and says which."""
+"""Evaluation: whole episodes played with the policies of a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOX, THREE = spaces.Box(-2.0, 2.0, (3,)), spaces.Discrete(3)
 
 
 class Drifting(gymnasium.Env[Any, Any]):
-    """Where one is taken depends on the action; episodes have 5 to 9 steps, by chance."""
+    """Environment where rewards depend on the action; episodes have 5 to 9 steps at random."""
 
     observation_space, action_space = BOX, THREE
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -54,7 +54,7 @@ class Noted(aiorl.DefaultCallbacks):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run; for looking at only."""
+    """Directory of a run; do not change it."""
     directory = tmp_path_factory.mktemp("saved")
     register_env("drifting", lambda context: Drifting(**context))
     seen = np.random.default_rng(1).normal(0.3, 2.0, (40, 3)).astype(np.float32)
@@ -76,7 +76,7 @@ def run(saved: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_episodes_are_those_that_the_loaded_policy_plays_step_by_step(run: Path) -> None:
+def test_episodes_equal_those_played_step_by_step_with_the_loaded_policy(run: Path) -> None:
     result = aiorl.evaluate(run, episodes=6, seed=11)
     policy = aiorl.load_policy(run)
     env = Drifting()
@@ -97,7 +97,7 @@ def test_episodes_are_those_that_the_loaded_policy_plays_step_by_step(run: Path)
     assert (result.env, result.env_steps, result.seed, result.algo) == ("drifting", 1400, 11, "ppo")
 
 
-def test_a_seed_repeats_an_evaluation_also_the_one_that_was_drawn_for_it(run: Path) -> None:
+def test_a_given_or_drawn_seed_repeats_an_evaluation(run: Path) -> None:
     first = aiorl.evaluate(run, episodes=4, explore=True)
     assert aiorl.evaluate(run, episodes=4, explore=True, seed=first.seed).returns == first.returns
     others = {tuple(aiorl.evaluate(run, episodes=4, seed=seed).returns) for seed in range(3)}
@@ -113,18 +113,14 @@ def test_a_seed_repeats_an_evaluation_also_the_one_that_was_drawn_for_it(run: Pa
         ({"extra_python_environs_for_worker": {"A": "1"}}, "before the evaluation starts"),
     ],
 )
-def test_what_an_evaluation_decides_itself_is_refused_not_ignored(
-    run: Path, changes: dict[str, Any], hint: str
-) -> None:
+def test_keys_that_an_evaluation_sets_itself_are_refused(run: Path, changes: dict[str, Any], hint: str) -> None:
     with pytest.raises(ConfigError, match="sets it itself") as caught:
         aiorl.evaluate(run, episodes=1, config=changes)
     assert caught.value.key in changes
     assert hint in str(caught.value)
 
 
-def test_the_command_prints_each_episode_and_writes_what_it_found(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_each_episode_and_writes_the_result(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--episodes", "3", "--seed", "2", "--json", str(run / "found.json")]) == 0
     shown = capsys.readouterr().out
     expected = aiorl.evaluate(run, episodes=3, seed=2)
@@ -136,15 +132,13 @@ def test_the_command_prints_each_episode_and_writes_what_it_found(
     assert "after 1,400 env steps" in shown
 
 
-def test_a_horizon_cuts_episodes_that_would_go_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_horizon_cuts_endless_episodes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--episodes", "2", "--horizon", "3", "--json", str(run / "found.json")]) == 0
     assert json.loads((run / "found.json").read_text())["lengths"] == [3, 3]
     capsys.readouterr()
 
 
-def test_the_episodes_are_stored_where_that_is_asked_for(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_episodes_are_stored_if_output_is_set(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--episodes", "4", "--seed", "5", "--explore", "--output", str(tmp_path / "data")]) == 0
     assert "4 episodes" in capsys.readouterr().out
     batches = list(FileReader(str(tmp_path / "data"), ReaderOptions(epochs=1)))
@@ -154,7 +148,7 @@ def test_the_episodes_are_stored_where_that_is_asked_for(
     assert all((batch["action_logp"] < 0).all() for batch in batches)
 
 
-def test_a_film_is_of_the_first_three_episodes(run: Path) -> None:
+def test_a_video_shows_the_first_three_episodes(run: Path) -> None:
     cv2 = pytest.importorskip("cv2")
     pytest.importorskip("moviepy")
     result = aiorl.evaluate(run, episodes=5, seed=1, video=run / "film.mp4")
@@ -162,7 +156,7 @@ def test_a_film_is_of_the_first_three_episodes(run: Path) -> None:
     frames = 0
     while film.read()[0]:
         frames += 1
-    # a picture after each step, and one of the observation that the first episode begins with
+    # a picture after each step, and one of the first observation
     assert frames == sum(result.lengths[:3]) + 1
     assert not list(run.glob(".film*"))
 
@@ -179,7 +173,7 @@ def test_an_environment_without_pictures_is_not_filmed_and_leaves_no_file(run: P
     assert not list(run.glob("*film*"))
 
 
-def test_the_module_may_be_imported_and_the_function_called_by_one_name(run: Path) -> None:
+def test_the_name_is_both_a_function_and_an_importable_module(run: Path) -> None:
     import aiorl.evaluate as module
 
     assert aiorl.evaluate(run, episodes=1, seed=1).returns == module(run, episodes=1, seed=1).returns

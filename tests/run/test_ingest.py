@@ -1,4 +1,4 @@
-"""Assembling train batches: order, bounds, staleness, and that no env step goes uncounted."""
+"""Assembly of train batches: order, bounds, staleness, and an account of every env step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_on_policy_batch_is_in_worker_order_whatever_the_order_of_arrival(shu
     assert taken == [(0, 4), (0, 5), (1, 4), (1, 5), (2, 4), (2, 5)]
 
 
-def test_on_policy_fragments_of_an_older_version_and_more_than_a_batch_wants_are_discarded_with_the_reason() -> None:
+def test_stale_and_surplus_on_policy_fragments_are_discarded_with_a_reason() -> None:
     assembler = on_policy(1)
     assembler.set_version(3)
     assembler.add(fragment(0, 0, version=2, env_steps=7))
@@ -76,7 +76,7 @@ def test_streaming_batches_come_in_the_order_of_arrival() -> None:
     assert [(f.slot, f.message.seq) for f in assembler.take().fragments] == [(1, 1), (0, 1)]
 
 
-def test_the_bytes_that_wait_are_those_of_each_fragment_whatever_size_the_newest_has() -> None:
+def test_waiting_bytes_are_the_sum_over_fragments_of_different_sizes() -> None:
     assembler = streaming(2, lag=0)
     for seq, size in enumerate((1000, 500, 10)):
         assembler.add(fragment(0, seq, size=size))
@@ -93,13 +93,13 @@ def whole_episodes(most: int, env_steps: int) -> BatchAssembler:
 
 
 def filled(assembler: BatchAssembler, lengths: Iterator[int], version: int = 0) -> list[int]:
-    """Fragments asked for in each turn, until there is a batch."""
+    """Return the number of fragments requested in each round, until there is a batch."""
     turns = [assembler.begin_batch()]
     for seq in itertools.count():
         assert not assembler.is_ready
         assembler.add(fragment(0, seq, version, next(lengths)))
         if more := assembler.more_wanted():
-            assert seq + 1 == sum(turns), "all that were wanted are there"
+            assert seq + 1 == sum(turns), "all requested fragments are there"
             turns.append(more)
         if seq + 1 == sum(turns):
             assert assembler.is_ready
@@ -110,18 +110,16 @@ def filled(assembler: BatchAssembler, lengths: Iterator[int], version: int = 0) 
 @pytest.mark.parametrize(
     ("most", "length", "turns"),
     [
-        (16, 128, [4, 12]),  # as short as asked for: all of them
-        (16, 500, [4, 1]),  # 2,048 env steps are more than four of them
+        (16, 128, [4, 12]),  # as short as requested: all fragments
+        (16, 500, [4, 1]),  # 2,048 env steps are more than four fragments
         (16, 5000, [4]),
         (4, 512, [2, 2]),
         (4, 700, [2, 1]),
         (1, 2048, [1]),
     ],
 )
-def test_a_batch_of_whole_episodes_has_no_more_fragments_than_it_takes(
-    most: int, length: int, turns: list[int]
-) -> None:
-    """G7: else how many env steps it has would be up to how many workers share it."""
+def test_a_batch_of_whole_episodes_has_no_more_fragments_than_needed(most: int, length: int, turns: list[int]) -> None:
+    """G7: otherwise the number of env steps would depend on the number of workers."""
     assembler = whole_episodes(most, 2048)
     for version in range(2):
         assembler.set_version(version)
@@ -133,7 +131,7 @@ def test_a_batch_of_whole_episodes_has_no_more_fragments_than_it_takes(
 def test_whole_episodes_make_a_batch_whatever_their_lengths(
     most: int, nominal: int, lengths: list[int], is_lying: bool
 ) -> None:
-    """Even if somebody sends less than was asked for."""
+    """Even if a worker sends less than was requested."""
     assembler = whole_episodes(most, most * nominal)
     found = [length if is_lying else length + nominal for length in (*lengths, *[0] * most)]
     turns = filled(assembler, iter(found))
@@ -183,7 +181,7 @@ TIMES, HALF = {"obs": np.zeros((3, 2, 4))}, {"obs": np.zeros((3, 1, 4))}
 def test_counts_must_be_those_of_the_rows() -> None:
     check_samples(samples(a=TIMES))
     check_samples(samples(env_steps=2, a=HALF, b=HALF))
-    check_samples(samples(env_steps=9, agent_steps=20))  # of policies that don't learn
+    check_samples(samples(env_steps=9, agent_steps=20))  # rows of policies that do not learn
     padded = {"obs": np.zeros((4, 2)), "valid": np.array([[1, 1], [1, 1], [1, 1], [0, 0]], bool)}
     check_samples(samples(a=padded))
     for wrong in (samples(a={}), samples(a={"obs": np.zeros(6)})):
@@ -193,7 +191,7 @@ def test_counts_must_be_those_of_the_rows() -> None:
         check_samples(samples(agent_steps=5, a=HALF, b=HALF))
 
 
-def test_rows_are_those_of_the_observations_whatever_else_comes_first() -> None:
+def test_rows_are_counted_by_the_observations() -> None:
     check_samples(samples(a={"junk": np.zeros((10, 10)), **TIMES}))
     with pytest.raises(BatchError, match="agent_steps"):
         check_samples(samples(agent_steps=5, a={"junk": np.zeros((1, 1)), **TIMES}))
@@ -228,12 +226,12 @@ def test_episodes_are_given_by_kind() -> None:
         {"estimate/is/V_prev": np.array([np.nan])},
     ],
 )
-def test_episodes_that_are_no_finite_numbers_or_too_many_are_refused(episodes: dict) -> None:
+def test_episodes_with_non_finite_numbers_or_too_many_names_are_refused(episodes: dict) -> None:
     with pytest.raises(BatchError, match="episodes"):
         check_samples(samples(a=TIMES, episodes=episodes))
 
 
-def test_a_refusal_does_not_repeat_all_that_a_peer_sent() -> None:
+def test_an_error_does_not_repeat_long_text_from_a_peer() -> None:
     many = {f"{number}" + "x" * 200: np.nan for number in range(4000)}
     flooding = samples(a=TIMES)
     object.__setattr__(flooding, "perf", many)
@@ -244,7 +242,7 @@ def test_a_refusal_does_not_repeat_all_that_a_peer_sent() -> None:
     assert max(len(str(one.value)), len(str(other.value))) < 300
 
 
-def test_histories_beyond_what_workers_send_are_refused() -> None:
+def test_histories_longer_than_workers_send_are_refused() -> None:
     check_samples(samples(a=TIMES, episodes={"hist/x": np.zeros(1000), "custom/x": np.zeros(1)}))
     with pytest.raises(BatchError, match="episodes"):
         check_samples(samples(a=TIMES, episodes={"hist/x": np.zeros(1001, np.float16)}))
@@ -255,7 +253,7 @@ def test_a_filter_delta_that_would_freeze_the_statistic_for_good_is_refused() ->
         delta = {"n": np.array(count), "mean": np.zeros(4), "m2": np.zeros(4)}
         return dataclasses.replace(samples(a=TIMES), filter_deltas={"default_policy": delta})
 
-    check_samples(seen(1_000_000))  # also what was seen in fragments that were given up
+    check_samples(seen(1_000_000))  # including observations of fragments that were abandoned
     for count in (2**53 - 9, 1e300):
         with pytest.raises(BatchError, match="filter delta default_policy"):
             check_samples(seen(count))

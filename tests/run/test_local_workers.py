@@ -1,4 +1,4 @@
-"""The learner's own workers: whatever ends or stops one, another takes its place, or the run ends with the reason."""
+"""Local workers of the learner: one that ends or stops is replaced, or the run ends with the reason."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
     assert not psutil.pid_exists(victim)
     await stop(both)
     assert not workers.pids
-    assert any("it is killed" in text for text in both.events) == (number == signal.SIGSTOP)
+    assert any("killing it" in text for text in both.events) == (number == signal.SIGSTOP)
     (ended,) = [text for text in both.events if "ended with" in text and "local" in text]
     assert ended.endswith("; restart 1 of 3 in 0.2 s")
 
 
 class SlowlyBuilt(BlockingEnv):
-    """Building it keeps all other code of its process from running for longer than any heartbeat may take."""
+    """Environment that blocks its process, while it is built, for longer than the heartbeat timeout."""
 
     def __init__(self) -> None:
         super().__init__(step_s=0.0)
-        ctypes.PyDLL(None).usleep(1_500_000)  # holds Python's lock
+        ctypes.PyDLL(None).usleep(1_500_000)  # holds Python's lock meanwhile
 
 
 @pytest.mark.slow
-async def test_a_worker_whose_environment_is_built_in_silence_is_neither_lost_nor_killed() -> None:
+async def test_a_worker_that_builds_its_environment_for_long_is_neither_lost_nor_killed() -> None:
     patient = {**QUICK.model_dump(), "build_timeout_s": 60.0}
     both = learner_over_tcp(transport=patient, env="test_local_workers:SlowlyBuilt", num_workers=1)
     both.source.workers.come_back_s = 0.2
@@ -71,7 +71,7 @@ async def test_a_worker_whose_environment_is_built_in_silence_is_neither_lost_no
 
 
 class FakeChildren:
-    """Processes that are none; their ids are 100 and their slot."""
+    """Fake processes with ids of 100 plus their slot."""
 
     def __init__(self, command: Any, slots: Any, *, has_worked: Any, **options: Any) -> None:
         self.pids = {slot: 100 + slot for slot in slots if command(slot)}
@@ -83,7 +83,7 @@ class FakeChildren:
 
 
 class Watched:
-    """Workers of a run that is none, above fake processes."""
+    """Local workers of a fake run, with fake processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_workers: int = 2, **options: Any) -> None:
         self.told: list[str] = []
@@ -129,27 +129,27 @@ class Watched:
         return str(error)
 
 
-def test_who_was_lost_has_some_time_to_come_back_and_is_killed_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_worker_is_killed_unless_it_comes_back_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     assert watched.look(0.0, 1, 2) == []
     assert watched.look(1.0, 2) == watched.look(5.9, 2) == []
     assert watched.look(5.95, 1, 2) == []  # it is back
     assert watched.look(6.0, 2) == watched.look(10.9, 2) == []
     assert watched.look(11.1, 2) == [1]
-    watched.children.pids[1] = 103  # the next process has a start of its own
+    watched.children.pids[1] = 103  # the next process starts with full time
     assert watched.look(11.2, 2) == watched.look(40.0, 2) == []
     assert watched.look(41.0, 1, 2) == []
 
 
-def test_who_was_lost_because_its_process_is_stopped_is_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_worker_whose_process_is_stopped_is_killed_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     watched.stopped.add(101)
-    assert watched.look(0.0, 1, 2) == []  # not silent for long enough yet
+    assert watched.look(0.0, 1, 2) == []  # not absent for long enough yet
     assert watched.look(0.2, 2) == []
     assert watched.look(0.4, 2) == [1]
 
 
-def test_restarts_are_forgotten_only_of_a_worker_that_has_brought_a_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_are_forgotten_only_after_a_worker_has_sent_a_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     watched.look(0.0, 1, 2)
     assert not watched.children.has_worked(1)
@@ -163,42 +163,42 @@ def test_restarts_are_forgotten_only_of_a_worker_that_has_brought_a_fragment(mon
     assert not watched.children.has_worked(1)
 
 
-# What a failure means to the run ------------------------------------------------------------------------------------
+# Effects of failures on the run -------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_given_up_is_told_with_what_it_said_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_worker_given_up_contains_its_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     watched.fails(1, "the licence is gone")
     watched.workers.on_child(ChildGaveUp(1, 1, 3))
     assert watched.error == (
         "worker 1: local worker 1 ended with status 1 after 3 restarts and stays down; it last reported: "
-        "the licence is gone (log: worker-1.txt); with ignore_worker_failures (--ignore-worker-failures) a run goes on "
-        "with its other workers"
+        "the licence is gone (log: worker-1.txt); with ignore_worker_failures (--ignore-worker-failures) a run "
+        "continues with its other workers"
     )
 
 
-def test_failures_that_are_ignored_end_the_run_only_where_no_worker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_failures_end_the_run_only_if_no_worker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, ignore_worker_failures=True)
     watched.fails(1, "boom", "setup")
     del watched.children.pids[1]
     watched.workers.on_child(ChildGaveUp(1, 1, 3))
     assert not watched.errors
-    assert "boom; training goes on with the others" in watched.told[0]
+    assert "boom; training continues with the others" in watched.told[0]
     del watched.children.pids[2]
     watched.workers.on_child(ChildGaveUp(2, -9, 3))
     assert HINT not in watched.error
 
 
-def test_a_worker_that_cannot_be_set_up_ends_the_run_at_once_with_the_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_be_set_up_ends_the_run_immediately_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 3)
-    watched.fails(7, "a mistake of somebody else's", "setup")
+    watched.fails(7, "a mistake of another program", "setup")
     assert not watched.errors
     watched.fails(1, "no such package", "setup")
     assert watched.error.startswith("worker 1: no such package (log: worker-1.txt)")
     assert HINT in watched.error
 
 
-def test_an_environment_that_fails_alike_in_every_worker_before_anything_is_sampled_ends_the_run(
+def test_the_same_failure_in_every_worker_before_any_sample_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watched = Watched(monkeypatch, 3)
@@ -206,11 +206,11 @@ def test_an_environment_that_fails_alike_in_every_worker_before_anything_is_samp
         watched.fails(slot, f"environment 1 of pid {pid}: boom")
     assert not watched.errors
     watched.fails(3, "environment 4 of pid 42: boom")
-    assert "42: boom (each of the 3 workers failed so before anything was sampled; log: worker-3.txt)" in watched.error
+    assert "2: boom (each of the 3 workers failed this way before anything was sampled; log: worker-3" in watched.error
 
 
 @pytest.mark.parametrize(("sampled", "others"), [(9, []), (7, [4]), (7, [])])
-def test_it_does_not_where_one_worker_fails_otherwise_or_anything_was_sampled_or_others_are_there(
+def test_the_run_continues_after_different_failures_or_samples_or_with_other_workers(
     monkeypatch: pytest.MonkeyPatch, sampled: int, others: list[int]
 ) -> None:
     watched = Watched(monkeypatch)
@@ -220,7 +220,7 @@ def test_it_does_not_where_one_worker_fails_otherwise_or_anything_was_sampled_or
     assert not watched.errors
 
 
-def test_restarts_of_workers_that_fail_alike_are_told_once_and_all_of_them_logged(
+def test_restarts_after_equal_failures_are_reported_once_and_all_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched = Watched(monkeypatch, 8)

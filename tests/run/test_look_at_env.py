@@ -1,4 +1,4 @@
-"""What is found out about environments of each kind, and that nothing stays behind."""
+"""Facts found about environments of each kind, and clean-up afterwards."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_agents_spaces_are_known_by_agent_and_shared_where_all_are_equal() -> No
 def test_settings_that_an_environment_cannot_have_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_envs_per_worker is 4"):
         looked(lambda context: Client(TWO, BOX), num_envs_per_worker=4)
-    assert looked(lambda context: Client(TWO, BOX)).kind.is_external  # 32 is only PPO's default
+    assert looked(lambda context: Client(TWO, BOX)).kind.is_external  # 32 is only the default of PPO
     with pytest.raises(ConfigError, match=r"'looked-at' .Client. cannot be seeded"):
         looked(lambda context: Client(TWO, BOX), seed=3)
     with pytest.raises(ConfigError, match="horizon is 9"):
@@ -116,7 +116,7 @@ def test_settings_that_an_environment_cannot_have_are_refused() -> None:
         look_at_env(PPOConfig.from_mapping({"env": "CartPole-v1", "horizon": 501}))
 
 
-def test_a_constructor_that_fails_is_told_with_its_own_words() -> None:
+def test_the_error_of_a_constructor_is_reported() -> None:
     def fail(context: Any) -> Any:
         raise ValueError("no such level")
 

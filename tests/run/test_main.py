@@ -1,4 +1,4 @@
-"""What a learner refuses, or is told to leave, before it has made anything: one sentence, and no directory."""
+"""Errors and signals before a learner has made anything: one sentence, and no run directory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Refused]:
-    """Runs a learner that must end with status 2 in an empty directory; gives what it said."""
+    """Run a learner that must end with status 2 in an empty directory, and return its output."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "refused_envs.py").write_text(ENVS)
     (tmp_path / "cwd").mkdir()
@@ -84,7 +84,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("--env refused_envs:Sized-v0", "Sized needs size, depth,"),
         ("--env refused_envs:Half-v0", "Sized needs depth,"),
         ("--env refused_envs:SeenInSequence", "model.custom_preprocessor names a preprocessor of your own"),
-        ("--env refused_envs:ActedInSequence", "Wrap the environment in one with such actions"),
+        ("--env refused_envs:ActedInSequence", "Wrap the environment in one with supported actions"),
         ("--env CartPole-v1 --keys nowhere", "make one with `python -m aiorl.keys nowhere`"),
         ("--env CartPole-v1 --init-from nowhere", "there is no such directory"),
         ("--env CartPole-v1 --init-from .", "there is none in it"),
@@ -92,13 +92,13 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("--env CartPole-v1 --model.fcnet-hidens [8]", "--model.fcnet-hidens. Did you mean '--model.fcnet-hiddens'?"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_told_with_the_way_out(refused: Refused, words: str, sentence: str) -> None:
+def test_errors_name_the_cause_and_the_remedy(refused: Refused, words: str, sentence: str) -> None:
     said = refused(*words.split())
     assert sentence in said
     assert "Traceback" not in said
 
 
-def test_missing_stored_experience_is_told_before_tensorflow_is_loaded(tmp_path: Path) -> None:
+def test_missing_stored_experience_is_reported_before_tensorflow_is_loaded(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from aiorl.learner import main\n"
@@ -129,7 +129,7 @@ def test_without_the_extras_of_a_learner_one_sentence_says_what_to_install(tmp_p
     )
     needed, _, command = done.stderr.partition(" Install it with: pip install -e ")
     assert done.returncode == 2
-    assert needed.startswith("aiorl: training needs tensorflow, keras, tf2onnx, onnx, not installed here")
+    assert needed.startswith("aiorl: training needs tensorflow, keras, tf2onnx, onnx, ")
     assert done.stderr.count("\n") == 1
     assert (Path(shlex.split(command)[0].removesuffix("[learner]")) / "pyproject.toml").is_file()
     assert not list(tmp_path.iterdir())
@@ -141,7 +141,7 @@ def test_a_warning_before_there_is_a_display_is_shown_once(refused: Refused) -> 
 
 
 @pytest.mark.parametrize("program", ["aiorl.__main__", "aiorl.worker"])
-def test_help_whose_reader_has_gone_ends_quietly(program: str) -> None:
+def test_help_ends_quietly_if_its_reader_is_gone(program: str) -> None:
     """As `aiorl train --help | head -1` does."""
     code = f"import sys, {program} as program; sys.argv[1:] = ['--help']; sys.exit(program.command())"
     reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""Workers that read stored experience a number of times, without TensorFlow: a row comes once a pass, then it ends."""
+"""Workers that read stored experience, without TensorFlow: every row comes once per pass until the data ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPISODES, STEPS = 5, 4
 
 
 class Reads(FakeAlgorithm):
-    """Takes rows as they come, one fragment at a time."""
+    """Algorithm with streaming leases and batches of one fragment."""
 
     fragments_per_batch = 1
     mode: Literal["on_policy", "streaming"] = "streaming"
@@ -37,13 +37,13 @@ class Reads(FakeAlgorithm):
 
 
 class ReadsInTurn(Reads):
-    """The same with leases of an on-policy algorithm, of which a worker at its end brings none."""
+    """The same algorithm with on-policy leases, under which a worker without data sends nothing."""
 
     mode: Literal["on_policy", "streaming"] = "on_policy"
 
 
 def stored(directory: Path, num_files: int) -> list[float]:
-    """Store rows, each with a number of its own as its observation; returns these numbers."""
+    """Store rows with distinct numbers as observations, and return these numbers."""
     for number in range(num_files):
         rows = cartpole_rows(EPISODES, STEPS, first=number * EPISODES)
         rows["obs"] = np.arange(rows.count * 4, dtype=np.float32).reshape(-1, 4) + 4 * rows.count * number
@@ -55,7 +55,7 @@ def stored(directory: Path, num_files: int) -> list[float]:
 
 
 def read_all(num_workers: int, algorithm: type[FakeAlgorithm] = Reads, **settings: Any) -> InProcess:
-    """Let workers read until they are out of data, or one has failed."""
+    """Run workers until they are out of data or one has failed."""
 
     async def main() -> InProcess:
         both = InProcess(algorithm, num_workers=num_workers, input_evaluation=[], **settings)
@@ -72,7 +72,7 @@ def read_all(num_workers: int, algorithm: type[FakeAlgorithm] = Reads, **setting
 
 
 def rows_trained(both: InProcess) -> Counter[float]:
-    """How often each row was trained on."""
+    """Return how often each row was trained on."""
     assert both.failure is None, both.events
     observations = [fragment[c.OBS].reshape(-1, 4) for batch in both.algorithm.batches for fragment in batch]
     return Counter(np.concatenate(observations)[:, 0].tolist())
@@ -80,7 +80,7 @@ def rows_trained(both: InProcess) -> Counter[float]:
 
 @pytest.mark.parametrize("algorithm", [Reads, ReadsInTurn])
 @pytest.mark.parametrize(("num_workers", "num_files"), [(1, 2), (2, 3), (3, 1)])
-def test_every_row_is_trained_on_once_a_pass_whoever_reads_it(
+def test_every_row_is_trained_on_once_per_pass(
     tmp_path: Path, num_workers: int, num_files: int, algorithm: type[FakeAlgorithm]
 ) -> None:
     rows = stored(tmp_path, num_files)
@@ -89,7 +89,7 @@ def test_every_row_is_trained_on_once_a_pass_whoever_reads_it(
     ledger = both.ledger.as_dict()
     assert ledger["trained"] == ledger["sampled"] == 2 * len(rows)
     assert {worker.state for worker in both.source.session.workers} <= {OUT_OF_DATA}
-    assert not any("has brought nothing" in text for text in both.events), "who has read all is not waited for"
+    assert not any("has sent nothing" in text for text in both.events), "no one waits for a worker out of data"
 
 
 @pytest.mark.parametrize("num_files", [1, 8])
@@ -99,18 +99,16 @@ def test_several_samplers_of_a_worker_share_the_files_with_all_others(tmp_path: 
     assert rows_trained(both) == dict.fromkeys(rows, 1)
 
 
-def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
+def test_held_out_episodes_are_never_trained_on(tmp_path: Path) -> None:
     rows = stored(tmp_path, 8)
     seen = [rows_trained(read_all(n, input=str(tmp_path), input_epochs=1, input_hold_out=0.3)) for n in (1, 2)]
-    assert seen[0] == seen[1], "the same episodes, whoever reads them"
+    assert seen[0] == seen[1], "the same episodes, whichever worker reads them"
     assert 0.4 < len(seen[0]) / len(rows) < 0.95
     assert set(seen[0].values()) == {1}
 
 
 @pytest.mark.parametrize(("limit", "fails"), [(2, True), (3, False)])
-def test_more_unreadable_lines_than_allowed_end_the_run_with_the_first_of_them(
-    tmp_path: Path, limit: int, fails: bool
-) -> None:
+def test_too_many_unreadable_lines_end_the_run_and_the_first_is_named(tmp_path: Path, limit: int, fails: bool) -> None:
     rows = stored(tmp_path, 1)
     (path,) = tmp_path.iterdir()
     with path.open("a") as file:

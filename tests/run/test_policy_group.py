@@ -1,4 +1,4 @@
-"""Several policies behind the interface of one: rows to whom they belong, state that comes back, names of metrics."""
+"""Several policies behind the interface of one: distribution of rows, restored state, names of metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiorl.run.policy_group import PolicyGroup
 
 
 class FakeAlgorithm:
-    """Adds up what it is given; learns by counting."""
+    """Fake algorithm that adds up its rows and counts its updates."""
 
     def __init__(self, name: str, tape: list[str] | None = None, *, skips: bool = False, diverges: bool = False):
         self.name, self.tape, self.skips, self.diverges = name, [] if tape is None else tape, skips, diverges
@@ -77,7 +77,7 @@ def test_a_policy_without_rows_in_a_batch_is_left_as_it_is() -> None:
     assert both.update(both.make_batch([{}]), 0) == UpdateResult({})
 
 
-def test_one_skipped_update_is_told_with_policy_and_column() -> None:
+def test_a_skipped_update_is_reported_with_policy_and_column() -> None:
     both = group("a", "b", skips=True)
     result = both.update(both.make_batch([rows(b=1.0)]), 0)
     assert result.skipped
@@ -96,7 +96,7 @@ def test_rows_of_policies_that_do_not_learn_and_malformed_ones_are_refused() -> 
         some.check_fragment({"a": {}})
 
 
-def test_state_comes_back_to_whom_it_belongs_fixed_weights_included() -> None:
+def test_state_returns_to_its_policies_including_fixed_weights() -> None:
     first = group("a", "b", fixed={"c": {"w/x": np.arange(3.0)}})
     first.update(first.make_batch([rows(a=1.0, b=2.0)]), 0)
     state = first.get_state()
@@ -111,7 +111,7 @@ def test_state_comes_back_to_whom_it_belongs_fixed_weights_included() -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (group("a"), "of the policies a, b, c"),
+        (group("a"), "to the policies a, b, c"),
         (group("a", fixed={"b": {"w": np.zeros(2)}, "c": {"w": np.zeros(3)}}), "of which a, b learn"),
         (group("a", "b", fixed={"c": {"w": np.zeros(4)}}), "weights of policy 'c'"),
     ],

@@ -1,4 +1,4 @@
-"""Algorithms whose policies may learn in one run, by the leases that they want."""
+"""Algorithms that can be combined in one run, by the leases that they need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(algo: str, other: str, train: list[str] | None = None, first: str | No
     ("algo", "other"),
     [("ppo", "a2c"), ("pg", "a2c"), ("impala", "appo"), ("impala", "a3c"), ("dqn", "sac"), ("sac", "apex")],
 )
-def test_algorithms_that_are_sampled_for_alike_may_learn_side_by_side(algo: str, other: str) -> None:
+def test_algorithms_with_equal_leases_can_learn_in_one_run(algo: str, other: str) -> None:
     check(algo, other)
 
 
@@ -36,24 +36,24 @@ def test_algorithms_that_are_sampled_for_alike_may_learn_side_by_side(algo: str,
     ("algo", "other", "said"),
     [("ppo", "impala", "mode (on_policy and streaming)"), ("dqn", "impala", "max_under_way (128 and None)")],
 )
-def test_others_are_refused_with_the_difference(algo: str, other: str, said: str) -> None:
+def test_algorithms_with_different_leases_are_refused_with_the_difference(algo: str, other: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check(algo, other)
     assert (refused.value.key, refused.value.value) == ("multiagent.policies.b.class", other)
     assert said in refused.value.message
 
 
-def test_a_policy_that_only_acts_may_be_of_any_algorithm() -> None:
+def test_a_policy_that_only_acts_can_have_any_algorithm() -> None:
     check("ppo", "impala", ["a"])
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
-def test_a_policy_that_needs_whole_episodes_is_refused_in_a_run_that_cuts_them(algo: str) -> None:
+def test_a_policy_that_needs_whole_episodes_is_refused_in_a_run_that_truncates_them(algo: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check(algo, "pg")
     assert refused.value.key == "multiagent.policies.b.class"
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
-def test_it_may_learn_beside_others_where_the_run_gives_whole_episodes(algo: str) -> None:
+def test_it_can_learn_with_others_in_a_run_of_whole_episodes(algo: str) -> None:
     check(algo, "pg", batch_mode="complete_episodes")

@@ -1,4 +1,4 @@
-"""From `multiagent.policies` to the policies of a run, and every way it can be wrong."""
+"""From `multiagent.policies` to the policies of a run, and all errors in it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MineConfig(PPOConfig):
 
 
 class Mine(Algorithm):
-    """Only its config is asked for."""
+    """User's own algorithm, of which only the config is needed."""
 
     config_class = MineConfig
 
@@ -81,7 +81,7 @@ def plan(facts: EnvFacts = MANY, fn: Any = "users_own:all_b", **settings: Any) -
     return plan_policies(config, facts)
 
 
-def test_without_policies_there_is_the_default_one_with_the_environments_spaces() -> None:
+def test_the_default_policy_has_the_environments_spaces() -> None:
     (policy,) = plan(SINGLE, None).values()
     assert policy.policy_id == "default_policy"
     assert (policy.observation_space, policy.action_space) == (BOX, TWO)
@@ -93,14 +93,14 @@ def test_without_policies_there_is_the_default_one_with_the_environments_spaces(
 @pytest.mark.parametrize(
     "entry", [None, {}, "ppo", "PPO", {"class": None}, {"class": "ppo", "config": {}}, [None, None, None, {}]]
 )
-def test_a_network_of_the_learner_can_be_said_in_many_forms(entry: Any) -> None:
+def test_entries_for_a_network_of_the_learner_have_many_forms(entry: Any) -> None:
     policies = plan(policies={"b": entry, "a": None})
     assert list(policies) == ["a", "b"]
     assert policies["b"].policy_class is None
     assert policies["b"].is_trained
 
 
-def test_a_policys_own_settings_go_over_the_runs() -> None:
+def test_a_policys_own_settings_override_the_runs() -> None:
     own = {"lr": 0.25, "model": {"fcnet_hiddens": [8]}, "lambda": 0.5, "exploration": {"type": "Random"}}
     policies = plan(policies={"a": {"config": own}, "b": None}, lr=0.5, gamma=0.75)
     learned = policies["a"].config
@@ -110,10 +110,10 @@ def test_a_policys_own_settings_go_over_the_runs() -> None:
     assert policies["a"].settings["exploration"] == {"type": "Random"}
     assert policies["a"].settings["lr"] == 0.25
     assert policies["b"].config.lr == policies["b"].settings["lr"] == 0.5
-    assert "seed" not in policies["b"].settings  # each worker has another one
+    assert "seed" not in policies["b"].settings  # differs between workers
 
 
-def test_a_policy_of_another_algorithm_has_the_runs_sampling_what_the_user_set_and_else_its_own_defaults() -> None:
+def test_a_policy_of_another_algorithm_inherits_sampling_and_user_settings_only() -> None:
     own = {"entropy_coeff": 0.125, "exploration": {"type": "Random"}}
     policies = plan(
         policies={"a": {"class": "A2C", "config": own}, "b": None},
@@ -131,35 +131,35 @@ def test_a_policy_of_another_algorithm_has_the_runs_sampling_what_the_user_set_a
     assert plan(policies={"a": "a2c"}, fn="users_own:all_a", lr=5e-4)["a"].config.lr == 5e-4, "set, if to the default"
 
 
-def test_a_preset_of_the_runs_algorithm_is_for_no_other() -> None:
+def test_a_preset_applies_only_to_the_runs_algorithm() -> None:
     config = PPOConfig(env="CartPole-v1", preset="auto", multiagent=AB)
     policies = plan_policies(config, MANY)
     assert (policies["b"].config.gamma, policies["a"].config.gamma) == (0.98, 0.99)
     assert policies["a"].config.num_envs_per_worker == config.num_envs_per_worker == 4, "A2C's: 8"
 
 
-def test_an_algorithm_of_the_users_own_goes_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_algorithm_is_named_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["users_own"], "Mine", Mine, raising=False)
     policy = plan(policies={"a": "users_own:Mine", "b": None}, gamma=0.5)["a"]
     assert type(policy.config) is MineConfig
     assert (policy.config.lr, policy.config.gamma, policy.policy_class) == (0.25, 0.5, None)
 
 
-def test_minibatches_that_are_drawn_from_a_replay_have_each_policys_own_size() -> None:
+def test_each_policy_has_its_own_size_of_replay_batches() -> None:
     multiagent = {**AB, "policies": {"a": "sac", "b": {"config": {"train_batch_size": 64}}}}
     policies = plan_policies(DQNConfig(env="E", multiagent=multiagent), MANY)
     assert [policy.config.train_batch_size for policy in policies.values()] == [256, 64]  # type: ignore[attr-defined]
     assert policies["a"].config.broadcast_updates == 10  # type: ignore[attr-defined]  # the run's; SAC's is 1
 
 
-def test_the_config_of_a_run_says_all_settings_of_other_algorithms_and_leads_to_the_same() -> None:
+def test_the_stored_config_contains_all_settings_of_other_algorithms() -> None:
     policies = {"a": {"class": "a2c", "config": {"grad_clip": 2.0}}, "b": None}
     config = PPOConfig(env="E", gamma=0.9, multiagent={**AB, "policies": policies})
     first = plan_policies(config, MANY)
     said = with_settings_said(config, first)
     assert said.multiagent.policies["a"]["config"] == {"grad_clip": 2.0}
     assert said.multiagent.policies["a"]["defaults"]["lr"] == 7e-4
-    again = PPOConfig.from_mapping(said.to_dict())  # all that is in it counts as set
+    again = PPOConfig.from_mapping(said.to_dict())  # every key in it counts as set
     second = plan_policies(again, MANY)
     assert second["a"].config.to_dict() | {"multiagent": None} == first["a"].config.to_dict() | {"multiagent": None}
     assert second["a"].settings == first["a"].settings
@@ -169,11 +169,11 @@ def test_the_config_of_a_run_says_all_settings_of_other_algorithms_and_leads_to_
 
 
 OF_ALL: dict[str, Any] = {"lr": 0.125, "gamma": 0.5, "model": {"fcnet_hiddens": [7]}, "xla": "off"}
-"""Keys that all algorithms have, other than by default."""
+"""Return values for the keys of all algorithms that differ from the defaults."""
 
 
 def set_by_user(folder: Path, algo: str, other: str, own: dict[str, Any], way: str, **settings: Any) -> PlannedPolicy:
-    """A policy of another algorithm in a run with such settings, or in one that goes on from a run without them."""
+    """Return a policy of another algorithm in a run with these settings, or in a resumed run that had none of them."""
     multiagent = {"policies": {"a": {"class": other, "config": own}, "b": None}, "policy_mapping_fn": "users_own:all_b"}
     begun = {"env": "E", "algo": algo, "multiagent": multiagent}
     if way == "command line":
@@ -192,9 +192,7 @@ def set_by_user(folder: Path, algo: str, other: str, own: dict[str, Any], way: s
         ("command line", "ppo", "a2c"), ("resumed", "dqn", "sac"), ("updated", "dqn", "sac"),
     ],
 )  # fmt: skip
-def test_what_is_set_for_a_run_reaches_policies_of_other_algorithms(
-    tmp_path: Path, way: str, algo: str, other: str
-) -> None:
+def test_settings_of_a_run_reach_policies_of_other_algorithms(tmp_path: Path, way: str, algo: str, other: str) -> None:
     drawn = {"train_batch_size": 48} if algo == "dqn" else {}
     own = {"gamma": 0.75, "model": {"fcnet_activation": "relu"}}
     policy = set_by_user(tmp_path, algo, other, own, way, **OF_ALL, **drawn)
@@ -205,17 +203,17 @@ def test_what_is_set_for_a_run_reaches_policies_of_other_algorithms(
     assert (learned["model"]["fcnet_hiddens"], learned["model"]["fcnet_activation"]) == ([7], "relu")
     assert policy.settings["lr"] == 0.125, "as workers hear"
     rest = {name: value for name, value in learning_settings(plain).items() if name not in expected}
-    assert {name: learned[name] for name in rest} == rest, "what nobody set is as that algorithm has it"
+    assert {name: learned[name] for name in rest} == rest, "keys not set have the algorithm's defaults"
 
 
-def test_a_policy_that_gets_another_algorithm_on_top_of_a_run_has_no_defaults_of_the_one_before(tmp_path: Path) -> None:
+def test_a_policy_with_a_new_algorithm_keeps_no_defaults_of_the_old_one(tmp_path: Path) -> None:
     changes = {"multiagent": {"policies": {"a": {"class": "apex"}}}}
     policy = set_by_user(tmp_path, "dqn", "sac", {}, "updated", **changes)
     assert (policy.config.algo, policy.config.lr) == ("apex", 1e-4), "its own; SAC's is 3e-4"
     assert "initial_alpha" not in policy.settings, "a key of SAC alone"
 
 
-def test_spaces_are_taken_from_the_entry_or_those_agents_that_act_with_it() -> None:
+def test_spaces_come_from_the_entry_or_from_the_policys_agents() -> None:
     policies = plan(DIFFERENT, "users_own:kind", policies={"cat": None, "dog": None})
     assert policies["cat"].observation_space == BOX
     assert policies["dog"].observation_space == DICT
@@ -227,7 +225,7 @@ def test_spaces_are_taken_from_the_entry_or_those_agents_that_act_with_it() -> N
     assert not given["b"].has_own_spaces
 
 
-def test_a_policy_of_the_users_own_only_acts_and_gets_all_its_settings() -> None:
+def test_a_users_own_policy_only_acts_and_gets_all_its_settings() -> None:
     policies = plan(
         policies={"a": {"class": "users_own:Plain", "config": {"speed": 3}}, "b": None}, train=["b"], gamma=0.5
     )
@@ -248,30 +246,30 @@ def test_a_policy_of_the_users_own_only_acts_and_gets_all_its_settings() -> None
         ("has no 'gone'", {"policies": {"b": None}, "fn": "users_own:gone"}),
         ("different ones", {"policies": {"b": None}, "facts": DIFFERENT}),
         ("none of the agents", {"policies": {"b": None, "a": {}}, "facts": DIFFERENT}),
-        ("environment names none", {"policies": {"b": None}, "facts": UNKNOWN}),
+        ("environment declares none", {"policies": {"b": None}, "facts": UNKNOWN}),
         ("expected null, a mapping", {"policies": {"b": 3}}),
         ("no key multiagent.policies.b.clas", {"policies": {"b": {"clas": 3}}}),
         ("b.action_space: the description", {"policies": {"b": {"action_space": {"kind": "Ball"}}}}),
         ("b.class: There is no algorithm 'impalla'", {"policies": {"b": "impalla"}}),
         ("b.config: dqn trains on what it samples", {
             "policies": {"b": "dqn"}, "input": "data.json"}),
-        ("b.class is 'users_own:NoPolicy', which is no subclass of aiorl.Policy, and no algorithm", {
+        ("b.class is 'users_own:NoPolicy', which is neither a subclass of aiorl.Policy nor an algorithm", {
             "policies": {"b": "users_own:NoPolicy"}}),
         ("config.train_batch_size can't differ", {"policies": {"b": {"config": {"train_batch_size": 3}}}}),
         ("b.config: There is no key learning", {"policies": {"b": {"config": {"learning": 3}}}}),
         ("b.config: lr must be", {"policies": {"b": {"config": {"lr": "much"}}}}),
-        ("is no policy id", {"policies": {"a/b": None}}),
+        ("is not a policy id", {"policies": {"a/b": None}}),
         ("a.defaults is 3, expected a mapping", {"policies": {"a": {"class": "a2c", "defaults": 3}}}),
         ("defaults.num_workers can't differ", {"policies": {"b": {"class": "a2c", "defaults": {"num_workers": 4}}}}),
         ("policy_mapping_fn 'users_own:two' can't be called", {"policies": {"b": None}, "fn": "users_own:two"}),
         ("observation_fn 'users_own:no_episode' can't be called", {
             "fn": None, "multiagent": {"observation_fn": "users_own:no_episode"}}),
-        ("observation_fn is 'users_own:number', which is no function", {
+        ("observation_fn is 'users_own:number', which is not a function", {
             "fn": None, "multiagent": {"observation_fn": "users_own:number"}}),
         ("'cat2'", {"policies": {"b": None}, "facts": DIFFERENT, "fn": {"cat1": "b"}}),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_said_in_one_sentence(said: str, settings: dict[str, Any]) -> None:
+def test_invalid_policies_are_refused_with_one_sentence(said: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(**settings)
     assert said in str(caught.value)
@@ -280,11 +278,11 @@ def test_what_cannot_be_is_said_in_one_sentence(said: str, settings: dict[str, A
 
 
 class Moves(spaces.Discrete):
-    """A space of a user's own."""
+    """User's own space."""
 
 
 class Steering(spaces.Box):
-    """Another one."""
+    """Another space of a user's own."""
 
 
 @pytest.mark.parametrize(
@@ -295,7 +293,7 @@ class Steering(spaces.Box):
         ("ppo", spaces.Box(-np.inf, np.inf, (2,)), True),
     ],
 )  # fmt: skip
-def test_an_algorithm_takes_spaces_derived_from_those_it_learns_and_says_before_anything_starts_which_it_needs(
+def test_an_algorithm_accepts_subclasses_of_its_spaces_and_refuses_others_before_the_start(
     algo: str, action_space: spaces.Space[Any], is_taken: bool
 ) -> None:
     config = config_class(algo)(env="E-v1")
@@ -304,7 +302,7 @@ def test_an_algorithm_takes_spaces_derived_from_those_it_learns_and_says_before_
         (policy,) = plan_policies(config, facts).values()
         assert policy.action_space is action_space
     else:
-        with pytest.raises(UnsupportedSpaceError, match=rf"{algo} over the action space.*These algorithms learn such"):
+        with pytest.raises(UnsupportedSpaceError, match=rf"{algo} over the action space.*These algorithms support"):
             plan_policies(config, facts)
 
 
@@ -331,8 +329,8 @@ def test_a_word_for_policies_is_refused_without_agents_and_with_another_mapping(
         assert caught.value.key == f"multiagent.{key}"
 
 
-def test_a_mapping_that_needs_an_episode_is_asked_how_episodes_begin() -> None:
-    """Each policy gets the spaces of its own agents, those of one that acts in every other episode too."""
+def test_a_mapping_that_needs_an_episode_is_probed_with_new_episodes() -> None:
+    """Each policy gets the spaces of its own agents, even of one that acts only in every other episode."""
     policies = dict.fromkeys(["cat", "dog-0", "dog-1"])
     planned = plan_policies(PPOConfig(multiagent={"policies": policies, "policy_mapping_fn": by_id}), DIFFERENT)
     assert {policy_id: policy.observation_space for policy_id, policy in planned.items()} == {

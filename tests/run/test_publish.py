@@ -19,7 +19,7 @@ def delta(*rows: float) -> dict[str, dict[str, np.ndarray]]:
     return {DEFAULT_POLICY_ID: seen.take_delta(1)}
 
 
-def test_the_highest_number_merged_is_acknowledged_whatever_the_order() -> None:
+def test_the_highest_merged_number_is_acknowledged_in_any_order() -> None:
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
     publisher.join("a")
     for sequence in (1, 4, 2, 3):
@@ -30,7 +30,7 @@ def test_the_highest_number_merged_is_acknowledged_whatever_the_order() -> None:
     np.testing.assert_allclose(snapshot.filters[DEFAULT_POLICY_ID]["mean"], [25.0])
 
 
-def test_a_forgotten_incarnation_is_acknowledged_no_more_but_its_data_stays() -> None:
+def test_a_forgotten_incarnation_is_no_longer_acknowledged_but_its_data_stays() -> None:
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
     publisher.join("a")
     publisher.merge_deltas("a", 1, delta(4))
@@ -41,7 +41,7 @@ def test_a_forgotten_incarnation_is_acknowledged_no_more_but_its_data_stays() ->
 
 
 def test_fragments_used_after_their_worker_is_lost_count_and_leave_no_acknowledgement_behind() -> None:
-    """More acknowledgements than a message may hold would make snapshots unreadable after enough lost workers."""
+    """Otherwise snapshots would become too large to read after many lost workers."""
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
     num_lost = DEFAULT_LIMITS.max_map + 1
     for number in range(num_lost):
@@ -66,7 +66,7 @@ def test_r145_published_state_has_no_buffer() -> None:
     assert publisher.filters[DEFAULT_POLICY_ID].buffer_count == 0  # type: ignore[attr-defined]
 
 
-def test_each_policys_filter_gets_its_own_deltas_and_one_that_does_not_fit_costs_no_other() -> None:
+def test_each_policys_filter_gets_its_own_deltas_even_if_another_does_not_fit() -> None:
     publisher = Publisher({"a": MeanStdFilter((2,)), "b": MeanStdFilter((1,)), "plain": NoFilter()})
     one = delta(2, 4)[DEFAULT_POLICY_ID]
     with pytest.raises(BatchError):

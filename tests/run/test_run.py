@@ -1,4 +1,4 @@
-"""What a run tells, and its end, without TensorFlow: it comes whatever fails, and what comes after it does no harm."""
+"""Reports and end of a run, without TensorFlow: it ends whatever fails, and later events do no harm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Showing:
-    """Notes what is shown, and that it was closed; a tick of it may fail."""
+    """Display that records its output and whether it was closed; its tick can fail."""
 
     error: Exception | None = None
     is_closed = False
@@ -66,7 +66,7 @@ class Showing:
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any]]:
-    """Makes runs without workers whose model is never ready."""
+    """Return a factory of runs without workers, whose model is never ready."""
     monkeypatch.setattr(module, "prepare_environment", lambda config: None)
 
     async def never(self: RemoteSource, step: Any) -> None:
@@ -76,7 +76,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
 
     def make(**options: Any) -> tuple[Run, Any]:
         defaults = {"env": "CartPole-v1", "seed": 1, "num_workers": 0, "run_dir": str(tmp_path / "run")}
-        bind = "tcp://127.0.0.2:0"  # or else it would have no workers
+        bind = "tcp://127.0.0.2:0"  # otherwise it would have no workers
         config = CommonConfig.from_mapping({**defaults, "bind": bind, **options})
         display: Any = Showing()
         return Run(config, RunDirectory.open(config), lambda _: display), display
@@ -103,7 +103,7 @@ def test_a_task_of_the_run_that_dies_ends_it_with_its_error(start: Callable[...,
     assert display.is_closed
 
 
-def test_r184_a_learner_beyond_its_quota_of_memory_ends_with_an_error_that_says_so(
+def test_r184_a_learner_over_its_memory_quota_ends_with_a_clear_error(
     start: Callable[..., tuple[Run, Any]],
 ) -> None:
     run, display = start(memory=2**20)
@@ -112,7 +112,7 @@ def test_r184_a_learner_beyond_its_quota_of_memory_ends_with_an_error_that_says_
     assert display.is_closed
 
 
-def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
+def test_each_step_of_the_end_is_taken_even_if_others_fail(
     start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, display = start()
@@ -150,10 +150,10 @@ def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
     ]
 
 
-def test_no_line_of_what_is_told_passes_for_a_line_of_the_log(
+def test_reported_text_cannot_forge_lines_of_the_log(
     start: Callable[..., tuple[Run, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Several lines are moved in, control characters are gone, and there is an end to it."""
+    """Several lines are indented, control characters are replaced, and the length is limited."""
     run, display = start()
     with caplog.at_level(logging.INFO):
         run._tell(
@@ -172,7 +172,7 @@ def test_no_line_of_what_is_told_passes_for_a_line_of_the_log(
 
 
 @pytest.mark.parametrize("while_it", ["loads", "compiles"])
-def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
+def test_stop_time_counts_from_the_start_of_the_run(
     start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, while_it: str
 ) -> None:
     run, _ = start(stop_time_s=0.5)
@@ -190,7 +190,7 @@ def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
     finally:
         done.set()
     assert outcome == Outcome(
-        True, "Done: 0.5 s have passed. Nothing was trained yet, so there is nothing to save.", {}
+        True, "Done: 0.5 s have passed. Nothing has been trained yet, so there is nothing to save.", {}
     )
     assert read_results(run._directory.path) == []
     assert list(run._directory.checkpoints.iterdir()) == []
@@ -200,7 +200,7 @@ def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any, Outcome]]:
-    """Runs that train a fake algorithm with a real worker process, to their end."""
+    """Return a function that runs a fake algorithm with a real worker process to the end."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'run'}")
 
     def train(algorithm: type[FakeAlgorithm], **options: Any) -> tuple[Run, Any, Outcome]:
@@ -219,7 +219,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     return train
 
 
-def test_the_last_result_is_one_and_of_all_updates_those_under_way_included(
+def test_one_last_result_covers_all_updates_including_running_ones(
     trained: Callable[..., tuple[Run, Any, Outcome]],
 ) -> None:
     steps = 4 * 4 * LENGTH * NUM_ENVS
@@ -232,7 +232,7 @@ def test_the_last_result_is_one_and_of_all_updates_those_under_way_included(
     assert last["updates_total"] == int(sorted(path.name for path in run._directory.checkpoints.iterdir())[-1][-6:])
 
 
-def test_what_is_done_before_the_first_update_is_said_and_how_to_join_too(
+def test_work_before_the_first_update_and_the_join_command_are_shown(
     trained: Callable[..., tuple[Run, Any, Outcome]],
 ) -> None:
     compiles = with_settings(warm_up=lambda self: Showing.compiling.wait(20))
@@ -244,9 +244,7 @@ def test_what_is_done_before_the_first_update_is_said_and_how_to_join_too(
     assert command not in dict(run.summary(outcome).next_steps).values(), "the run is over"
 
 
-def test_how_to_join_names_the_keys_where_keys_are_in_use(
-    start: Callable[..., tuple[Run, Any]], tmp_path: Path
-) -> None:
+def test_the_join_command_names_the_keys_in_use(start: Callable[..., tuple[Run, Any]], tmp_path: Path) -> None:
     folder = tmp_path / "my keys"
     make_keys(folder)
     run, display = start(keys=str(folder), stop_time_s=0.2)
@@ -257,7 +255,7 @@ def test_how_to_join_names_the_keys_where_keys_are_in_use(
     )
 
 
-def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use(
+def test_a_wait_for_workers_is_reported_with_the_join_command(
     start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, _ = start(bind="tcp://0.0.0.0:0", insecure=True, stop_time_s=1.2)
@@ -273,7 +271,7 @@ def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use(
     ("settings", "episodes", "warns"),
     [({}, 3, True), ({}, 4, False), ({"horizon": 500}, 0, False), ({"input": "stored/*.json"}, 0, False)],
 )
-def test_a_horizon_is_asked_for_once_where_hardly_any_episode_ends(
+def test_a_horizon_is_suggested_once_if_hardly_any_episode_ends(
     caplog: pytest.LogCaptureFixture, settings: dict[str, Any], episodes: int, warns: bool
 ) -> None:
     counters = Counters()

@@ -1,4 +1,4 @@
-"""Checkpoints in passing and at the end do not get in each other's way; what a resume takes of one, or refuses."""
+"""Checkpoints in passing and at the end do not interfere; a resume restores them or refuses them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from aiorl.run.training import wait_for_last
 
 
 class Held:
-    """Experience of three rows, in two pieces; notes that it was let go of."""
+    """Stored experience of three rows in two pieces; records that it was closed."""
 
     def __init__(self) -> None:
         self.values = {"rows": 3}
@@ -45,7 +45,7 @@ class Held:
 
 
 class Stored:
-    """Policies that store experience, or none."""
+    """Fake group of policies that store experience or not."""
 
     def __init__(self, held: Held | None = None) -> None:
         self.held = held
@@ -83,7 +83,7 @@ def state(value: float) -> Any:
     return lambda: AlgorithmState({"w": np.full(2, value)})
 
 
-def test_what_is_stored_is_written_piece_by_piece_where_nothing_changes_it(tmp_path: Path) -> None:
+def test_stored_experience_is_written_in_pieces_unless_an_update_runs(tmp_path: Path) -> None:
     held = Held()
     saver, service = make(tmp_path, stored=Stored(held))
     saver.keep(state(1.0))
@@ -94,7 +94,7 @@ def test_what_is_stored_is_written_piece_by_piece_where_nothing_changes_it(tmp_p
     assert held.is_closed
 
     service.counters.updates = 2
-    for changes in (True, False):  # an update is made meanwhile; or the checkpoint is to be evaluated
+    for changes in (True, False):  # an update runs meanwhile, or the checkpoint is for an evaluation
         service.flow.is_idle = not changes
         saver.keep(state(2.0))
         found = load_checkpoint(asyncio.run(saver.save_last(with_experience=changes)))
@@ -102,7 +102,7 @@ def test_what_is_stored_is_written_piece_by_piece_where_nothing_changes_it(tmp_p
         assert not found.pieces
 
 
-def test_a_checkpoint_in_passing_waits_for_an_update_that_tells_what_is_stored(tmp_path: Path) -> None:
+def test_a_checkpoint_in_passing_waits_for_the_experience_of_the_next_update(tmp_path: Path) -> None:
     asked: list[bool] = []
     saver, service = make(tmp_path, stored=Stored(Held()), ask=lambda: asked.append(True))
 
@@ -128,10 +128,10 @@ def test_a_checkpoint_in_passing_waits_for_an_update_that_tells_what_is_stored(t
 
 
 @pytest.mark.parametrize("hurries", ["from the beginning", "later", "never"])
-def test_the_last_checkpoint_is_of_the_last_update_that_ends_in_time_with_the_counts_of_then(
+def test_the_last_checkpoint_has_the_state_and_counters_of_the_last_update_in_time(
     tmp_path: Path, hurries: str
 ) -> None:
-    """It waits for the running update however long that takes, unless somebody is in a hurry."""
+    """It waits until the running update ends, unless there is a hurry."""
     saver, service = make(tmp_path)
 
     async def run() -> None:
@@ -147,12 +147,12 @@ def test_the_last_checkpoint_is_of_the_last_update_that_ends_in_time_with_the_co
                 update.set_result(None)
 
         saver.keep(state(1.0))
-        service.counters.env_steps_sampled = 5  # what comes in while the next update runs
+        service.counters.env_steps_sampled = 5  # fragments that arrive while the next update runs
         if hurries == "from the beginning":
             hurry.set()
         await wait_for_last(update, 0.0, hurry, wait)
         assert saver.has_news
-        service.counters.updates = 2  # it ends after all, too late
+        service.counters.updates = 2  # it ends, but too late
         await saver.save_last()
 
     asyncio.run(run())
@@ -167,11 +167,11 @@ def test_the_last_checkpoint_is_of_the_last_update_that_ends_in_time_with_the_co
     assert saver.newest == str(newest.path)
 
 
-# What a resume takes up
+# Resume
 
 
 class Group:
-    """Notes whether its state was set."""
+    """Fake group that records whether its state was set."""
 
     def __init__(self) -> None:
         self.states: list[Any] = []
@@ -203,7 +203,7 @@ def seen() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
-def test_statistics_go_on_and_workers_draw_numbers_that_the_run_has_not_drawn_before(name: str) -> None:
+def test_after_a_resume_statistics_continue_and_workers_have_new_seeds(name: str) -> None:
     run = learning(name)
     take_up(a_checkpoint(**seen()), CONFIG, run)
     (state,) = run.group.states
@@ -257,20 +257,20 @@ def test_counters_results_and_ledger_come_back() -> None:
     [
         ({"counters": 5}, "makes no sense"),
         ({"counters__surprise": 1}, "makes no sense"),
-        ({"ledger": []}, "lacks what every run has"),
+        ({"ledger": []}, "lacks a key that every run has"),
         ({"ledger__sampled": 71}, "the ledger does not balance"),
-        ({"results": {}}, "lacks what every run has"),
+        ({"results": {}}, "lacks a key that every run has"),
         ({"results__time_total_s": []}, "makes no sense"),
         ({"results__hist": [1]}, "makes no sense"),
         ({"algorithm": 7}, "makes no sense"),
     ],
 )
-def test_meta_that_makes_no_sense_is_refused_before_anything_is_built(changed: dict[str, Any], said: str) -> None:
+def test_invalid_meta_is_refused_before_anything_is_built(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(CheckpointError, match=re.escape(said)):
         RunState.from_meta(whole(**changed))
 
 
-def test_a_checkpoint_of_which_a_piece_of_experience_is_damaged_gives_way_to_the_one_before(
+def test_the_checkpoint_before_one_with_damaged_experience_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = whole()
@@ -284,7 +284,7 @@ def test_a_checkpoint_of_which_a_piece_of_experience_is_damaged_gives_way_to_the
     assert "000001.safetensors is damaged: it does not match its digest in meta.json; using" in caplog.text
 
 
-def test_a_ledger_that_peers_filled_for_years_is_taken_up_again() -> None:
+def test_a_ledger_with_very_large_counts_is_restored() -> None:
     ledger = Ledger()
     for number in range(2000):
         ledger.open(f"{number}")

@@ -1,4 +1,4 @@
-"""The source of fragments with real workers in one process: leases, order, lag, accounting, malformed peers."""
+"""RemoteSource with real workers in one process: leases, order, lag, accounting, malformed peers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def train(updates: int, num_workers: int = 2, **options: Any) -> InProcess
     return both
 
 
-async def test_on_policy_batches_are_exact_of_one_version_and_in_worker_order() -> None:
+async def test_on_policy_batches_are_exact_have_one_version_and_follow_worker_order() -> None:
     both = await train(5)
     for number, done in enumerate(both.updates[:5]):
         assert done.batch.env_steps == PER_BATCH
@@ -73,11 +73,11 @@ async def test_r7_streaming_keeps_queues_bounded_with_a_slow_learner_and_loses_n
         for fragment in done.batch.fragments:
             per_worker.setdefault(fragment.slot, []).append(fragment.message.seq)
     assert all(seqs == list(range(1, len(seqs) + 1)) for seqs in per_worker.values())
-    # what may wait: the assembler's queue, what the leases allow, one batch queued and one in the thread
+    # fragments that can wait: the assembler's queue, the leases, one batch queued and one in the thread
     assert ledger["sampled"] - ledger["trained"] <= (2 + 1 + 1 + 1) * PER_BATCH
 
 
-async def test_what_comes_while_a_run_ends_is_not_in_its_last_result() -> None:
+async def test_fragments_that_arrive_while_a_run_ends_are_not_in_its_last_result() -> None:
     async with running(algorithm=with_settings(mode="streaming", update_s=0.02)) as both:
         await both.updates_done(5)
         both.source.stop(hurry=False)
@@ -94,7 +94,7 @@ async def test_the_bound_on_policy_lag_holds_for_every_fragment_trained_on() -> 
 
 
 class Tape:
-    """Filter deltas of all fragments that a learner accepts, and of those it hands to the update thread, in order."""
+    """Tape of the filter deltas of fragments, in the order of acceptance and of the update thread."""
 
     def __init__(self, both: InProcess) -> None:
         self.both = both
@@ -115,17 +115,17 @@ class Tape:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The learner's statistics."""
+        """Statistics of the learner's filter."""
         return self.both.source.flow.publisher.filters[DEFAULT_POLICY_ID].state()
 
     async def drain(self) -> None:
-        """Lease nothing more, use or discard all that was sampled, and wait until the workers have what it came to."""
+        """Stop leasing, use or discard all fragments, and wait until the workers have the final statistics."""
         source, flow = self.both.source, self.both.source.flow
         flow.is_granting = False
         async with asyncio.timeout(30):
             while source.session.leases.outstanding() or not flow.is_idle:
                 await asyncio.sleep(0.01)
-            for _ in range(2):  # with the first version what still waits is stale, the second tells what was merged
+            for _ in range(2):  # first waiting fragments become stale, then merged ones are acknowledged
                 weights = {DEFAULT_POLICY_ID: self.both.algorithm.get_weights()}
                 source.session.publish(flow.next_snapshot(weights), time.monotonic())
                 flow._assembler.set_version(flow.publisher.version)
@@ -135,7 +135,7 @@ class Tape:
                 await asyncio.sleep(0.01)
 
     def check_workers(self) -> None:
-        """After `drain`, each worker has the learner's statistics."""
+        """Check that each worker has the learner's statistics after `drain`."""
         for worker in self.both.workers:
             for sampler in worker._running:
                 unit: Any = sampler.unit
@@ -160,7 +160,7 @@ def assert_same(state: dict[str, Any], expected: dict[str, Any], rtol: float = 1
 
 @asynccontextmanager
 async def taped(algorithm: Any, **options: Any) -> AsyncIterator[Tape]:
-    """A run with two workers, and the tape of its filter deltas."""
+    """Start a run with two workers and the tape of its filter deltas."""
     both = InProcess(algorithm, observation_filter="MeanStdFilter", **options)
     both.start(2)
     tape = Tape(both)
@@ -174,7 +174,7 @@ async def taped(algorithm: Any, **options: Any) -> AsyncIterator[Tape]:
 async def test_r139_the_learners_filter_equals_one_filter_that_saw_every_accepted_observation(
     mode: str, num_samplers: int
 ) -> None:
-    """Bit by bit, as they are merged in the order of the train batches, or of arrival."""
+    """They agree bit by bit, since deltas are merged in the order of train batches or of arrival."""
     async with taped(with_settings(mode=mode), samplers_per_worker=num_samplers) as tape:
         await tape.both.updates_done(5)
     deltas = tape.accepted if mode == "streaming" else tape.used
@@ -185,11 +185,11 @@ async def test_r139_the_learners_filter_equals_one_filter_that_saw_every_accepte
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
-async def test_r143_on_policy_fragments_that_are_not_used_count_for_the_filter_all_the_same(delay_s: float) -> None:
-    """The worker has them acknowledged with later ones, so they would be lost to everybody else."""
+async def test_r143_unused_on_policy_fragments_still_count_for_the_filter(delay_s: float) -> None:
+    """The worker gets them acknowledged with later ones, so they would be lost otherwise."""
     network = MemoryNetwork(lambda direction, number: (delay_s,))
     async with taped(with_settings(max_policy_lag=0), network=network) as tape:
-        for number in range(1, 4):  # some more than a batch wants
+        for number in range(1, 4):  # some more than a batch needs
             tape.both.source.session.deal_again(3)
             tape.both.source.pump()
             await tape.both.updates_done(4 * number)
@@ -230,7 +230,7 @@ async def test_r139_a_worker_that_dies_with_fragments_in_the_queue_counts_once_a
         assert_same(tape.state, merged(tape.accepted))
 
 
-async def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
+async def test_a_malformed_fragment_ends_only_its_workers_session() -> None:
     def spoil(service: Any) -> None:
         send = service._send_fragment
 
@@ -243,7 +243,7 @@ async def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
     async with running(1) as both:
         bad = both.add_worker(spoil)
         await both.source.wait_for_workers(2, 10)
-        await until(lambda: any("can't be trained on" in text for text in both.events))
+        await until(lambda: any("a malformed fragment" in text for text in both.events))
         bad.stop("enough")
         await both.updates_done(len(both.updates) + 5)
     assert both.failure is None
@@ -261,7 +261,7 @@ async def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
     ],
     ids=["histories", "samples of a filter"],
 )
-async def test_a_fragment_that_claims_more_than_was_asked_for_costs_its_sender_its_place_before_it_is_counted(
+async def test_a_fragment_larger_than_its_lease_ends_its_workers_session_uncounted(
     spoil: Any,
 ) -> None:
     async with among("v1", observation_filter="MeanStdFilter") as (both, peer):
@@ -275,7 +275,7 @@ async def test_a_fragment_that_claims_more_than_was_asked_for_costs_its_sender_i
     assert both.source.flow.publisher.filters[DEFAULT_POLICY_ID].state()["n"] < 1 << 20
 
 
-async def test_a_failing_update_is_told_and_its_env_steps_are_accounted_for() -> None:
+async def test_a_failing_update_is_reported_and_its_env_steps_are_accounted_for() -> None:
     async with running() as both:
         both.algorithm.fail_at = len(both.algorithm.batches) + 2
         await both.updates_done(99)
@@ -283,7 +283,7 @@ async def test_a_failing_update_is_told_and_its_env_steps_are_accounted_for() ->
     assert both.ledger.as_dict()["discarded"] == {"the update failed": PER_BATCH}
 
 
-async def test_a_task_that_dies_is_told_since_the_service_is_of_no_use_without_it(
+async def test_a_task_that_dies_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def break_down(now: float) -> None:
@@ -295,14 +295,14 @@ async def test_a_task_that_dies_is_told_since_the_service_is_of_no_use_without_i
     assert isinstance(both.failure, ZeroDivisionError)
 
 
-# Peers that are up to no good -----------------------------------------------------------------------------
+# Hostile peers --------------------------------------------------------------------------------------------
 
 CLEAR_SCREEN = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m"
 FORGED = "\n2026-01-01 00:00:00,000 ERROR aiorl.learner: forged"
 
 
 class Peer:
-    """Says what it is told to, over a connection of its own; hears and keeps what is said to it."""
+    """Peer with its own connection, which sends given messages and keeps the received ones."""
 
     def __init__(self, both: InProcess, name: str, incarnation: str = "") -> None:
         self.hello = m.Hello(
@@ -321,7 +321,7 @@ class Peer:
             self.endpoint.send(encode(message))
 
     async def hears(self, kind: type[m.Message]) -> Any:
-        """The next message of a kind."""
+        """Return the next message of a kind."""
         async with asyncio.timeout(10):
             while True:
                 while self.heard:
@@ -332,7 +332,7 @@ class Peer:
                 await self._told.wait()
 
     async def is_cut(self) -> None:
-        """Wait until the learner has ended our connection, and the next one is there."""
+        """Wait until the learner has closed the connection and the next one is there."""
         async with asyncio.timeout(10):
             while self.num_connections < 2:
                 self._told.clear()
@@ -349,7 +349,7 @@ class Peer:
 
 @asynccontextmanager
 async def among(*names: str, **options: Any) -> AsyncIterator[tuple[Any, ...]]:
-    """A run with two honest workers, which must go on training afterwards, and peers of these names."""
+    """Start peers of these names and a run with two honest workers, which must continue to train afterwards."""
     async with running(algorithm=STREAMING, **options) as both:
         await both.updates_done(1)
         peers = [Peer(both, name) for name in names]
@@ -374,8 +374,8 @@ def fragment_under(lease: m.Lease, version: int) -> m.Samples:
     )  # fmt: skip
 
 
-async def test_what_unregistered_peers_send_is_not_decoded_and_the_sender_is_cut_off() -> None:
-    """200 messages that hold 64 MB each once they are decompressed."""
+async def test_messages_of_unregistered_peers_are_not_decoded_and_their_connection_ends() -> None:
+    """200 messages of 64 MB each when decompressed."""
     huge = {"p": {"obs": np.zeros((64, 1 << 20), np.uint8)}}
     bomb = encode(dataclasses.replace(fragment_under(m.Lease(1, 1, 0), 0), batches=huge))
     assert 1 << 17 < sum(len(frame) for frame in bomb) < 1 << 20
@@ -396,20 +396,20 @@ async def test_what_unregistered_peers_send_is_not_decoded_and_the_sender_is_cut
     assert any("bytes before saying hello" in text for text in both.events)
 
 
-async def test_a_flood_of_failures_costs_its_sender_its_place_and_is_told_in_a_few_lines() -> None:
+async def test_a_flood_of_failures_ends_its_senders_session_and_fills_only_a_few_lines() -> None:
     async with among("villain") as (both, villain):
         both.source._rates = EventRates(window_s=0.3)
         villain.say(villain.hello)
         await villain.hears(m.Welcome)
         villain.say(*[m.Failure("env", "boom", "Traceback" + "x" * 50_000)] * 2000)
         await villain.is_cut()
-        await until(lambda: any("beside those told" in text for text in both.events))
+        await until(lambda: any("not shown in the last minute" in text for text in both.events))
     assert sum(map(len, both.events)) < 300_000
     assert sum("failed: boom" in text for text in both.events) == 1
     assert any("lost: broke the protocol: you sent too many failures" in text for text in both.events)
 
 
-async def test_one_that_comes_and_goes_without_end_does_not_fill_the_log() -> None:
+async def test_a_peer_that_joins_and_leaves_endlessly_does_not_fill_the_log() -> None:
     async with among("villain") as (both, villain):
         for number in range(40):
             villain.say(dataclasses.replace(villain.hello, incarnation=f"i{number}"), m.Beat(0, "stuck", 1e9))
@@ -421,7 +421,7 @@ async def test_one_that_comes_and_goes_without_end_does_not_fill_the_log() -> No
         assert sum(word in text for text in both.events) <= most
 
 
-async def test_no_text_of_a_peer_reaches_the_user_as_more_than_text() -> None:
+async def test_text_of_a_peer_cannot_control_the_terminal() -> None:
     hostile = f"text {CLEAR_SCREEN}{FORGED}"
     async with among("one", "other") as (both, one, other):
         for villain in (one, other):
@@ -434,14 +434,14 @@ async def test_no_text_of_a_peer_reaches_the_user_as_more_than_text() -> None:
         one.say(m.Reply(call.call_id, True, hostile), m.Failure(hostile, hostile, hostile), m.Leaving(hostile))
         other.say(m.Failure("env", hostile, hostile, fatal=True))
         await until(lambda: len(both.source.session.slots) == 2)
-    assert any("is doing" in text for text in both.events)
+    assert any("stacks of worker" in text for text in both.events)
     for text in both.events:
         lines = text.split("\n")
         assert all(line.isprintable() for line in lines)
-        assert len(lines) == 1 or "failed: " in lines[0] or "is doing:" in lines[0]
+        assert len(lines) == 1 or "failed: " in lines[0] or "stacks of worker" in lines[0]
 
 
-async def test_what_is_too_large_to_be_sent_ends_the_run_in_the_beginning_with_its_reason() -> None:
+async def test_a_model_too_large_to_send_ends_the_run_at_the_start_with_a_reason() -> None:
     both = InProcess()
     weights = {f"weight{number:0250}": np.zeros(1, np.float32) for number in range(4000)}
     both.algorithm.get_weights = lambda: weights  # type: ignore[method-assign]
@@ -450,7 +450,7 @@ async def test_what_is_too_large_to_be_sent_ends_the_run_in_the_beginning_with_i
     await both.close()
 
 
-async def test_who_is_waited_for_is_told_of_many_a_few() -> None:
+async def test_a_wait_for_many_workers_names_only_a_few() -> None:
     both = InProcess()
     both.start(0)
     assert "no worker is connected" in both.source.waiting_for()
@@ -465,7 +465,7 @@ async def test_who_is_waited_for_is_told_of_many_a_few() -> None:
     await both.close()
 
 
-async def test_the_same_failure_of_many_workers_is_told_once_and_other_ones_too() -> None:
+async def test_equal_failures_of_many_workers_are_reported_once() -> None:
     async with among("a", "b", "c", "d") as (both, *villains):
         for number, villain in enumerate(villains):
             villain.say(villain.hello)
@@ -478,22 +478,22 @@ async def test_the_same_failure_of_many_workers_is_told_once_and_other_ones_too(
         assert [text.rpartition(": ")[2] for text in told] == ["no licence", "no key"], both.events
 
 
-async def test_refused_connections_are_told_in_one_line_a_host_with_the_address() -> None:
+async def test_refused_connections_are_reported_in_one_line_per_host_with_the_address() -> None:
     both = learner_over_tcp(insecure=True)
     port = int(both.source.address.rpartition(":")[2])
     addresses = []
     for number in range(5):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         addresses.append("{}:{}".format(*writer.get_extra_info("sockname")))
-        if number == 2:  # ZeroMQ has greeted it, so that the learner hears of it before the connection is gone
+        if number == 2:  # ZeroMQ has greeted it, so the learner notices it before the connection is gone
             await reader.readexactly(1)
             await asyncio.sleep(0.05)
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
         await until(lambda: both.source.progress(None).transport["refused_connections"] > number)  # noqa: B023
-        writer.close()  # not before: who has hung up can't be asked where it was
+        writer.close()  # not before: a closed connection has no address
     await both.close()
     told = [text for text in both.events if "refused" in text]
-    # a connection may be gone before anybody can ask where it came from: those are told in one line, too
+    # a connection may be closed before its address is known: these share one line, too
     known = [text for text in told if "the connection from a peer was refused: " not in text]
     assert len(known) == 1, both.events
     assert len(told) <= 2, both.events

@@ -1,4 +1,4 @@
-"""The update thread: order of events on one tape, bounds, errors, stopping."""
+"""Update thread: order of events, bounds, errors, stopping."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAN = LeasePlan("streaming", 1)
 
 
 class FakeGroup:
-    """Writes what is called on a tape; waits in update until let go, if told to hold."""
+    """Fake group that records calls on a tape, and can wait in an update until released."""
 
     def __init__(self) -> None:
         self.tape: list[str] = []
@@ -108,13 +108,13 @@ def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
     assert group.threads == {"aiorl-update"}
 
 
-def test_takes_no_more_batches_than_may_wait(
+def test_takes_no_more_batches_than_can_wait(
     thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
 ) -> None:
     group.go.clear()
     thread.start()
     thread.submit_nowait(batch())
-    assert group.begun.acquire(timeout=TIMEOUT_S)  # one is being learned from
+    assert group.begun.acquire(timeout=TIMEOUT_S)  # one is in an update
     assert thread.has_room
     thread.submit_nowait(batch())
     assert not thread.has_room
@@ -124,7 +124,7 @@ def test_takes_no_more_batches_than_may_wait(
     assert thread.has_room
 
 
-def test_weights_go_out_after_so_many_updates_or_so_long_a_time(group: Any) -> None:
+def test_weights_are_published_after_a_number_of_updates_or_an_interval(group: Any) -> None:
     often = Updater(group, dataclasses.replace(PLAN, publish_every=3, publish_interval_s=math.inf))
     published = [often.update(batch()).weights is not None for _ in range(7)]
     assert published == [True, False, False, True, False, False, True]
@@ -132,7 +132,7 @@ def test_weights_go_out_after_so_many_updates_or_so_long_a_time(group: Any) -> N
     assert all(late.update(batch()).weights is not None for _ in range(3))
 
 
-def test_what_is_stored_is_told_once_it_was_asked_for(group: Any) -> None:
+def test_stored_experience_is_returned_once_after_a_request(group: Any) -> None:
     updater = Updater(group, PLAN)
     group.hold_experience = lambda: {"learns": "held"}
     assert updater.update(batch()).experience is None
@@ -158,7 +158,7 @@ def test_an_error_ends_the_thread_and_is_delivered_with_its_batch(
     assert not thread.has_room
 
 
-def test_stopping_finishes_the_update_under_way_and_no_other(
+def test_stopping_finishes_only_the_running_update(
     thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
 ) -> None:
     group.go.clear()

@@ -86,8 +86,8 @@ def side(agent_id: str) -> str:
     return agent_id.rstrip("0123456789")
 
 
-def nobody(agent_id: str) -> str:
-    return nobody.__name__
+def stranger(agent_id: str) -> str:
+    return "stranger"
 
 
 class Pusher(Policy):

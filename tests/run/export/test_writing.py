@@ -157,7 +157,7 @@ except ValueError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     path, refusal = done.stdout.splitlines()
     assert not onnx.external_data_helper.uses_external_data(onnx.load(path).graph.initializer[0])
-    assert refusal.startswith("the format keras needs tensorflow, keras, not installed here. Install it with")
+    assert refusal.startswith("the format keras needs tensorflow, keras, which is not installed here. Install it with")
     assert sorted(item.name for item in (tmp_path / "out").iterdir()) == ["onnx"]
 
 

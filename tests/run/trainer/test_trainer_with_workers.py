@@ -226,7 +226,7 @@ def test_the_last_checkpoint_contains_the_replay_even_if_batches_wait(
         "timesteps_per_iteration": 32,
     }  # fmt: skip
     result = aiorl.train(config=config, stop_timesteps=160)
-    assert "is without stored experience" not in caplog.text
+    assert "does not contain stored experience" not in caplog.text
     checkpoint = find_checkpoint(result["checkpoint"])
     assert checkpoint.meta["experience"].keys() == {"default_policy"}
     with aiorl.Trainer.restore(result["checkpoint"], run_dir=str(tmp_path / "again"), num_workers=0) as trainer:

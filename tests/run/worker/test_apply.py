@@ -11,7 +11,7 @@ from aiorl.run.worker.sampler_unit import SnapshotSlot
 
 
 class TapePolicy:
-    """Writes down the weights and the timesteps it is given."""
+    """Policy that records the weights and timesteps it gets."""
 
     def __init__(self) -> None:
         self.tape: list[float] = []

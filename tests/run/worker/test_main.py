@@ -1,4 +1,4 @@
-"""`python -m aiorl.worker` as processes: the parent that starts workers again, and what each says with its status."""
+"""`python -m aiorl.worker` as processes: the parent that restarts workers, and the exit statuses."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def run(*words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "Where is the learner?"),
+        ((), "Set the learner's address"),
         (("--conect=tcp://127.0.0.1:9",), "Did you mean '--connect'?"),
         (("--connect=127.0.0.1",), "must look like tcp://HOST:PORT"),
         ((NOBODY, "--num-workers=x"), "must be a whole number"),
     ],
 )
-def test_wrong_usage_is_told_once_and_ends_with_2(words: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_reported_once_and_ends_with_2(words: tuple[str, ...], said: str) -> None:
     status, text = run(*words)
     assert status == 2
     assert text.count(said) == 1
     assert text.count("`python -m aiorl.worker --help`") == 1
 
 
-def test_what_would_fail_the_same_way_again_is_told_once_and_ends_with_1(tmp_path: Path) -> None:
+def test_a_failure_that_would_repeat_is_reported_once_and_ends_with_1(tmp_path: Path) -> None:
     status, text = run(NOBODY, f"--keys={tmp_path / 'nowhere'}")
     assert status == 1
     assert len(text.splitlines()) == 1
     assert "is not a directory of keys" in text
 
 
-def test_a_worker_may_open_as_many_files_as_its_user_allows() -> None:
+def test_a_worker_can_open_as_many_files_as_its_user_allows() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     command = [sys.executable, "-m", "aiorl.worker", NOBODY, "--num-workers=1"]
     with subprocess.Popen(
@@ -56,13 +56,13 @@ def test_a_worker_may_open_as_many_files_as_its_user_allows() -> None:
     ) as parent:
         assert parent.stderr is not None
         said = parent.stderr.readline()
-        assert b"looks for the learner" in said
+        assert b"connects to the learner" in said
         pid = int(said.split(b"worker ")[1].split()[0])
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
         parent.terminate()
 
 
-async def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_small() -> None:
+async def test_a_worker_is_restarted_whatever_ends_it_and_its_parent_is_small() -> None:
     both = learner_over_tcp()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "aiorl.worker", "--connect", both.source.address, stderr=subprocess.PIPE
@@ -84,7 +84,7 @@ async def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_sm
     assert await process.wait() == 0  # the run is over
     assert not psutil.pid_exists(second)
     assert "worker process ended with status -6 (SIGABRT); restart 1 in 0.2 s" in text
-    assert text.count("registered as worker ") == 2  # in the same slot, or another where it was back that soon
+    assert text.count("registered as worker ") == 2  # in the same slot, or in another if it was back very soon
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])

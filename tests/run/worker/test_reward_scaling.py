@@ -1,4 +1,4 @@
-"""Scaled rewards from the environment to the learner: both ways of sampling, and several workers."""
+"""Scaled rewards, from the environment to the learner: both ways of sampling, and several workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sampled(**settings: Any) -> tuple[dict[str, np.ndarray], dict[str, Any], Any
     return dict(produced.batches[DEFAULT_POLICY_ID]), deltas, produced
 
 
-def test_what_is_sent_is_scaled_and_advantages_come_of_it() -> None:
+def test_rewards_are_scaled_before_advantages_are_computed_and_sent() -> None:
     rows, deltas, produced = sampled()
     assert set(rows) == set(COLUMNS)
     state = deltas[RETURNS]
@@ -66,7 +66,7 @@ def test_polled_turn_by_turn_rewards_are_scaled_as_in_lockstep() -> None:
     np.testing.assert_allclose(polled[c.REWARDS].max(), in_lockstep[c.REWARDS].max(), rtol=1e-2)
 
 
-def test_rows_keep_the_rewards_of_the_environment_and_have_the_scaled_ones_beside() -> None:
+def test_rows_have_both_the_environments_rewards_and_the_scaled_ones() -> None:
     unit = make(**POLLED)
     rows = unit.worker.sample()
     unit.close()
@@ -101,7 +101,7 @@ async def test_the_learners_statistic_equals_one_that_saw_the_returns_of_all_wor
     state = both.source.flow.publisher.filter_states()[RETURNS]
     np.testing.assert_array_equal(state["m2"], alone.state()["m2"])
     assert state["n"] == alone.state()["n"] >= 4 * 4 * LENGTH * NUM_ENVS
-    # returns of CartPole tend to 2, and differ at the beginnings of episodes only
+    # returns of CartPole tend to 2 and differ only at the beginning of episodes
     sent = both.algorithm.batches[-1][-1][c.REWARDS]
     np.testing.assert_allclose(sent, 1.0 / np.sqrt(state["m2"][0] / state["n"]), rtol=0.3)
     assert sent.mean() > 1.5

@@ -1,4 +1,4 @@
-"""Fragments that a sampler of a worker makes for the learner, in lockstep and polled turn by turn."""
+"""Fragments of a worker's sampler, in lockstep and polled turn by turn."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Make = Callable[..., SamplerUnit]
 
 
 def only(plan: SamplePlan = PPO_PLAN, **settings: Any) -> dict[str, Any]:
-    """The default policy."""
+    """Return the default policy's part."""
     return {DEFAULT_POLICY_ID: entry(plan, **settings)}
 
 
@@ -71,7 +71,7 @@ def snapshot(version: int, policies: Any, scale: float = 1.0, **more: Any) -> Sn
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes samplers of CountingEnv that are polled, unless told otherwise; they are closed."""
+    """Return a factory of samplers, by default of CountingEnv and polled; all are closed at the end."""
     made: list[SamplerUnit] = []
 
     def make_one(policies: dict[str, Any] | None = None, **settings: Any) -> SamplerUnit:
@@ -89,7 +89,7 @@ def rows(produced: Samples) -> dict[str, np.ndarray]:
 
 
 def in_thread(unit: SamplerUnit) -> tuple[threading.Thread, list[BaseException]]:
-    """Sample until it raises; what it raised is in the list then."""
+    """Start to sample in a thread until an error is raised, which is put into the list."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -121,7 +121,7 @@ def test_a_unit_samples_the_columns_of_the_plan_under_the_snapshots_version(make
 
 @WAYS
 def test_r27_the_same_seed_and_slot_give_the_same_rows_and_another_slot_others(make: Make, way: dict[str, Any]) -> None:
-    """Without a seed, workers differ."""
+    """Without a seed, workers have different rows."""
     more = {"rollout_fragment_length": 30, **way}
     seeded = [rows(make(slot=slot, **more).sample())[c.ACTIONS] for slot in (1, 1, 2)]
     np.testing.assert_array_equal(seeded[0], seeded[1])
@@ -142,7 +142,7 @@ def test_r6_an_offered_snapshot_governs_the_next_fragment(make: Make, way: dict[
 
 
 @WAYS
-def test_stop_leaves_the_fragment_unfinished_and_for_good(make: Make, way: dict[str, Any]) -> None:
+def test_stop_abandons_the_fragment_for_good(make: Make, way: dict[str, Any]) -> None:
     unit = make(**way)
     unit.stop()
     for _ in range(2):
@@ -151,25 +151,23 @@ def test_stop_leaves_the_fragment_unfinished_and_for_good(make: Make, way: dict[
 
 
 @WAYS
-def test_filter_deltas_hold_what_was_seen_since_the_last_one(make: Make, way: dict[str, Any]) -> None:
+def test_filter_deltas_contain_observations_since_the_last_delta(make: Make, way: dict[str, Any]) -> None:
     unit = make(observation_filter="MeanStdFilter", **way)
     for sequence in (1, 2):
         unit.sample()
-        assert unit.take_deltas(sequence)[DEFAULT_POLICY_ID]["n"] >= 16  # every observation, final ones included
+        assert unit.take_deltas(sequence)[DEFAULT_POLICY_ID]["n"] >= 16  # every observation, including final ones
     assert unit.take_deltas(3)[DEFAULT_POLICY_ID]["n"] == 0
     assert make(**way).take_deltas(1) == {}
 
 
 @WAYS
-def test_a_monitor_notes_the_episodes_of_each_environment(make: Make, tmp_path: Path, way: dict[str, Any]) -> None:
+def test_a_monitor_records_the_episodes_of_each_environment(make: Make, tmp_path: Path, way: dict[str, Any]) -> None:
     make(monitor=True, log_dir=str(tmp_path), **way).sample()
     assert {path.name for path in (tmp_path / "monitor").iterdir()} == {"worker-1-env-0", "worker-1-env-1"}
 
 
 @WAYS
-def test_rows_of_a_raw_plan_hold_observations_before_the_filter_that_the_policy_acts_behind(
-    make: Make, way: dict[str, Any]
-) -> None:
+def test_rows_of_a_raw_plan_contain_unfiltered_observations(make: Make, way: dict[str, Any]) -> None:
     plan = SamplePlan("none", {}, (c.OBS, c.ACTION_DIST_INPUTS), raw_obs=True)
     unit, plain = make(only(plan), observation_filter="MeanStdFilter", **way), make(only(plan), **way)
     first = rows(plain.sample())[c.OBS].reshape(-1, 3)[0]
@@ -187,7 +185,7 @@ def test_rows_of_a_raw_plan_hold_observations_before_the_filter_that_the_policy_
     ("settings", "is_eager"),
     [({}, False), ({"eager": True}, True), ({"eager": True, "no_eager_on_workers": True}, False)],
 )
-def test_policies_of_a_users_own_are_eager_on_workers_where_that_is_asked_for(
+def test_a_users_own_policies_are_eager_on_workers_if_set(
     make: Make, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], is_eager: bool
 ) -> None:
     eager = type("Eager", (PlainPolicy,), {})
@@ -197,7 +195,7 @@ def test_policies_of_a_users_own_are_eager_on_workers_where_that_is_asked_for(
 
 
 def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
-    """SPEC 11: off_policy_estimator; over the wire, each once."""
+    """SPEC 11: off_policy_estimator; each estimate passes the wire once."""
     unit = make()
     assert unit.worker.sampler.lockstep is None, "its fragments are not of whole rows"
     estimator = ImportanceSamplingEstimator(unit.worker.get_policy(), 0.9)
@@ -217,7 +215,7 @@ def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
     assert found["is"]["V_prev"] == pytest.approx(sent["estimate/is/V_prev"].mean())
 
 
-def test_a_fake_sampler_gives_the_first_rows_for_ever(make: Make) -> None:
+def test_a_fake_sampler_repeats_the_first_rows_forever(make: Make) -> None:
     unit = make(fake_sampler=True)
     first, again = (rows(unit.sample()) for _ in range(2))
     assert len(first[c.OBS]) == 16
@@ -225,7 +223,7 @@ def test_a_fake_sampler_gives_the_first_rows_for_ever(make: Make) -> None:
         np.testing.assert_array_equal(again[name], first[name])
 
 
-def test_sequences_carry_bootstrap_values_of_true_final_observations_and_what_followed(make: Make) -> None:
+def test_sequences_have_bootstrap_values_of_true_final_observations(make: Make) -> None:
     unit = make(
         only(V_TRACE_PLAN, layout="sequences", sequence_length=8),
         env_config={"end": "truncate"},
@@ -242,7 +240,7 @@ def test_sequences_carry_bootstrap_values_of_true_final_observations_and_what_fo
     assert found[c.LAST_OBS].tolist() == [[1.0, 3.0, 0.0]] * 2
 
 
-def test_several_policies_send_what_is_trained_and_report_rewards_by_policy(make: Make) -> None:
+def test_several_policies_send_trained_rows_and_report_rewards_by_policy(make: Make) -> None:
     unit = make(
         {
             "red": entry(PPO_PLAN, **own_spaces()),
@@ -291,9 +289,9 @@ def test_each_policys_filter_has_its_delta(make: Make) -> None:
     assert make().take_deltas(1) == {}
 
 
-def test_what_is_named_but_not_there_or_of_another_kind_is_refused_by_its_key(make: Make) -> None:
+def test_missing_or_unsuitable_objects_are_refused_with_their_key(make: Make) -> None:
     with pytest.raises(ConfigError, match="policy_mapping_fn"):
-        make(multiagent={"policy_mapping_fn": "general_parts:nobody"})
+        make(multiagent={"policy_mapping_fn": "general_parts:missing"})
     with pytest.raises(ConfigError, match="callbacks is"):
         make(callbacks="general_parts:by_number")
     with pytest.raises(ConfigError, match="subclass of aiorl"):
@@ -302,13 +300,13 @@ def test_what_is_named_but_not_there_or_of_another_kind_is_refused_by_its_key(ma
         make(env_config={"actions": 3})
 
 
-def test_rows_without_a_column_that_is_wanted_are_an_error_that_names_it(make: Make) -> None:
+def test_rows_without_a_needed_column_raise_an_error_that_names_it(make: Make) -> None:
     unit = make(only(SamplePlan(columns=("wishes",))))
     with pytest.raises(BatchError, match="wishes"):
         unit.sample()
 
 
-def test_a_failing_callback_is_no_environment_error(make: Make) -> None:
+def test_a_failing_callback_is_not_an_environment_error(make: Make) -> None:
     unit = make(callbacks="general_parts:Failing")
     with pytest.raises(ConfigError, match=r"'general_parts:Failing': on_episode_step failed: .*callback fails"):
         unit.sample()
@@ -333,14 +331,14 @@ def test_r75_sampling_in_the_background_takes_up_snapshots_and_ends_with_the_uni
     assert not unit.worker.sampler.is_alive  # type: ignore[union-attr]
 
 
-# In lockstep, or not
+# Lockstep
 
 
 @pytest.mark.parametrize("slot", [1, 2])
-def test_r31_worker_1_reports_its_data_flow_and_further_ones_keep_quiet(
+def test_r31_worker_1_reports_its_data_flow_and_others_are_silent(
     make: Make, slot: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """4.11: at DEBUG again and again."""
+    """4.11: at DEBUG periodically."""
     log_once.reset()
     try:
         unit = make(slot=slot, log_level="DEBUG", **LOCKSTEP)
@@ -352,7 +350,7 @@ def test_r31_worker_1_reports_its_data_flow_and_further_ones_keep_quiet(
         log_once.reset()
 
 
-def test_an_environment_of_other_spaces_than_the_learners_is_refused(make: Make) -> None:
+def test_an_environment_with_other_spaces_than_the_learners_is_refused(make: Make) -> None:
     with pytest.raises(PolicyError, match=r"observations of shape|action space"):
         make(env="Acrobot-v1", **LOCKSTEP)
     with pytest.raises(PolicyError, match="no graph"):
@@ -363,7 +361,7 @@ def test_an_environment_of_other_spaces_than_the_learners_is_refused(make: Make)
 @pytest.mark.parametrize(
     ("preference", "shape", "limit"), [("deepmind", (20, 20, 1), 1.0), ("rllib", (210, 160, 3), 0)]
 )
-def test_r88_atari_games_get_their_wrappers_and_clipped_rewards_where_the_settings_ask_for_them(
+def test_r88_atari_games_get_wrappers_and_clipped_rewards_if_set(
     make: Make, preference: str, shape: tuple[int, ...], limit: float
 ) -> None:
     size = int(np.prod(shape))
@@ -379,7 +377,7 @@ def test_r88_atari_games_get_their_wrappers_and_clipped_rewards_where_the_settin
     assert unit.worker.sampler.lockstep._reward_limit == limit  # type: ignore[union-attr]
 
 
-def test_where_wrappers_cut_games_into_episodes_whole_games_are_reported(
+def test_whole_games_are_reported_if_wrappers_cut_them_into_episodes(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = make(**LOCKSTEP)
@@ -403,7 +401,7 @@ def test_where_wrappers_cut_games_into_episodes_whole_games_are_reported(
         ({"env": MULTI, "vectorize": "remote"}, "whole arrays"),
     ],
 )  # fmt: skip
-def test_environments_are_polled_where_somebody_asks_for_more_than_columns_and_the_log_says_why(
+def test_environments_are_polled_if_whole_rows_are_needed_and_the_reason_is_logged(
     make: Make, settings: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     log_once.reset()
@@ -413,7 +411,7 @@ def test_environments_are_polled_where_somebody_asks_for_more_than_columns_and_t
     assert re.search(f"polled turn by turn: .*{reason}", caplog.text)
 
 
-def test_exploration_without_memory_is_done_in_lockstep(make: Make) -> None:
+def test_exploration_without_memory_runs_in_lockstep(make: Make) -> None:
     plan = SamplePlan(columns=(c.OBS, c.ACTIONS))
     for exploration, explores in (({"type": "EpsilonGreedy", "epsilon": 0.0}, False), ("Random", True)):
         unit = make(only(plan, config={"exploration": exploration}), rollout_fragment_length=100, **LOCKSTEP)
@@ -424,7 +422,7 @@ def test_exploration_without_memory_is_done_in_lockstep(make: Make) -> None:
         assert (arrays[c.ACTIONS].reshape(-1) != greedy).any() == explores
 
 
-def test_hooks_that_only_the_learner_calls_cost_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_that_only_the_learner_calls_leave_lockstep_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type("Hooked", (DefaultCallbacks,), {"on_train_result": lambda self, **kwargs: None})
     monkeypatch.setattr("general_parts.Hooked", kind, raising=False)
     assert make(callbacks="general_parts:Hooked").worker.sample_in_lockstep() is not None
@@ -439,7 +437,7 @@ def test_every_form_of_environments_can_be_polled_too(make: Make, vectorize: str
 
 
 @pytest.mark.parametrize("vectorize", ["serial", "remote"])
-def test_r102_a_step_that_is_not_to_be_trained_on_ends_lockstep_and_leaves_no_row(
+def test_r102_a_step_excluded_from_training_ends_lockstep_and_leaves_no_row(
     make: Make, vectorize: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = SamplePlan(columns=(c.OBS, c.REWARDS))
@@ -465,7 +463,7 @@ def test_seeds_depend_on_run_seed_slot_and_unit_only() -> None:
     assert len({unit_seed(5, UnitPlace(slot, "ff", unit)) for slot in range(1, 9) for unit in range(4)}) == 32
 
 
-def test_who_takes_over_a_slot_gets_other_numbers_than_its_predecessor_and_the_same_each_time() -> None:
+def test_the_successor_in_a_slot_has_another_but_reproducible_seed() -> None:
     seeds = [unit_seed(5, UnitPlace(2, "ff", unit), life) for life in range(3) for unit in range(2)]
     assert len(set(seeds)) == 6
     assert unit_seed(5, UnitPlace(2, "aa"), 1) == unit_seed(5, UnitPlace(2, "ff"), 1)
@@ -475,7 +473,7 @@ def worker_part(**settings: Any) -> WorkerPart:
     return WorkerPart.from_dict({"env": "CartPole-v1", **settings})
 
 
-def test_a_monitor_writes_into_the_runs_directory_or_else_below_the_workers_own(
+def test_a_monitor_writes_to_the_runs_directory_or_below_the_workers_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = UnitPlace(1, "1")

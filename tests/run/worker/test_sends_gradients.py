@@ -1,4 +1,4 @@
-"""Samplers that send gradients in place of rows: the learner's own algorithm, over what they would have sent."""
+"""Samplers that send gradients instead of rows: the learner's own algorithm on the rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 
 
 class Units:
-    """Samplers of one run, and what the learner has."""
+    """Samplers of one run, and the learner's side."""
 
     def __init__(self, **settings: Any) -> None:
         self.learning: Learning = build_learning(A3CConfig(**{**SMALL, **settings}))
@@ -69,11 +69,11 @@ def polled() -> Iterator[Units]:
 
 
 @pytest.mark.parametrize(("kind", "policy_id"), [("units", DEFAULT_POLICY_ID), ("polled", "right")])
-def test_a_gradient_is_that_of_the_rows_that_would_have_been_sent(request: Any, kind: str, policy_id: str) -> None:
-    """At the weights and the time step of the snapshot; all else of the fragment is the same."""
+def test_a_gradient_equals_that_of_the_rows_it_replaces(request: Any, kind: str, policy_id: str) -> None:
+    """With the weights and the timestep of the snapshot; the rest of the fragment is the same."""
     units = request.getfixturevalue(kind)
     sent, rows = (units.unit(timestep=500, sends=sends).sample() for sends in ("gradients", "rows"))
-    assert sent.batches.keys() == rows.batches.keys() == {policy_id}  # the other policy doesn't learn
+    assert sent.batches.keys() == rows.batches.keys() == {policy_id}  # the other policy does not learn
     expected = units.learning.group.algorithms[policy_id].compute_gradients(rows.batches[policy_id], 500)
     found = sent.batches[policy_id]
     assert found.keys() == expected.keys()
@@ -89,7 +89,7 @@ def test_a_gradient_is_that_of_the_rows_that_would_have_been_sent(request: Any, 
         np.testing.assert_array_equal(sent.episodes[name], array)
 
 
-def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Units) -> None:
+def test_gradients_pass_the_wire_and_the_learners_checks(units: Units) -> None:
     unit = units.unit()
     for number in (1, 2):
         message = sent(unit, number)
@@ -100,12 +100,12 @@ def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Unit
         assert message.filter_deltas[DEFAULT_POLICY_ID]["n"] > 0
         batch = units.learning.group.make_batch([message.batches])
         assert not units.learning.group.update(batch, 0).skipped
-    boastful = {**columns, NUM_ROWS: columns[NUM_ROWS] + 1}  # it would count for more than was sampled
+    boastful = {**columns, NUM_ROWS: columns[NUM_ROWS] + 1}  # it would count more rows than were sampled
     with pytest.raises(BatchError, match="agent_steps"):
         check_samples(dataclasses.replace(message, batches={DEFAULT_POLICY_ID: boastful}))
 
 
-def test_without_tensorflow_a_worker_says_what_to_install(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorflow_a_worker_names_the_missing_package(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tensorflow")
     monkeypatch.setattr(sys, "meta_path", [NoTensorFlow(), *sys.meta_path])
     with pytest.raises(ConfigError) as caught:

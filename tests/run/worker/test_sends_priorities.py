@@ -1,4 +1,4 @@
-"""Samplers that send first priorities: the errors of their rows by the network's own values, whatever they sample."""
+"""Samplers that send initial priorities: the errors of their rows by the network's own values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=list(WAYS))
 def sampled(request: pytest.FixtureRequest) -> tuple[Learning, dict[str, Any]]:
-    """What learns, and a fragment that came to it by the wire."""
+    """Return a learner, and a fragment that it received over the wire."""
     learning = build_learning(ApexConfig(**{**SMALL, **WAYS[request.param]}))
     unit = unit_of(learning)
     message = sent(unit)
@@ -45,14 +45,14 @@ def sampled(request: pytest.FixtureRequest) -> tuple[Learning, dict[str, Any]]:
     return learning, message.batches[DEFAULT_POLICY_ID]
 
 
-def test_a_rows_priority_is_its_error_by_the_network_that_acted_and_the_replay_draws_it_by_that(
+def test_a_rows_priority_is_the_acting_networks_error_and_the_replay_uses_it(
     sampled: tuple[Learning, dict[str, Any]],
 ) -> None:
     learning, fragment = sampled
     algorithm: Any = learning.group.algorithms[DEFAULT_POLICY_ID]
 
     def values(obs: Any) -> Any:
-        """Q values of all actions; none of one that is not legal."""
+        """Q values of all actions, without illegal ones."""
         found, mask = algorithm.model.q(tf.constant(obs.reshape(-1, *obs.shape[2:])))
         found = found if algorithm.model.atoms is None else expected_q(found, algorithm.model.atoms)
         found = found.numpy() if mask is None else np.where(mask.numpy() > 0, found.numpy(), -np.inf)
@@ -73,7 +73,7 @@ def test_a_rows_priority_is_its_error_by_the_network_that_acted_and_the_replay_d
     replay = algorithm.replay
     learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
     num_rows = len(replay)
-    replay.update_priorities(np.array([0]), np.array([100.0]))  # the learner has found larger errors than these
+    replay.update_priorities(np.array([0]), np.array([100.0]))  # the learner has computed larger errors than these
     learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
     stored = replay._priorities.tree.priorities[num_rows : 2 * num_rows]
     np.testing.assert_allclose(stored, found[valid] + 1e-6, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The worker service against a real source of fragments in one process: life, failures, bad links."""
+"""Worker service with a real RemoteSource in one process: life, failures, bad links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STREAMING = with_settings(mode="streaming")
 
 
 async def ended(both: InProcess) -> WorkerOutcome:
-    """How its only worker has ended."""
+    """Return the outcome of the only worker."""
     return await asyncio.wait_for(both.outcomes[0], 10)
 
 
@@ -39,7 +39,7 @@ async def test_workers_end_when_the_run_is_over() -> None:
     assert outcomes[0].reason == "the test is over"
 
 
-async def test_a_stopped_worker_leaves_at_once_and_its_share_goes_to_the_others() -> None:
+async def test_a_stopped_worker_leaves_immediately_and_its_share_goes_to_the_others() -> None:
     async with running() as both:
         await both.updates_done(2)
         both.workers[0].stop("leaving on purpose")
@@ -63,7 +63,7 @@ CLIENT = {"env": "general_parts:Broken", "env_config": {"size": 4}, "seed": None
     ],
     ids=["constructor", "client", "exit", "memory"],
 )
-async def test_r184_whatever_fails_in_a_worker_is_reported_with_its_traceback_and_ends_it(
+async def test_r184_any_failure_in_a_worker_is_reported_with_its_traceback_and_ends_it(
     settings: dict[str, Any], says: list[str]
 ) -> None:
     both = InProcess(AnyShape, **settings)
@@ -76,8 +76,8 @@ async def test_r184_whatever_fails_in_a_worker_is_reported_with_its_traceback_an
     assert all(text in failure_told(both) for text in says)
 
 
-async def test_r184_what_a_worker_holds_for_the_learner_is_bounded_in_bytes() -> None:
-    """A fragment has some 600 bytes: one may wait for its acknowledgement, and no other is begun until then."""
+async def test_r184_fragments_held_by_a_worker_are_bounded_in_bytes() -> None:
+    """A fragment has some 600 bytes: one can wait for its acknowledgement, and no other is begun until then."""
     held = []
     async with running(1, STREAMING, object_store_memory_per_worker=700) as both:
         fragments = both.workers[0]._session._fragments
@@ -94,14 +94,14 @@ async def test_r184_what_a_worker_holds_for_the_learner_is_bounded_in_bytes() ->
 
 
 @pytest.mark.parametrize("compress_observations", [False, True, "bulk"])
-async def test_what_workers_send_is_compressed_if_observations_are_to_be(compress_observations: bool | str) -> None:
+async def test_workers_compress_fragments_if_compress_observations_is_set(compress_observations: bool | str) -> None:
     off = {**QUICK.model_dump(), "compression": "off"}
     async with running(1, transport=off, compress_observations=compress_observations) as both:
         await both.updates_done(1)
     assert both.workers[0]._compress == bool(compress_observations)
 
 
-async def test_lost_broadcasts_and_connections_lose_and_double_nothing() -> None:
+async def test_lost_broadcasts_and_connections_neither_lose_nor_duplicate_fragments() -> None:
     def fault(direction: Direction, number: int) -> tuple[float, ...]:
         return () if direction is Direction.BROADCAST and number % 3 else (0.002,)
 
@@ -130,7 +130,7 @@ async def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_
     assert any("worker 1 lost" in text for text in both.events)
 
 
-async def test_a_task_that_dies_ends_its_worker_and_the_learner_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_dies_ends_its_worker_and_is_reported_to_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(now: float) -> None:
         raise ZeroDivisionError("the clock is broken")
 
@@ -144,7 +144,7 @@ async def test_a_task_that_dies_ends_its_worker_and_the_learner_is_told(monkeypa
 
 
 def build_slowly(monkeypatch: pytest.MonkeyPatch, number: int) -> tuple[list[Any], threading.Event]:
-    """Has one of the next units, by its number, wait when it is built; gives the places of all, and what lets it go."""
+    """Make one of the next units, by its number, wait while it is built; return all places and a release event."""
     build, may_go_on = service.SamplerUnit, threading.Event()
     places: list[Any] = []
 
@@ -159,7 +159,7 @@ def build_slowly(monkeypatch: pytest.MonkeyPatch, number: int) -> tuple[list[Any
 
 
 def lose(both: InProcess) -> None:
-    """The learner counts worker 1 lost; it comes back as another incarnation."""
+    """Lose worker 1 at the learner; it comes back with another incarnation."""
     both.source.session.lose(1, "lost for a test", time.monotonic())
     both.source.pump()
 
@@ -169,7 +169,7 @@ def lose(both: InProcess) -> None:
 async def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, mode: str, num_samplers: int, slow: int
 ) -> None:
-    """What is built too late neither begins fragments under the next registration's leases nor sends its deltas."""
+    """A sampler built too late neither begins fragments under the next registration's leases nor sends its deltas."""
     places, may_go_on = build_slowly(monkeypatch, 1 + slow)
     algorithm = with_settings(mode=mode)
     async with running(1, algorithm, samplers_per_worker=num_samplers, observation_filter="MeanStdFilter") as both:
@@ -182,7 +182,7 @@ async def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_not
         await until(lambda: worker._session.incarnation != before and worker._session.slot)
         if mode == "on_policy":
             await until(lambda: worker._session.may_sample(worker._session.version))
-        await asyncio.sleep(0.1)  # time to begin what must not begin
+        await asyncio.sleep(0.1)  # time for a fragment that must not begin
         assert not worker._session._leases.begun, "an ended registration's sampler works on"
         may_go_on.set()
         await both.updates_done(len(both.updates) + 4)
@@ -192,7 +192,7 @@ async def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_not
     assert not any("failed" in text for text in both.events)
 
 
-async def test_what_is_built_after_its_worker_was_stopped_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sampler_built_after_its_worker_was_stopped_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = threading.Event()
     monkeypatch.setattr(SamplerUnit, "close", lambda unit: closed.set())
     places, may_go_on = build_slowly(monkeypatch, 1)
@@ -226,7 +226,7 @@ async def test_a_fragment_in_hand_when_its_registration_ends_is_dropped(
         (worker,) = both.workers
         before = worker._session.incarnation
         lose(both)
-        # the registration ends and the fragment is ready in one and the same turn of the event loop
+        # the registration ends and the fragment is ready in the same turn of the event loop
         worker._session.receive(Refused("lost for a test", retry=True, code=RefusalCode.ENDED), time.monotonic())
         may_go_on.set()
         worker._running[0].executor.submit(int).result(10)
@@ -243,7 +243,7 @@ async def test_a_fragment_in_hand_when_its_registration_ends_is_dropped(
     assert not any("failed" in text for text in both.events)
 
 
-async def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
+async def test_the_learner_can_ask_a_worker_for_its_stacks() -> None:
     async with running(1) as both:
         session, handle = both.source.session, both.source._handle
         good, bad = (session.call(1, what, {}) for what in ("stacks", "nonsense"))
@@ -263,7 +263,7 @@ async def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
 
 
 class AnyShape(FakeAlgorithm):
-    """Takes fragments of the general path too."""
+    """Algorithm that takes fragments of the general path, too."""
 
     mode = "streaming"
 
@@ -273,7 +273,7 @@ class AnyShape(FakeAlgorithm):
 
 async def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
     async with running(1, env="in_process:BlockingEnv", env_config={"step_s": 0.4}, seed=None) as both:
-        end = time.monotonic() + 1.6  # more than one and a half times the heartbeat timeout, within the first fragment
+        end = time.monotonic() + 1.6  # more than 1.5 times the heartbeat timeout, within the first fragment
         while time.monotonic() < end:
             await asyncio.sleep(0.05)
             assert both.source.session.slots == [1]
@@ -289,7 +289,7 @@ async def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
     ],
     ids=["for clients", "for other processes"],
 )
-async def test_a_worker_that_waits_leaves_at_once_when_it_is_stopped(waits: dict[str, Any]) -> None:
+async def test_a_waiting_worker_leaves_immediately_when_stopped(waits: dict[str, Any]) -> None:
     both = InProcess(AnyShape, seed=None, **waits)
     both.num_envs = 1
     both.start(1)
@@ -305,10 +305,10 @@ async def test_a_worker_that_waits_leaves_at_once_when_it_is_stopped(waits: dict
 
 
 @pytest.mark.parametrize(("code", "status"), [(RefusalCode.VIOLATION, FAILED), (RefusalCode.VERSION, HOPELESS)])
-async def test_who_broke_the_protocol_once_may_be_started_again_and_who_never_fits_may_not(
+async def test_a_worker_is_restarted_after_a_protocol_violation_but_not_if_it_never_fits(
     code: str, status: int
 ) -> None:
-    """A violation may come of bytes that were damaged on the way."""
+    """Bytes damaged in transit can cause a violation."""
     async with running(1) as both:
         (worker,) = both.workers
         worker._session.receive(Refused("refused for a test", retry=False, code=code), time.monotonic())

@@ -1,4 +1,4 @@
-"""Noise of the state (gSDE) in a worker's rows, however its environments are driven."""
+"""State-dependent noise (gSDE) in a worker's rows, in lockstep and polled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = (c.OBS, c.ACTIONS, c.ACTION_DIST_INPUTS, c.ACTION_LOGP)
 
 
 class Wandering(gymnasium.Env[Any, Any]):
-    """Observations at random; episodes of 9 steps."""
+    """Environment with random observations and episodes of 9 steps."""
 
     observation_space, action_space = spaces.Box(-1.0, 1.0, (3,)), BOX
 
@@ -44,7 +44,7 @@ class Wandering(gymnasium.Env[Any, Any]):
 
 
 class WanderingPair(MultiAgentEnv):
-    """Two of them."""
+    """Environment with two agents."""
 
     observation_space, action_space = Wandering.observation_space, BOX
 
@@ -72,14 +72,14 @@ def make(**settings: Any) -> SamplerUnit:
 
 
 def tracks_of(unit: SamplerUnit, fragments: int) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """For each agent of each environment, shares [S, F] and noise [S] of its steps; probabilities are as recorded."""
+    """Return shares [S, F] and noise [S] of the steps of each agent, after checking the recorded probabilities."""
     found: list[list[Any]] = []
     for _ in range(fragments):
         columns = dict(unit.sample().batches[DEFAULT_POLICY_ID])
         found.append([columns[name] for name in COLUMNS])
     obs, actions, inputs, logp = (np.concatenate(parts) for parts in zip(*found, strict=True))
     outputs = NumpyActor(WEIGHTS)(obs)[0]
-    np.testing.assert_allclose(inputs, outputs[..., :2], rtol=1e-3, atol=1e-4)  # shares are not sent along
+    np.testing.assert_allclose(inputs, outputs[..., :2], rtol=1e-3, atol=1e-4)  # shares are not sent
     deviations = np.exp(inputs[..., 1])
     noise = (actions[..., 0] - inputs[..., 0]) / deviations
     np.testing.assert_allclose(logp, -0.5 * noise**2 - np.log(deviations) - 0.5 * np.log(2 * np.pi), atol=1e-3)
@@ -87,14 +87,14 @@ def tracks_of(unit: SamplerUnit, fragments: int) -> list[tuple[np.ndarray[Any, A
 
 
 def have_one_matrix(shares: Any, noise: Any) -> bool:
-    """Whether one matrix gives the noise of more steps than it has numbers."""
+    """Return True if a single matrix explains the noise of these steps, which are more than it has numbers."""
     assert len(noise) > FEATURES
     matrix = np.linalg.lstsq(shares, noise, rcond=None)[0]
     return bool(np.allclose(shares @ matrix, noise, atol=1e-4))
 
 
 def check(tracks: Sequence[Any], begins: Sequence[int]) -> None:
-    """Noise is of one matrix from each step in `begins` to the next, and of no longer; each track has its own."""
+    """Check that a track has one matrix from each step in `begins` to the next and no longer, and no other track's."""
     for shares, noise in tracks:
         for begin, end in itertools.pairwise(begins):
             if end - begin > FEATURES:
@@ -105,7 +105,7 @@ def check(tracks: Sequence[Any], begins: Sequence[int]) -> None:
     assert not have_one_matrix(*joined)
 
 
-def test_in_lockstep_a_matrix_lasts_so_many_steps_of_its_environment_beyond_fragments_and_episodes() -> None:
+def test_in_lockstep_a_matrix_lasts_beyond_fragments_and_episodes() -> None:
     unit = make()
     tracks = tracks_of(unit, 3)
     assert unit.worker.sample_in_lockstep() is not None
@@ -116,10 +116,10 @@ def test_in_lockstep_a_matrix_lasts_so_many_steps_of_its_environment_beyond_frag
 @pytest.mark.parametrize(
     ("settings", "agents"), [({"callbacks": "general_parts:Watching"}, 2), ({"env": f"{__name__}:WanderingPair"}, 4)]
 )
-def test_polled_turn_by_turn_an_agent_has_a_matrix_of_its_own_for_so_many_steps_of_its_episode(
+def test_polled_turn_by_turn_each_agent_has_its_own_matrix_within_an_episode(
     settings: dict[str, Any], agents: int
 ) -> None:
-    """An episode is as long as a fragment, whose rows are those of one agent after the other's."""
+    """Episodes are as long as fragments, which contain the rows of one agent after the other."""
     unit = make(**settings)
     ((shares, noise),) = tracks_of(unit, 1)
     assert unit.worker.sample_in_lockstep() is None

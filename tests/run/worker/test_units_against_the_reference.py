@@ -1,6 +1,6 @@
-"""What a worker process samples is what the plain sampler in `reference_sampler` makes of the same world.
+"""Samples of a worker process equal those of the plain sampler in `reference_sampler` in the same world.
 
-Its policy is an acting graph that leaves nothing to chance, so that who draws which noise is no matter.
+The policy is a deterministic acting graph, so that the order of random draws does not matter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 SAMPLES = 3
 GAE = {"gamma": 0.9, "lam": 0.7}
 IN_COLUMNS = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
-"""Columns that depend on where trajectories were cut."""
+"""Columns that depend on the places where trajectories were cut."""
 
 REMOTE = {"remote_worker_envs": True, "remote_env_batch_wait_ms": 60_000.0, "max_env_restarts_per_hour": 1000}
 
@@ -39,7 +39,7 @@ IN_LOCKSTEP = (
     c.VF_PREDS, *IN_COLUMNS,
 )  # fmt: skip
 WHOLE = (*IN_LOCKSTEP, c.PREV_ACTIONS, c.PREV_REWARDS, c.DONES, c.EPS_ID, c.AGENT_INDEX, c.T)
-"""Columns of whole rows, for which environments are polled."""
+"""Columns of whole rows, which need polled environments."""
 
 FAST = settings(
     max_examples=12,
@@ -51,7 +51,7 @@ FAST = settings(
 
 @st.composite
 def unit_cases(draw: Any, vectorize: str, polled: bool) -> Case:
-    """Worlds for one agent whose rows all are trained on, as lockstep asks for."""
+    """Worlds with one agent, all rows of which are trained on, as lockstep requires."""
     is_remote = vectorize == "remote"
     case = draw(cases("gym", remote=is_remote, may_break=is_remote))
     rnd = draw(st.randoms(use_true_random=False))
@@ -73,7 +73,7 @@ def unit_cases(draw: Any, vectorize: str, polled: bool) -> Case:
         config["resets"] = "later" if config["autoreset"] == "NextStep" else "same"
         config["obs"] = rnd.choice(["box", "matrix"])
     if case.complete or config["resets"] == "later":
-        # there, rows are compared episode by episode, and an episode is known by what its rows show
+        # rows are then compared by episode, and an episode is identified by its rows
         config["obs"], case.filter = "box", "NoFilter"
     return case
 
@@ -128,7 +128,7 @@ def make_reference(case: Case, graph: Any) -> ReferenceSampler:
 
 
 def rows_of(produced: Samples) -> dict[str, np.ndarray]:
-    """A fragment's rows, environment after environment; without those that are no transitions."""
+    """Return a fragment's transitions, environment after environment."""
     arrays = dict(produced.batches[DEFAULT_POLICY_ID])
     valid = arrays.pop(c.VALID, np.ones(arrays[c.OBS].shape[:2], np.bool_))
     arrays[c.NEW_OBS] = new_obs(arrays)
@@ -138,7 +138,7 @@ def rows_of(produced: Samples) -> dict[str, np.ndarray]:
 
 
 def run(case: Case) -> None:
-    """Sample on both sides; compare fragment by fragment where both cut at the same rows, else by episode."""
+    """Sample on both sides, and compare by fragment if both cut at the same rows, else by episode."""
     action_space = ACTION_SPACES[case.config["action"]]
     shape = preprocessor_for(OBS_SPACES[case.config["obs"]]).shape
     graph = make_graph(shape, action_space, recurrent=case.recurrent, looks_back=case.more["looks_back"])
@@ -171,7 +171,7 @@ def compare_fragments(unit: SamplerUnit, reference: ReferenceSampler) -> None:
 
 
 def compare_episodes(case: Case, unit: SamplerUnit, reference: ReferenceSampler) -> None:
-    """Rows of an episode are equal, as far as both have sampled it."""
+    """Check that rows of an episode are equal, as far as both have sampled it."""
     sides: list[dict[Any, dict[str, list[Any]]]] = [{}, {}]
     is_whole = case.complete
     for _ in range(SAMPLES):
@@ -212,8 +212,8 @@ def test_a_worker_process_samples_as_the_reference_does(vectorize: str, polled: 
 
 
 @pytest.mark.slow
-def test_processes_of_environments_that_end_cost_what_the_reference_says() -> None:
-    """They are replaced; rows that were packed before stay."""
+def test_ended_environment_processes_cost_the_rows_that_the_reference_predicts() -> None:
+    """The processes are replaced, and rows packed before are kept."""
 
     @settings(FAST, max_examples=3, phases=[Phase.generate])
     @given(unit_cases("remote", True))
