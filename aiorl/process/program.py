@@ -116,7 +116,7 @@ def keep_output_from_failing() -> None:
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is not None:  # else it was closed from the start
+        if stream is not None:  # None if it was closed from the start
             raw = _Lossy(descriptor, "wb", closefd=False)
             text = io.TextIOWrapper(
                 io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True

@@ -118,7 +118,7 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
     maker = EnvMaker(plan)
     if config.vectorize == "native":
         if config.remote_worker_envs:
-            said = "vectorize is 'native', but remote_worker_envs gives each environment a process of its own."
+            said = "vectorize is 'native', but remote_worker_envs gives each environment its own process."
             raise ConfigError(said, key="vectorize", value="native", hint="Leave out one of the two.")
         maker.check_native()
     env = maker.make_first()

@@ -96,7 +96,7 @@ class Evaluations(Observer):
     async def after_iteration(self, training: Training, result: dict[str, Any]) -> None:
         """Evaluate if an evaluation is due, and add the newest finished evaluation to the result.
 
-        At the end, wait a while for an evaluation that runs in parallel, since it may turn out the best.
+        At the end, wait a while for an evaluation that runs in parallel, since it may turn out to be the best.
         """
         if training.end.has_come:
             if not training.end.hurry.is_set():
@@ -141,7 +141,7 @@ class Evaluations(Observer):
             self.holds_up = ""
 
     async def finish(self) -> None:
-        """Wait a while for an evaluation that runs in parallel, since it may turn out the best."""
+        """Wait a while for an evaluation that runs in parallel, since it may turn out to be the best."""
         if self._running is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(first_of(self.hurry.wait(), self._running), _FINISH_S)

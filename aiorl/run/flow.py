@@ -193,7 +193,7 @@ class Flow:
             updates: takes the train batches.
             session: hands out leases and publishes snapshots.
             tell: called with (kind, source, text, logging level) of news about a peer.
-            max_queued_bytes: bytes of waiting fragments from which on no further leases are streamed.
+            max_queued_bytes: limit on the bytes of waiting fragments; at the limit, no further leases are streamed.
         """
         self.publisher = Publisher(learning.filters)
         self.metrics: dict[str, float] = {}

@@ -37,7 +37,7 @@ class PolicyGroup:
     def __init__(
         self, algorithms: Mapping[str, Algorithm], fixed: Mapping[str, Mapping[str, Array]] | None = None
     ) -> None:
-        """Take ownership of algorithms and weights; no other code can use them afterwards."""
+        """Take ownership of algorithms and weights; no other code must use them afterwards."""
         self.algorithms = {policy_id: algorithms[policy_id] for policy_id in sorted(algorithms)}
         self.fixed = {policy_id: dict(weights) for policy_id, weights in sorted((fixed or {}).items())}
         self._is_single = set(self.algorithms) == {DEFAULT_POLICY_ID} and not self.fixed
@@ -206,7 +206,7 @@ class UpdateDone:
         make_batch_s: seconds taken to lay out the batch.
         update_s: seconds taken by the update.
         state: returns the state of all policies after the update, see `Algorithm.hold_state`.
-        experience: policy id -> stored experience after the update, if it was asked for; see
+        experience: policy id -> stored experience after the update, if it was requested; see
             `Algorithm.hold_experience`.
     """
 

@@ -331,7 +331,7 @@ class RemoteSource(Source):
         if self.updates is not None:
             self.updates.join(timeout_s)
 
-    # What arrives ---------------------------------------------------------------------------------------------
+    # Receiving ------------------------------------------------------------------------------------------------
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
         now, session = time.monotonic(), self.session
@@ -380,7 +380,7 @@ class RemoteSource(Source):
             self._tell_of_the_rest()
             await asyncio.sleep(_TICK_S)
 
-    # What follows ---------------------------------------------------------------------------------------------
+    # Acting and sending ---------------------------------------------------------------------------------------
 
     def _pump_soon(self) -> None:
         """Schedule one `pump` for all messages of this wake-up."""

@@ -219,7 +219,7 @@ class Run:
         if self.training is not None:
             self.training.fail(error)
 
-    # What users see -------------------------------------------------------------------------------------------
+    # Display --------------------------------------------------------------------------------------------------
 
     def make_way(self) -> None:
         """Release the terminal for another program, such as a debugger; later output consists of plain lines."""

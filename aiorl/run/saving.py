@@ -71,7 +71,7 @@ class Saver:
 
         Args:
             state: returns the state; called only if it is written, in any thread.
-            experience: policy id -> stored experience, if it was asked for; starts a checkpoint.
+            experience: policy id -> stored experience, if it was requested; starts a checkpoint.
         """
         run = self._run
         held = RunState(dataclasses.replace(run.counters), {}, run.ledger.as_dict())

@@ -41,7 +41,7 @@ UpdateEvent = WarmUpDone | UpdateDone | UpdatesEnded
 class UpdateThread:
     """Makes updates one after the other in its own thread; one train batch can wait.
 
-    After `start`, nothing else may use the policies until the thread has ended.
+    After `start`, no other code must use the policies until the thread has ended.
 
     Attributes:
         updater: makes the updates.

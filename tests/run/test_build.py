@@ -40,7 +40,7 @@ def test_a_worker_has_one_external_environment_by_default(
         ({"env": "planned", "vectorize": "native"}, "has no such form here"),
         ({"env": "planned", "vectorize": "remote"}, "holds its environments itself"),
         ({"env": "aiorl.testing.envs:CountingEnv", "vectorize": "native"}, "has no such form here"),
-        ({"env": "CartPole-v1", "vectorize": "native", "remote_worker_envs": True}, "a process of its own"),
+        ({"env": "CartPole-v1", "vectorize": "native", "remote_worker_envs": True}, "its own process"),
     ],
 )
 def test_unsupported_vectorize_modes_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -239,7 +239,7 @@ class WorkerService:
                 self._outbox.popleft()
         self._wake.set()
 
-    # What follows ---------------------------------------------------------------------------------------------
+    # Events ---------------------------------------------------------------------------------------------------
 
     def _handle(self, event: ev.WorkerEvent) -> None:
         match event:
@@ -256,7 +256,7 @@ class WorkerService:
                 self._newest = None
                 self._restart_units(None)
             case ev.LearnerLost(reason):
-                logger.warning("%s; no new fragment is begun until it answers", reason)
+                logger.warning("%s; no new fragment begins until it answers", reason)
             case ev.LearnerBack():
                 logger.info("the learner answers again")
             case ev.WasRefused(reason, retry, code):
@@ -405,7 +405,7 @@ class WorkerService:
             pass
         except EndOfData as error:
             running.is_out_of_data = True
-            logger.info("sampler %d has come to the end: %s", running.index, error)
+            logger.info("sampler %d has reached the end: %s", running.index, error)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
             self._fail_of(running.incarnation, error, "sampler", (ConfigError, DataError, UnknownPolicyError))
 
