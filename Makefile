@@ -59,7 +59,7 @@ layers: $(STAMP)  ## import-linter: imports go in one direction
 	@$(BIN)/lint-imports --no-cache
 
 prose: $(STAMP)  ## list words and sentences that this project no longer writes
-	@$(BIN)/python tests/support/prose.py --limit 1500
+	@$(BIN)/python tests/support/prose.py
 
 size:  ## check that code lines and files do not grow
 	@$(BIN)/python tests/support/size.py

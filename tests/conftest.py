@@ -1,4 +1,4 @@
-"""What holds for all tests: what is compiled is kept, by XLA for as long as they run, and not in the user's home."""
+"""Settings of all tests. XLA keeps its compiled code while the tests run, and not in the user's home."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import pytest
 from learner_server import can_fork, share_server
 
 QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-"""What is compiled here runs once or twice. Not in processes that tests start: these compile as users' do."""
+"""Flags for code that runs once or twice. Processes that tests start compile as users' processes do."""
 LONG = ("integration", "examples", "trainer", "algorithms", "models", "protocol")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Done in the first process, whose environment the others get, learners that tests start included."""
-    # Some hundred processes import the same modules, and pytest compiles each file of tests: once is enough
+    """Set variables in the first process. The others inherit them, as do the learners that tests start."""
+    # hundreds of processes import the same modules, and pytest compiles each test file: once is enough
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Who starts tests in the background of a script has them ignore Ctrl-C, and what they start as well
+    # a script that starts tests in the background makes them and their children ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ or "TF_XLA_FLAGS" in os.environ:
         return
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Look for no garbage among what is imported and collected, which all stays; have XLA compile with little care."""
+    """Pause the garbage collector while modules are imported, since they all stay, and have XLA compile quickly."""
     if session.config.getoption("numprocesses", None):
         return  # others collect
     gc.disable()
@@ -61,11 +61,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is loaded by now stays, so that no collection of garbage looks through it: a tenth of the time."""
+    """Exclude everything loaded so far from garbage collection, which took a tenth of the time."""
     if "tensorflow" in sys.modules and os.environ.get("XLA_FLAGS") == QUICK_XLA:
         import tensorflow as tf
 
-        # reads the flags, which other processes don't get; nobody else compiles the same at the same time
+        # reads the flags, which other processes don't get; no other process compiles the same code now
         tf.function(lambda: tf.zeros(()) + float(os.getpid()), jit_compile=True)()
     if os.environ.get("XLA_FLAGS") == QUICK_XLA:
         del os.environ["XLA_FLAGS"]
@@ -86,7 +86,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def own_log_level() -> Iterator[None]:
-    """What a run of one test logs, even one that is never stopped, is none of the next test's."""
+    """Restore the log level that a run changed, even a run that is never stopped."""
     level = logging.getLogger("aiorl").level
     yield
     logging.getLogger("aiorl").setLevel(level)
