@@ -177,5 +177,5 @@ def test_it_is_made_by_name_and_needs_no_environments_polled_in_turn() -> None:
     assert exploration.has_memory
     assert not exploration_has_memory(settings)
     assert exploration_has_memory("OrnsteinUhlenbeckNoise")
-    with pytest.raises(PolicyError, match="for Gaussian actions; these are categorical"):
+    with pytest.raises(PolicyError, match="categorical"):
         make_named_distribution("categorical", spaces.Discrete(2), FEATURES)

@@ -107,7 +107,7 @@ def test_a_class_without_algorithm_or_init_is_a_clear_error(tmp_path: Path) -> N
 
 
 def test_a_config_of_another_algorithm_is_refused() -> None:
-    with pytest.raises(ConfigError, match="algo is 'impala', and this is a PPOTrainer"):
+    with pytest.raises(ConfigError, match="impala.*PPOTrainer"):
         aiorl.PPOTrainer({"algo": "impala"}, env="CartPole-v1")
 
 
@@ -303,7 +303,7 @@ def test_r176_an_iteration_is_attempted_four_times_or_once_without_a_way_to_reco
         assert trainer.tries == 4
     with (
         failing(tmp_path / "b", 9, ignore_worker_failures=True) as trainer,
-        pytest.raises(RuntimeError, match="4 tries"),
+        pytest.raises(RuntimeError, match="4 attempts"),
     ):
         trainer.train()
     assert trainer.tries == 4
