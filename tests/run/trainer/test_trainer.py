@@ -107,7 +107,7 @@ def test_a_class_without_algorithm_or_init_is_a_clear_error(tmp_path: Path) -> N
 
 
 def test_a_config_of_another_algorithm_is_refused() -> None:
-    with pytest.raises(ConfigError, match="impala.*PPOTrainer"):
+    with pytest.raises(ConfigError, match=r"impala.*PPOTrainer"):
         aiorl.PPOTrainer({"algo": "impala"}, env="CartPole-v1")
 
 
