@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import socket
 import struct
 import threading
@@ -102,21 +104,31 @@ def bytes_received(fd: int) -> int | None:
 def _borrow(fd: int, address: str | None = None) -> Iterator[socket.socket | None]:
     """Yield the socket of a descriptor that libzmq owns, or None if there is none; valid within the block.
 
-    It is no duplicate, because a connection must be cut even if this process is out of descriptors. Between a check of
-    its address and a call, libzmq could therefore give its number to another connection; that one would be cut, and
-    connect again.
-
     ``address`` is the expected address of the other side; None is yielded if it differs.
     """
     try:
-        connection = socket.socket(fileno=fd)
+        duplicate = os.dup(fd)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            yield None
+            return
+        # a connection must be cut even if this process is out of descriptors. Without a duplicate, libzmq could give
+        # the number to another connection between the check and the call; that one would be cut, and connect again
+        duplicate = fd
+    try:
+        connection = socket.socket(fileno=duplicate)
     except OSError:
+        if duplicate != fd:
+            os.close(duplicate)
         yield None
         return
     try:
         yield connection if address in (None, _name(connection)) else None
     finally:
-        connection.detach()
+        if duplicate == fd:
+            connection.detach()
+        else:
+            connection.close()
 
 
 def _name(connection: socket.socket) -> str:
