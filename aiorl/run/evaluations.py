@@ -27,7 +27,7 @@ from aiorl.process.machine import usable_cores
 from aiorl.process.replaced_file import replaced_directory
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.run.training import Ended, Observer, Play, Training
-from aiorl.text import one_line
+from aiorl.text import one_line, return_text
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Evaluations(Observer):
         steps = int(found["env_steps_trained"])
         is_best = self._keep_if_best(path, self._finished)
         self._tell(
-            f"evaluation after {steps:,} env steps: return {self.mean_return:,.1f} (deviation "
+            f"evaluation after {steps:,} env steps: return {return_text(self.mean_return)} (deviation "
             f"{found['episode_reward_std']:,.1f}) over {found['episodes_this_iter']} episodes"
             + (", the best so far" if is_best else ""),
             logging.INFO,
