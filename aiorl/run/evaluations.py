@@ -250,7 +250,10 @@ class _Child:
         Raises:
             EvaluationError: the evaluation failed.
         """
-        line = await self._asked(request) or await self._asked(request)  # it may have ended since the last request
+        was_there = self._process is not None
+        line = await self._asked(request)
+        if not line and was_there:  # it may have ended since the last request
+            line = await self._asked(request)
         if not line:
             raise EvaluationError("the evaluation process ended without an answer")
         answer: dict[str, Any] = json.loads(line)
