@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 import socket
+import stat
 import struct
 import threading
 import time
@@ -142,6 +143,37 @@ def _name(connection: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _open_sockets() -> set[int]:
+    """Return the descriptors of this process's sockets; none if the system does not list them."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):  # there is no /proc, or no descriptor left to read it with
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            # no duplicate of a file: closing one would release this process's locks on it
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    found.add(fd)
+    return found
+
+
+def _local_port(connection: socket.socket) -> int:
+    """Return the port on our side, 0 for a socket without one."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return 0
+    port: int = connection.getsockname()[1]
+    return port
+
+
+def _shut_down(connection: socket.socket, *, reset: bool) -> bool:
+    """End a TCP connection; return False if it was already gone."""
+    try:
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False
+    return True
+
+
 class ConnectionTable:
     """Accepted connections by descriptor and by peer.
 
@@ -205,15 +237,7 @@ class ConnectionTable:
         if self.by_fd.get(connection.fd) is not connection:
             return False
         with _borrow(connection.fd, connection.address) as borrowed:
-            if borrowed is None:
-                return False
-            try:
-                if reset:
-                    borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                borrowed.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return False
-        return True
+            return borrowed is not None and _shut_down(borrowed, reset=reset)
 
     def survey(self, elapsed_s: float) -> None:
         """Update each connection's counters; the previous survey was ``elapsed_s`` seconds ago."""
@@ -257,12 +281,17 @@ class BacklogGuard:
     The unread bytes of an ended connection are not known exactly, because much may have arrived since the last check.
     Each ended connection therefore counts with the maximum, and new connections are refused while the sum is too large.
 
+    The loop adds connections to the table, and a flood can keep it busy before it does: libzmq reads subscriptions in
+    a loop of its own that lasts as long as more of them arrive. While the loop is busy, the thread therefore looks for
+    connections of the port that the table does not contain yet. The bound of a stranger applies to them, too.
+
     If the thread dies, its error is raised on the loop and handled like the error of a callback.
 
     Args:
         table: the connections; the user of the table updates `Connection.taken_bytes` and ``delivered``.
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and the reason.
+        port: the port that they are connected to.
         max_bytes: bound for a connection that was answered; default: twice the largest message.
     """
 
@@ -272,9 +301,12 @@ class BacklogGuard:
         limits: EndpointLimits,
         on_cut: Callable[[Connection, str], None],
         *,
+        port: int,
         max_bytes: int | None = None,
     ) -> None:
         self._emptied = False
+        self._is_loop_busy = False
+        self._port = port
         self._left_behind = 0
         self._table = table
         self._max_bytes = 2 * limits.max_message_bytes if max_bytes is None else max_bytes
@@ -316,8 +348,7 @@ class BacklogGuard:
             def fail() -> None:
                 raise failure
 
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(fail)
+            self._call(fail)
 
     def _watch(self) -> None:
         pause_s = _LOOK_S
@@ -335,6 +366,11 @@ class BacklogGuard:
 
     def _look(self) -> None:
         connections = list(self._table)
+        if self._is_loop_busy:
+            self._cut_unknown({each.fd for each in connections})
+        else:
+            self._is_loop_busy = True
+            self._call(self._loop_turned)
         self._cut.intersection_update(connections)
         unread: dict[Connection, int] = {}
         for connection in connections:
@@ -360,8 +396,23 @@ class BacklogGuard:
         if self._table.cut(connection, reset=True):
             self._cut.add(connection)
             reason = f"too much of its data is unread (a flood, or an endless message): {what}"
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._on_cut, connection, reason)
+            self._call(self._on_cut, connection, reason)
+
+    def _cut_unknown(self, known: set[int]) -> None:
+        """Cut connections that the loop has not seen yet and that exceed the bound of a stranger."""
+        for fd in _open_sockets() - known:
+            with _borrow(fd) as borrowed:
+                if borrowed is None or _local_port(borrowed) != self._port:
+                    continue
+                if (bytes_received(fd) or 0) > self._max_of_stranger:
+                    _shut_down(borrowed, reset=True)
+
+    def _loop_turned(self) -> None:
+        self._is_loop_busy = False
+
+    def _call(self, callback: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(callback, *args)
 
 
 class ListeningPort:

@@ -175,11 +175,15 @@ class ZmqLearnerEndpoint:
         )
         if CAN_TELL_BYTES and not self._reserved:
             self._guard = self._samples_port.guard = BacklogGuard(
-                self._peers, self._limits, self._samples_port.overflow
+                self._peers, self._limits, self._samples_port.overflow, port=self._port
             )
             self._samples_port.pump = self._pump
             self._broadcast_port.guard = BacklogGuard(
-                self._subscribers, self._limits, self._broadcast_port.overflow, max_bytes=MAX_SUBSCRIBER_BYTES
+                self._subscribers,
+                self._limits,
+                self._broadcast_port.overflow,
+                port=self._port + 1,
+                max_bytes=MAX_SUBSCRIBER_BYTES,
             )
         self._started = True
         self._surveyed = self._loop.time()

@@ -42,7 +42,7 @@ def _guarded(table: Table) -> Iterator[asyncio.Future[str]]:
     one, other = socket.socketpair()
     with one, other:
         table.accept(one.fileno())
-        guard = BacklogGuard(table, EndpointLimits(), lambda connection, reason: cut.set_result(reason))
+        guard = BacklogGuard(table, EndpointLimits(), lambda connection, reason: cut.set_result(reason), port=0)
         yield cut
         guard.close()
 
@@ -64,3 +64,23 @@ async def test_a_flooding_peer_is_cut_off_even_if_a_first_cut_fails_and_checks_a
     with _guarded(table) as cut:
         assert "too much of its data is unread" in await asyncio.wait_for(cut, 5)
     assert table.looked == 4
+
+
+async def test_a_flood_over_a_connection_that_the_busy_loop_has_not_seen_is_cut_off() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        guard = BacklogGuard(Table(), EndpointLimits(), lambda connection, reason: None, port=port, max_bytes=4096)
+        with (
+            socket.create_connection(("127.0.0.1", port)) as flooder,
+            server.accept()[0] as taken,
+            pytest.raises(ConnectionError),
+        ):
+            _keep_the_loop_busy(flooder, taken)
+        guard.close()
+
+
+def _keep_the_loop_busy(flooder: socket.socket, taken: socket.socket) -> None:
+    for _ in range(200):
+        flooder.sendall(bytes(1000))
+        taken.recv(1000)
+        time.sleep(0.05)
