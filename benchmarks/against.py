@@ -56,20 +56,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not shared:
             parser.error(f"no such benchmark in both trees; here: {', '.join(known)}")
         rounds: Rounds = {}
-        for name in shared:
-            for number in range(args.rounds):
-                console.print(f"[dim]{name}, round {number + 1} of {args.rounds} ...[/dim]", highlight=False)
-                commands = [(ROOT, known[name]), (there, known_there[name])]
-                # Each round swaps the order, so that neither tree always gets the warmer machine.
-                order = (0, 1) if number % 2 == 0 else (1, 0)
-                measured = {which: _figures(*commands[which], name) for which in order}
-                for figure, new in measured[0].items():
-                    if (old := measured[1].get(figure)) is None:
-                        continue
-                    rounds.setdefault(figure, []).append((new, old))
-                    said = f"  {figure}: {readable(new.value)} {new.unit} here, {readable(old.value)} there"
-                    console.print(said, highlight=False)
-    console.print(_table(rounds, args.rev))
+        try:
+            for name in shared:
+                for number in range(args.rounds):
+                    console.print(f"[dim]{name}, round {number + 1} of {args.rounds} ...[/dim]", highlight=False)
+                    commands = [(ROOT, known[name]), (there, known_there[name])]
+                    # Each round swaps the order, so that neither tree always gets the warmer machine.
+                    order = (0, 1) if number % 2 == 0 else (1, 0)
+                    measured = {which: _figures(*commands[which], name) for which in order}
+                    for figure, new in measured[0].items():
+                        if (old := measured[1].get(figure)) is None:
+                            continue
+                        rounds.setdefault(figure, []).append((new, old))
+                        said = f"  {figure}: {readable(new.value)} {new.unit} here, {readable(old.value)} there"
+                        if new.ratio is not None and old.ratio is not None:
+                            said += f"; to baseline {new.ratio:.3f} and {old.ratio:.3f}"
+                        console.print(said, highlight=False)
+        finally:  # Ctrl-C after an hour does not lose what was measured
+            if rounds:
+                console.print(_table(rounds, args.rev))
     return 0
 
 
