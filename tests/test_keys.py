@@ -50,25 +50,28 @@ def test_a_second_run_adds_workers_and_keeps_the_learners_key(tmp_path):
 def test_existing_files_stay_and_no_file_is_left_half_written(tmp_path):
     make_keys(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"worker.key_secret already exists and is not overwritten"):
+    with pytest.raises(ConfigError, match=r"worker\.key_secret"):
         make_keys(tmp_path, ("fresh", "worker"))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", ["learner", "../evil", "a/b", "", ".hidden", "x" * 65, "ä"])
 def test_an_invalid_name_is_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match="is not a valid name"):
+    with pytest.raises(ConfigError) as caught:
         make_keys(tmp_path / "keys", (name,))
+    assert caught.value.value == name
     assert not (tmp_path / "keys").exists()
 
 
 def test_a_directory_that_cannot_be_made_takes_one_sentence(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SecurityError, match="cannot write keys"):
-        make_keys(tmp_path / "file" / "keys")
-    assert main([str(tmp_path / "file" / "keys")]) == 1
+    folder = tmp_path / "file" / "keys"
+    with pytest.raises(SecurityError) as caught:
+        make_keys(folder)
+    assert caught.value.value == str(folder)
+    assert main([str(folder)]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("aiorl.keys: cannot write keys")
+    assert str(folder) in error
     assert error.count("\n") == 1
 
 

@@ -1,8 +1,10 @@
-"""Structure of the package as documented: no import cycles, and few files to change for a new part."""
+"""Structure of the package as documented: public names, no import cycles, few files to change for a new part."""
 
 from __future__ import annotations
 
+import ast
 import graphlib
+import os
 import re
 import subprocess
 import sys
@@ -13,14 +15,15 @@ from typing import Any
 import grimp
 import numpy as np
 import pytest
+from reworded import reworded
 
+import aiorl
 from aiorl import errors
 from aiorl.acting.policy import Policy
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.data.columns import ColumnSpec
 from aiorl.errors import AiorlError
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers
-from aiorl.process import log_once
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.testing.envs import CountingEnv
 
@@ -41,6 +44,43 @@ def imports() -> dict[str, set[str]]:
     """Return the modules that each module imports, also within functions, but not for types only."""
     graph = grimp.build_graph("aiorl", exclude_type_checking_imports=True, cache_dir=None)
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+
+
+@pytest.mark.parametrize("name", [*aiorl.__all__, "TFPolicy"])
+def test_every_public_name_can_be_imported_and_is_listed(name: str) -> None:
+    assert getattr(aiorl, name) is not None
+    assert name in dir(aiorl)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = aiorl.nonsense
+
+
+def test_everything_can_be_imported_at_once_without_tensorflow() -> None:
+    """R1: this works even if TensorFlow is not installed."""
+    code = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; from aiorl import *; RolloutWorker"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_import_aiorl_loads_few_modules() -> None:
+    code = "import sys, aiorl; print([m for m in ('numpy', 'gymnasium', 'zmq', 'tensorflow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.strip() == "[]"
+
+
+def test_configs_are_made_without_tensorflow() -> None:
+    code = "import sys; sys.modules['tensorflow'] = None; from aiorl import IMPALAConfig, PPOConfig; PPOConfig(env='E')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_import_aiorl_silences_tensorflow_unless_the_user_configures_it() -> None:
+    code = "import os, aiorl; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    for given, found in ((None, "3"), ("0", "0")):
+        env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+        env |= {} if given is None else {"TF_CPP_MIN_LOG_LEVEL": given}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+        assert done.stdout.strip() == found
 
 
 def test_there_are_no_import_cycles(imports: dict[str, set[str]]) -> None:
@@ -107,9 +147,10 @@ def test_every_error_class_is_raised_or_has_subclasses() -> None:
 
 def test_each_stage_of_the_data_flow_is_logged_by_one_text() -> None:
     """R31."""
-    for text in log_once._STAGES.values():
-        found = [path.name for path in FILES if f'"{text.partition("%")[0]}%' in path.read_text("utf-8")]
-        assert found == ["log_once.py"], text
+    texts = re.findall(r'": "(.*?)%s', TEXTS["process/log_once.py"])
+    assert len(texts) > 10
+    for text in texts:
+        assert [name for name, source in TEXTS.items() if f'"{text}%' in source] == ["process/log_once.py"], text
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -123,6 +164,24 @@ def test_two_files_name_each_hook(hook: str) -> None:
     assert len(files) == 2
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     assert all(f"`aiorl/{name}`" in page for name in files), files
+
+
+def test_the_plugin_that_changes_messages_keeps_values() -> None:
+    source = (
+        '"""No sentence of a docstring changes."""\n'
+        'TABLE = {"a key of words": "two words", "b": "These are four plain words."}\n'
+        "def check(lr, name):\n"
+        '    if lr == "some words in a comparison": raise ConfigError(f"lr is {lr}, too \'large\' for {name}.",'
+        ' key="my key", hint="Use `aiorl keys`, --lr or a/b.c with Box.")\n'
+    )
+    assert ast.unparse(reworded(source)) == ast.unparse(
+        ast.parse(
+            source.replace("These are four plain words", "heseT rea ourf lainp ordsw")
+            .replace("lr is {lr}, too 'large' for", "lr si {lr}, oot 'large' orf")
+            .replace("Use `aiorl keys`, --lr or", "seU `aiorl keys`, --lr ro")
+            .replace("with Box", "ithw Box")
+        )
+    )
 
 
 @pytest.mark.slow

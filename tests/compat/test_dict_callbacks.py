@@ -54,7 +54,7 @@ def test_the_setting_names_functions_or_a_class(monkeypatch):
     assert callbacks_class(None) is callbacks_class({}) is named_callbacks(None) is None
     assert callbacks_class("users_callbacks:Own") is module.Own
     for load in (callbacks_class, named_callbacks):
-        with pytest.warns(DeprecationWarning, match="deprecated"):
+        with pytest.warns(DeprecationWarning, match="DefaultCallbacks"):
             older = load({"on_train_result": "users_callbacks:note"})
         result = {}
         older().on_train_result(trainer=None, result=result)

@@ -19,8 +19,10 @@ from aiorl.errors import ConfigError
     ],
 )
 def test_r168_a_removed_key_is_refused_with_its_replacement(old: str, new: str) -> None:
-    with pytest.raises(ValueError, match=f"There is no key {old} any more.* {new}"):
+    with pytest.raises(ConfigError) as caught:
         CommonConfig.from_mapping({old: 1})
+    assert caught.value.key == old
+    assert new in caught.value.hint
 
 
 def test_r169_renamed_keys_are_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -29,10 +31,9 @@ def test_r169_renamed_keys_are_taken_with_a_warning(caplog: pytest.LogCaptureFix
         made = translate_old_keys(values)
     assert made == {"multiagent": {"policies": {"a": 1}, "x": 2}, "rollout_fragment_length": 64, "lambda_": 1}
     assert values == {"multiagent": {"policy_graphs": {"a": 1}, "x": 2}, "sample_batch_size": 64, "lambda": 1}
-    assert sorted(caplog.messages) == [
-        "multiagent.policy_graphs is now called multiagent.policies",
-        "sample_batch_size is now called rollout_fragment_length",
-    ]
+    first, second = sorted(caplog.messages)
+    assert {"multiagent.policy_graphs", "multiagent.policies"} <= set(first.split())
+    assert {"sample_batch_size", "rollout_fragment_length"} <= set(second.split())
 
 
 def test_keys_that_have_no_effect_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,21 +44,15 @@ def test_keys_that_have_no_effect_are_left_out(caplog: pytest.LogCaptureFixture)
         assert not caplog.messages
         config = CommonConfig(sampling="general", transport={"receive_queue_length": 64, "send_queue_length": 7})
     assert config.transport.send_queue_length == 7
-    assert "sampling has no effect any more" in caplog.text
-    assert "transport.receive_queue_length has no effect any more" in caplog.text
+    assert len(caplog.messages) == 2
+    assert "transport.receive_queue_length" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"num_gpus_per_worker": 0.5}, "not 0.5"),
-        ({"custom_resources_per_worker": {"tpu": 1}}, "machines"),
-    ],
-)
-def test_r184_unsupported_values_are_refused(values: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+@pytest.mark.parametrize("values", [{"num_gpus_per_worker": 0.5}, {"custom_resources_per_worker": {"tpu": 1}}])
+def test_r184_unsupported_values_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
         CommonConfig.from_mapping(values)
-    assert {caught.value.key} == values.keys()
+    assert {caught.value.key: caught.value.value} == values
 
 
 def test_max_seq_len_is_only_accepted_from_older_files() -> None:
@@ -65,9 +60,7 @@ def test_max_seq_len_is_only_accepted_from_older_files() -> None:
     config = CommonConfig.from_mapping({"model": {"max_seq_len": 20, "use_lstm": True}})
     assert config.model.use_lstm
     assert not config.model.model_extra
-    with pytest.raises(
-        ConfigError, match=r"There is no key model\.max_seq_len any more\. .*set rollout_fragment_length"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.max_seq_len .*rollout_fragment_length"):
         CommonConfig.from_mapping({"model": {"max_seq_len": 10}})
     own = CommonConfig.from_mapping({"model": {"max_seq_len": 10, "custom_model": "mine:make"}})
     assert own.model.model_extra == {"max_seq_len": 10}
@@ -75,6 +68,6 @@ def test_max_seq_len_is_only_accepted_from_older_files() -> None:
 
 def test_r169_old_and_new_name_can_agree_but_not_conflict() -> None:
     assert translate_old_keys({"sample_batch_size": 5, "rollout_fragment_length": 5}) == {"rollout_fragment_length": 5}
-    with pytest.raises(ConfigError, match="set to 5 and 6") as caught:
+    with pytest.raises(ConfigError, match=r"5.* 6") as caught:
         translate_old_keys({"sample_batch_size": 5, "rollout_fragment_length": 6})
     assert caught.value.key == "sample_batch_size"

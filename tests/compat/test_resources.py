@@ -24,7 +24,7 @@ def test_resource_help_names_the_keys_to_adjust_and_shows_the_config() -> None:
     for name in ("num_workers", "num_cpus_per_worker", "num_gpus", "memory_per_worker", "object_store_memory"):
         assert name in text.partition("\n\n")[0]
     assert "\nnum_workers: 7\n" in text
-    assert "8 CPU threads" in text
+    assert "8 CPU" in text
     assert "x1x" not in text
 
 

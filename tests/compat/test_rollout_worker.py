@@ -80,9 +80,9 @@ def test_r44_a_policy_that_is_not_trainable_does_not_learn_even_if_it_alone_has_
 def test_sample_and_learn_demands_the_expected_count(make_worker):
     """R46."""
     worker = make_worker(rollout_fragment_length=6)
-    with pytest.raises(AssertionError, match="count of 6, expected 7"):
+    with pytest.raises(AssertionError, match=r"6.* 7"):
         worker.sample_and_learn(7, 1, 2, [])
-    with pytest.raises(ConfigError, match="sgd_minibatch_size is -4"):
+    with pytest.raises(ConfigError, match="sgd_minibatch_size"):
         worker.sample_and_learn(6, 1, -4, [])
     info, count = worker.sample_and_learn(6, 2, 4, ["rewards"])
     assert count == 6
@@ -123,7 +123,7 @@ def test_synchronised_filters_keep_the_unsent_delta_and_every_policy_needs_one(m
     pending, published = own.buffer_count, given[DEFAULT].count
     worker.sync_filters(given)
     assert (own.count, own.buffer_count) == (published + pending, pending)
-    with pytest.raises(AssertionError, match="no filters are given for default_policy"):
+    with pytest.raises(AssertionError, match="default_policy"):
         worker.sync_filters({"other": given[DEFAULT]})
 
 
@@ -149,7 +149,7 @@ def test_other_bytes_and_states_of_other_policies_are_refused(make_worker, make_
     """R51."""
     worker = make_worker()
     for data in (b"\xc1", b"\x91" * 400 + b"\xc0"):
-        with pytest.raises(CheckpointError, match="damaged"):
+        with pytest.raises(CheckpointError):
             worker.restore(data)
     with pytest.raises(AssertionError, match="default_policy"):
         worker.restore(make_pair().save())
@@ -175,7 +175,7 @@ def test_a_state_saved_with_another_filter_is_refused(make_worker):
     filtering.sample()
     for worker, other in ((plain, filtering), (filtering, plain)):
         before = worker.save()
-        with pytest.raises(CheckpointError, match="use the observation_filter it was saved with"):
+        with pytest.raises(CheckpointError, match="observation_filter"):
             worker.restore(other.save())
         assert worker.save() == before
 
@@ -185,7 +185,7 @@ def test_filters_of_another_kind_are_refused_before_any_is_changed(make_worker):
     more = {"observation_filter": "MeanStdFilter", "rollout_fragment_length": 4}
     giving, worker = make_refusing(make_worker, **more), make_refusing(make_worker, **more)
     giving.sample()
-    with pytest.raises(ValueError, match="expected a MeanStdFilter"):
+    with pytest.raises(ValueError, match="MeanStdFilter"):
         worker.sync_filters({**giving.get_filters(), "1": NoFilter()})
     assert [found.count for found in worker.filters.values()] == [0, 0]
 
@@ -251,7 +251,7 @@ def test_policies_that_can_join_learn_the_number_of_processes(make_worker):
         policies = {name: spec(VECTOR, ACTIONS, found) for name, found in {**kinds, policy_id: kind}.items()}
         worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=lambda agent: "0")
         if kind is PlainPolicy:
-            with pytest.raises(ConfigError, match="'1' is a PlainPolicy"):
+            with pytest.raises(ConfigError, match=r"'1'.*PlainPolicy"):
                 worker.setup_torch_data_parallel("tcp://host:1", 1, 4, "ring")
             assert worker.policy_map["0"].notes == []
             continue

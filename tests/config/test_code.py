@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import os
 import subprocess
@@ -41,14 +42,12 @@ def test_a_path_returns_the_object_that_it_names():
     assert import_object("collections:OrderedDict.fromkeys", key="k")([1]) == {1: None}
 
 
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [("math", "expected"), (":sqrt", "expected"), ("no_such_module_at_all:x", "failed"), ("math:sqr", "'sqrt'")],
-)
-def test_any_other_path_is_refused_with_the_setting_and_the_reason(path, says):
-    with pytest.raises(ConfigError, match=says) as caught:
+@pytest.mark.parametrize("path", ["math", ":sqrt", "no_such_module_at_all:x", "math:sqr"])
+def test_any_other_path_is_refused_with_the_setting_and_the_nearest_name(path):
+    with pytest.raises(ConfigError) as caught:
         import_object(path, key="model.custom_model")
-    assert caught.value.key == "model.custom_model"
+    assert (caught.value.key, caught.value.value) == ("model.custom_model", path)
+    assert ("'sqrt'" in caught.value.hint) == (path == "math:sqr")
 
 
 class Local:
@@ -168,7 +167,7 @@ def test_configs_of_other_users_are_reported_with_their_owner_and_in_printable_t
     assert {"  env: 'm:E'", "  extra_python_environs_for_worker: LD_PRELOAD"} < set(text.splitlines())
     assert text.replace("\n", "").isprintable()
     load_config(config_class, file=tmp_path / "theirs.yaml", warn=told.append)
-    assert "theirs.yaml belongs to" in told[0]
+    assert str(tmp_path / "theirs.yaml") in told[0]
     assert "  env: 'm:E'" in told[0]
 
 
@@ -203,9 +202,10 @@ def test_a_function_that_accepts_the_arguments_passes() -> None:
 
 @pytest.mark.parametrize("function", [lambda: "a", lambda a, b: "a", lambda *, agent: "a"])
 def test_a_function_that_does_not_accept_them_is_refused_with_its_name_and_signature(function) -> None:
-    with pytest.raises(ConfigError, match=r"'m:f' .* signature is \(") as caught:
+    with pytest.raises(ConfigError, match="'m:f'") as caught:
         check_takes(function, "policy_mapping_fn 'm:f'", "policy_mapping_fn", "an agent")
     assert caught.value.key == "policy_mapping_fn"
+    assert str(inspect.signature(function)) in caught.value.hint
 
 
 def test_errors_of_a_function_name_it_and_errors_of_aiorl_are_not_changed() -> None:
@@ -216,7 +216,7 @@ def test_errors_of_a_function_name_it_and_errors_of_aiorl_are_not_changed() -> N
 
     call = named_failures(speed, "callbacks 'm:Own': on_episode_end", "callbacks")
     assert call({"speed": 3}) == 3
-    with pytest.raises(ConfigError, match=r"callbacks 'm:Own': on_episode_end failed: KeyError\('speed'\)"):
+    with pytest.raises(ConfigError, match=r"'m:Own': on_episode_end.*KeyError\('speed'\)"):
         call({"pace": 3})
     with pytest.raises(EnvError):
         call({})

@@ -70,44 +70,45 @@ def test_every_key_is_an_option_and_can_be_set(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "sentence"),
+    ("argv", "named"),
     [
-        (["--num-worker", "3"], "There is no option --num-worker. Did you mean '--num-workers'?"),
-        (["--print-confg"], "There is no option --print-confg. Did you mean '--print-config'?"),
-        (["--algo", "other", "--epocs", "3"], "Did you mean '--epochs'?"),
-        (["--set", "gama=3"], "There is no key gama. Did you mean 'gamma'?"),
-        (["--learning-rate", "3"], "There is no option --learning-rate. Here it is called --lr."),
-        (["--model.net-arch", "[3]"], "There is no option --model.net-arch. Here it is called --model.fcnet-hiddens."),
-        (["--buffer-size", "3"], "There is no option --buffer-size. It is replay_capacity in other algorithms."),
-        (["--gpu", "1"], "There is no key gpu any more. Use num_gpus"),
-        (["--input-evaluation", "[foo]"], "--input-evaluation must be a list of is, wis or simulation, not 'foo'."),
-        (["--set", "gamma"], "--set takes KEY=VALUE, such as --set lr=3e-4, not 'gamma'."),
-        (["--num-workers", "many"], "--num-workers must be a whole number, not 'many'."),
-        (["--gamma", "3"], "--gamma must be less than or equal to 1, not 3."),
-        (["--num-workers"], "--num-workers needs a value."),
-        (["--insecure=yes"], "--insecure takes no value."),
-        (["CartPole-v1"], "'CartPole-v1' is neither an option nor its value."),
-        (["-f", "file.yaml"], "'-f' is neither an option nor its value. --config FILE reads settings"),
-        (["--run", "PPO"], "There is no option --run. Here it is called --algo."),
-        (["--algo", "nope"], "There is no algorithm nope."),
-        (["--config", "/nowhere.yaml"], "/nowhere.yaml can't be read"),
-        (["--model", "3", "--model.use-lstm", "true"], "both be given"),
+        (["--num-worker", "3"], "'--num-workers'"),
+        (["--print-confg"], "'--print-config'"),
+        (["--algo", "other", "--epocs", "3"], "'--epochs'"),
+        (["--set", "gama=3"], "'gamma'"),
+        (["--learning-rate", "3"], "--lr"),
+        (["--model.net-arch", "[3]"], "--model.fcnet-hiddens"),
+        (["--buffer-size", "3"], "replay_capacity"),
+        (["--gpu", "1"], "num_gpus"),
+        (["--input-evaluation", "[foo]"], "'foo'"),
+        (["--set", "gamma"], "KEY=VALUE"),
+        (["--num-workers", "many"], "'many'"),
+        (["--gamma", "3"], "--gamma"),
+        (["--num-workers"], "--num-workers"),
+        (["--insecure=yes"], "--insecure"),
+        (["CartPole-v1"], "'CartPole-v1'"),
+        (["-f", "file.yaml"], "--config FILE"),
+        (["--run", "PPO"], "--algo"),
+        (["--algo", "nope"], "nope"),
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["--model", "3", "--model.use-lstm", "true"], "--model.use-lstm"),
     ],
 )
 def test_wrong_usage_ends_with_status_2_and_one_sentence(
-    argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         learner(*argv)
     assert caught.value.code == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert sentence in said.err.splitlines()[0]
-    assert said.err.splitlines()[1:] == ["(`python -m aiorl.learner --help` shows examples.)"]
+    sentence, advice = said.err.splitlines()
+    assert named in sentence
+    assert "`python -m aiorl.learner --help`" in advice
 
 
 @pytest.mark.parametrize(
-    ("algo", "option", "here"), [("appo", "--gae-lambda", "--lambda."), ("dqn", "--buffer-size", "--replay-capacity (")]
+    ("algo", "option", "here"), [("appo", "--gae-lambda", "--lambda"), ("dqn", "--buffer-size", "--replay-capacity")]
 )
 def test_options_are_those_of_the_algorithm_in_a_file(
     algo: str, option: str, here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -115,7 +116,7 @@ def test_options_are_those_of_the_algorithm_in_a_file(
     (tmp_path / "mine.yaml").write_text(f"algo: {algo}\n")
     with pytest.raises(SystemExit):
         configure_learner(["--config", str(tmp_path / "mine.yaml"), option, "9"], config_class)
-    assert f"There is no option {option}. Here it is called {here}" in capsys.readouterr().err
+    assert here in capsys.readouterr().err
 
 
 def test_a_value_can_begin_with_a_minus() -> None:
@@ -141,10 +142,10 @@ def test_help_shows_the_defaults_of_the_chosen_algorithm(capsys: pytest.CaptureF
             configure_learner(["--algo", algo, "--no-such-key", "3", "--help"], config_class_of)
         assert caught.value.code == 0
         texts.append(" ".join(capsys.readouterr().out.split()))
-    assert "Environments that one worker steps together. (environments; default: 1)" in texts[0]
-    assert "Environments that one worker steps together. (environments; default: 6)" in texts[1]
+    assert "(environments; default: 1)" in texts[0]
+    assert "(environments; default: 6)" in texts[1]
     assert texts[2] == texts[0]
-    assert all("num_gpus_per_worker" not in text and "for now" not in text for text in texts)
+    assert all("num_gpus_per_worker" not in text for text in texts)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -166,7 +167,7 @@ def test_a_printed_config_loads_again_and_origins_are_shown(tmp_path: Path, caps
 def test_the_keys_of_an_algorithm_and_the_presets_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "kl_coeff: " in printed(capsys, "--algo", "ppo", "--help-config")
     said = printed(capsys, "--help-presets")
-    assert re.search(r"^ppo-cartpole: CartPole-v1\n  Result: .*\n  From: rl-baselines3-zoo", said, re.MULTILINE)
+    assert re.search(r"^ppo-cartpole: CartPole-v1\n.*\n.*rl-baselines3-zoo", said, re.MULTILINE)
     assert configure_learner(["--preset", "impala-cartpole"], config_class).algo == "impala"
 
 
@@ -197,24 +198,24 @@ def test_a_worker_needs_only_an_address_and_a_local_worker_gets_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "sentence"),
+    ("argv", "named"),
     [
         ([], "--connect tcp://HOST:PORT"),
-        (["--connect", "host:1"], "--connect must look like tcp://HOST:PORT"),
-        (["--connect", "tcp://h:0"], "needs the learner's port"),
-        (["--conect", "tcp://h:1"], "There is no option --conect. Did you mean '--connect'?"),
-        (["--connect", "tcp://h:1", "--num-workers", "0"], "--num-workers must be a whole number of at least 1"),
-        (["--connect", "tcp://h:1", "--log-level", "loud"], "--log-level must be DEBUG or INFO"),
-        (["--connect", "tcp://h:1", "--slot", "x"], "--slot must be"),
+        (["--connect", "host:1"], "tcp://HOST:PORT"),
+        (["--connect", "tcp://h:0"], "'tcp://h:0'"),
+        (["--conect", "tcp://h:1"], "'--connect'"),
+        (["--connect", "tcp://h:1", "--num-workers", "0"], "--num-workers"),
+        (["--connect", "tcp://h:1", "--log-level", "loud"], "DEBUG"),
+        (["--connect", "tcp://h:1", "--slot", "x"], "--slot"),
     ],
-)  # fmt: skip
+)
 def test_wrong_usage_of_a_worker_ends_with_status_2(
-    argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_worker_args(argv)
     assert caught.value.code == 2
-    assert sentence in capsys.readouterr().err
+    assert named in capsys.readouterr().err
 
 
 def test_the_module_imports_almost_nothing() -> None:
@@ -232,11 +233,11 @@ def test_the_module_imports_almost_nothing() -> None:
     [
         (None, 0, ""),
         (ConfigError("it can't be.", hint="Do that."), 2, "aiorl: it can't be. Do that.\n"),
-        (UnknownPolicyError("left", ["right"]), 2, "unknown policy id 'left'"),
+        (UnknownPolicyError("left", ["right"]), 2, "'left'"),
         (CheckpointError(Path("there"), "is damaged"), 1, "is damaged"),
         (ImportError("no TensorFlow"), 1, "aiorl: no TensorFlow\n"),
         (OSError("disk full\nor so"), 1, "disk full"),
-        (KeyboardInterrupt(), 130, "ended by Ctrl-C"),
+        (KeyboardInterrupt(), 130, "Ctrl-C"),
     ],
 )
 def test_an_error_prints_one_sentence_and_its_status_shows_the_cause(
@@ -272,19 +273,18 @@ def test_host_port_and_reach_of_an_address(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "hint"),
+    "address",
     [
-        ("", "65534"), ("host:5557", "65534"), ("tcp://host:", "65534"), ("tcp://host:65535", "65534"),
-        ("tcp://host:" + "9" * 5000, "65534"), ("tcp://h:\N{ARABIC-INDIC DIGIT FIVE}", "65534"),
-        ("tcp://::1:5557", "brackets"), ("tcp://[learner]:5557", "IPv6"), ("tcp://[127.0.0.1]:5557", "IPv6"),
-        ("tcp://:1", ""), ("tcp://a:b:1", ""), ("tcp://[::1:1", ""), ("tcp://a/b:1", ""), ("tcp://host\n:1", ""),
+        "", "host:5557", "tcp://host:", "tcp://host:65535", "tcp://host:" + "9" * 5000, "tcp://::1:5557",
+        "tcp://h:\N{ARABIC-INDIC DIGIT FIVE}", "tcp://[learner]:5557", "tcp://[127.0.0.1]:5557", "tcp://:1",
+        "tcp://a:b:1", "tcp://[::1:1", "tcp://a/b:1", "tcp://host\n:1",
     ],
 )  # fmt: skip
-def test_any_other_address_is_refused_with_an_example(address: str, hint: str) -> None:
+def test_any_other_address_is_refused_with_an_example(address: str) -> None:
     with pytest.raises(ConfigError, match=r"tcp://127\.0\.0\.1:5557") as caught:
         split_address(address, key="connect")
     assert (caught.value.key, caught.value.value) == ("connect", address)
-    assert hint in caught.value.hint
+    assert str(MAX_PORT) in caught.value.hint
     assert len(str(caught.value)) < 500
 
 
@@ -299,11 +299,11 @@ def test_every_ip_address_survives_the_round_trip(
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.1.2.3:1", "tcp://[::]:1"])
 def test_a_bind_open_to_the_network_needs_keys_or_insecure(address: str) -> None:
-    with pytest.raises(SecurityError, match=r"needs keys.*python -m aiorl\.keys DIR.*--insecure") as caught:
+    with pytest.raises(SecurityError, match=r"python -m aiorl\.keys DIR.*--insecure") as caught:
         is_open_bind(address, has_keys=False, insecure=False)
     assert caught.value.key == "bind"
     assert is_open_bind(address, has_keys=False, insecure=True)
     assert not is_open_bind(address, has_keys=True, insecure=False)
     assert not is_open_bind("tcp://127.0.0.1:5557", has_keys=False, insecure=False)
-    with pytest.raises(ConfigError, match="bind must look like"):
+    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
         is_open_bind("127.0.0.1", has_keys=True, insecure=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -31,29 +32,24 @@ def test_an_empty_file_sets_no_keys_and_small_aliases_and_merges_are_read(tmp_pa
 
 
 HOSTILE = {
-    "deep list": ("a: " + "[" * 1500 + "]" * 1500, "it is nested too deeply"),
-    "deep mapping": ("a: " + "{a: " * 50 + "}" * 50, "it is nested too deeply"),
-    "endless": ("a: &a [*a]\n", "it is nested too deeply"),
-    "aliases of aliases": (
-        "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
-        "it holds more than 100,000 values",
-    ),
+    "deep list": "a: " + "[" * 1500 + "]" * 1500,
+    "deep mapping": "a: " + "{a: " * 50 + "}" * 50,
+    "endless": "a: &a [*a]\n",
+    "aliases of aliases": "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
     "merges of merges": (
-        "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
-        "it holds more than 100,000 values",
+        "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40))
     ),
-    "an invalid truth value": ("lr: !!bool maybe\n", "a value does not fit its type"),
-    "an invalid number": ("lr: !!int ''\n", "a value does not fit its type"),
-    "a long number": (f"lr: {'9' * 5000}\n", "a value does not fit its type"),
-    "a large file": ("#" * (1 << 20) + "\nlr: 1\n", "it has more than 1,048,576 bytes"),
+    "an invalid truth value": "lr: !!bool maybe\n",
+    "an invalid number": "lr: !!int ''\n",
+    "a long number": f"lr: {'9' * 5000}\n",
+    "a large file": "#" * (1 << 20) + "\nlr: 1\n",
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_yaml_that_would_exhaust_its_reader_is_refused_in_one_sentence(tmp_path: Path, kind: str) -> None:
-    text, sentence = HOSTILE[kind]
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        read_yaml(write(tmp_path / "bad.yaml", text))
+    with pytest.raises(ConfigError, match=r"bad\.yaml") as caught:
+        read_yaml(write(tmp_path / "bad.yaml", HOSTILE[kind]))
     assert len(str(caught.value)) < 400
 
 
@@ -77,8 +73,9 @@ def test_a_regular_file_is_read_up_to_the_size_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     assert read_regular(path, max_bytes=5) == b"12345"
-    with pytest.raises(OSError, match="5 bytes, more than the limit of 4"):
+    with pytest.raises(OSError) as caught:
         read_regular(path, max_bytes=4)
+    assert caught.value.errno == errno.EFBIG
     (tmp_path / "link").symlink_to(path)  # followed if a user names it; a directory can be a link
     with open_regular(tmp_path / "link", follow=True) as file:
         assert file.read() == b"12345"
@@ -87,19 +84,20 @@ def test_a_regular_file_is_read_up_to_the_size_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "number"),
     [
-        (os.mkfifo, "regular file"),
-        (os.mkdir, "regular file"),
-        (lambda path: path.symlink_to("/etc/hostname"), "symbolic link"),
-        (lambda path: None, "No such file"),
+        (os.mkfifo, errno.EINVAL),
+        (os.mkdir, errno.EINVAL),
+        (lambda path: path.symlink_to("/etc/hostname"), errno.ELOOP),
+        (lambda path: None, errno.ENOENT),
     ],
 )
-def test_other_files_are_refused_and_closed(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
+def test_other_files_are_refused_and_closed(tmp_path: Path, make: Callable[[Path], object], number: int) -> None:
     make(tmp_path / "it")
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(OSError, match=said):
+    with pytest.raises(OSError) as caught:
         read_regular(tmp_path / "it", max_bytes=10)
+    assert caught.value.errno == number
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
@@ -107,8 +105,9 @@ def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 4096)
     os.truncate(path, 200 << 30)
-    with pytest.raises(OSError, match="holes"):
+    with pytest.raises(OSError) as caught:
         read_regular(path, max_bytes=1 << 40)
+    assert caught.value.errno == errno.EFBIG
     path.write_bytes(b"")
     os.truncate(path, 9)
     assert read_regular(path, max_bytes=10) == bytes(9)
@@ -118,8 +117,9 @@ def test_a_file_larger_than_the_free_memory_is_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr(files, "_SMALL_BYTES", 8)
     monkeypatch.setattr(files, "available_bytes", lambda: 30)
     (tmp_path / "file").write_bytes(b"x" * 16)
-    with pytest.raises(OSError, match="30 bytes of memory are left"):
+    with pytest.raises(OSError) as caught:
         read_regular(tmp_path / "file", max_bytes=100)
+    assert caught.value.errno == errno.ENOMEM
 
 
 JSON = st.recursive(
@@ -138,7 +138,7 @@ def test_json_that_takes_much_more_memory_than_bytes_is_refused(monkeypatch: pyt
     content = b"[" + b"[]," * 1000 + b"[]]"
     assert parsed_bytes(content) > 64 * 1000
     monkeypatch.setattr(files, "_MAX_PARSED_BYTES", 64 * 1000)
-    with pytest.raises(ValueError, match="too many values"):
+    with pytest.raises(ValueError):
         parse_json(content)
 
 
@@ -151,5 +151,5 @@ def test_json_that_takes_much_more_memory_than_bytes_is_refused(monkeypatch: pyt
     ids=lambda content: repr(content[:20]),
 )  # fmt: skip
 def test_anything_else_is_a_value_error(content: bytes) -> None:
-    with pytest.raises(ValueError, match=r".+"):
+    with pytest.raises(ValueError):
         parse_json(content)

@@ -133,7 +133,7 @@ def test_origins_and_errors_name_the_line_of_a_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught, located(stack):
             raise ConfigError("It is bad.", key=name)
         assert str(caught.value) == sentence
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
         file_layer(tmp_path / "none.yaml")
 
 
@@ -221,7 +221,7 @@ def test_secrets_are_withheld_and_restored_from_the_environment(
     assert "s3cr3t" not in text
     assert "shown" in text
     file = write(tmp_path / "a.yaml", text)
-    with pytest.raises(ConfigError, match="HF_TOKEN is not set here"):
+    with pytest.raises(ConfigError, match="HF_TOKEN"):
         load_config(config_class_of, file=file)
     for name, text_ in variables.items():
         monkeypatch.setenv(name, text_)
@@ -230,34 +230,34 @@ def test_secrets_are_withheld_and_restored_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "line", "key"),
     [
-        ("env: E\nlr: 3\nnum_worker: 2\n", "line 3: There is no key num_worker. Did you mean 'num_workers'"),
-        ("env: E\nmodel:\n  # a comment\n  use_lstm: 3\n", "line 4: model.use_lstm must be true or false"),
-        ("env: E\nnum_gpus_per_worker: 1\n", "line 2: num_gpus_per_worker can only be 0, not 1"),
-        ("a: [\n", "not valid YAML"),
-        ("env: x\nenv: y\n", "line 2: this is not valid YAML: env is set twice"),
-        ("model: {dim: 1, dim: 2}\n", "line 1: this is not valid YAML: dim is set twice"),
-        ("- 3\n", "holds `key: value` lines, not a list"),
-        ("env: !!python/object/apply:os.system [x]\n", "line 1: this is not valid YAML"),
-        ("a: \x00\n", "not valid YAML"),
-        ("algo: nope\n", "line 1: There is no algorithm nope"),
-        ("? [1, 2]\n: 3\n", "line 1: this is not valid YAML: a key must be one plain word"),
+        ("env: E\nlr: 3\nnum_worker: 2\n", ", line 3", "num_worker"),
+        ("env: E\nmodel:\n  # a comment\n  use_lstm: 3\n", ", line 4", "model.use_lstm"),
+        ("env: E\nnum_gpus_per_worker: 1\n", ", line 2", "num_gpus_per_worker"),
+        ("a: [\n", ", line 2", ""),
+        ("env: x\nenv: y\n", ", line 2", ""),
+        ("model: {dim: 1, dim: 2}\n", ", line 1", ""),
+        ("- 3\n", "", ""),
+        ("env: !!python/object/apply:os.system [x]\n", ", line 1", ""),
+        ("a: \x00\n", "", ""),
+        ("algo: nope\n", ", line 1", "algo"),
+        ("? [1, 2]\n: 3\n", ", line 1", ""),
     ],
 )
-def test_an_error_in_a_file_names_the_file_and_the_line(tmp_path: Path, text: str, sentence: str) -> None:
+def test_an_error_in_a_file_names_the_file_the_line_and_the_key(tmp_path: Path, text: str, line: str, key: str) -> None:
     file = write(tmp_path / "bad.yaml", text)
     with pytest.raises(ConfigError) as caught:
         load_config(config_class_of, file=file)
-    assert sentence in str(caught.value)
-    assert str(file) in str(caught.value)
+    assert str(caught.value).startswith(f"{file}{line}: ")
+    assert caught.value.key == key
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match=r"bad\.yaml"):
         load_config(config_class_of, file=file)
     with pytest.raises(ConfigError, match="--env CartPole-v1") as caught:
         load_config(config_class_of)
     assert caught.value.key == "env"
-    with pytest.raises(ConfigError, match=r"^lr must"):  # no line if the command line set the key
+    with pytest.raises(ConfigError, match=r"^lr "):  # no line if the command line set the key
         load_config(config_class_of, file=write(file, "env: E\nlr: 1\n"), overrides={"lr": -1})
 
 
@@ -270,26 +270,21 @@ def test_resume_starts_from_the_runs_own_config(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / CONFIG_FILE).read_text())["resume"] is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [({"run_dir": "elsewhere"}, "run_dir can't be elsewhere"), ({"algo": "ppo"}, "algo can't be ppo")],
-)
-def test_fixed_settings_of_a_resumed_run_are_refused_with_a_reason(
-    tmp_path: Path, changes: dict[str, str], sentence: str
-) -> None:
+@pytest.mark.parametrize("changes", [{"run_dir": "elsewhere"}, {"algo": "ppo"}])
+def test_fixed_settings_of_a_resumed_run_are_refused_with_a_hint(tmp_path: Path, changes: dict[str, str]) -> None:
     save_config(load_config(config_class_of, overrides={"env": "E", "algo": "other"}), tmp_path)
     with pytest.raises(ConfigError) as caught:
         load_config(config_class_of, overrides={"resume": str(tmp_path), **changes})
-    assert str(caught.value).startswith(sentence)
+    assert {caught.value.key: caught.value.value} == changes
     assert f"--config {tmp_path / CONFIG_FILE}" in caught.value.hint
     same = {"resume": str(tmp_path), "run_dir": f"{tmp_path}/", "algo": "other"}
     assert load_config(config_class_of, overrides=same).algo == "other"
 
 
 def test_reading_the_config_of_a_run_to_resume_never_blocks(tmp_path: Path) -> None:
-    for said, make in (("it holds no config", lambda path: None), ("regular file", os.mkfifo)):
+    for make in (lambda path: None, os.mkfifo):
         make(tmp_path / CONFIG_FILE)
-        with pytest.raises(ConfigError, match=said) as caught:
+        with pytest.raises(ConfigError) as caught:
             load_config(config_class_of, overrides={"resume": str(tmp_path)})
         assert caught.value.key == "resume"
 
@@ -303,8 +298,9 @@ def test_a_file_of_the_user_can_be_a_link_or_a_pipe_but_not_a_run_directory(tmp_
     os.close(writer)
     assert load_config(config_class_of, file=Path(f"/dev/fd/{reader}")).env == "F"
     os.close(reader)
-    with pytest.raises(ConfigError, match="can't be written: Not a directory"):
+    with pytest.raises(ConfigError) as caught:
         save_config(CommonConfig(), link)
+    assert (caught.value.key, caught.value.value) == ("run_dir", str(link))
 
 
 def test_a_resumed_run_keeps_its_settings_whatever_the_presets(tmp_path: Path) -> None:
@@ -314,5 +310,5 @@ def test_a_resumed_run_keeps_its_settings_whatever_the_presets(tmp_path: Path) -
     resumed = load_config(config_class, overrides={"resume": str(tmp_path), "seed": 3})
     assert (resumed.preset, resumed.gamma, resumed.seed) == ("one-of-long-ago", 0.98, 3)
     assert resumed.updated({"seed": 4}).preset == "one-of-long-ago"
-    with pytest.raises(ConfigError, match=r"preset is for new runs, and the one in .* its own weights and settings"):
+    with pytest.raises(ConfigError, match="--resume"):
         load_config(config_class, overrides={"resume": str(tmp_path), "preset": "auto"})

@@ -74,26 +74,28 @@ def test_auto_waits_for_the_environment_and_uses_the_defaults_without_a_preset(
     later = config.updated({"env": "CartPole-v1"})
     assert (later.preset, later.gamma) == ("ppo-cartpole", 0.98)
     assert PPOConfig(env="mine:Env", preset="auto") == PPOConfig(env="mine:Env")
-    assert caplog.messages == ["there is no preset for ppo in mine:Env, so the defaults of the algorithm are used"]
+    (said,) = caplog.messages
+    assert {"ppo", "mine:Env"} <= set(said.replace(",", "").split())
 
 
 def test_an_unknown_preset_is_an_error_with_the_nearest_names(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"There is no preset 'ppo-cartpol'. Did you mean 'ppo-cartpole'") as caught:
+    with pytest.raises(ConfigError, match=r"'ppo-cartpol'.*'ppo-cartpole'") as caught:
         PPOConfig(preset="ppo-cartpol")
     assert caught.value.key == "preset"
     file = tmp_path / "mine.yaml"
     file.write_text("env: E\npreset: nope\n")
-    with pytest.raises(ConfigError, match=r"mine.yaml, line 2: There is no preset 'nope'"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml, line 2: .*'nope'"):
         load_config(config_class, file=file)
-    with pytest.raises(ConfigError, match="preset must be text or null, not 3"):
+    with pytest.raises(ConfigError) as caught:
         PPOConfig(preset=3)
+    assert (caught.value.key, caught.value.value) == ("preset", 3)
 
 
 def test_a_whole_config_names_its_preset_for_the_record_only() -> None:
     values = {**PPOConfig(env="CartPole-v1", preset="auto").to_dict(), "preset": "one-of-long-ago"}
     config = PPOConfig.from_mapping(values)
     assert (config.preset, config.gamma) == ("one-of-long-ago", 0.98)
-    with pytest.raises(ConfigError, match="There is no preset"):
+    with pytest.raises(ConfigError, match="'one-of-long-ago'"):
         PPOConfig.from_mapping({name: value for name, value in values.items() if name != "gamma"})
 
 
@@ -108,7 +110,8 @@ def test_a_warning_says_that_a_complete_file_leaves_nothing_to_a_preset(
         config = load_config(config_class, file=file, overrides={"env": "Acrobot-v1", "preset": name})
         assert (config.preset, config.gamma) == ("ppo-acrobot", PPOConfig().gamma)
         (said,) = caplog.messages
-        assert f"preset ppo-acrobot has no effect, because {file} sets all of its keys" in said
+        assert "ppo-acrobot" in said
+        assert str(file) in said
 
 
 def test_there_is_no_warning_if_a_preset_has_an_effect_or_equals_the_file(
@@ -128,17 +131,17 @@ def test_there_is_no_warning_if_a_preset_has_an_effect_or_equals_the_file(
     part.write_text("preset: ppo-acrobot\n")
     load_config(config_class, file=part, overrides={"resume": str(run)})
     PPOConfig.from_file(whole, gamma=0.5).updated({"preset": "ppo-acrobot"})
-    assert not [text for text in caplog.messages if "has no effect" in text]
+    assert str(tmp_path) not in caplog.text
 
 
 def test_a_preset_of_another_algorithm_is_refused_and_of_another_environment_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.raises(ConfigError, match="for impala, not for ppo"):
+    with pytest.raises(ConfigError, match="algo: impala"):
         PPOConfig(preset="impala-atari")
     config = PPOConfig(env="mine:CartPole", preset="ppo-cartpole")
     assert (config.env, config.gamma) == ("mine:CartPole", 0.98)
-    assert "preset ppo-cartpole is made for CartPole-v1, not for mine:CartPole" in caplog.messages
+    assert "mine:CartPole" in caplog.text
 
 
 def test_a_value_of_the_user_replaces_a_presets_schedule() -> None:
@@ -175,5 +178,5 @@ def test_a_preset_can_be_changed_later_and_values_of_the_user_stay() -> None:
 
 def test_a_missing_environment_is_reported_as_without_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    with pytest.raises(ConfigError, match=r"needs more packages: .* not installed"):
+    with pytest.raises(ConfigError, match=r"gymnasium\[mujoco\]"):
         resolve_env(str(PPOConfig(env="HalfCheetah-v5", preset="auto").env))(EnvContext())

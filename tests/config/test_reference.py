@@ -77,9 +77,9 @@ def test_a_foreign_key_is_refused_with_the_hint_in_its_line(name: str) -> None:
                 continue
             with pytest.raises(ConfigError) as caught:
                 kind.from_mapping({group: {last: 1}} if group else {old: 1})
-            assert "Did you mean" not in str(caught.value)
+            assert "'?" not in str(caught.value)
             ours = next((one for one in here if one in KEYS[kind]), None)
-            assert (f"Here it is called {ours}" if ours else "") in caught.value.hint or old == "model.max_seq_len"
+            assert (ours or "") in caught.value.hint or old == "model.max_seq_len"
             assert caught.value.hint, old
 
 
@@ -106,7 +106,7 @@ def test_a_foreign_name_in_python_is_refused_with_the_hint_in_its_line(name: str
 def test_importing_a_name_of_another_library_shows_the_hint() -> None:
     with pytest.raises(ImportError, match=r"aiorl\.PPOConfig\(\)\.to_dict\(\)"):
         from aiorl import COMMON_CONFIG  # type: ignore[attr-defined]  # noqa: F401
-    with pytest.raises(ImportError, match="cannot import name"):
+    with pytest.raises(ImportError, match="nonsense"):
         from aiorl import nonsense  # type: ignore[attr-defined]  # noqa: F401
 
 
@@ -136,5 +136,5 @@ def test_help_of_a_config_class_shows_each_key_with_its_default_and_meaning() ->
     shown = pydoc.render_doc(aiorl.PPOConfig, renderer=pydoc.plaintext)
     for name, field in all_keys(aiorl.PPOConfig):
         assert f"{name}: {default_text(field)}" in shown
-    assert "Discount of future rewards." in shown
+    assert meanings(aiorl.PPOConfig)["gamma"] in shown
     assert "FieldInfo" not in shown.splitlines()[3]  # the signature

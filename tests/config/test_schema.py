@@ -86,11 +86,10 @@ def test_r167_any_key_is_allowed_below_the_free_sub_dicts() -> None:
 def test_a_typo_below_a_free_sub_dict_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         CommonConfig.from_mapping({"multiagent": {"polices": {}, "count_steps_by": "agent_steps"}})
-    assert [record.getMessage() for record in caplog.records] == [
-        "aiorl has no key multiagent.polices and ignores it. Did you mean 'policies'?",
-        "aiorl has no key multiagent.count_steps_by and ignores it. train_batch_size always counts env steps. "
-        "Leave it out.",
-    ]
+    first, second = caplog.messages
+    assert "multiagent.polices" in first
+    assert "'policies'" in first
+    assert "multiagent.count_steps_by" in second
 
 
 def test_r171_the_users_config_merges_deeply_into_the_algorithms() -> None:
@@ -113,47 +112,47 @@ def test_r171_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched(
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "key"),
     [
-        ({"batch_mode": "truncate"}, "batch_mode must be truncate_episodes or complete_episodes, not 'truncate'"),
-        ({"observation_filter": "MeanFilter"}, "Did you mean 'MeanStdFilter'?"),
-        ({"num_workers": "many"}, "num_workers must be a whole number, not 'many'"),
-        ({"num_workers": -1}, "num_workers must be greater than or equal to 0, not -1"),
-        ({"model": {"fcnet_hiddens": [64, 0]}}, "model.fcnet_hiddens must be greater than 0, not 0"),
-        ({"model": {"fcnet_hiddens": [64] * 1001}}, "model.fcnet_hiddens must have at most 1000 items"),
-        ({"model": {"conv_filters": [[16, [8, 8], 0]]}}, "model.conv_filters must be greater than 0, not 0"),
-        ({"model": {"conv_filters": [[16, 8]]}}, "model.conv_filters must be a list of lists or null, not [16, 8]"),
-        ({"seed": 16**100_000}, "seed is a whole number of 400,001 bits"),
-        ({"env_config": {"a": [1, 16**100_000]}}, "env_config.a.1 is a whole number of 400,001 bits"),
-        ({"extra_python_environs_for_driver": {"A=B": "c"}}, "extra_python_environs_for_driver: names must"),
-        ({"extra_python_environs_for_worker": {"A": "b\0"}}, "extra_python_environs_for_worker: names must"),
-        ({"model": {"fcnet_hiddens": ["a"]}}, "model.fcnet_hiddens must be a list of whole numbers"),
-        ({"model": {"use_lstm": True, "use_gru": True}}, "can't both be true"),
-        ({"model": 5}, "model must be a mapping, not 5"),
-        ({"clip_rewards": "perhaps"}, "clip_rewards must be true or false or a number or null"),
-        ({"input": "files", "input_epochs": 1, "num_workers": 0, "bind": "tcp://127.0.0.1:5557"}, "input_epochs needs"),
-        ({"input_epochs": 1}, "input_epochs is for stored experience alone"),
-        ({"num_gpus": 1.5}, "num_gpus is 1.5, expected a whole number"),
-        ({"sample_async": True, "observation_filter": "MeanStdFilter"}, "sample_async needs a filter"),
-        ({"stop_evaluation_return": 1}, "stop_evaluation_return needs evaluations"),
-        ({"evaluation_interval": 1, "evaluation_config": {"explore": True}}, "An evaluation that samples actions"),
-        ({"evaluation_config": {"seed": 1}}, "evaluation_config: seed can't be set for an evaluation"),
-        ({"evaluation_config": {"remote_worker_envs": True}}, "Leave it out"),
-        ({"model": {"lstm_use_prev_action_reward": True}}, "needs a recurrent cell"),
-        ({"model": {"initial_log_std": -1}}, "model.initial_log_std is for deviations"),
-        ({"bind": "5557"}, "bind must look like tcp://HOST:PORT"),
-        ({"bind": "tcp://0.0.0.0:5557"}, "needs keys"),
-        ({"transport": {"heartbeat_timeout_s": 1.5}}, "one late beat"),
-        ({"shuffle_buffer_size": 8}, "shuffle_buffer_size is for stored experience. Leave it out, or let input name"),
-        ({"input_evaluation": ["simulation"]}, "input_evaluation is for stored experience."),
-        ({"input_evaluation": "is"}, "input_evaluation must be a list"),  # R170
-        ({"output_max_file_size": 1000}, "output_max_file_size is for output. Set output"),
+        ({"batch_mode": "truncate"}, "batch_mode"),
+        ({"observation_filter": "MeanFilter"}, "observation_filter"),
+        ({"num_workers": "many"}, "num_workers"),
+        ({"num_workers": -1}, "num_workers"),
+        ({"model": {"fcnet_hiddens": [64, 0]}}, "model.fcnet_hiddens"),
+        ({"model": {"fcnet_hiddens": [64] * 1001}}, "model.fcnet_hiddens"),
+        ({"model": {"conv_filters": [[16, [8, 8], 0]]}}, "model.conv_filters"),
+        ({"model": {"conv_filters": [[16, 8]]}}, "model.conv_filters"),
+        ({"seed": 16**100_000}, "seed"),
+        ({"env_config": {"a": [1, 16**100_000]}}, "env_config.a.1"),
+        ({"extra_python_environs_for_driver": {"A=B": "c"}}, "extra_python_environs_for_driver"),
+        ({"extra_python_environs_for_worker": {"A": "b\0"}}, "extra_python_environs_for_worker"),
+        ({"model": {"fcnet_hiddens": ["a"]}}, "model.fcnet_hiddens"),
+        ({"model": {"use_lstm": True, "use_gru": True}}, "model.use_gru"),
+        ({"model": 5}, "model"),
+        ({"clip_rewards": "perhaps"}, "clip_rewards"),
+        ({"input": "files", "input_epochs": 1, "num_workers": 0, "bind": "tcp://127.0.0.1:5557"}, "num_workers"),
+        ({"input_epochs": 1}, "input_epochs"),
+        ({"num_gpus": 1.5}, "num_gpus"),
+        ({"sample_async": True, "observation_filter": "MeanStdFilter"}, "observation_filter"),
+        ({"stop_evaluation_return": 1}, "stop_evaluation_return"),
+        ({"evaluation_interval": 1, "evaluation_config": {"explore": True}}, "evaluation_config"),
+        ({"evaluation_config": {"seed": 1}}, "evaluation_config"),
+        ({"evaluation_config": {"remote_worker_envs": True}}, "evaluation_config"),
+        ({"model": {"lstm_use_prev_action_reward": True}}, "model.lstm_use_prev_action_reward"),
+        ({"model": {"initial_log_std": -1}}, "model.initial_log_std"),
+        ({"bind": "5557"}, "bind"),
+        ({"bind": "tcp://0.0.0.0:5557"}, "bind"),
+        ({"transport": {"heartbeat_timeout_s": 1.5}}, "transport.heartbeat_timeout_s"),
+        ({"shuffle_buffer_size": 8}, "shuffle_buffer_size"),
+        ({"input_evaluation": ["simulation"]}, "input_evaluation"),
+        ({"input_evaluation": "is"}, "input_evaluation"),  # R170
+        ({"output_max_file_size": 1000}, "output_max_file_size"),
     ],
-)  # fmt: skip
-def test_a_wrong_value_is_refused_in_one_sentence_that_names_the_key(values: dict, sentence: str) -> None:
+)
+def test_a_wrong_value_is_refused_in_one_line_with_the_key(values: dict, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         CommonConfig.from_mapping(values)
-    assert sentence in str(caught.value)
+    assert caught.value.key == key
     assert "\n" not in str(caught.value)
 
 
@@ -165,8 +164,9 @@ def test_a_config_cannot_be_changed_but_updated() -> None:
     assert config == CommonConfig()
     config.tf_session_args["gpu_options"]["allow_growth"] = False
     assert CommonConfig().tf_session_args["gpu_options"] == {"allow_growth": True}
-    with pytest.raises(ConfigError, match="lr must be greater than 0"):
+    with pytest.raises(ConfigError) as caught:
         config.updated({"lr": 0})
+    assert (caught.value.key, caught.value.value) == ("lr", 0)
 
 
 class ElseConfig(CommonConfig):
@@ -181,7 +181,8 @@ def test_a_config_from_keywords_equals_one_from_a_mapping(caplog: pytest.LogCapt
     assert config == OtherConfig.from_mapping({**values, "rollout_fragment_length": 50})
     assert config.model_fields_set == {*values, "rollout_fragment_length"}
     assert config.updated({"lr": 0.5}).model_fields_set == {*config.model_fields_set, "lr"}
-    assert caplog.messages == ["sample_batch_size is now called rollout_fragment_length"]
+    (said,) = caplog.messages
+    assert {"sample_batch_size", "rollout_fragment_length"} <= set(said.split())
 
 
 def test_a_file_is_read_and_keywords_win_over_it(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_a_file_is_read_and_keywords_win_over_it(tmp_path: Path) -> None:
     config = OtherConfig.from_file(file, lr=0.5, model={"lstm_cell_size": 8})
     assert (config.env, config.lr, config.model.use_lstm, config.model.lstm_cell_size) == ("E", 0.5, True, 8)
     file.write_text("algo: ppo\nlr: 1\n")
-    with pytest.raises(ConfigError, match=r"mine.yaml, line 1: algo can't be ppo in ElseConfig"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml, line 1: algo .*ElseConfig"):
         ElseConfig.from_file(str(file))
 
 
@@ -201,8 +202,9 @@ def test_r172_an_environment_is_an_id_or_a_class_and_anything_else_is_refused() 
     for env in (CommonConfig(env="mine").env, CommonConfig(env=OrderedDict).env, "CartPole-v1"):
         assert callable(resolve_env(str(env)))
     for wrong in (3, ["CartPole-v1"]):
-        with pytest.raises(ValueError, match="env must be a name, or a class or function"):
+        with pytest.raises(ConfigError) as caught:
             CommonConfig(env=wrong)
+        assert (caught.value.key, caught.value.value) == ("env", wrong)
     for unknown in ("CartPole-v99", "NoSuchEnv"):
         with pytest.raises(ValueError, match=unknown):
             resolve_env(str(CommonConfig(env=unknown).env))
@@ -274,15 +276,16 @@ def test_local_objects_are_only_allowed_with_num_workers_0(settings: dict[str, A
     assert config.updated({"lr": 1.0}).to_dict() == {**config.to_dict(), "lr": 1.0}
     assert PPOConfig.from_mapping(config.to_dict()) == config
     for others in ({}, {"num_workers": 0, "evaluation_num_workers": 1, "evaluation_interval": 1}):
-        with pytest.raises(ConfigError, match="only this process knows") as caught:
+        with pytest.raises(ConfigError) as caught:
             PPOConfig(**settings, **others)
         assert caught.value.key == key
 
 
 def test_objects_that_only_the_learner_needs_can_be_local() -> None:
     PPOConfig(loggers=[lambda run_dir, config: None], model={"custom_model": lambda *_: None})
-    with pytest.raises(ConfigError, match="only this process knows"):
+    with pytest.raises(ConfigError) as caught:
         A3CConfig(model={"custom_model": lambda *_: None})
+    assert caught.value.key == "model.custom_model"
 
 
 def test_the_config_of_an_ended_program_names_the_missing_object() -> None:

@@ -76,9 +76,10 @@ def test_complete_episodes_are_never_cut() -> None:
 
 
 def test_a_bad_part_is_refused_by_the_name_of_its_key() -> None:
-    with pytest.raises(ConfigError, match="num_envs_per_worker must be a whole number") as caught:
+    with pytest.raises(ConfigError) as caught:
         WorkerPart.from_dict({"env": "E", "num_envs_per_worker": "many"})
     assert caught.value.key == "num_envs_per_worker"
-    with pytest.raises(ConfigError, match="env"):
+    with pytest.raises(ConfigError) as caught:
         WorkerPart.from_dict({})
+    assert caught.value.key == "env"
     assert WorkerPart.from_dict({"env": "E", "brand_new": 1}).env == "E"  # a key of a newer learner

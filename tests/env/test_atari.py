@@ -240,7 +240,7 @@ def test_auto_uses_it_for_several_games_with_deepmind_preprocessing():
 
 @pytest.mark.parametrize(
     ("settings", "why"),
-    [({"frameskip": 2}, "frameskip is 2"), ({"mode": 1}, "mode: 1"), ({"render_mode": "rgb_array"}, "render_mode")],
+    [({"frameskip": 2}, "frameskip"), ({"mode": 1}, "mode: 1"), ({"render_mode": "rgb_array"}, "render_mode")],
 )
 def test_unsupported_settings_use_single_games_and_the_log_says_why(settings, why, caplog):
     with caplog.at_level(logging.INFO):

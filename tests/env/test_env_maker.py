@@ -48,7 +48,7 @@ def test_auto_skips_a_native_form_whose_packages_are_missing(monkeypatch):
 
 
 def test_native_without_a_native_form_is_refused_with_an_alternative():
-    with pytest.raises(ConfigError, match=r"no vectorised form of its own.*vectorize: serial") as caught:
+    with pytest.raises(ConfigError, match="vectorize: serial") as caught:
         make_lockstep_env("Pendulum-v1", {}, 4, "native")
     assert caught.value.key == "vectorize"
 
@@ -77,8 +77,9 @@ def test_copies_get_their_place_in_the_context():
 
 
 def test_an_environment_that_no_other_process_can_import_cannot_be_remote():
-    with pytest.raises(ConfigError, match="only this process knows"):
+    with pytest.raises(ConfigError) as caught:
         make_lockstep_env(lambda context: CountingEnv(), {}, 1, "remote")
+    assert caught.value.key == "env"
 
 
 class MyBaseEnv(BaseEnv):
@@ -143,13 +144,14 @@ def test_r29_the_seed_reaches_every_copy():
 
 @pytest.mark.parametrize("env", [object(), 3, None, "CartPole-v1"])
 def test_r21_an_object_that_is_not_an_environment_is_a_value_error(env):
-    with pytest.raises(ValueError, match="has no reset, step, observation_space, action_space"):
+    with pytest.raises(UnsupportedEnvError, match="reset, step, observation_space, action_space"):
         to_base_env(env)
 
 
 def test_impossible_numbers_of_environments_are_refused():
-    with pytest.raises(ConfigError, match="only one is given"):
+    with pytest.raises(ConfigError) as caught:
         to_base_env(CountingEnv(), num_envs=2)
+    assert caught.value.key == "num_envs_per_worker"
 
 
 def test_r161_remote_copies_are_made_in_children_and_the_local_one_is_closed():
@@ -171,8 +173,9 @@ def test_r161_remote_copies_are_made_in_children_and_the_local_one_is_closed():
 def test_r26_each_lockstep_copy_is_wrapped(tmp_path):
     wrapping = Wrapping(monitor_path=str(tmp_path))
     assert isinstance(make_lockstep_env("CartPole-v1", {}, 2), NativeVectorEnv)
-    with pytest.raises(ConfigError, match="monitor applies to each copy"):
+    with pytest.raises(ConfigError) as caught:
         make_lockstep_env("CartPole-v1", {}, 2, "native", wrapping=wrapping)
+    assert caught.value.key == "vectorize"
     env = make_lockstep_env(COUNTING, {"length": 1}, 2, worker_index=1, wrapping=wrapping)
     env.reset()
     env.step(np.zeros(2, np.int64))
@@ -184,8 +187,9 @@ def test_r26_each_lockstep_copy_is_wrapped(tmp_path):
 @pytest.mark.parametrize("kind", [MyBaseEnv, TwoCounters, lambda: ExternalEnv(None, None)])
 def test_r27_r28_environments_seeded_as_one_object_need_a_method_that_takes_a_seed(kind):
     env = kind()
-    with pytest.raises(ValueError, match="cannot be seeded"):
+    with pytest.raises(ConfigError) as caught:
         to_base_env(env, seed=5)
+    assert caught.value.key == "seed"
     seeds = []
     env.seed = seeds.append
     to_base_env(env, seed=5)
@@ -197,7 +201,7 @@ def test_r27_r28_environments_seeded_as_one_object_need_a_method_that_takes_a_se
 
 @pytest.mark.parametrize("vectorize", ["serial", "remote"])
 def test_a_constructors_fault_is_not_reported_as_a_resets(vectorize):
-    with pytest.raises(EnvError, match="copy 0: its constructor raised RuntimeError") as caught:
+    with pytest.raises(EnvError, match="RuntimeError") as caught:
         make_lockstep_env("aiorl.testing.envs:FaultyEnv", {"fault": "constructor"}, 1, vectorize)
     assert caught.value.step == -1
     assert "in __init__" in caught.value.traceback_text
@@ -209,7 +213,7 @@ def test_a_constructors_fault_is_not_reported_as_a_resets(vectorize):
     ids=["base", "vector", "gymnasium_vector", "external"],
 )
 def test_r161_kinds_that_hold_their_own_environments_cannot_be_remote(make):
-    with pytest.raises(ConfigError, match="remote environments are requested, but 'mine' made a") as caught:
+    with pytest.raises(ConfigError, match="'mine'") as caught:
         check_can_be_remote(make(), "mine")
     assert caught.value.key == "remote_worker_envs"
 
@@ -217,13 +221,15 @@ def test_r161_kinds_that_hold_their_own_environments_cannot_be_remote(make):
 @pytest.mark.parametrize("wrap", [lambda env: env, RealGames])
 def test_r162_one_object_does_not_count_as_several_environments(wrap):
     env = CountingEnv()
-    with pytest.raises(ConfigError, match=r"3 environments.*'mine' returned the same object again"):
+    with pytest.raises(ConfigError, match="'mine'"):
         to_base_env(wrap(env), lambda index: wrap(env), 3, env_id="mine")
-    with pytest.raises(ConfigError, match="same object again"):
+    with pytest.raises(ConfigError) as caught:
         make_lockstep_env(lambda context: wrap(env), {}, 3, "serial")
+    assert caught.value.value == 3
     pair = CountingMultiAgentEnv()
-    with pytest.raises(ConfigError, match="same object again"):
+    with pytest.raises(ConfigError) as caught:
         to_base_env(pair, lambda index: pair, 2)
+    assert caught.value.value == 2
 
 
 def test_a_raw_pettingzoo_environment_is_refused_with_the_right_name():
@@ -234,5 +240,5 @@ def test_a_raw_pettingzoo_environment_is_refused_with_the_right_name():
         def observation_space(self, agent):
             raise AssertionError("asked for one agent only")
 
-    with pytest.raises(UnsupportedEnvError, match=r"Raw, which is one of PettingZoo.*'pettingzoo:classic.rps_v2'"):
+    with pytest.raises(UnsupportedEnvError, match=r"Raw.*'pettingzoo:classic\.rps_v2'"):
         to_base_env(Raw())

@@ -101,8 +101,9 @@ def test_r27_a_worker_with_a_seed_can_use_either_mode():
         base = maker.to_base_env(env)
         assert base.poll().obs
         base.stop()
-    with pytest.raises(ConfigError, match="holds its environments itself"):
+    with pytest.raises(ConfigError) as caught:
         make_lockstep_env("envpool:CartPole-v1", {}, 2, "remote")
+    assert caught.value.key == "remote_worker_envs"
 
 
 @pytest.mark.parametrize("config", [{}, {"async": True, "batch_size": 2}])
@@ -153,17 +154,15 @@ def test_r164_in_asynchronous_mode_a_poll_returns_the_copies_that_are_ready():
 
 
 @pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        ({"batch_size": 2}, "async: true"),
-        ({"async": True, "batch_size": 5}, "expected 1 to 4"),
-        ({"nun_threads": 1}, "'nun_threads'.*num_threads"),
-        ({"seed": 3}, "Give the run a seed"),
-    ],
-)
-def test_impossible_settings_are_refused(config, text):
-    with pytest.raises(ConfigError, match=text):
+    ("config", "hint"),
+    [({"batch_size": 2}, "async: true"), ({"batch_size": 5, "async": True}, ""), ({"nun_threads": 1}, "'num_threads'"),
+     ({"seed": 3}, "seed")],
+)  # fmt: skip
+def test_impossible_settings_are_refused(config, hint):
+    with pytest.raises(ConfigError) as caught:
         resolve_env("envpool:CartPole-v1")(EnvContext(config, num_envs=4))
+    assert caught.value.key == f"env_config.{next(iter(config))}"
+    assert hint in caught.value.hint
 
 
 def test_an_unknown_task_is_refused_with_the_nearest_name():

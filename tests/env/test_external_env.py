@@ -119,22 +119,24 @@ def test_r152_r153_an_info_stays_until_it_is_replaced_and_the_callers_dict_is_no
 def test_r148_r149_each_misuse_of_an_id_is_a_value_error_that_names_it():
     env = Driven(lambda env: None)
     env.start_episode("e")
-    with pytest.raises(ValueError, match="'e' is already started"):
+    with pytest.raises(ClosedEpisodeError, match="'e'"):
         env.start_episode("e")
     env.end_episode("e", 0)
-    with pytest.raises(ValueError, match="'e' is already completed"):
+    with pytest.raises(ClosedEpisodeError, match="'e'"):
         env.start_episode("e")
-    for episode_id, text in (("e", "already completed"), ("f", "unknown")):
+    for episode_id in ("e", "f"):
         for call in (
             lambda name: env.get_action(name, 0),
             lambda name: env.log_action(name, 0, 0),
             lambda name: env.log_returns(name, 0.0),
             lambda name: env.end_episode(name, 0),
         ):
-            with pytest.raises(ClosedEpisodeError, match=text):
+            with pytest.raises(ClosedEpisodeError) as caught:
                 call(episode_id)
+            assert caught.value.episode_id == episode_id
+            assert (caught.value.state == "unknown") == (episode_id == "f")
     for call in (env.start_episode, lambda name: env.get_action(name, 0), lambda name: env.log_returns(name, 0.0)):
-        with pytest.raises(EnvContractError, match=r"\['e'\] is not hashable"):
+        with pytest.raises(EnvContractError, match=r"\['e'\]"):
             call(["e"])
 
 
@@ -207,7 +209,7 @@ def test_r160_spaces_by_agent_must_have_the_same_agents():
     one, other = {"a": spaces.Discrete(2)}, {"b": spaces.Discrete(2)}
     ExternalMultiAgentEnv(one, dict(one))
     ExternalMultiAgentEnv(one, spaces.Dict(other))
-    with pytest.raises(ConfigError, match="same agents"):
+    with pytest.raises(ConfigError):
         ExternalMultiAgentEnv(one, other)
 
 
@@ -216,11 +218,11 @@ def test_a_clients_bad_reward_is_its_own_error_and_adds_nothing(reward):
     env, single = MultiDriven(lambda env: None), Driven(lambda env: None)
     for one, given in ((env, {"a": 1.0, "b": reward}), (single, reward)):
         one.start_episode("e")
-        with pytest.raises(BadRewardError, match="expected a"):
+        with pytest.raises(BadRewardError):
             one.log_returns("e", given)
     env.end_episode("e", {"a": 1, "b": 1})
     assert left(env).rewards["e"] == {"a": 0.0, "b": 0.0}
-    with pytest.raises(EnvContractError, match="info is 'text', expected a dict"):
+    with pytest.raises(EnvContractError, match="'text'"):
         single.log_returns("e", 1.0, "text")
 
 
@@ -246,7 +248,7 @@ def mixed(move=(1, 2), turn=(0.5, 0.5)) -> dict:
 def test_r150_r156_an_action_outside_the_space_is_its_clients_error_and_makes_no_row(space, action):
     env = Driven(lambda env: None, (space, SPACES[1]))
     env.start_episode("e")
-    with pytest.raises(EnvContractError, match=r"(?s)'Driven'.*episode 'e': action .* does not fit") as caught:
+    with pytest.raises(EnvContractError, match=r"'Driven'.*'e'") as caught:
         env.log_action("e", 1, action)
     assert isinstance(caught.value, ValueError)
     env.end_episode("e", 2)
@@ -262,25 +264,24 @@ def test_r150_actions_that_rows_can_hold_are_accepted_even_outside_a_boxs_bounds
 
 
 @pytest.mark.parametrize(
-    ("space", "bad", "text"),
+    ("space", "bad"),
     [
-        (BOX, np.zeros(3), r"shape \(3,\), expected \(2,\)"),
-        (BOX, [0.0, np.nan], "contains NaN or infinity"),
-        (BOX, ["a", "b"], "dtype <U1, expected float32"),
-        (BOX, None, r"shape \(\), expected \(2,\)"),
-        (BOX, np.array([1e300, 0.0]), "too large for float32"),
-        (spaces.Tuple([BOX]), (np.array([1e300, 0.0]),), "too large for float32"),
-        (spaces.Dict({"x": BOX}), {"x": [0.0, 0.0], "y": 3}, r"has \['x', 'y'\], expected the keys \['x'\]"),
+        (BOX, np.zeros(3)),
+        (BOX, [0.0, np.nan]),
+        (BOX, ["a", "b"]),
+        (BOX, None),
+        (BOX, np.array([1e300, 0.0])),
+        (spaces.Tuple([BOX]), (np.array([1e300, 0.0]),)),
+        (spaces.Dict({"x": BOX}), {"x": [0.0, 0.0], "y": 3}),
     ],
 )
-def test_r156_a_clients_bad_observation_is_its_own_error_and_nothing_is_published(space, bad, text):
+def test_r156_a_clients_bad_observation_is_its_own_error_and_nothing_is_published(space, bad):
     env = Driven(lambda env: None, (SPACES[0], space))
     env.start_episode("e")
     for call in (env.get_action, lambda name, obs: env.log_action(name, obs, 0), env.end_episode):
-        with pytest.raises(BadObservationError, match=text) as error:
+        with pytest.raises(BadObservationError, match="'e'") as error:
             call("e", bad)
-        assert "Driven" in str(error.value)
-        assert "'e'" in str(error.value)
+        assert error.value.env_id == "Driven"
     assert not left(env).obs
 
 
@@ -294,29 +295,29 @@ def test_the_last_nested_observation_is_kept_although_the_client_reuses_its_arra
 
 
 @pytest.mark.parametrize(
-    ("call", "text"),
+    ("call", "value"),
     [
-        (lambda env: env.get_action("e", 1), "observations are 1, expected a dict"),
-        (lambda env: env.end_episode("e", [1]), "observations are"),
-        (lambda env: env.get_action("e", {ALL_AGENTS: 1}), "'__all__', which is not an agent"),
-        (lambda env: env.get_action("e", {"c": 1}), "of agent 'c', but there are only spaces for: 'a', 'b'"),
-        (lambda env: env.log_action("e", {"a": 1}, {"b": 0}), "action of agent 'b', but no observation"),
-        (lambda env: env.log_action("e", {"a": 1}, {"c": 0}), "actions are of agent 'c'"),
-        (lambda env: env.log_action("e", {"a": 1}, {"a": 100}), r"agent 'a': action 100 does not fit Discrete"),
-        (lambda env: env.log_action("e", {"a": 1}, [0]), "actions are \\[0\\], expected a dict"),
-        (lambda env: env.log_returns("e", 1.0), "rewards are 1.0, expected a dict"),
-        (lambda env: env.log_returns("e", {"c": 1.0}), "rewards are of agent 'c'"),
-        (lambda env: env.log_returns("e", {}, {"a": "text"}), "agent 'a': info is 'text', expected a dict"),
-        (lambda env: env.log_returns("e", {}, None, True), "done flags are True"),
-        (lambda env: env.log_returns("e", {}, None, {"c": True}), "done flags are of agent 'c'"),
-        (lambda env: env.log_returns("e", {"a": 1.0}, None, {ALL_AGENTS: True}), "call end_episode"),
+        (lambda env: env.get_action("e", 1), "1"),
+        (lambda env: env.end_episode("e", [1]), r"\[1\]"),
+        (lambda env: env.get_action("e", {ALL_AGENTS: 1}), "'__all__'"),
+        (lambda env: env.get_action("e", {"c": 1}), "'c'.*'a', 'b'"),
+        (lambda env: env.log_action("e", {"a": 1}, {"b": 0}), "'b'"),
+        (lambda env: env.log_action("e", {"a": 1}, {"c": 0}), "'c'"),
+        (lambda env: env.log_action("e", {"a": 1}, {"a": 100}), "'a'.*100.*Discrete"),
+        (lambda env: env.log_action("e", {"a": 1}, [0]), r"\[0\]"),
+        (lambda env: env.log_returns("e", 1.0), "1.0"),
+        (lambda env: env.log_returns("e", {"c": 1.0}), "'c'"),
+        (lambda env: env.log_returns("e", {}, {"a": "text"}), "'a'.*'text'"),
+        (lambda env: env.log_returns("e", {}, None, True), "True"),
+        (lambda env: env.log_returns("e", {}, None, {"c": True}), "'c'"),
+        (lambda env: env.log_returns("e", {"a": 1.0}, None, {ALL_AGENTS: True}), "end_episode"),
     ],
 )
-def test_r160_arguments_that_are_not_by_agent_are_refused_and_nothing_is_published(call, text):
+def test_r160_arguments_that_are_not_by_agent_are_refused_and_nothing_is_published(call, value):
     by_agent = dict.fromkeys("ab", SPACES[0])
     env = MultiDriven(lambda env: None, (by_agent, by_agent))
     env.start_episode("e")
-    with pytest.raises(EnvContractError, match=text):
+    with pytest.raises(EnvContractError, match=value):
         call(env)
     env.log_returns("e", {}, None, {ALL_AGENTS: False})
     env.end_episode("e", {"a": 1})
@@ -331,13 +332,13 @@ def test_r127_r156_an_agent_that_breaks_a_rule_is_its_clients_error_and_the_epis
         env.start_episode("e")
         env.get_action("e", {"a": 1, "b": 1})
         env.get_action("e", {"a": 2, "b": 2})
-        with pytest.raises(EnvContractError, match="agent 'b' is not done and has no final observation") as error:
+        with pytest.raises(EnvContractError, match="'b'") as error:
             env.end_episode("e", {"a": 3})
         caught.append(error.value)
         env.log_returns("e", {}, None, {"a": True})
         env.get_action("e", {"a": 3, "b": 3})
         for call in (env.get_action, env.end_episode):
-            with pytest.raises(EnvContractError, match="agent 'a' was done and is observed again") as error:
+            with pytest.raises(EnvContractError, match="'a'") as error:
                 call("e", {"a": 4, "b": 4})
             caught.append(error.value)
         env.end_episode("e", {"b": 4})
@@ -361,14 +362,14 @@ def test_the_base_class_constructor_must_be_called():
 
     env = Forgetful()
     env.close()
-    with pytest.raises(UnsupportedEnvError, match=r"Forgetful must call super\(\).__init__\(action_space"):
+    with pytest.raises(UnsupportedEnvError, match=r"Forgetful.*super\(\)\.__init__\(action_space"):
         to_base_env(env)
 
 
 def test_one_environment_cannot_serve_two_workers():
     env = Driven(lambda env: None)
     ExternalBaseEnv(env).stop()
-    with pytest.raises(ConfigError, match="Driven is already in use by another worker"):
+    with pytest.raises(ConfigError, match="Driven"):
         to_base_env(env)
 
 
@@ -377,7 +378,7 @@ def test_after_the_end_no_episode_can_be_started():
     env.join(1)
     env.close()
     env.close()
-    with pytest.raises(SamplerDied, match="has stopped"):
+    with pytest.raises(SamplerDied):
         env.start_episode("e")
 
 
@@ -456,9 +457,9 @@ def test_r155_one_episode_too_many_registers_nothing_and_ending_one_frees_a_plac
     table = EpisodeTable(2)
     table.start("a", True)
     table.start("b", True)
-    with pytest.raises(RuntimeError, match="max_concurrent = 2"):
+    with pytest.raises(RuntimeError, match="max_concurrent"):
         table.start("c", True)
-    with pytest.raises(ClosedEpisodeError, match="unknown"):
+    with pytest.raises(ClosedEpisodeError, match="'c'"):
         table.end("c", {})
     table.end("a", {"x": 1})
     table.start("c", True)
@@ -486,10 +487,10 @@ def test_r154_a_publication_not_polled_in_time_is_withdrawn_and_its_reward_kept(
     table = EpisodeTable(1)
     table.start("e", True)
     table.add_rewards("e", {"x": 2.0}, {}, {"x": True})
-    with pytest.raises(EpisodeTimeout, match=r"no action within 0\.01 s") as caught:
+    with pytest.raises(EpisodeTimeout) as caught:
         table.ask("e", {"x": 1}, None, 0.01)
     assert isinstance(caught.value, TimeoutError)
-    assert caught.value.episode_id == "e"
+    assert (caught.value.episode_id, caught.value.waited_s) == ("e", 0.01)
     table.add_rewards("e", {"x": 1.0}, {}, {})
     table.end("e", {"x": 3})
     poll = table.take(always, None)
@@ -503,9 +504,9 @@ def test_an_episode_driven_by_two_threads_is_an_error():
     table.start("e", True)
     waiting = asked(table, "e", {"x": 1})
     table.take(always, None)
-    with pytest.raises(ClosedEpisodeError, match="two threads"):
+    with pytest.raises(ClosedEpisodeError):
         table.ask("e", {"x": 2}, None, 1.0)
-    with pytest.raises(ClosedEpisodeError, match="two threads"):
+    with pytest.raises(ClosedEpisodeError):
         table.end("e", {"x": 2})
     table.answer({"e": {"x": 5}, "unknown": {}})
     assert waiting() == {"x": 5}
@@ -556,9 +557,10 @@ def test_the_episode_of_a_silent_client_is_closed_and_the_others_are_not():
     poll = table.take(always, 5.0)
     assert poll.obs == {"dead": {"x": 1}}
     for episode_id in ("dead", "empty"):
-        with pytest.raises(TimeoutError, match="silent"):
+        with pytest.raises(EpisodeTimeout) as caught:
             table.ask(episode_id, {"x": 1}, None, 1.0)
-    with pytest.raises(ClosedEpisodeError, match="already completed"):
+        assert caught.value.waited_s is None
+    with pytest.raises(ClosedEpisodeError):
         table.start("dead", True)
     table.end("alive", {"x": 2})
     assert table.take(never, 5.0).rewards["alive"] == {"x": 1.0}

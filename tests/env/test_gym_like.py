@@ -45,14 +45,14 @@ def test_r165_step_gives_five_values_from_either_form():
     assert to_five_values((1, 2.0, True, None))[2:4] == (True, False)
     with pytest.raises(ValueError, match="'False'"):
         to_five_values((1, 2.0, "False", {}))
-    with pytest.raises(ValueError, match="expected 5 values"):
+    with pytest.raises(ValueError, match=r"\(1, 2\.0, True\)"):
         to_five_values((1, 2.0, True))
 
 
 def test_r28_a_seed_for_an_environment_that_cannot_be_seeded_is_refused():
     check_seedable(CountingEnv(), "e")
     check_seedable(OldEnv(), "e")
-    with pytest.raises(ConfigError, match="cannot be seeded"):
+    with pytest.raises(ConfigError, match="Unseedable"):
         check_seedable(Unseedable(), "e")
 
 
@@ -73,5 +73,5 @@ def test_r26_gymnasium_wrappers_work_with_any_dialect():
 
 def test_r28_wrappers_do_not_make_an_environment_seedable():
     check_seedable(gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(OldEnv())), "old")
-    with pytest.raises(ConfigError, match=r"'odd' \(Unseedable\) cannot be seeded"):
+    with pytest.raises(ConfigError, match=r"'odd' \(Unseedable\)"):
         check_seedable(gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(Unseedable())), "odd")

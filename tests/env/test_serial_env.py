@@ -81,7 +81,7 @@ def test_a_step_that_must_not_be_trained_on_ends_lockstep(off):
     env = serial(Told(True, True), Told(1, off, index=1))
     env.reset()
     env.step(NO_ACTION)
-    with pytest.raises(TrainingDisabled, match="'counting' must not be trained on"):
+    with pytest.raises(TrainingDisabled, match="'counting'"):
         env.step(NO_ACTION)
 
 
@@ -92,24 +92,25 @@ def test_r80_r81_the_episode_limit_is_found_in_specs_and_wrappers_and_can_be_a_n
     env = CountingEnv(50)
     env.spec = SimpleNamespace(max_episode_steps=np.int64(5))
     assert episode_limit(env) == serial(env).max_episode_steps == 5
-    with pytest.raises(ConfigError, match="after 5 steps"):
+    with pytest.raises(ConfigError, match=r"\b5\b") as caught:
         serial(env, horizon=10)
+    assert caught.value.key == "horizon"
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "text"),
+    ("fault", "error", "value"),
     [
-        ("step", EnvError, "step raised RuntimeError: step failed on purpose"),
-        ("nan_obs", BadObservationError, "NaN or infinity"),
-        ("nan_reward", BadRewardError, "reward is nan"),
+        ("step", EnvError, "RuntimeError"),
+        ("nan_obs", BadObservationError, "NaN"),
+        ("nan_reward", BadRewardError, "nan"),
     ],
 )
-def test_a_fault_in_step_names_environment_copy_and_step(fault, error, text):
+def test_a_fault_in_step_names_environment_copy_and_step(fault, error, value):
     env = serial(CountingEnv(2), FaultyEnv(fault, at_step=4))
     env.reset()
     for _ in range(3):
         env.step(NO_ACTION)
-    with pytest.raises(error, match=text) as caught:
+    with pytest.raises(error, match=value) as caught:
         env.step(NO_ACTION)
     fault_found = caught.value
     assert (fault_found.env_id, fault_found.vector_index, fault_found.step) == ("counting", 1, 4)
@@ -124,7 +125,7 @@ def test_text_none_and_lists_are_refused_as_a_reward(reward):
 
     env = serial(CountingEnv(2), Paying(2))
     env.reset()
-    with pytest.raises(BadRewardError, match="reward is") as caught:
+    with pytest.raises(BadRewardError) as caught:
         env.step(NO_ACTION)
     assert (caught.value.vector_index, caught.value.step) == (1, 1)
 

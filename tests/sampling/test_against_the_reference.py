@@ -213,7 +213,7 @@ def compare(
         except NothingComes:
             return
         except NothingToChoose:
-            with pytest.raises(BadObservationError, match="its action mask forbids every action"):
+            with pytest.raises(BadObservationError):
                 product.sample()
             return
         except ContractBroken:

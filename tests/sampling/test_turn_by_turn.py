@@ -13,7 +13,7 @@ from scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 from aiorl.acting.filters import NoFilter
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import FinishedGame
-from aiorl.errors import ConfigError, EnvError, PolicyError
+from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, PolicyError
 from aiorl.sampling.callbacks import DefaultCallbacks
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
 
@@ -180,7 +180,7 @@ def test_an_environment_that_cannot_be_reset_is_dropped_or_refused_with_a_horizo
     assert env.sent[-1].keys() == {"0+"}
     sampler = make_sampler(single(3, can_be_reset=False), horizon=5)
     assert sampler.get_data().count == 3
-    with pytest.raises(ValueError, match="cannot be reset"):
+    with pytest.raises(ValueError, match="horizon"):
         sampler.get_data()
 
 
@@ -198,7 +198,7 @@ def test_an_unknown_policy_id_is_named(make_sampler):
 
 def test_observation_fn_must_return_a_dict(make_sampler):
     """R134."""
-    with pytest.raises(ValueError, match="observation_fn returned list"):
+    with pytest.raises(ValueError, match=r"observation_fn.*list"):
         make_sampler(single(2), observation_fn=lambda agent_obs, **kwargs: [agent_obs]).get_data()
 
 
@@ -213,7 +213,7 @@ def test_a_policy_with_another_number_of_states_is_refused(make_sampler):
             actions, states, extras = super().compute_actions(*args, **kwargs)
             return actions, [*states, np.zeros(1)], extras
 
-    with pytest.raises(ValueError, match="recurrent states"):
+    with pytest.raises(ValueError, match="'default_policy'"):
         make_sampler(single(2), Forgetful(recurrent=True)).get_data()
 
 
@@ -223,13 +223,14 @@ def test_a_policy_with_another_number_of_states_is_refused(make_sampler):
 def test_a_bad_observation_names_environment_agent_and_step(make_sampler):
     script = scenes(3, agents=("a", "b"))
     script[2] = Scene({"a": script[2].obs["a"], "b": ob(0, np.nan, 0)})
-    with pytest.raises(ValueError, match=r"'ScriptedEnv', copy 0.*step 2.*'b'.*NaN"):
+    with pytest.raises(BadObservationError, match=r"'b'.*NaN") as caught:
         make_sampler(ScriptedEnv({0: [script]})).get_data()
+    assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("ScriptedEnv", 0, 2)
     script[2] = Scene({"a": ob(1, 2), "b": script[1].obs["b"]})
-    with pytest.raises(ValueError, match="agent 'a'"):
+    with pytest.raises(BadObservationError, match="'a'"):
         make_sampler(ScriptedEnv({0: [script]})).get_data()
     script[2] = Scene(script[1].obs, {"a": math.nan})
-    with pytest.raises(ValueError, match="rewards are"):
+    with pytest.raises(BadRewardError):
         make_sampler(ScriptedEnv({0: [script]})).get_data()
 
 
@@ -254,5 +255,5 @@ def test_a_policy_that_returns_no_batch_is_named(make_sampler):
         def postprocess_trajectory(self, *args, **kwargs):
             return None
 
-    with pytest.raises(PolicyError, match=r"'default_policy' \(Forgetful\) returned NoneType, expected a SampleBatch"):
+    with pytest.raises(PolicyError, match=r"'default_policy' \(Forgetful\).*NoneType.*SampleBatch"):
         make_sampler(ScriptedEnv({0: [scenes(3)]}), Forgetful()).get_data()

@@ -328,7 +328,7 @@ def test_a_stopped_worker_samples_no_more(make_worker, sample_async):
     worker.sample()
     worker.stop()
     for _ in range(2):
-        with pytest.raises(SamplerDied, match="stopped"):
+        with pytest.raises(SamplerDied):
             worker.sample()
     assert len(written) == 1
 
