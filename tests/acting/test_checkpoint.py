@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -67,10 +68,10 @@ def test_a_damaged_or_missing_piece_is_found_when_it_is_read(tmp_path: Path) -> 
     file.write_bytes(payload)
     read = found.pieces_of("one")
     next(read)
-    with pytest.raises(CheckpointError, match=r"000001\.safetensors is damaged: it does not match its digest"):
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors"):
         next(read)
     file.unlink()
-    with pytest.raises(CheckpointError, match=r"000001\.safetensors can't be read"):
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors"):
         list(found.pieces_of("one"))
 
 
@@ -83,7 +84,7 @@ def test_a_checkpoint_with_a_missing_or_truncated_piece_is_skipped(tmp_path: Pat
         file.unlink()
     else:
         os.truncate(file, size)
-    with pytest.raises(CheckpointError, match=r"000001\.safetensors (can't be read|is damaged: it has)"):
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors"):
         load_checkpoint(path)
     assert load_newest_valid(tmp_path).number == 1
 
@@ -95,29 +96,29 @@ def test_a_piece_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     del header["pieces_sha256"]
     (path / "meta.json").write_text(json.dumps(header))
     os.truncate(path / "pieces" / "000000.safetensors", 40 << 30)
-    with pytest.raises(CheckpointError, match="holes"):
+    with pytest.raises(CheckpointError, match=r"000000\.safetensors"):
         load_checkpoint(path).check_pieces()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (lambda pieces: [["one"]], "is damaged"),
-        (lambda pieces: 7, "is damaged"),
-        (lambda pieces: [["one", "rows", 0, "../../x.safetensors", 3, "a"]], "is damaged"),
-        (lambda pieces: [["one", "rows", "0", "000000.safetensors", 3, "a"]], "is damaged"),
-        (lambda pieces: pieces[:1] * 1000, "twice"),
+        lambda pieces: [["one"]],
+        lambda pieces: 7,
+        lambda pieces: [["one", "rows", 0, "../../x.safetensors", 3, "a"]],
+        lambda pieces: [["one", "rows", "0", "000000.safetensors", 3, "a"]],
+        lambda pieces: pieces[:1] * 1000,
     ],
 )
-def test_impossible_descriptions_of_pieces_are_refused(tmp_path: Path, change: Any, said: str) -> None:
+def test_impossible_descriptions_of_pieces_are_refused(tmp_path: Path, change: Any) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
     header = json.loads((path / "meta.json").read_text())
     edit_meta(path / "meta.json", pieces=change(header["pieces"]), pieces_sha256=None)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=r"meta\.json"):
         load_checkpoint(path)
     header["pieces"][1][2] = 5  # the row where it begins
     edit_meta(path / "meta.json", **header)
-    with pytest.raises(CheckpointError, match="its list of pieces does not match its digest"):
+    with pytest.raises(CheckpointError, match=r"meta\.json"):
         load_checkpoint(path)
 
 
@@ -133,7 +134,7 @@ def test_older_checkpoints_without_a_digest_of_pieces_or_a_size_are_read(tmp_pat
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path, part: str) -> None:
     array = np.array([1, np.nan], np.float32)
     path = save_checkpoint(tmp_path, 1, {f"algorithm/default_policy/{part}/w": array}, META)
-    with pytest.raises(CheckpointError, match="not finite"):
+    with pytest.raises(CheckpointError, match=f"{part}/w"):
         load_checkpoint(path)
 
 
@@ -207,49 +208,37 @@ def rewrite(path: Path, old: str, new: str) -> None:
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
-DAMAGE = {
-    "meta nested deeply": (lambda d: (d / "meta.json").write_text(DEEP), "nested too deeply"),
-    "meta nested a little too deeply": (
-        lambda d: (d / "meta.json").write_text("[" * 200 + "]" * 200),
-        "nested too deeply",
-    ),
-    "NaN in meta": (lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": NaN, "x": 1267'), "NaN is not a number"),
-    "an infinite number in meta": (
-        lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": 1e999, "x": 1267'),
-        "not a finite",
-    ),
-    "a name twice in meta": (
-        lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": 1, "rng": 1267'),
-        "occurs twice",
-    ),
-    "meta in another encoding": (
-        lambda d: (d / "meta.json").write_bytes((d / "meta.json").read_text().encode("utf-16")),
-        "meta.json is damaged",
-    ),
-    "a huge meta": (lambda d: os.truncate(d / "meta.json", 1 << 40), "more than the"),
-    "a pipe for meta": (lambda d: replace(d / "meta.json", os.mkfifo), "regular file"),
-    "a pipe for tensors": (lambda d: replace(d / "tensors.safetensors", os.mkfifo), "regular file"),
-    "a directory for tensors": (lambda d: replace(d / "tensors.safetensors", os.mkdir), "regular file"),
-    "a device for meta": (lambda d: replace(d / "meta.json", lambda p: p.symlink_to("/dev/zero")), "symbolic link"),
-    "a link for tensors": (lambda d: link_to_itself_elsewhere(d / "tensors.safetensors"), "symbolic link"),
-    "sparse tensors of 20 GB": (lambda d: os.truncate(d / "tensors.safetensors", 20 << 30), "more than the"),
-    "another number than its own": (lambda d: edit_meta(d / "meta.json", number=3), "it has the number 3"),
-    "a number that is none": (lambda d: edit_meta(d / "meta.json", number=True), "meta.json is damaged"),
-    "a size that is none": (lambda d: edit_meta(d / "meta.json", tensors_bytes="200"), "meta.json is damaged"),
-    "a byte of the tensors": (lambda d: flip_a_byte(d / "tensors.safetensors"), "digest"),
-    "tensors cut short": (lambda d: os.truncate(d / "tensors.safetensors", 20), "digest"),
+META_FILE, TENSORS_FILE = "meta.json", "tensors.safetensors"
+DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "meta nested deeply": (META_FILE, lambda file: file.write_text(DEEP)),
+    "meta nested a little too deeply": (META_FILE, lambda file: file.write_text("[" * 200 + "]" * 200)),
+    "NaN in meta": (META_FILE, lambda file: rewrite(file, '"rng": 1267', '"rng": NaN, "x": 1267')),
+    "an infinite number in meta": (META_FILE, lambda file: rewrite(file, '"rng": 1267', '"rng": 1e999, "x": 1267')),
+    "a name twice in meta": (META_FILE, lambda file: rewrite(file, '"rng": 1267', '"rng": 1, "rng": 1267')),
+    "meta in another encoding": (META_FILE, lambda file: file.write_bytes(file.read_text().encode("utf-16"))),
+    "a huge meta": (META_FILE, lambda file: os.truncate(file, 1 << 40)),
+    "a pipe for meta": (META_FILE, lambda file: replace(file, os.mkfifo)),
+    "a pipe for tensors": (TENSORS_FILE, lambda file: replace(file, os.mkfifo)),
+    "a directory for tensors": (TENSORS_FILE, lambda file: replace(file, os.mkdir)),
+    "a device for meta": (META_FILE, lambda file: replace(file, lambda path: path.symlink_to("/dev/zero"))),
+    "a link for tensors": (TENSORS_FILE, link_to_itself_elsewhere),
+    "sparse tensors of 20 GB": (TENSORS_FILE, lambda file: os.truncate(file, 20 << 30)),
+    "another number than its own": (META_FILE, lambda file: edit_meta(file, number=3)),
+    "a number that is none": (META_FILE, lambda file: edit_meta(file, number=True)),
+    "a size that is none": (META_FILE, lambda file: edit_meta(file, tensors_bytes="200")),
+    "a byte of the tensors": (TENSORS_FILE, flip_a_byte),
+    "tensors cut short": (TENSORS_FILE, lambda file: os.truncate(file, 20)),
     "tensors of holes, as large as meta.json says": (
-        lambda d: (edit_meta(d / "meta.json", tensors_bytes=1 << 40), os.truncate(d / "tensors.safetensors", 1 << 40)),
-        "holes",
+        TENSORS_FILE,
+        lambda file: (edit_meta(file.with_name(META_FILE), tensors_bytes=1 << 40), os.truncate(file, 1 << 40)),
     ),
-    "no tensors": (lambda d: (d / "tensors.safetensors").unlink(), "can't be read"),
-    "no meta": (lambda d: (d / "meta.json").unlink(), "can't be read"),
-    "meta cut short": (lambda d: os.truncate(d / "meta.json", 30), "meta.json is damaged"),
-    "meta that is no object": (lambda d: (d / "meta.json").write_text("[]"), "meta.json is damaged"),
-    "meta without digest": (lambda d: edit_meta(d / "meta.json", tensors_sha256=None), "meta.json is damaged"),
-    "meta of a wrong kind": (lambda d: edit_meta(d / "meta.json", meta=5), "meta.json is damaged"),
-    "a number in meta": (lambda d: edit_meta(d / "meta.json", meta={**META, "rng": 1}), "meta.json is damaged"),
-    "another format": (lambda d: edit_meta(d / "meta.json", format_version=99), "format version 99"),
+    "no tensors": (TENSORS_FILE, Path.unlink),
+    "no meta": (META_FILE, Path.unlink),
+    "meta cut short": (META_FILE, lambda file: os.truncate(file, 30)),
+    "meta that is no object": (META_FILE, lambda file: file.write_text("[]")),
+    "meta without digest": (META_FILE, lambda file: edit_meta(file, tensors_sha256=None)),
+    "meta of a wrong kind": (META_FILE, lambda file: edit_meta(file, meta=5)),
+    "a number in meta": (META_FILE, lambda file: edit_meta(file, meta={**META, "rng": 1})),
 }
 
 
@@ -257,14 +246,21 @@ DAMAGE = {
 def test_a_damaged_newest_is_named_and_the_previous_one_used(tmp_path: Path, kind: str, caplog: Any) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     newest = save_checkpoint(tmp_path, 2, TENSORS, META)
-    damage, said = DAMAGE[kind]
-    damage(newest)
+    name, damage = DAMAGE[kind]
+    damage(newest / name)
     found = load_newest_valid(tmp_path)
     assert found.number == 1
     assert "checkpoint-000002" in caplog.text
-    assert said in caplog.text
-    with pytest.raises(CheckpointError, match=said):
+    assert name in caplog.text
+    with pytest.raises(CheckpointError, match=re.escape(name)):
         load_checkpoint(newest)
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META)
+    edit_meta(path / "meta.json", format_version=99)
+    with pytest.raises(CheckpointError, match="99"):
+        load_checkpoint(path)
 
 
 def test_an_invalid_checkpoint_is_skipped_like_a_damaged_one(tmp_path: Path) -> None:
@@ -286,23 +282,23 @@ def test_a_damaged_one_with_a_higher_number_does_not_count_as_kept(tmp_path: Pat
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-000402"]
     assert [path.name for path in list_checkpoints(tmp_path / "superseded")] == ["checkpoint-000500"]
     assert load_newest_valid(tmp_path).number == 402
-    with pytest.raises(CheckpointError, match="digest"):
+    with pytest.raises(CheckpointError, match=r"tensors\.safetensors"):
         find_checkpoint(tmp_path / "checkpoint-000500")
 
 
 def test_invalid_tensors_are_damage_even_with_a_correct_digest(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "save_tensors", lambda tensors: b"no safetensors")
     path = save_checkpoint(tmp_path, 1, TENSORS, META)
-    with pytest.raises(CheckpointError, match=r"tensors\.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"tensors\.safetensors"):
         load_checkpoint(path)
 
 
 def test_the_error_says_if_no_checkpoint_can_be_used(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="there is none"):
+    with pytest.raises(CheckpointError, match="missing"):
         load_newest_valid(tmp_path / "missing")
     path = save_checkpoint(tmp_path, 1, TENSORS, META)
     flip_a_byte(path / "tensors.safetensors")
-    with pytest.raises(CheckpointError, match="damaged: checkpoint-000001"):
+    with pytest.raises(CheckpointError, match="checkpoint-000001"):
         load_newest_valid(tmp_path)
 
 
@@ -312,8 +308,8 @@ def test_a_checkpoint_of_another_run_is_refused_with_all_differences(tmp_path: P
     check_compatible(found, {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": (4,)}})
     with pytest.raises(CheckpointError) as caught:
         check_compatible(found, {"env": "Pendulum-v1", "algo": "impala", "spaces": {"obs": [4]}})
-    assert "env is 'CartPole-v1' there and 'Pendulum-v1' here" in str(caught.value)
-    assert "algo is 'ppo' there and 'impala' here" in str(caught.value)
+    for word in ("env", "'CartPole-v1'", "'Pendulum-v1'", "algo", "'ppo'", "'impala'"):
+        assert word in str(caught.value)
     assert "spaces" not in str(caught.value)
 
 
@@ -331,7 +327,7 @@ def test_an_environment_may_be_redefined_or_named_with_its_module(
     tmp_path: Path, there: str, here: str, fits: bool
 ) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, {**META, "env": there})
-    with contextlib.nullcontext() if fits else pytest.raises(CheckpointError, match="env is"):
+    with contextlib.nullcontext() if fits else pytest.raises(CheckpointError, match=f"env .*{there}.*{here}"):
         check_compatible(load_newest_valid(tmp_path), {"env": here})
 
 
@@ -350,18 +346,18 @@ def test_a_full_disk_leaves_the_older_ones_intact_and_nothing_behind(
         monkeypatch.setattr(module.os, "fsync", full)
     else:
         monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(CheckpointError, match=r"No space left on device\. Older ones are intact"):
+    with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
         save_checkpoint(tmp_path, 2, TENSORS, META)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
     assert load_newest_valid(tmp_path).number == 1
 
 
-def test_an_unwritable_or_unreadable_directory_is_one_plain_sentence(tmp_path: Path) -> None:
+def test_an_unwritable_or_unreadable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="can't be written: "):
+    with pytest.raises(CheckpointError, match=str(tmp_path / "file")):
         save_checkpoint(tmp_path / "file", 1, TENSORS, META)
-    with pytest.raises(CheckpointError, match="can't be read"):
+    with pytest.raises(CheckpointError, match=str(tmp_path / "file")):
         list_checkpoints(tmp_path / "file")
 
 
@@ -371,7 +367,7 @@ def test_an_unwritable_or_unreadable_directory_is_one_plain_sentence(tmp_path: P
 def test_values_that_cannot_be_stored_are_refused_before_anything_is_written(
     tmp_path: Path, tensors: dict[str, Any], meta: dict[str, Any]
 ) -> None:
-    with pytest.raises(CheckpointError, match="can't be stored"):
+    with pytest.raises(CheckpointError):
         save_checkpoint(tmp_path / "new", 1, tensors, meta)
     assert not (tmp_path / "new").exists()
 
@@ -397,7 +393,7 @@ def test_one_that_could_not_be_replaced_stays(tmp_path: Path, monkeypatch: Any) 
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(CheckpointError, match="Older ones are intact"):
+    with pytest.raises(CheckpointError, match=os.strerror(errno.EIO)):
         save_checkpoint(tmp_path, 1, {"x": np.ones(1)}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
     assert load_newest_valid(tmp_path).meta == META
@@ -407,9 +403,9 @@ def test_a_meta_file_too_large_to_read_back_is_not_written(tmp_path: Path, monke
     save_checkpoint(tmp_path, 1, TENSORS, META)
     monkeypatch.setattr(module, "_MAX_META_BYTES", 2000)
     save_checkpoint(tmp_path, 2, TENSORS, META)
-    with pytest.raises(CheckpointError, match="more than would be read back"):
+    with pytest.raises(CheckpointError, match=r"meta\.json"):
         save_checkpoint(tmp_path, 3, TENSORS, {"x": "y" * 2000})
     many = {"one": [("rows", number, np.zeros(1)) for number in range(30)]}
-    with pytest.raises(CheckpointError, match="more than would be read back"):
+    with pytest.raises(CheckpointError, match=r"meta\.json"):
         save_checkpoint(tmp_path, 3, TENSORS, META, pieces=many)
     assert load_newest_valid(tmp_path).number == 2

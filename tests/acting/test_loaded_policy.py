@@ -143,10 +143,10 @@ def test_several_policies_are_loaded_by_name_except_one_of_the_users_own_class(t
     }
     save_run(tmp_path, env="general_runs:Poles", multiagent=multiagent)
     assert aiorl.load_policy(tmp_path, "left").policy_id == "left"
-    with pytest.raises(PolicyError, match="a class of your own, general_runs:Pusher"):
+    with pytest.raises(PolicyError, match="general_runs:Pusher"):
         aiorl.load_policy(tmp_path, "right")
     for unknown in ("absent", None):
-        with pytest.raises(UnknownPolicyError, match="known ids: 'left', 'right'"):
+        with pytest.raises(UnknownPolicyError, match="'left', 'right'"):
             aiorl.load_policy(tmp_path, unknown)
 
 
@@ -171,11 +171,11 @@ def test_an_episode_may_begin_with_none_as_its_state(recurrent: Path) -> None:
 
 def test_observations_and_states_that_do_not_fit_are_refused(recurrent: Path) -> None:
     policy = aiorl.load_policy(recurrent)
-    with pytest.raises(BatchError, match="shape"):
+    with pytest.raises(BatchError, match="4"):
         policy.compute_single_action(np.zeros(4))
     with pytest.raises(ValueError, match="NaN"):
         policy.compute_single_action(np.full(3, np.nan))
-    with pytest.raises(PolicyError, match="state"):
+    with pytest.raises(PolicyError, match=r"1 .*4"):
         policy.compute_single_action(np.zeros(3), [np.zeros(8, np.float32)])
 
 
@@ -192,31 +192,31 @@ def test_a_policy_is_found_by_every_path_into_its_run_and_the_newest_undamaged_o
     assert aiorl.load_policy(directory).path == directory / "checkpoint-000009"
     (directory / "checkpoint-000009" / "tensors.safetensors").write_bytes(b"damaged")
     assert aiorl.load_policy(tmp_path / "run").path == first
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(CheckpointError, match=r"tensors\.safetensors"):
         aiorl.load_policy(directory / "checkpoint-000009")
 
 
 @pytest.mark.parametrize("path", ["nowhere", "."])
 def test_a_path_to_no_checkpoint_says_what_was_expected(tmp_path: Path, path: str) -> None:
-    with pytest.raises(CheckpointError, match="give a run directory"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-\*"):
         aiorl.load_policy(tmp_path / path)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    "change",
     [
-        (lambda tensors: tensors.pop("acting"), "kept no acting graphs"),
-        (lambda tensors: tensors.update(acting=tensors["acting"][:-3]), "makes no sense"),
-        (lambda tensors: tensors.update(acting=np.zeros(9, np.uint8)), "makes no sense"),
-        (lambda tensors: tensors.pop(next(name for name in tensors if "/weights/" in name)), "missing"),
+        lambda tensors: tensors.pop("acting"),
+        lambda tensors: tensors.update(acting=tensors["acting"][:-3]),
+        lambda tensors: tensors.update(acting=np.zeros(9, np.uint8)),
+        lambda tensors: tensors.pop(next(name for name in tensors if "/weights/" in name)),
     ],
 )
-def test_a_checkpoint_that_makes_no_sense_is_refused(saved: Path, tmp_path: Path, change: Any, says: str) -> None:
+def test_a_checkpoint_that_makes_no_sense_is_refused(saved: Path, tmp_path: Path, change: Any) -> None:
     found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
     tensors = dict(found.tensors)
     change(tensors)
     path = save_checkpoint(tmp_path / "other", 7, tensors, found.meta)
-    with pytest.raises(CheckpointError, match=says):
+    with pytest.raises(CheckpointError, match=str(path)):
         aiorl.load_policy(path)
 
 
@@ -252,10 +252,9 @@ def test_code_named_by_another_users_checkpoint_is_shown(
 ) -> None:
     save_run(tmp_path, env="general_runs:Bits")
     aiorl.load_policy(tmp_path)
-    assert "not to you" not in caplog.text
+    assert "general_runs:Bits" not in caplog.text
     monkeypatch.setattr(os, "getuid", lambda: 123_456)
     aiorl.load_policy(tmp_path)
-    assert "not to you" in caplog.text
     assert "env: 'general_runs:Bits'" in caplog.text
 
 

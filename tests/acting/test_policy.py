@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.acting.policy import Policy
-from aiorl.errors import PolicyError
+from aiorl.errors import PolicyError, UnsupportedSpaceError
 
 
 class Constant(Policy):
@@ -34,7 +34,7 @@ def test_a_plain_policy_has_no_weights_and_no_state(policy):
     assert policy.get_weights() == {}
     assert policy.get_initial_state() == []
     policy.set_weights({})
-    with pytest.raises(PolicyError, match="Constant has no weights"):
+    with pytest.raises(PolicyError, match="Constant"):
         policy.set_weights({"w": np.zeros(1)})
     batch = object()
     assert policy.postprocess_trajectory(batch) is batch
@@ -84,7 +84,7 @@ def test_r32_a_raw_nested_observation_space_is_refused(space):
         def compute_actions(self, obs, *_, explore=True, **__):
             return np.zeros(len(obs)), [], {}
 
-    with pytest.raises(ValueError, match="preprocessor"):
+    with pytest.raises(UnsupportedSpaceError):
         Idle(space, spaces.Discrete(2), {})
 
 

@@ -45,8 +45,9 @@ def test_r17_the_mapping_function_is_asked_once_per_agent_and_episode_even_when_
 def test_r113_an_agent_mapped_to_an_unknown_policy_names_it_and_the_known_ones(builtin):
     answers = iter(["absent", "a"])
     binding = PolicyMap(policies("a", "b"), lambda _: next(answers)).binding()
-    with pytest.raises(builtin, match=r"'absent'.*'a', 'b'"):
+    with pytest.raises(builtin) as caught:
         binding.policy_for("x")
+    assert (caught.value.policy_id, caught.value.known) == ("absent", ("a", "b"))
     assert binding.policy_for("x") == "a", "a failed attempt binds nothing"
 
 
@@ -79,7 +80,7 @@ def test_r19_it_is_a_mapping_in_the_order_of_ids_that_names_the_known_ids_of_a_m
     assert policy_map.get("b") is None
     assert "b" not in policy_map
     assert len(policy_map) == 1
-    with pytest.raises(UnknownPolicyError, match="known ids: 'a'"):
+    with pytest.raises(UnknownPolicyError, match="'a'"):
         policy_map["b"]
 
 

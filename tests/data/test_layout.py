@@ -140,7 +140,7 @@ def test_a_column_that_is_missing_or_holds_objects_is_named() -> None:
     with pytest.raises(BatchError, match="vf_preds"):
         to_rows(batch, SamplePlan(columns=(c.VF_PREDS,)))
     batch[c.VF_PREDS] = np.array([{}, {}, {}], object)
-    with pytest.raises(BatchError, match="objects"):
+    with pytest.raises(BatchError, match="vf_preds"):
         to_rows(batch, SamplePlan(columns=(c.VF_PREDS,)))
     with pytest.raises(BatchError, match="new_obs"):
         to_sequences({name: batch[name] for name in batch if name != c.NEW_OBS}, PLAN, 4)

@@ -57,7 +57,7 @@ def test_numpy_numbers_are_restored_and_subclasses_of_plain_types_become_plain()
 
 @pytest.mark.parametrize("value", [object(), np.array([object()]), np.array(["a"]), {1, 2}, 1j])
 def test_values_that_cannot_be_packed_are_a_type_error(value):
-    with pytest.raises(TypeError, match="cannot be sent"):
+    with pytest.raises(TypeError):
         pack(value)
 
 
@@ -89,7 +89,7 @@ def test_the_depth_of_tuples_is_limited_both_ways():
     value, packed = (), pack(())
     for _ in range(400):
         value, packed = (value,), msgpack.packb(msgpack.ExtType(3, b"\x91" + packed))
-    with pytest.raises(BadFrame, match="tuples"):
+    with pytest.raises(BadFrame):
         unpack(packed)
-    with pytest.raises(ValueError, match="tuples"):
+    with pytest.raises(ValueError, match="32"):
         pack(value)

@@ -74,7 +74,7 @@ def test_a_mask_of_another_shape_or_with_other_entries_is_refused(space, mask):
 
 def test_a_space_that_does_not_fit_masks_of_the_actions_is_refused_with_advice():
     for actions, wrong in ((spaces.Discrete(3), spaces.MultiBinary(2)), (spaces.Box(0, 1), spaces.MultiBinary(1))):
-        with pytest.raises(UnsupportedSpaceError, match=r"action mask's space.*give it another name"):
+        with pytest.raises(UnsupportedSpaceError, match="action_mask"):
             MaskLayout(actions).check_space(wrong)
 
 

@@ -102,22 +102,21 @@ def test_each_tensorflow_processor_and_number_of_threads_has_its_own_directory(
 def test_another_users_directory_is_not_used(root: Path, kept: Path) -> None:
     for place in (kept.parent, root, root.parent):
         os.chown(place, 12345, -1)
-        with pytest.raises(OSError, match="belongs to user 12345"):
+        with pytest.raises(OSError, match="12345"):
             CompilationCache.open(root, 2)
         os.chown(place, os.geteuid(), -1)
     CompilationCache.open(root, 2)
 
 
 def test_a_directory_that_others_can_write_or_replace_is_not_used(root: Path, kept: Path) -> None:
-    for place, mode, said in ((kept.parent, 0o770, "mode 0770"), (root, 0o755, "mode 0755"),
-                              (root.parent, 0o777, "writable by everyone")):  # fmt: skip
+    for place, mode in ((kept.parent, 0o770), (root, 0o755), (root.parent, 0o777)):
         place.chmod(mode)
-        with pytest.raises(OSError, match=said):
+        with pytest.raises(OSError, match=f"{place} "):
             CompilationCache.open(root, 2)
         place.chmod(0o700)
     root.rename(root.with_name("elsewhere"))
     root.symlink_to(root.with_name("elsewhere"))
-    with pytest.raises(OSError, match="is not a directory"):
+    with pytest.raises(OSError, match=str(root)):
         CompilationCache.open(root, 2)
 
 

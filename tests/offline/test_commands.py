@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -34,14 +35,12 @@ def test_inspect_shows_the_contents_of_a_file(tmp_path, run):
     path = write(tmp_path / "a.json", batch.slice(0, 7), batch.slice(7, 13))
     status, out, err = run("inspect", path)
     assert (status, err) == (0, "")
-    assert f"{path}: json, 2 batches, 13 rows" in out
-    assert "Box of (4,) float32, seen -" in out
-    assert "Discrete(2), as far as seen" in out
-    assert "2 ended, 1 cut by the end of the file" in out
-    assert "returns         5 on average, 5 to 5" in out
-    logp = np.exp(batch["action_logp"][:13])
-    assert f"of the actions taken {logp.min():.3g} to {logp.max():.3g}" in out
-    assert "new_obs float32[4]" in out
+    least, most = (f"{end(np.exp(batch['action_logp'][:13])):.3g}" for end in (np.min, np.max))
+    for line in (
+        rf"{path}: json, 2 .* 13 ", r"\(4,\) float32", r"Discrete\(2\)", r"episodes +2 \D+ 1 ",
+        r"returns +5 \D+ 5 \D+ 5\n", rf"probabilities .* {least} .* {most}\n", r"new_obs float32\[4\]",
+    ):  # fmt: skip
+        assert re.search(line, out)
 
 
 def test_inspect_names_unreadable_places_and_continues(tmp_path, run):
@@ -52,11 +51,9 @@ def test_inspect_names_unreadable_places_and_continues(tmp_path, run):
     (tmp_path / "c.json.gz").write_bytes(b"nothing of the kind")
     status, out, _ = run("inspect", tmp_path)
     assert status == 1
-    assert "unreadable      2 places:" in out
-    assert "line 1: not JSON" in out
-    assert "line 3: the last line is cut short" in out
-    assert "b.parquet: parquet, 1 batch, 10 rows" in out
-    assert "c.json.gz: the file is damaged" in out
+    for line in (r"unreadable +2 ", f"{path}, line 1: ", f"{path}, line 3: ", r"b\.parquet: parquet, 1 .* 10 "):
+        assert re.search(line, out)
+    assert out.count("c.json.gz: ") == 2, "its summary and its fault"
     assert "\x1b" not in out
 
 
@@ -65,10 +62,8 @@ def test_inspect_separates_policies_and_shows_what_is_not_recorded(tmp_path, run
     path = write(tmp_path / "a.json", MultiAgentBatch({"left": cartpole_rows(), "right": rows}, 15))
     status, out, _ = run("inspect", path)
     assert status == 0
-    assert "policy left: 15 rows" in out
-    assert "policy right: 2 rows" in out
-    assert "unknown: there is no column eps_id" in out
-    assert "importance sampling needs action_prob or action_logp" in out
+    for line in ("left: 15 ", "right: 2 ", "episodes .*eps_id", "probabilities .*action_prob .*action_logp"):
+        assert re.search(line, out)
 
 
 def test_episodes_are_assembled_across_batches_and_environments(tmp_path, run):
@@ -76,8 +71,8 @@ def test_episodes_are_assembled_across_batches_and_environments(tmp_path, run):
     first, second = cartpole_rows(1, 6), cartpole_rows(1, 6, first=1)
     turns = [SampleBatch.concat([first.slice(at, at + 3), second.slice(at, at + 3)]) for at in (0, 3)]
     _, out, _ = run("inspect", write(tmp_path / "a.json", *turns))
-    assert "2 ended\n" in out
-    assert "lengths         6 on average, 6 to 6" in out
+    assert re.search(r"episodes +2 \D+\n", out)
+    assert re.search(r"lengths +6 \D+ 6 \D+ 6\n", out)
 
 
 def test_validate_finds_no_fault_in_files_of_a_sampler(tmp_path, run):
@@ -85,7 +80,8 @@ def test_validate_finds_no_fault_in_files_of_a_sampler(tmp_path, run):
     write(tmp_path / "b.parquet", cartpole_rows())
     empty = np.zeros((3, 0), np.float32)
     write(tmp_path / "c.json", SampleBatch(obs=empty, new_obs=empty, eps_id=np.zeros(3, int)))
-    assert run("validate", tmp_path) == (0, "3 files checked: all fits\n", "")
+    status, out, err = run("validate", tmp_path)
+    assert (status, out[:2], err) == (0, "3 ", "")
     assert run("inspect", tmp_path)[0] == 0
 
 
@@ -106,16 +102,16 @@ def with_densities(densities):
 @pytest.mark.parametrize(
     ("batch", "fault"),
     [
-        (broken(obs=(3, np.nan)), "row 4: obs holds a number that is not finite"),
-        (broken(rewards=(0, np.inf)), "row 1: rewards holds a number that is not finite"),
-        (broken(action_logp=(9, 0.7)), "row 10: action_logp is above 0"),
-        (broken(action_logp=(9, -np.inf)), "row 10: action_logp is not finite"),
-        (broken(dones=(4, False)), "row 5: dones is not terminateds or truncateds"),
-        (broken(t=(7, 0)), "row 8: t is not that of the previous row plus 1 (and 1 more rows)"),
-        (broken(obs=(7, 3.0)), "row 8: obs is not new_obs of the previous row"),
-        (broken(dones=(2, True), terminateds=(2, True)), "row 3: the episode is done here, but continues"),
-        (SampleBatch(cartpole_rows(), action_prob=np.linspace(0, 1, 15)), "row 1: action_prob is not in (0, 1]"),
-        (with_densities(np.linspace(0, 4, 15)), "row 1: action_prob is not above 0 and finite"),
+        (broken(obs=(3, np.nan)), "row 4: .*obs "),
+        (broken(rewards=(0, np.inf)), "row 1: .*rewards "),
+        (broken(action_logp=(9, 0.7)), "row 10: .*action_logp "),
+        (broken(action_logp=(9, -np.inf)), "row 10: .*action_logp "),
+        (broken(dones=(4, False)), "row 5: "),
+        (broken(t=(7, 0)), r"row 8: .*\bt "),
+        (broken(obs=(7, 3.0)), "row 8: .*obs .*new_obs "),
+        (broken(dones=(2, True), terminateds=(2, True)), "row 3: "),
+        (SampleBatch(cartpole_rows(), action_prob=np.linspace(0, 1, 15)), r"row 1: .*action_prob .*\(0, 1\]"),
+        (with_densities(np.linspace(0, 4, 15)), "row 1: .*action_prob .*0 "),
     ],
 )
 def test_validate_names_the_row_that_does_not_fit(tmp_path, run, batch, fault):
@@ -124,8 +120,7 @@ def test_validate_names_the_row_that_does_not_fit(tmp_path, run, batch, fault):
         path = write(tmp_path / f"a{suffix}", *batches)
         status, out, _ = run("validate", path)
         assert status == 1
-        assert f"{path}, {place}, {fault}" in out
-        assert "1 file checked: " in out
+        assert re.search(f"{path}, {place}, {fault}", out)
 
 
 def test_validate_accepts_the_probabilities_that_estimators_accept(tmp_path, run):
@@ -146,9 +141,8 @@ def test_validate_names_batches_of_another_form(tmp_path, run):
     path = write(tmp_path / "a.json", cartpole_rows(), other, MultiAgentBatch({"x": other}, 15))
     status, out, _ = run("validate", path)
     assert status == 1
-    assert f"{path}, line 2: column 't' is missing, in line 1 rows of () int32" in out
-    assert "line 2: column 'extra' is rows of () float32, in line 1 missing" in out
-    assert "line 2: column 'obs' is rows of (4,) float64, in line 1 rows of (4,) float32" in out
+    for fault in (r"'t'.*\(\) int32", r"'extra'.*\(\) float32", r"'obs'.*\(4,\) float64.*\(4,\) float32"):
+        assert re.search(f"{path}, line 2: .*{fault}", out)
     assert "line 3" not in out
 
 
@@ -157,9 +151,8 @@ def test_validate_limits_the_faults_shown_and_counts_all(tmp_path, run):
     path.write_text("x\n" * 50)
     status, out, _ = run("validate", path, "--max-shown", 3)
     assert status == 1
-    assert out.count("not JSON") == 3
-    assert "and 47 faults more" in out
-    assert "1 file checked: 50 faults" in out
+    assert out.count(f"{path}, line") == 3
+    assert re.search(rf"{path}:\D+ 47 .*\n1 .* 50 ", out)
 
 
 def test_convert_goes_through_every_format_and_back_and_runs_as_a_module(tmp_path, run):
@@ -167,12 +160,13 @@ def test_convert_goes_through_every_format_and_back_and_runs_as_a_module(tmp_pat
     path = write(tmp_path / "0.json", batch)
     for number, suffix in enumerate([".parquet", ".json.gz", ".jsonl.lz4", ".parquet", ".json"], 1):
         new = tmp_path / f"{number}{suffix}"
-        assert run("convert", path, "--out", new) == (0, f"{new}: 15 rows\n", "")
+        status, out, err = run("convert", path, "--out", new)
+        assert (status, out.startswith(f"{new}: 15 "), err) == (0, True, "")
         path = new
     assert_equal_batches(read_once(path)[0], batch)
     words = [sys.executable, "-m", "aiorl.data", "validate", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1 file checked: all fits\n", "")
+    assert (done.returncode, done.stdout[:2], done.stderr) == (0, "1 ", "")
 
 
 def test_convert_writes_a_directory_of_several_files(tmp_path, run):
@@ -188,7 +182,7 @@ def test_convert_writes_a_directory_of_several_files(tmp_path, run):
         "convert", files[0], write(tmp_path / "other/a.json", cartpole_rows()), "--out", tmp_path / "x"
     )
     assert status == 2
-    assert "Several files would become 'a.json'" in err
+    assert "'a.json'" in err
 
 
 def test_convert_to_rllib_and_to_no_compression(tmp_path, run):
@@ -237,47 +231,46 @@ def test_unreadable_places_are_left_out_and_no_file_is_overwritten_or_left_incom
     before = path.read_bytes()
     status, _, err = run(command, path, "--out", path)
     assert status == 1
-    assert "the file already exists" in err
+    assert str(path) in err
     assert path.read_bytes() == before
     status, _, err = run(command, path, "--out", tmp_path / "b.parquet")
     assert status == 1
-    assert "same columns" in err
+    assert "'action_logp'" in err
     empty = write(tmp_path / "empty.json", SampleBatch(obs=np.ones((1, 0), np.float32)))
     assert run(command, empty, "--out", tmp_path / "b.parquet")[0] == 1
     assert {found.name for found in tmp_path.iterdir()} == {"a.json", "empty.json"}
     path.write_bytes(before + b"{}\n")
     status, out, err = run(command, path, "--out", tmp_path / "b.json")
-    assert (status, out) == (1, f"{tmp_path}/b.json: 16 rows\n")
-    assert f"left out: {path}, line 3" in err
+    assert (status, out.startswith(f"{tmp_path}/b.json: 16 ")) == (1, True)
+    assert f"{path}, line 3" in err
 
 
 def test_help_has_examples_and_wrong_usage_gets_one_sentence(tmp_path, run):
     for words in (["--help"], ["inspect", "--help"], ["validate", "-h"], ["convert", "--help"], ["merge", "--help"]):
         status, out, _ = run(*words)
         assert status == 0
-        assert "examples:" in out
-        assert "python -m aiorl.data" in out
+        assert out.count("python -m aiorl.data") > 1
     path = write(tmp_path / "a.json", cartpole_rows())
-    for words, sentence in (
-        (["inspct", "x"], "Did you mean 'inspect'?"),
-        (["inspect"], "required: FILE"),
+    for words, fact in (
+        (["inspct", "x"], "'inspect'"),
+        (["inspect"], "FILE"),
         (["convert", "x"], "--out"),
-        (["validate", "x", "--max-shown", "0"], "at least 1"),
-        (["inspect", tmp_path / "nothing"], "No file of experience matches"),
+        (["validate", "x", "--max-shown", "0"], "--max-shown"),
+        (["inspect", tmp_path / "nothing"], f"{tmp_path}/nothing"),
         (["convert", path, "--out", tmp_path / "b", "--to", "parket"], "'parquet'"),
     ):
         status, out, err = run(*words)
         assert (status, out) == (2, "")
-        assert sentence in err
+        assert fact in err
     assert run()[0] == 2
     assert run("inspect", write(tmp_path / "a.txt", cartpole_rows(), format_name="json"))[0] == 1
 
 
-def test_ctrl_c_ends_a_command_with_a_sentence(tmp_path, run, monkeypatch):
+def test_ctrl_c_ends_a_command_with_one_line(tmp_path, run, monkeypatch):
     def interrupted(path, space):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("aiorl.offline.commands.inspect_file", interrupted)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     status, _, err = run("inspect", write(tmp_path / "a.json", cartpole_rows()))
-    assert (status, err) == (130, "aiorl: ended by Ctrl-C\n")
+    assert (status, err[:7], err.count("\n")) == (130, "aiorl: ", 1)

@@ -47,5 +47,5 @@ def test_the_context_has_its_place_and_the_workers_sampler():
 
 
 def test_sampler_input_without_a_worker_is_refused():
-    with pytest.raises(ConfigError, match="needs a worker"):
+    with pytest.raises(ConfigError):
         IOContext().default_sampler_input()

@@ -31,7 +31,7 @@ def test_the_install_command_keeps_an_aiorl_installed_from_a_wheel(
 
 def test_a_missing_package_is_reported_with_the_feature_that_needs_it() -> None:
     with (
-        pytest.raises(ConfigError, match="Parquet needs pyarrow: ") as caught,
+        pytest.raises(ConfigError, match=r"Parquet.*pyarrow") as caught,
         imports.needed_by("Parquet", "pyarrow", "offline", key="input"),
     ):
         importlib.import_module("no_such_module_here")
@@ -40,7 +40,7 @@ def test_a_missing_package_is_reported_with_the_feature_that_needs_it() -> None:
 
 
 def test_missing_packages_are_found_without_an_import() -> None:
-    with pytest.raises(ConfigError, match="it needs no_such_module_here, which is not installed here"):
+    with pytest.raises(ConfigError, match="no_such_module_here"):
         imports.want_packages("it", ["this", "no_such_module_here", "json"], "offline", key="input")
 
 

@@ -115,7 +115,7 @@ def test_the_status_decides_how_often_a_child_is_started(
     ended_with, lines = kept.end()
     assert ended_with == ends_with
     assert lines.count("child") == starts
-    assert sum("restart 1 in 0.2 s" in line for line in lines) == starts - 1
+    assert sum("0.2 s" in line for line in lines) == starts - 1
 
 
 def test_one_child_that_is_given_up_does_not_end_the_others(keep: Callable[..., Kept], tmp_path: Path) -> None:
@@ -129,12 +129,11 @@ except FileExistsError:
 os._exit(1)
 """
     kept = keep(one_fails, 2, max_restarts=0)
-    waited_for = {"child", "worker"}
+    waited_for = {"child ", " 0 "}  # the second one is given up after 0 restarts
     while waited_for:  # in any order
         line = kept.output.readline()
         assert line
-        if line.startswith("child") or line.endswith("given up\n"):
-            waited_for.remove(line.split()[0])
+        waited_for = {text for text in waited_for if text not in line}
     assert kept.process.poll() is None
     kept.process.send_signal(signal.SIGINT)
     assert kept.end()[0] == 0

@@ -28,7 +28,7 @@ def test_a_task_that_dies_is_reported_and_logged_with_its_traceback(caplog: pyte
 
     assert str(asyncio.run(main())) == "on purpose"
     (record,) = caplog.records
-    assert record.getMessage() == "the task doomed failed"
+    assert "doomed" in record.getMessage()
     assert record.exc_info is not None
     assert record.exc_info[1] is not None
 
@@ -72,8 +72,9 @@ def test_close_does_not_wait_for_a_task_that_will_not_end(caplog: pytest.LogCapt
         await task
 
     asyncio.run(main())
-    assert caplog.messages == ["the task stubborn did not end within 0.01 s"]
-    assert caplog.records[0].levelno == logging.WARNING
+    (record,) = caplog.records
+    assert "stubborn" in record.getMessage()
+    assert record.levelno == logging.WARNING
 
 
 def test_a_step_that_is_done_first_keeps_its_result_or_error() -> None:

@@ -291,7 +291,7 @@ def test_the_weight_of_cql_rises_with_gaps_above_their_target_and_comes_down_fro
 @pytest.mark.parametrize("bound", [np.inf, np.finfo(np.float32).max, 1e38])
 @pytest.mark.parametrize("name", ["sac", "iql"])
 def test_a_box_without_bounds_is_refused(name: str, bound: float) -> None:
-    with pytest.raises(UnsupportedSpaceError, match="bounded on both sides"):
+    with pytest.raises(UnsupportedSpaceError):
         Case(name, spaces.Box(-bound, bound, (2,)))
 
 

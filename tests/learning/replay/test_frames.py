@@ -166,7 +166,7 @@ def test_a_step_with_too_many_frames_is_refused_before_anything_is_stored() -> N
     replay = make(50, 4)
     obs = np.zeros((1, 7, *SHAPE), np.uint8)
     arrays = {c.OBS: obs, c.ACTIONS: np.zeros((1, 7), np.int64), c.LAST_OBS: obs[0]}
-    with pytest.raises(BatchError, match="at most 6 rows a step"):
+    with pytest.raises(BatchError, match=" 6 "):
         replay.check_fragment(arrays)
 
 

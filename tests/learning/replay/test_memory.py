@@ -48,24 +48,24 @@ def test_a_replay_too_large_for_memory_is_refused_with_figures_and_settings(
     check_fits([spec(1_000_000), spec(5_000_000)])
     with pytest.raises(ConfigError) as refused:
         check_fits([spec(1_000_000), spec(10_000_000)])
-    said = "(1,000,000 rows of 516 bytes, 10,000,000 rows of 516 bytes) needs 5.96 GB in memory, and 5.00 GB are free"
-    assert said in str(refused.value)
+    for figure in ("1,000,000", "10,000,000", "516", "5.96 GB", "5.00 GB"):
+        assert f"{figure} " in str(refused.value)
     assert refused.value.key == "replay_capacity"
 
 
 def test_a_replay_too_large_for_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
     check_fits([spec(10_000, spill_dir=tmp_path)])
-    with pytest.raises(ConfigError, match=r"needs [\d,.]+ GB in .*, and [\d,.]+ GB are free there") as refused:
+    with pytest.raises(ConfigError, match=str(tmp_path)) as refused:
         check_fits([ReplaySpec(COLUMNS, 10**14, None, 0, str(tmp_path))])
     assert refused.value.key == "replay_spill_dir"
 
 
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     missing = spec(100, spill_dir=tmp_path / "missing")
-    with pytest.raises(ConfigError, match="No such file or directory"):
+    with pytest.raises(ConfigError, match=os.strerror(errno.ENOENT)):
         check_fits([missing])
-    with pytest.raises(ConfigError, match="No such file or directory"):
+    with pytest.raises(ConfigError, match=os.strerror(errno.ENOENT)):
         Replay(missing, seed=0)
 
 
@@ -96,11 +96,11 @@ def test_a_full_disk_is_an_error_before_the_run_and_not_a_signal(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(memory.os, "posix_fallocate", full)
-    with pytest.raises(ConfigError, match="No space left on device"):
+    with pytest.raises(ConfigError, match=os.strerror(errno.ENOSPC)):
         Replay(spec(100, spill_dir=tmp_path), seed=0)
 
 
 def test_a_failed_allocation_is_an_error_that_names_the_setting() -> None:
-    with pytest.raises(ConfigError, match="the system refuses to allocate it") as refused:
+    with pytest.raises(ConfigError) as refused:
         memory.allocate(2**40, np.dtype([("x", np.float64, (2**18,))]), None)
     assert refused.value.key == "replay_capacity"

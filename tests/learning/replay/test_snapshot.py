@@ -162,5 +162,5 @@ def test_a_damaged_state_is_refused(change: Callable[[dict[str, Any], list[Piece
     values, pieces = saved()
     make().restore(values, pieces)
     change(values, pieces)
-    with pytest.raises(CheckpointError, match="replay"):
+    with pytest.raises(CheckpointError):
         make().restore(values, pieces)
