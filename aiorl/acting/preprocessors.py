@@ -344,7 +344,7 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
     if isinstance(space, spaces.Tuple | spaces.Dict):
         return NestedPreprocessor(space)
     hint = "model.custom_preprocessor names a preprocessor of your own."
-    if isinstance(space, spaces.Text):
+    if space.dtype is not None and np.dtype(space.dtype).kind == "U":
         hint = (
             "Remove the text with a wrapper, such as wrappers: ['minigrid.wrappers:ImgObsWrapper'] for MiniGrid, or "
             "convert it to numbers with model.custom_preprocessor."
