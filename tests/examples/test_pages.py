@@ -105,4 +105,4 @@ def test_a_users_own_algorithm_is_trained_resumed_and_evaluated_by_commands(save
     assert rows[-1]["env_steps_trained_total"] >= 8192
     assert "\nbeta: 0.7\n" in (saved / "run" / "config.yaml").read_text()
     (saved / "awr.py").unlink()  # acting does not need it
-    assert "episodes" in run(saved, "-m", "aiorl.evaluate", "run", "--episodes=2")
+    assert " ± " in run(saved, "-m", "aiorl.evaluate", "run", "--episodes=2")

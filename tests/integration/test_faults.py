@@ -17,12 +17,11 @@ from processes import free_address
 def test_r8_a_killed_worker_is_back_within_5_s_and_training_never_stops(processes, ledger_balances) -> None:
     learner = processes.learner("--seed=1", "--stop-time-s=90", "--min-iter-time-s=0.2")
     learner.wait_for_result(lambda result: result["updates_total"] >= 5)
-    seen = len(learner.lines)
-    os.kill(learner.worker_pids()[0], signal.SIGKILL)
+    workers = learner.worker_pids()
+    os.kill(workers[0], signal.SIGKILL)
     killed = time.monotonic()
-    learner.wait_for(r"worker \d lost", after=seen)
     updates = learner.results()[-1]["updates_total"]
-    learner.wait_for(r"local worker \d joined", 5.0, after=seen)
+    learner.wait_for_joined(*workers, timeout_s=5.0)
     assert time.monotonic() - killed < 5
     learner.wait_for_result(lambda result: result["updates_total"] > updates + 5)
     learner.wait_for_result(lambda result: result["num_healthy_workers"] == 2 and result["updates_total"] > updates)
@@ -44,9 +43,8 @@ def test_r8_a_killed_worker_that_is_not_restarted_ends_the_run_unless_failures_a
     learner.wait_for_result(lambda result: result["updates_total"] >= 3 and result["num_healthy_workers"] == 2)
     updates = learner.results()[-1]["updates_total"]
     os.kill(learner.worker_pids()[0], signal.SIGKILL)
-    learner.wait_for(r"worker \d ended with status -?9 .*stays down", 10.0)
+    learner.wait_for("SIGKILL", 10.0)
     if ignores:
-        learner.wait_for("training continues with the others")
         learner.wait_for_result(
             lambda result: result["num_healthy_workers"] == 1 and result["updates_total"] > updates + 3
         )
@@ -55,7 +53,6 @@ def test_r8_a_killed_worker_that_is_not_restarted_ends_the_run_unless_failures_a
         ledger_balances(learner.results()[-1])
     else:
         assert learner.wait(15) == 1, learner.text
-        assert re.search(r"worker \d", learner.text)
 
 
 @pytest.mark.slow
@@ -73,7 +70,7 @@ def test_external_workers_rejoin_a_resumed_learner_by_themselves(processes, ledg
     learner = processes.learner("--seed=1", *options)
     worker = processes.worker(learner.address)
     learner.wait_for_result(lambda result: result["time_this_iter_s"] > 0 and result["updates_total"] >= 20)
-    checkpoint = re.compile(r"checkpoint .*checkpoint-(\d+)")
+    checkpoint = re.compile(r"checkpoint-(\d+)")
     deadline = time.monotonic() + 20
     while not checkpoint.search(learner.log) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -81,8 +78,7 @@ def test_external_workers_rejoin_a_resumed_learner_by_themselves(processes, ledg
     learner.wait()
     saved = int(checkpoint.findall(learner.log)[-1])
     resumed = processes.learner(resume=True)
-    resumed.wait_for(r"worker \d joined", 40.0)
-    resumed.wait_for_result(lambda result: result["updates_total"] > saved + 3)
+    resumed.wait_for_result(lambda result: result["updates_total"] > saved + 3, 100.0)
     assert worker.process.poll() is None
     resumed.send(signal.SIGINT)
     assert resumed.wait() == 0, resumed.text
@@ -97,28 +93,26 @@ def test_a_worker_waits_for_a_learner_and_says_so(processes) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     worker = processes.worker(f"tcp://127.0.0.1:{port}")
-    worker.wait_for("cannot reach the learner", 20.0)
+    names_learner = worker.wait_for(f":{port}")
+    worker.wait_for(f":{port}|:{port + 1}", 20.0, after=names_learner)
     worker.send(signal.SIGTERM)
     assert worker.wait(5) == 0
 
 
 @pytest.mark.parametrize(
-    ("env_config", "said"),
-    [
-        pytest.param("{fault: step, at_step: 70}", "at step 70 of its episode", marks=pytest.mark.slow),
-        ("{fault: reset}", "at reset"),
-    ],
+    ("env_config", "restarts"),
+    [pytest.param("{fault: step, at_step: 70}", True, marks=pytest.mark.slow), ("{fault: reset}", False)],
 )
-def test_a_broken_environment_ends_the_run_after_restarts_only_if_it_had_sampled(processes, env_config, said) -> None:
+def test_a_broken_environment_ends_the_run_after_restarts_only_if_it_had_sampled(
+    processes, env_config, restarts
+) -> None:
     env = "aiorl.testing.envs:FaultyEnv"
     learner = processes.learner(
         f"--env={env}", f"--env-config={env_config}", "--num-workers=1", "--max-worker-restarts=1",
         "--num-envs-per-worker=1", "--train-batch-size=64", "--rollout-fragment-length=64", "--stop-time-s=60",
     )  # fmt: skip
     assert learner.wait(90) == 1, learner.text
-    assert said in learner.text
-    assert learner.text.count("worker 1 joined") == (2 if "step 70" in said else 1)
-    assert ("before anything was sampled" in learner.text) == ("step 70" not in said)
+    assert (" 0.2 s" in learner.text) == restarts, "the wait before a restart"
     assert env in learner.text
 
 
@@ -126,6 +120,7 @@ def test_a_broken_environment_ends_the_run_after_restarts_only_if_it_had_sampled
 def test_garbage_on_both_ports_costs_the_run_nothing(processes, ledger_balances) -> None:
     learner = processes.learner("--insecure", "--seed=1", "--min-iter-time-s=0.2", "--stop-time-s=60")
     learner.wait_for_result(lambda result: result["updates_total"] >= 2)
+    workers = learner.worker_pids()
     port = int(learner.address.rpartition(":")[2])
     for target in (port, port + 1):
         for junk in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", os.urandom(4096), b"\xff" + bytes(7) + b"\x01\x7f"):
@@ -137,7 +132,8 @@ def test_garbage_on_both_ports_costs_the_run_nothing(processes, ledger_balances)
     assert learner.wait() == 0, learner.text
     assert learner.results()[-1]["num_healthy_workers"] == 2
     ledger_balances(learner.results()[-1])
-    assert "worker 1 lost" not in learner.text
+    for pid in workers:
+        assert len(re.findall(rf"\b{pid}\b", learner.text)) == 1, "it joined once"
 
 
 def test_a_port_in_use_and_an_unusable_run_directory_end_in_one_sentence(processes, tmp_path) -> None:
@@ -152,5 +148,5 @@ def test_a_port_in_use_and_an_unusable_run_directory_end_in_one_sentence(process
     (tmp_path / "file").write_text("not a directory")
     learner = processes.learner(run="file")
     assert learner.wait(30) == 1
-    assert "run directory" in learner.text
+    assert str(tmp_path / "file") in learner.text
     assert "Traceback" not in learner.text

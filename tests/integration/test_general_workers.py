@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -48,13 +50,13 @@ def test_a_worker_with_a_silent_client_keeps_beating_and_leaves_with_the_learner
         "--env=general_parts:Silent", "--num-envs-per-worker=1", "--transport.heartbeat-interval-s=0.2",
         "--transport.heartbeat-timeout-s=1", "--stop-time-s=600",
     )  # fmt: skip
-    learner.wait_for("local worker 1 joined")
-    (worker,) = [psutil.Process(pid) for pid in learner.worker_pids()]
-    with pytest.raises(AssertionError):
-        learner.wait_for("lost", 2.0)  # twice the heartbeat timeout
+    worker = psutil.Process(learner.wait_for_joined())
+    time.sleep(2.0)  # twice the heartbeat timeout
+    assert worker.is_running()
     learner.send(2)
     assert learner.wait(20) == 0
     worker.wait(3)
+    assert len(re.findall(rf"\b{worker.pid}\b", learner.text)) == 1, "it joined once"
 
 
 @pytest.mark.slow
@@ -73,7 +75,7 @@ def test_crashed_environments_are_replaced_and_none_outlives_a_killed_worker(run
     worker.kill()
     wait_until(lambda: not any(child.is_running() for child in children), 20, "the end of the environments")
     assert learner.wait(30) == 1
-    assert "worker 1" in learner.text
+    assert "SIGKILL" in learner.text
 
 
 @pytest.mark.slow
@@ -97,4 +99,4 @@ def test_a_pettingzoo_game_is_played_by_two_policies(run: Run) -> None:
 def test_an_environment_of_the_old_gym_package_and_sampling_in_the_background(run: Run) -> None:
     learner = run("--env=gym:CartPole-v1", "--sample-async=true", "--stop-timesteps=500")
     assert finished(learner)["episode_reward_mean"] > 5
-    assert "polled turn by turn: sample_async is set" in learner.worker_log
+    assert "sample_async" in learner.worker_log

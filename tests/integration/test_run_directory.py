@@ -15,10 +15,10 @@ def test_a_second_learner_is_refused_and_a_removed_directory_ends_the_run(proces
     for resume in (False, True):
         second = processes.learner(resume=resume)
         assert second.wait() == 1, second.text
-        assert re.search(rf"aiorl: .* is in use by the learner with pid {first.pid} on this host", second.text)
+        assert re.search(rf"{first.run_dir} .*\b{first.pid}\b", second.text)
         assert len(second.text.splitlines()) == 1
     assert (first.run_dir / "result.jsonl").read_text().startswith(results)
 
     shutil.rmtree(first.run_dir)
     assert first.wait() == 1, first.text
-    assert "was removed, renamed or replaced" in first.text
+    assert str(first.run_dir) in first.text.splitlines()[-1]

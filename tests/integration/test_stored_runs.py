@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -17,12 +18,11 @@ def test_a_run_ends_when_its_workers_have_read_all_passes(processes, ledger_bala
     rows = record(tmp_path / "data", 4) + record(tmp_path / "data", 4)
     learner = processes.learner(*READS, f"--input={tmp_path / 'data'}", "--input-epochs=2")
     assert learner.wait(60) == 0, learner.text
-    assert "all stored experience was read" in learner.text
     last = learner.results()[-1]
     ledger_balances(last)
     assert last["ledger"]["sampled"] == 2 * rows
     assert 2 * rows - 256 <= last["env_steps_trained_total"] <= 2 * rows
-    assert "failed" not in learner.text
+    assert "ERROR" not in learner.log
 
 
 @pytest.mark.slow
@@ -31,12 +31,11 @@ def test_a_killed_reader_costs_only_its_own_rows_and_training_continues(processe
     record(tmp_path / "data", 4)
     learner = processes.learner(*READS, f"--input={tmp_path / 'data'}", "--stop-time-s=90")
     learner.wait_for_result(lambda result: result["updates_total"] >= 5 and result["num_healthy_workers"] == 2)
-    before, seen = learner.results()[-1], len(learner.lines)
-    os.kill(learner.worker_pids()[0], signal.SIGKILL)
-    learner.wait_for(r"worker \d lost", after=seen)
+    before, workers = learner.results()[-1], learner.worker_pids()
+    os.kill(workers[0], signal.SIGKILL)
     lost_at = learner.results()[-1]["updates_total"]
     learner.wait_for_result(lambda result: result["updates_total"] > lost_at + 3)
-    learner.wait_for(r"local worker \d joined", after=seen)
+    learner.wait_for_joined(*workers)
     joined_at = learner.results()[-1]["updates_total"]
     learner.wait_for_result(
         lambda result: result["num_healthy_workers"] == 2 and result["updates_total"] > joined_at + 10
@@ -50,4 +49,4 @@ def test_a_killed_reader_costs_only_its_own_rows_and_training_continues(processe
     assert len(ledger["lost"]) <= 1, "what the killed worker had read and not sent"
     assert sum(ledger["lost"].values()) <= 8 * 2 * 64, "no more than it owed, each at most two fragments long"
     assert not ledger["discarded"]
-    assert learner.text.count(" lost: ") == 1
+    assert len(re.findall(rf"\b{workers[1]}\b", learner.text)) == 1, "it joined once"

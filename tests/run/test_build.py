@@ -29,24 +29,26 @@ def test_a_worker_has_one_external_environment_by_default(
     with caplog.at_level("INFO"):
         plan = plan_learning(PPOConfig.from_mapping({"env": "planned"}))
     assert plan.config.num_envs_per_worker == 1
-    assert "num_envs_per_worker is 1" in caplog.text
-    with pytest.raises(ConfigError, match="num_envs_per_worker is 32"):
+    assert "num_envs_per_worker" in caplog.text
+    with pytest.raises(ConfigError) as caught:
         plan_learning(PPOConfig.from_mapping({"env": "planned", "num_envs_per_worker": 32}))
+    assert (caught.value.key, caught.value.value) == ("num_envs_per_worker", 32)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "key"),
     [
-        ({"env": "planned", "vectorize": "native"}, "has no such form here"),
-        ({"env": "planned", "vectorize": "remote"}, "holds its environments itself"),
-        ({"env": "aiorl.testing.envs:CountingEnv", "vectorize": "native"}, "has no such form here"),
-        ({"env": "CartPole-v1", "vectorize": "native", "remote_worker_envs": True}, "its own process"),
+        ({"env": "planned", "vectorize": "native"}, "vectorize"),
+        ({"env": "planned", "vectorize": "remote"}, "remote_worker_envs"),
+        ({"env": "aiorl.testing.envs:CountingEnv", "vectorize": "native"}, "vectorize"),
+        ({"env": "CartPole-v1", "vectorize": "native", "remote_worker_envs": True}, "vectorize"),
     ],
 )
-def test_unsupported_vectorize_modes_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_unsupported_vectorize_modes_are_refused(settings: dict[str, Any], key: str) -> None:
     register_env("planned", lambda context: Client(TWO, BOX))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError) as caught:
         plan_learning(PPOConfig.from_mapping(settings))
+    assert caught.value.key == key
 
 
 def test_policies_have_different_initial_critics() -> None:
@@ -65,7 +67,7 @@ def test_policies_have_different_initial_critics() -> None:
 def test_callbacks_that_cannot_be_made_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("general_parts.Failing.__init__", lambda self: {}["speed"])
     config = PPOConfig.from_mapping({"env": "CartPole-v1", "callbacks": "general_parts:Failing"})
-    with pytest.raises(ConfigError, match=r"'general_parts:Failing' failed: KeyError\('speed'\)"):
+    with pytest.raises(ConfigError, match=r"'general_parts:Failing'.*KeyError\('speed'\)"):
         build_learning(config)
 
 
@@ -86,6 +88,6 @@ def test_state_dependent_noise_without_a_suitable_network_is_refused_before_work
     own = {"exploration": {"type": "StateDependentNoise", "sample_freq": 4}}
     register_env("planned", lambda context: Client(BOX, BOX))
     settings = {"env": "planned", "model": model, "multiagent": {"policies": {"default_policy": {"config": own}}}}
-    with pytest.raises(ConfigError, match="needs deviations") as caught:
+    with pytest.raises(ConfigError, match="StateDependentNoise") as caught:
         build_learning(PPOConfig.from_mapping(settings))
-    assert "Set use_sde: true" in caught.value.hint
+    assert "use_sde: true" in caught.value.hint

@@ -196,8 +196,9 @@ def test_rows_are_counted_by_the_observations() -> None:
     with pytest.raises(BatchError, match="agent_steps"):
         check_samples(samples(agent_steps=5, a={"junk": np.zeros((1, 1)), **TIMES}))
     for steps in ({"env_steps": 2**53}, {"agent_steps": 2**53}):
-        with pytest.raises(BatchError, match="at most"):
+        with pytest.raises(BatchError) as caught:
             check_samples(samples(a=TIMES, **steps))
+        assert [caught.value.column] == [*steps]
 
 
 def test_episodes_are_given_by_kind() -> None:
@@ -235,9 +236,9 @@ def test_an_error_does_not_repeat_long_text_from_a_peer() -> None:
     many = {f"{number}" + "x" * 200: np.nan for number in range(4000)}
     flooding = samples(a=TIMES)
     object.__setattr__(flooding, "perf", many)
-    with pytest.raises(BatchError, match="perf 0xxx") as one:
+    with pytest.raises(BatchError, match="0xxx") as one:
         check_samples(flooding)
-    with pytest.raises(BatchError, match="lengths and rewards") as other:
+    with pytest.raises(BatchError, match="episodes") as other:
         check_samples(samples(a=TIMES, episodes={"rewards": np.zeros(2), **{name: np.zeros(1) for name in many}}))
     assert max(len(str(one.value)), len(str(other.value))) < 300
 
@@ -255,5 +256,5 @@ def test_a_filter_delta_that_would_freeze_the_statistic_for_good_is_refused() ->
 
     check_samples(seen(1_000_000))  # including observations of fragments that were abandoned
     for count in (2**53 - 9, 1e300):
-        with pytest.raises(BatchError, match="filter delta default_policy"):
+        with pytest.raises(BatchError, match="default_policy"):
             check_samples(seen(count))

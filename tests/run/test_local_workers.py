@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,9 +46,8 @@ async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
     assert not psutil.pid_exists(victim)
     await stop(both)
     assert not workers.pids
-    assert any("killing it" in text for text in both.events) == (number == signal.SIGSTOP)
-    (ended,) = [text for text in both.events if "ended with" in text and "local" in text]
-    assert ended.endswith("; restart 1 of 3 in 0.2 s")
+    (ended,) = [text for text in both.events if "0.2 s" in text]
+    assert ("SIGKILL" in ended) == (number == signal.SIGSTOP)
 
 
 class SlowlyBuilt(BlockingEnv):
@@ -64,10 +64,11 @@ async def test_a_worker_that_builds_its_environment_for_long_is_neither_lost_nor
     both = learner_over_tcp(transport=patient, env="test_local_workers:SlowlyBuilt", num_workers=1)
     both.source.workers.come_back_s = 0.2
     await both.source.workers.start()
+    pids = both.source.workers.pids
     await both.updates_done(2, 60)
-    assert sum("joined" in text for text in both.events) == 1
+    assert both.source.workers.pids == pids
     await stop(both)
-    assert not any("killed" in text or "restart" in text for text in both.events)
+    assert len({fragment.incarnation for done in both.updates for fragment in done.batch.fragments}) == 1
 
 
 class FakeChildren:
@@ -170,11 +171,7 @@ def test_the_error_of_a_worker_given_up_contains_its_last_report(monkeypatch: py
     watched = Watched(monkeypatch)
     watched.fails(1, "the licence is gone")
     watched.workers.on_child(ChildGaveUp(1, 1, 3))
-    assert watched.error == (
-        "worker 1: local worker 1 ended with status 1 after 3 restarts and stays down; it last reported: "
-        "the licence is gone (log: worker-1.txt); with ignore_worker_failures (--ignore-worker-failures) a run "
-        "continues with its other workers"
-    )
+    assert all(value in watched.error for value in ("the licence is gone", "worker-1.txt", HINT))
 
 
 def test_ignored_failures_end_the_run_only_if_no_worker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +180,7 @@ def test_ignored_failures_end_the_run_only_if_no_worker_is_left(monkeypatch: pyt
     del watched.children.pids[1]
     watched.workers.on_child(ChildGaveUp(1, 1, 3))
     assert not watched.errors
-    assert "boom; training continues with the others" in watched.told[0]
+    assert "boom" in watched.told[0]
     del watched.children.pids[2]
     watched.workers.on_child(ChildGaveUp(2, -9, 3))
     assert HINT not in watched.error
@@ -194,8 +191,7 @@ def test_a_worker_that_cannot_be_set_up_ends_the_run_immediately_with_a_hint(mon
     watched.fails(7, "a mistake of another program", "setup")
     assert not watched.errors
     watched.fails(1, "no such package", "setup")
-    assert watched.error.startswith("worker 1: no such package (log: worker-1.txt)")
-    assert HINT in watched.error
+    assert all(value in watched.error for value in ("no such package", "worker-1.txt", HINT))
 
 
 def test_the_same_failure_in_every_worker_before_any_sample_ends_the_run(
@@ -206,7 +202,7 @@ def test_the_same_failure_in_every_worker_before_any_sample_ends_the_run(
         watched.fails(slot, f"environment 1 of pid {pid}: boom")
     assert not watched.errors
     watched.fails(3, "environment 4 of pid 42: boom")
-    assert "2: boom (each of the 3 workers failed this way before anything was sampled; log: worker-3" in watched.error
+    assert all(value in watched.error for value in ("pid 42: boom", "worker-3.txt"))
 
 
 @pytest.mark.parametrize(("sampled", "others"), [(9, []), (7, [4]), (7, [])])
@@ -229,9 +225,5 @@ def test_restarts_after_equal_failures_are_reported_once_and_all_logged(
             watched.fails(slot, f"boom {slot}" if slot > 1 else "bang")
             watched.workers.on_child(ChildRestarting(slot, 1, 1, 0.2))
         watched.workers.on_child(ChildRestarting(5, -9, 2, 0.5))
-    assert [text.partition(";")[0] for text in watched.told] == [
-        "local worker 1 ended with status 1",
-        "local worker 2 ended with status 1",
-        "local worker 5 ended with status -9 (SIGKILL)",
-    ]
+    assert [re.findall(r"-?\d+", text)[:2] for text in watched.told] == [["1", "1"], ["2", "1"], ["5", "-9"]]
     assert len(caplog.records) == 6

@@ -76,15 +76,15 @@ def test_a_plain_environment_has_nothing_special_and_is_closed() -> None:
 @pytest.mark.parametrize(
     ("creator", "kind", "has_agents"),
     [
-        (lambda context: Client(TWO, BOX), "an ExternalEnv", False),
-        (lambda context: Simple(), "a BaseEnv", True),
-        (lambda context: OldGym(), "an environment of an older Gym", False),
-        (lambda context: gymnasium.make_vec("CartPole-v1", 2), "a vector environment of Gymnasium", False),
+        (lambda context: Client(TWO, BOX), "ExternalEnv", False),
+        (lambda context: Simple(), "BaseEnv", True),
+        (lambda context: OldGym(), "Gym", False),
+        (lambda context: gymnasium.make_vec("CartPole-v1", 2), "Gymnasium", False),
     ],
 )
 def test_other_kinds_are_named(creator: Any, kind: str, has_agents: bool) -> None:
     facts = looked(creator, num_envs_per_worker=1)
-    assert facts.kind.name == kind
+    assert facts.kind.name.split()[-1] == kind
     assert facts.kind.has_agents == has_agents
     assert facts.action_space == TWO
     assert facts.observation_space is not None
@@ -104,25 +104,30 @@ def test_agents_spaces_are_known_by_agent_and_shared_where_all_are_equal() -> No
     assert by_agent.observation_spaces == {"a": BOX, "b": TWO}
 
 
-def test_settings_that_an_environment_cannot_have_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num_envs_per_worker is 4"):
-        looked(lambda context: Client(TWO, BOX), num_envs_per_worker=4)
-    assert looked(lambda context: Client(TWO, BOX)).kind.is_external  # 32 is only the default of PPO
-    with pytest.raises(ConfigError, match=r"'looked-at' .Client. cannot be seeded"):
-        looked(lambda context: Client(TWO, BOX), seed=3)
-    with pytest.raises(ConfigError, match="horizon is 9"):
-        looked(lambda context: Client(TWO, BOX), num_envs_per_worker=1, horizon=9)
-    with pytest.raises(ConfigError, match="horizon is 501"):
-        look_at_env(PPOConfig.from_mapping({"env": "CartPole-v1", "horizon": 501}))
+@pytest.mark.parametrize(
+    ("env", "key", "value"),
+    [
+        ("client", "num_envs_per_worker", 4),
+        ("client", "seed", 3),
+        ("client", "horizon", 9),
+        ("CartPole-v1", "horizon", 501),
+    ],
+)
+def test_settings_that_an_environment_cannot_have_are_refused(env: str, key: str, value: int) -> None:
+    register_env("client", lambda context: Client(TWO, BOX))
+    assert look_at_env(PPOConfig(env="client")).kind.is_external  # 32 is only the default of PPO
+    with pytest.raises(ConfigError) as caught:
+        look_at_env(PPOConfig.from_mapping({"env": env, key: value}))
+    assert caught.value.key == key
 
 
 def test_the_error_of_a_constructor_is_reported() -> None:
     def fail(context: Any) -> Any:
         raise ValueError("no such level")
 
-    with pytest.raises(EnvError, match="its constructor raised ValueError: no such level"):
+    with pytest.raises(EnvError, match="ValueError: no such level"):
         looked(fail)
-    with pytest.raises(UnsupportedEnvError, match="made a int"):
+    with pytest.raises(UnsupportedEnvError, match=r"\bint\b"):
         looked(lambda context: 3)
 
 
@@ -131,5 +136,6 @@ def test_the_error_of_a_constructor_is_reported() -> None:
     [lambda context: Simple(), lambda context: Client(TWO, BOX), lambda context: gymnasium.make_vec("CartPole-v1", 2)],
 )
 def test_kinds_that_cannot_be_remote_are_refused_before_a_worker_starts(creator: Any) -> None:
-    with pytest.raises(ConfigError, match="holds its environments itself"):
+    with pytest.raises(ConfigError) as caught:
         looked(creator, num_envs_per_worker=1, remote_worker_envs=True)
+    assert caught.value.key == "remote_worker_envs"

@@ -77,24 +77,24 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "value"),
     [
-        ("--env refused_envs:Sized", "needs size, depth, which env_config lacks. Set it: --env-config.size "),
-        ("--env refused_envs:Sized --env-config.size 3", "Sized needs depth,"),
-        ("--env refused_envs:Sized-v0", "Sized needs size, depth,"),
-        ("--env refused_envs:Half-v0", "Sized needs depth,"),
-        ("--env refused_envs:SeenInSequence", "model.custom_preprocessor names a preprocessor of your own"),
-        ("--env refused_envs:ActedInSequence", "Wrap the environment in one with supported actions"),
-        ("--env CartPole-v1 --keys nowhere", "make one with `python -m aiorl.keys nowhere`"),
-        ("--env CartPole-v1 --init-from nowhere", "there is no such directory"),
-        ("--env CartPole-v1 --init-from .", "there is none in it"),
-        ("--env CartPole-v1 --resume nowhere --init-from other", "--init-from is for new runs"),
-        ("--env CartPole-v1 --model.fcnet-hidens [8]", "--model.fcnet-hidens. Did you mean '--model.fcnet-hiddens'?"),
+        ("--env refused_envs:Sized", "--env-config.size "),
+        ("--env refused_envs:Sized --env-config.size 3", "--env-config.depth "),
+        ("--env refused_envs:Sized-v0", "size, depth"),
+        ("--env refused_envs:Half-v0", "--env-config.depth "),
+        ("--env refused_envs:SeenInSequence", "model.custom_preprocessor"),
+        ("--env refused_envs:ActedInSequence", "MultiDiscrete"),
+        ("--env CartPole-v1 --keys nowhere", "`python -m aiorl.keys nowhere`"),
+        ("--env CartPole-v1 --init-from nowhere", "nowhere"),
+        ("--env CartPole-v1 --init-from .", "cwd"),
+        ("--env CartPole-v1 --resume nowhere --init-from other", "--init-from"),
+        ("--env CartPole-v1 --model.fcnet-hidens [8]", "hiddens'"),
     ],
-)  # fmt: skip
-def test_errors_name_the_cause_and_the_remedy(refused: Refused, words: str, sentence: str) -> None:
+)
+def test_errors_name_the_cause_and_the_remedy(refused: Refused, words: str, value: str) -> None:
     said = refused(*words.split())
-    assert sentence in said
+    assert value in said
     assert "Traceback" not in said
 
 
@@ -112,7 +112,7 @@ def test_missing_stored_experience_is_reported_before_tensorflow_is_loaded(tmp_p
         [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert "such as --input" in done.stderr
+    assert "--input" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -127,9 +127,9 @@ def test_without_the_extras_of_a_learner_one_sentence_says_what_to_install(tmp_p
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False
     )
-    needed, _, command = done.stderr.partition(" Install it with: pip install -e ")
+    needed, _, command = done.stderr.partition(" pip install -e ")
     assert done.returncode == 2
-    assert needed.startswith("aiorl: training needs tensorflow, keras, tf2onnx, onnx, ")
+    assert "tensorflow, keras, tf2onnx, onnx, " in needed
     assert done.stderr.count("\n") == 1
     assert (Path(shlex.split(command)[0].removesuffix("[learner]")) / "pyproject.toml").is_file()
     assert not list(tmp_path.iterdir())
@@ -137,7 +137,7 @@ def test_without_the_extras_of_a_learner_one_sentence_says_what_to_install(tmp_p
 
 def test_a_warning_before_there_is_a_display_is_shown_once(refused: Refused) -> None:
     said = refused("--env", "refused_envs:Sized", "--multiagent.polices", "{}")
-    assert said.count("aiorl has no key multiagent.polices") == 1
+    assert said.count("multiagent.polices") == 1
 
 
 @pytest.mark.parametrize("program", ["aiorl.__main__", "aiorl.worker"])
@@ -159,4 +159,5 @@ def test_help_ends_quietly_if_its_reader_is_gone(program: str) -> None:
 def test_a_signal_while_the_program_loads_is_answered_in_one_line() -> None:
     code = WHILE_IT_LOADS.replace("{name}", "SIGTERM")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "aiorl: ended by SIGTERM before the run began\n")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
+    assert "SIGTERM" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +90,7 @@ def test_every_row_is_trained_on_once_per_pass(
     ledger = both.ledger.as_dict()
     assert ledger["trained"] == ledger["sampled"] == 2 * len(rows)
     assert {worker.state for worker in both.source.session.workers} <= {OUT_OF_DATA}
-    assert not any("has sent nothing" in text for text in both.events), "no one waits for a worker out of data"
+    assert both.worst_level < logging.WARNING, "no one waits for a worker out of data"
 
 
 @pytest.mark.parametrize("num_files", [1, 8])
@@ -116,7 +117,6 @@ def test_too_many_unreadable_lines_end_the_run_and_the_first_is_named(tmp_path: 
     both = read_all(1, input=str(tmp_path), input_epochs=1, input_max_corrupt=limit)
     if fails:
         assert isinstance(both.failure, WorkerError), "another worker would fail the same way"
-        assert f"more than the limit of {limit}" in str(both.failure)
         assert path.name in str(both.failure)
     else:
         assert rows_trained(both) == dict.fromkeys(rows, 1)

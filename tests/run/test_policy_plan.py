@@ -236,43 +236,39 @@ def test_a_users_own_policy_only_acts_and_gets_all_its_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "settings"),
+    ("value", "settings"),
     [
-        ("policies_to_train names 'c'; the policies are a, b", {"policies": {"a": None, "b": None}, "train": ["c"]}),
-        ("policy 'a' is to be trained, but", {"policies": {"a": "users_own:Plain", "b": None}, "train": ["a"]}),
-        ("has one agent", {"policies": {"a": None, "b": None}, "facts": SINGLE}),
-        ("gives agent 'cat1' the policy 'b'", {"policies": {"a": None}, "facts": DIFFERENT}),
-        ("failed for agent 'cat1'", {"policies": {"b": None}, "facts": DIFFERENT, "fn": "users_own:fail"}),
-        ("has no 'gone'", {"policies": {"b": None}, "fn": "users_own:gone"}),
-        ("different ones", {"policies": {"b": None}, "facts": DIFFERENT}),
-        ("none of the agents", {"policies": {"b": None, "a": {}}, "facts": DIFFERENT}),
-        ("environment declares none", {"policies": {"b": None}, "facts": UNKNOWN}),
-        ("expected null, a mapping", {"policies": {"b": 3}}),
-        ("no key multiagent.policies.b.clas", {"policies": {"b": {"clas": 3}}}),
-        ("b.action_space: the description", {"policies": {"b": {"action_space": {"kind": "Ball"}}}}),
-        ("b.class: There is no algorithm 'impalla'", {"policies": {"b": "impalla"}}),
-        ("b.config: dqn trains on what it samples", {
-            "policies": {"b": "dqn"}, "input": "data.json"}),
-        ("b.class is 'users_own:NoPolicy', which is neither a subclass of aiorl.Policy nor an algorithm", {
-            "policies": {"b": "users_own:NoPolicy"}}),
-        ("config.train_batch_size can't differ", {"policies": {"b": {"config": {"train_batch_size": 3}}}}),
-        ("b.config: There is no key learning", {"policies": {"b": {"config": {"learning": 3}}}}),
-        ("b.config: lr must be", {"policies": {"b": {"config": {"lr": "much"}}}}),
-        ("is not a policy id", {"policies": {"a/b": None}}),
-        ("a.defaults is 3, expected a mapping", {"policies": {"a": {"class": "a2c", "defaults": 3}}}),
-        ("defaults.num_workers can't differ", {"policies": {"b": {"class": "a2c", "defaults": {"num_workers": 4}}}}),
-        ("policy_mapping_fn 'users_own:two' can't be called", {"policies": {"b": None}, "fn": "users_own:two"}),
-        ("observation_fn 'users_own:no_episode' can't be called", {
-            "fn": None, "multiagent": {"observation_fn": "users_own:no_episode"}}),
-        ("observation_fn is 'users_own:number', which is not a function", {
-            "fn": None, "multiagent": {"observation_fn": "users_own:number"}}),
+        ("policies_to_train", {"policies": {"a": None, "b": None}, "train": ["c"]}),
+        ("'users_own:Plain'", {"policies": {"a": "users_own:Plain", "b": None}, "train": ["a"]}),
+        ("'default_policy'", {"policies": {"a": None, "b": None}, "facts": SINGLE}),
+        ("'cat1'", {"policies": {"a": None}, "facts": DIFFERENT}),
+        ("'users_own:fail'", {"policies": {"b": None}, "facts": DIFFERENT, "fn": "users_own:fail"}),
+        ("'gone'", {"policies": {"b": None}, "fn": "users_own:gone"}),
+        (str(DICT), {"policies": {"b": None}, "facts": DIFFERENT}),
+        ("cat1, cat2, dog", {"policies": {"b": None, "a": {}}, "facts": DIFFERENT}),
+        ("b.observation_space", {"policies": {"b": None}, "facts": UNKNOWN}),
+        ("policies.b", {"policies": {"b": 3}}),
+        ("policies.b.clas", {"policies": {"b": {"clas": 3}}}),
+        ("b.action_space", {"policies": {"b": {"action_space": {"kind": "Ball"}}}}),
+        ("'impalla'", {"policies": {"b": "impalla"}}),
+        ("b.config: dqn", {"policies": {"b": "dqn"}, "input": "data.json"}),
+        ("'users_own:NoPolicy'", {"policies": {"b": "users_own:NoPolicy"}}),
+        ("config.train_batch_size", {"policies": {"b": {"config": {"train_batch_size": 3}}}}),
+        ("learning", {"policies": {"b": {"config": {"learning": 3}}}}),
+        ("b.config: lr", {"policies": {"b": {"config": {"lr": "much"}}}}),
+        ("'a/b'", {"policies": {"a/b": None}}),
+        ("a.defaults", {"policies": {"a": {"class": "a2c", "defaults": 3}}}),
+        ("defaults.num_workers", {"policies": {"b": {"class": "a2c", "defaults": {"num_workers": 4}}}}),
+        ("'users_own:two'", {"policies": {"b": None}, "fn": "users_own:two"}),
+        ("'users_own:no_episode'", {"fn": None, "multiagent": {"observation_fn": "users_own:no_episode"}}),
+        ("'users_own:number'", {"fn": None, "multiagent": {"observation_fn": "users_own:number"}}),
         ("'cat2'", {"policies": {"b": None}, "facts": DIFFERENT, "fn": {"cat1": "b"}}),
     ],
-)  # fmt: skip
-def test_invalid_policies_are_refused_with_one_sentence(said: str, settings: dict[str, Any]) -> None:
+)
+def test_invalid_policies_are_refused_with_one_sentence(value: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(**settings)
-    assert said in str(caught.value)
+    assert value in str(caught.value)
     assert caught.value.key.startswith("multiagent.")
     assert "\n" not in str(caught.value)
 
@@ -302,8 +298,9 @@ def test_an_algorithm_accepts_subclasses_of_its_spaces_and_refuses_others_before
         (policy,) = plan_policies(config, facts).values()
         assert policy.action_space is action_space
     else:
-        with pytest.raises(UnsupportedSpaceError, match=rf"{algo} over the action space.*These algorithms support"):
+        with pytest.raises(UnsupportedSpaceError) as caught:
             plan_policies(config, facts)
+        assert caught.value.space == str(action_space)
 
 
 @pytest.mark.parametrize(

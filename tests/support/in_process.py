@@ -31,6 +31,8 @@ from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.messages import DownMessage
 from aiorl.run.build import Learning
 from aiorl.run.flow import Counters
 from aiorl.run.policy_group import PolicyGroup
@@ -136,12 +138,15 @@ class InProcess:
         self.num_envs = NUM_ENVS
         self.algorithm = algorithm(self.config)
         self.events: list[str] = []
+        self.worst_level = 0
         self.failure: BaseException | None = None
         self.updates: list[UpdateDone] = []
         self._updated = asyncio.Event()
         self.out_of_data = asyncio.Event()
         self._numbers = itertools.count(1)
         self.workers: list[WorkerService] = []
+        self.sessions: list[WorkerSession] = []
+        self._endpoints: list[Any] = []
         self.outcomes: list[asyncio.Task[WorkerOutcome]] = []
         self.counters, self.ledger, self.results = Counters(), Ledger(), Results(100, time.monotonic())
         self.directory = SimpleNamespace(run_id="run", last_address="", worker_log=lambda slot: Path("/dev/null"))
@@ -159,17 +164,22 @@ class InProcess:
         assert self.source.updates is not None
         return self.source.updates
 
-    def add_worker(self, change: Callable[[WorkerService], None] = lambda service: None) -> WorkerService:
+    def add_worker(self) -> WorkerService:
         number = next(self._numbers)
         settings = WorkerSettings(
             f"worker{number}", "here", number, slot_hint=number,
             transport=QUICK.model_copy(update={"reconnect_max_s": 0.1}),
         )  # fmt: skip
-        service = WorkerService(self.network.worker(), WorkerSession(settings))
-        change(service)
+        self.sessions.append(WorkerSession(settings))
+        self._endpoints.append(self.network.worker())
+        service = WorkerService(self._endpoints[-1], self.sessions[-1])
         self.workers.append(service)
         self.outcomes.append(asyncio.create_task(service.run()))
         return service
+
+    def deliver(self, message: DownMessage) -> None:
+        """Deliver a message to the first worker in this turn of the loop."""
+        self._endpoints[0].on_message([memoryview(frame) for frame in encode(message)])
 
     async def updates_done(self, count: int, timeout_s: float = 20.0) -> None:
         async with asyncio.timeout(timeout_s):
@@ -190,6 +200,7 @@ class InProcess:
 
     def tell(self, text: str, level: int) -> None:
         self.events.append(text)
+        self.worst_level = max(self.worst_level, level)
 
     def fail(self, error: BaseException) -> None:
         self.failure = error

@@ -172,6 +172,13 @@ class StartedLearner(Started):
             return [child.pid for child in psutil.Process(self.pid).children() if "aiorl.worker" in child.cmdline()]
         return []
 
+    def wait_for_joined(self, *former: int, timeout_s: float = 40.0) -> int:
+        """Wait until a local worker other than the former ones has joined, and return its process id."""
+        wait_until(lambda: {*self.worker_pids()} - {*former}, timeout_s)
+        (pid,) = {*self.worker_pids()} - {*former}
+        self.wait_for(rf"\b{pid}\b", timeout_s)
+        return pid
+
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition") -> None:
     deadline = time.monotonic() + timeout_s

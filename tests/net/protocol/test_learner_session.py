@@ -150,23 +150,20 @@ def test_more_workers_than_slots_are_asked_to_try_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "words"),
+    ("changes", "code"),
     [
-        ({"protocol": 99}, m.RefusalCode.VERSION, "version 99"),
-        ({"run_id": "other"}, m.RefusalCode.RUN, "'other'"),
-        ({"worker_id": ""}, m.RefusalCode.VIOLATION, "without"),
-        ({"incarnation": ""}, m.RefusalCode.VIOLATION, "without"),
+        ({"protocol": 99}, m.RefusalCode.VERSION),
+        ({"run_id": "other"}, m.RefusalCode.RUN),
+        ({"worker_id": ""}, m.RefusalCode.VIOLATION),
+        ({"incarnation": ""}, m.RefusalCode.VIOLATION),
     ],
 )
-def test_a_wrong_hello_is_refused_in_plain_words_and_the_peer_dropped(
-    changes: dict[str, Any], code: str, words: str
-) -> None:
+def test_a_wrong_hello_is_refused_and_the_peer_dropped(changes: dict[str, Any], code: str) -> None:
     """Bad input: wrong run id or protocol version."""
     session = make()
     session.receive(A, hello(**changes), 0.0)
     (refusal,) = sent(session)
     assert (refusal.retry, refusal.code) == (False, code)
-    assert words in refusal.reason
     assert [type(event) for event in told(session)] == [ev.PeerRejected]
     session.receive(A, hello(), 0.0)
     assert sent(session) == told(session) == []
@@ -213,7 +210,7 @@ def test_an_incarnation_is_bound_to_its_key() -> None:
         session.receive(peer, hello("a", incarnation=name), 1.0, key="another key")
         (refusal,) = sent(session)
         assert refusal.code == m.RefusalCode.VIOLATION
-        assert told(session) == [ev.PeerRejected(peer, refusal.reason.removeprefix("you "))]
+        assert [event.peer for event in told(session)] == [peer]
     assert session.slots == [1], "the true worker is not disturbed"
 
 
@@ -260,25 +257,24 @@ def test_duplicate_fragments_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes",
     [
-        ({"lease_id": 12345}, "outside of its leases"),
-        ({"first_version": 0}, "version 0 under a lease for 1"),
-        ({"last_version": 2}, "versions 1 to 2, but the newest is 1"),
-        ({"first_version": 1, "last_version": 0}, "versions 1 to 0"),
-        ({"sampled_total": 5}, "do not add up"),
-        ({"abandoned_total": 11}, "do not add up"),
-        ({"seq": 3}, "fragment 3 instead of 1"),
-        ({"sampled_total": 2**53}, "its leases allow"),
+        {"lease_id": 12345},
+        {"first_version": 0},
+        {"last_version": 2},
+        {"last_version": 0},
+        {"sampled_total": 5},
+        {"abandoned_total": 11},
+        {"seq": 3},
+        {"sampled_total": 2**53},
     ],
 )
-def test_a_fragment_against_the_rules_costs_the_peer_its_place(changes: dict[str, Any], words: str) -> None:
+def test_a_fragment_against_the_rules_costs_the_peer_its_place(changes: dict[str, Any]) -> None:
     session = make("a", "b")
     lease_id = lease(session)
     session.receive(A, fragment(1, lease_id, **changes), 1.0)
     (refusal,) = sent(session)
-    assert words in refusal.reason
-    assert not refusal.retry
+    assert (refusal.retry, refusal.code) == (False, m.RefusalCode.VIOLATION)
     lost, rejected = told(session)
     assert (lost.slot, rejected.peer) == (1, A)
     assert session.slots == [2]
@@ -310,8 +306,8 @@ def test_a_silent_worker_is_lost_and_its_steps_in_flight_are_counted() -> None:
         assert session.slots == [1]
     told(session)
     session.tick(10.6)
-    assert told(session) == [ev.WorkerLost(1, "i-a", "heartbeats stopped", 15)]
-    assert session.ledger.lost == {"heartbeats stopped": 15}
+    (lost,) = told(session)
+    assert (lost.incarnation, lost.lost_env_steps, [*session.ledger.lost.values()]) == ("i-a", 15, [15])
     session.messages_to_send()
     session.receive(A, m.Beat(30, ""), 11.0)
     (refusal,) = sent(session)
@@ -413,9 +409,10 @@ def test_a_worker_that_beats_but_never_samples_is_reported_and_its_share_dealt_a
 def test_a_worker_that_leaves_frees_its_slot_immediately() -> None:
     session = make("a")
     session.receive(A, m.Leaving("SIGTERM", 12, 0), 1.0)
-    assert told(session) == [ev.WorkerLost(1, "i-a", "left: SIGTERM", 12)]
+    (lost,) = told(session)
+    assert (lost.incarnation, lost.lost_env_steps, [*session.ledger.lost.values()]) == ("i-a", 12, [12])
+    assert "SIGTERM" in lost.reason
     assert sent(session) == []
-    assert session.ledger.lost == {"left": 12}
 
 
 def test_failures_are_passed_on_with_their_traceback() -> None:
@@ -467,7 +464,7 @@ def test_a_call_is_answered_once_by_the_called_worker() -> None:
     join(session, A, "a2", 3.0)
     session.receive(A, m.Reply(lost, True, "pong"), 3.0)
     assert told(session, ev.CallReplied) == []
-    with pytest.raises(LocalProtocolError, match="slot 9"):
+    with pytest.raises(LocalProtocolError, match="9"):
         session.call(9, "x", {})
 
 
@@ -479,7 +476,6 @@ def test_a_worker_that_keeps_sending_needless_messages_is_dropped(message: m.UpM
     assert session.slots == [1, 2]
     session.receive(A, message, 1.0)
     assert session.slots == [2]
-    assert "too many" in told(session, ev.WorkerLost)[0].reason
 
 
 def test_each_connected_worker_gets_one_acknowledgement_after_all_other_messages() -> None:
@@ -605,12 +601,12 @@ def test_a_connection_that_keeps_saying_hello_is_dropped_before_it_has_cost_many
         session.receive(A, hello(str(number)), 1.0)
         welcomes += len(sent(session, m.Welcome))
     assert 10 < welcomes < 100
-    assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
+    assert told(session, ev.PeerRejected)[-1].peer == A
     assert session.slots == []
     for number in range(10_000):
         session.receive(B, hello("b"), 1.0 + number / 1000)
     assert len(sent(session, m.Welcome)) <= 4
-    assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
+    assert told(session, ev.PeerRejected)[-1].peer == B
 
 
 def test_no_peer_gets_another_snapshot_before_the_last_one_has_left() -> None:

@@ -37,7 +37,7 @@ class Table(ConnectionTable):
 
 @contextmanager
 def _guarded(table: Table) -> Iterator[asyncio.Future[str]]:
-    """Return the reason for which the only connection is cut off."""
+    """Return a future that is set when the only connection is cut off."""
     cut: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     one, other = socket.socketpair()
     with one, other:
@@ -62,7 +62,7 @@ async def test_a_flooding_peer_is_cut_off_even_if_a_first_cut_fails_and_checks_a
     """Time in which the thread waits does not count as the cost of its check."""
     table = Table(fails=3, look_s=look_s)
     with _guarded(table) as cut:
-        assert "too much of its data is unread" in await asyncio.wait_for(cut, 5)
+        await asyncio.wait_for(cut, 5)
     assert table.looked == 4
 
 

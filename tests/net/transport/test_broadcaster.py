@@ -63,7 +63,7 @@ async def test_all_but_a_subscription_ends_the_connection_even_on_a_reused_descr
                 await asyncio.sleep(0)
         with RawPeer(number, "SUB") as other:
             other.socket.sendall(said)
-            assert "more than a subscription" in (await _until_dropped(told)).reason
+            await _until_dropped(told)
 
 
 async def test_a_wrongly_assigned_key_is_corrected_by_the_connections_own_message() -> None:

@@ -76,7 +76,7 @@ async def test_a_worker_that_is_there_first_finds_its_learner_and_the_next_one_a
         port = listener.getsockname()[1]
         _leave_behind(place / str(port))
         worker = stage.worker(f"tcp://127.0.0.1:{port}", limits=FAST)
-        assert "nothing answers at ipc://" in (await worker.until_event(EventKind.WAITING)).reason
+        assert f"ipc://{place / str(port)}" in (await worker.until_event(EventKind.WAITING)).reason
         with pytest.raises(TimeoutError):
             listener.accept()
     for count in (1, 2):
@@ -90,7 +90,7 @@ async def test_a_worker_that_is_there_first_finds_its_learner_and_the_next_one_a
 async def test_a_worker_that_looked_on_the_network_before_its_learner_came_finds_it(stage):
     address = free_address()
     worker = stage.worker(address, limits=FAST)
-    assert "nothing answers at tcp://" in (await worker.until_event(EventKind.WAITING)).reason
+    assert "tcp://" in (await worker.until_event(EventKind.WAITING)).reason
     stage.learner(address, insecure=False, limits=FAST)
     await worker.until_event(EventKind.CONNECTED)
 
@@ -129,7 +129,7 @@ async def test_a_port_in_use_is_refused_even_if_the_learner_would_not_listen_on_
         else:
             port = stack.enter_context(_impostor()).getsockname()[1]
         for bind in (port, port - 1):
-            with pytest.raises(ConfigError, match="in use"):
+            with pytest.raises(ConfigError, match="--bind"):
                 stage.learner(f"tcp://127.0.0.1:{bind}", insecure=False)
         if is_own:
             make_keys(tmp_path / "keys")
@@ -138,7 +138,7 @@ async def test_a_port_in_use_is_refused_even_if_the_learner_would_not_listen_on_
                 {"insecure": False},
                 {"keys": load_learner_keys(tmp_path / "keys")},
             ):
-                with pytest.raises(ConfigError, match="in use"):  # also on another address
+                with pytest.raises(ConfigError, match="--bind"):  # also on another address
                     stage.learner(f"tcp://127.0.0.2:{port}", **options)
             assert find_local(port) == path
             await stage.joined(former.endpoint.address)
@@ -199,12 +199,13 @@ async def test_a_directory_that_others_could_have_made_is_neither_used_nor_trust
     good = tmp_path / "good"
     good.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(good / ("long" * 30)))
-    with pytest.raises(SecurityError, match="no place"):
+    with pytest.raises(SecurityError, match="XDG_RUNTIME_DIR"):
         stage.learner(insecure=False)
     monkeypatch.setattr("tempfile.tempdir", str(good))
     learner = stage.learner(insecure=False)
     assert find_local(learner.port).is_relative_to(good)
     await stage.joined(learner.endpoint.address)
     await learner.endpoint.close()
-    with pytest.raises(SecurityError, match="for sockets of runs on this host"):
+    with pytest.raises(SecurityError) as caught:
         find_local(learner.port)
+    assert caught.value.value == str(place)

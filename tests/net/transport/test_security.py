@@ -9,6 +9,7 @@ import grp
 import itertools
 import os
 import pwd
+import re
 import shutil
 import socket
 import stat
@@ -46,7 +47,7 @@ def keys(tmp_path):
 async def test_an_insecure_learner_warns_if_others_can_reach_it(stage, caplog):
     for bind in ("tcp://127.0.0.1:0", "tcp://0.0.0.0:0"):
         stage.learner(bind, insecure=True)
-        assert ("open to everyone" in caplog.text) == ("0.0.0.0" in bind)
+        assert ("--insecure" in caplog.text) == ("0.0.0.0" in bind)
 
 
 def test_keys_made_by_the_tool_load_on_both_sides(keys):
@@ -62,7 +63,7 @@ def test_keys_made_by_the_tool_load_on_both_sides(keys):
 def test_a_private_key_that_others_can_read_is_refused_with_the_command_that_repairs_it(keys, mode):
     path = keys / "worker.key_secret"
     path.chmod(mode)
-    with pytest.raises(SecurityError, match=rf"mode {mode:04o}.*chmod 600 {path}"):
+    with pytest.raises(SecurityError, match=rf"{mode:04o}.*chmod 600 {path}"):
         load_worker_keys(keys)
 
 
@@ -77,8 +78,7 @@ def test_keys_that_others_could_change_are_refused_with_the_command_that_repairs
     path = keys / name
     path.chmod(path.stat().st_mode | mode)
     found = stat.S_IMODE(path.stat().st_mode)
-    said = rf"{path} can be written by others \(owner \w+, mode {found:04o}\).*run `chmod go-w {path}`;"
-    with pytest.raises(SecurityError, match=said):
+    with pytest.raises(SecurityError, match=rf"{path} .*{found:04o}.*`chmod go-w {path}`"):
         load_both(keys)
     path.chmod(path.stat().st_mode & ~0o022)
     load_both(keys)
@@ -92,8 +92,7 @@ def test_keys_of_another_user_are_refused_with_owner_and_command(keys, name, mon
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     load_both(keys)
     os.chown(keys / name, 54321, -1)
-    said = rf"{keys / name} belongs to someone else \(owner 54321, mode 0\d+\).*`sudo chown -R 12345 {keys / name}`"
-    with pytest.raises(SecurityError, match=said):
+    with pytest.raises(SecurityError, match=rf"{keys / name} .*54321.*`sudo chown -R 12345 {keys / name}`"):
         load_both(keys)
     os.chown(keys / name, 0, -1)  # owned by root, as on a system set up for its users
     load_both(keys)
@@ -105,7 +104,7 @@ def test_root_accepts_another_users_directory_but_no_files_of_a_third_user_in_it
         os.chown(path, 12345, 12345)
     load_both(keys)
     os.chown(keys / "learner.key", 54321, -1)
-    with pytest.raises(SecurityError, match=r"learner\.key belongs to someone else"):
+    with pytest.raises(SecurityError, match=r"learner\.key .*54321"):
         load_worker_keys(keys)
 
 
@@ -127,7 +126,7 @@ def test_a_directory_writable_by_a_private_group_is_accepted_unless_the_group_ha
     keys.chmod(0o775)
     load_both(keys)
     members.append("bob")
-    with pytest.raises(SecurityError, match="can be written by others"):
+    with pytest.raises(SecurityError, match="chmod go-w"):
         load_learner_keys(keys)
 
 
@@ -157,14 +156,13 @@ def test_keys_added_to_a_directory_that_others_can_write_are_not_admitted_during
     for _ in range(3):
         assert admitted.refresh() == before
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "no further keys are admitted" in said
     assert f"chmod go-w {keys / 'admitted'}" in said
     (keys / "admitted" / "other.key").unlink()
     assert [*admitted.refresh().values()] == ["worker"], "to shut one out takes effect all the same"
     (keys / "admitted").chmod(0o755)
     (keys / "admitted" / "intruder.key").chmod(0o646)
     assert [*admitted.refresh().values()] == ["worker"]
-    assert "intruder.key can be written by others" in caplog.text
+    assert f"chmod go-w {keys / 'admitted' / 'intruder.key'}" in caplog.text
     (keys / "admitted" / "intruder.key").chmod(0o644)
     assert [*admitted.refresh().values()] == ["intruder", "worker"]
 
@@ -173,7 +171,7 @@ def test_keys_added_to_a_directory_that_others_can_write_are_not_admitted_during
 def test_an_admitted_key_file_of_another_user_is_ignored(keys, caplog):
     os.chown(keys / "admitted" / "other.key", 54321, -1)
     assert [*AdmittedKeys(keys / "admitted").refresh().values()] == ["worker"]
-    assert "other.key belongs to someone else (owner 54321, mode 0644)" in caplog.text
+    assert re.search(r"other\.key .*54321.*0644", caplog.text)
 
 
 def _remove(path):
@@ -197,35 +195,35 @@ def _replace_by_holes(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "words"),
+    ("name", "spoil"),
     [
-        ("learner.key_secret", _remove, "is missing"),
-        ("admitted", _remove, "is missing"),
-        ("learner.key", _remove, "is missing"),
-        ("learner.key", _replace_by_directory, "cannot be read"),
+        ("admitted", _remove),
+        ("learner.key", _replace_by_directory),
+        *((name, _remove) for name in ("learner.key_secret", "learner.key")),
         *(
-            (name, spoil, "holds no")
+            (name, spoil)
             for name in ("learner.key_secret", "worker.key_secret", "learner.key")
             for spoil in (_replace_by_pipe, _replace_by_holes)
         ),
     ],
 )
-def test_missing_or_invalid_key_files_are_named_and_never_block(keys, name, spoil, words):
+def test_missing_or_invalid_key_files_are_named_and_never_block(keys, name, spoil):
     spoil(keys / name)
-    with pytest.raises(SecurityError, match=f"{name} {words}"):
+    with pytest.raises(SecurityError) as caught:
         load_both(keys)
+    assert (caught.value.key, caught.value.value) == ("keys", str(keys / name))
 
 
 def test_a_worker_says_which_of_several_private_keys_it_cannot_choose_from(keys, tmp_path):
-    with pytest.raises(SecurityError, match="not a directory of keys"):
+    with pytest.raises(SecurityError, match=f"`python -m aiorl.keys {tmp_path / 'nowhere'}`"):
         load_worker_keys(tmp_path / "nowhere")
     (keys / "worker.key_secret").unlink()
     shutil.copy2(keys / "other.key_secret", keys / "third.key_secret")
-    with pytest.raises(SecurityError, match=r"several private keys \(other.key_secret, third.key_secret\).*--keys"):
+    with pytest.raises(SecurityError, match=r"other.key_secret, third.key_secret.*--keys"):
         load_worker_keys(keys)
     for name in ("other", "third"):
         (keys / f"{name}.key_secret").unlink()
-    with pytest.raises(SecurityError, match="holds no worker's private key"):
+    with pytest.raises(SecurityError, match=r"NAME\.key_secret"):
         load_worker_keys(keys)
 
 
@@ -264,7 +262,7 @@ def test_admitted_keys_follow_the_directory_and_ignore_invalid_files(keys, caplo
     shutil.copy(keys / "worker.key", keys / "admitted")
     assert admitted.refresh()[key] == "worker"
     assert "broken.key" in caplog.text
-    assert "pipe.key holds no" in caplog.text
+    assert "pipe.key" in caplog.text
     shutil.copy(keys / "other.key", keys / "admitted" / "worker.key")
     assert key not in admitted.refresh()
     shutil.rmtree(keys / "admitted")
@@ -278,7 +276,7 @@ def test_a_directory_that_is_unreadable_for_a_while_leaves_admitted_keys_unchang
         patch.setattr(os, "scandir", _out_of_descriptors)
         assert admitted.refresh() == before
         assert admitted.refresh() == before
-    assert len([record for record in caplog.records if "cannot be read" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     (keys / "admitted" / "other.key").unlink()
     assert set(admitted.refresh().values()) == {"worker"}
 
@@ -306,7 +304,7 @@ async def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sid
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
     worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
     theirs = await worker.until_event(EventKind.REFUSED)
-    assert f"add {keys / 'other.key'} to its 'admitted' directory" in theirs.reason
+    assert f"{keys / 'other.key'}" in theirs.reason
     ours = await learner.until_event(EventKind.REFUSED)
     assert read_public_key(keys / "other.key").decode() in ours.reason
     assert ours.address == "127.0.0.1"
@@ -328,7 +326,7 @@ async def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking_an
     (keys / "admitted" / "other.key").unlink()
     await learner.until_event(EventKind.REFUSED, learner.kinds().count(EventKind.REFUSED) + 2)
     dropped = await learner.until_event(EventKind.DROPPED, 6)  # three workers on two ports
-    assert "'other' is no longer admitted" in dropped.reason
+    assert "'other'" in dropped.reason
     for worker in workers:
         await worker.until_event(EventKind.DISCONNECTED)
         await worker.until_event(EventKind.REFUSED)
@@ -386,8 +384,7 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(stag
         (keys / "admitted" / "other.key").unlink()
         learner.endpoint._admitted.refresh()  # as by another client's handshake
         client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
-        dropped = await learner.until_event(EventKind.DROPPED)
-        assert "no longer admitted" in dropped.reason
+        await learner.until_event(EventKind.DROPPED)
         await learner.until_event(EventKind.REFUSED)
     assert not learner.messages
 
@@ -395,9 +392,9 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(stag
 @pytest.mark.parametrize(
     ("learner_has", "worker_has", "theirs", "ours"),
     [
-        (True, "none", "--keys DIR", "keys"),  # either side may hang up first: the other side guesses the cause
-        (False, "own", "only one side has keys", "keys"),
-        (True, "another learner's", "server key mismatch", "another learner's public key"),
+        (True, "none", "--keys", "--keys"),  # either side may hang up first: the other side guesses the cause
+        (False, "own", "--keys", "--keys"),
+        (True, "another learner's", "learner.key", "learner.key"),
     ],
 )
 async def test_both_sides_of_a_handshake_refused_for_keys_report_what_to_do(

@@ -17,8 +17,7 @@ QUICK = EndpointLimits(dead_after_s=0.3, tick_s=0.03, retry_s=0.05, max_retry_s=
 async def test_a_worker_with_a_silent_connection_ends_it_and_makes_another(stage):
     learner = stage.learner()
     worker = await stage.joined(learner.endpoint.address, limits=QUICK)
-    gone = await worker.until_event(EventKind.DISCONNECTED, timeout_s=3)
-    assert "nothing was heard" in gone.reason
+    await worker.until_event(EventKind.DISCONNECTED, timeout_s=3)
     await worker.until_event(EventKind.CONNECTED, count=2)
     await stage.exchange(learner, worker)
 
@@ -44,7 +43,6 @@ async def test_a_peer_that_stands_still_is_cut_off(stage):
         await learner.until(lambda: learner.messages)
         gone = await learner.until_event(EventKind.SILENT, timeout_s=3)
         assert gone.peer == learner.messages[0][0]
-        assert "nothing was heard" in gone.reason
 
 
 async def test_connections_that_stay_silent_after_the_handshake_are_cut_off_on_both_ports(stage):

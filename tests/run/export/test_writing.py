@@ -157,7 +157,7 @@ except ValueError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     path, refusal = done.stdout.splitlines()
     assert not onnx.external_data_helper.uses_external_data(onnx.load(path).graph.initializer[0])
-    assert refusal.startswith("the format keras needs tensorflow, keras, which is not installed here. Install it with")
+    assert "tensorflow, keras" in refusal
     assert sorted(item.name for item in (tmp_path / "out").iterdir()) == ["onnx"]
 
 
@@ -167,19 +167,19 @@ def test_a_file_that_is_not_the_policy_is_not_put_in_place(
     first = aiorl.export_policy(run, tmp_path)["onnx"].read_bytes()
     write = onnx_form.write_onnx
     broken: dict[str, Any] = {
-        "differs by": lambda found: found | {"dist_inputs": found["dist_inputs"] + np.float32(1e-4)},
-        "action differs": lambda found: found | {"action": found["action"] + np.float32(1e-3)},
-        "expected {'action'": lambda found: {"vf": found["vf"]},
-        "doesn't run: there is no file": _fail,
+        "dist_inputs": lambda found: found | {"dist_inputs": found["dist_inputs"] + np.float32(1e-4)},
+        "action": lambda found: found | {"action": found["action"] + np.float32(1e-3)},
+        "{'action'": lambda found: {"vf": found["vf"]},
+        "there is no file": _fail,
     }
-    for says, change in broken.items():
+    for value, change in broken.items():
 
         def write_changed(form: Any, path: Path, change: Any = change) -> Any:
             run = write(form, path)
             return lambda inputs: change(run(inputs))
 
         monkeypatch.setattr(onnx_form, "write_onnx", write_changed)
-        with pytest.raises(ExportError, match=f"policy '{DEFAULT}' can't be exported as onnx: .*{says}"):
+        with pytest.raises(ExportError, match=f"'{DEFAULT}' .*onnx: .*{value}"):
             aiorl.export_policy(run, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["onnx"]
     assert (tmp_path / "onnx" / "policy.onnx").read_bytes() == first
@@ -204,8 +204,9 @@ def test_two_equally_likely_actions_do_not_count_as_a_difference(tmp_path: Path)
 def test_a_full_disk_leaves_the_earlier_export(run: Path, tmp_path: Path) -> None:
     aiorl.export_policy(run, tmp_path)
     before = (tmp_path / "onnx" / "policy.onnx").read_bytes()
-    with disk_full_after(2000), pytest.raises(ConfigError, match="can't be written: "):
+    with disk_full_after(2000), pytest.raises(ConfigError) as caught:
         aiorl.export_policy(run, tmp_path)
+    assert (caught.value.key, caught.value.value) == ("directory", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["onnx"]
     assert (tmp_path / "onnx" / "policy.onnx").read_bytes() == before
 
@@ -213,7 +214,7 @@ def test_a_full_disk_leaves_the_earlier_export(run: Path, tmp_path: Path) -> Non
 def test_a_directory_with_other_content_is_not_replaced(run: Path, tmp_path: Path) -> None:
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="not an earlier export"):
+    with pytest.raises(ConfigError, match=r"policy\.json"):
         aiorl.export_policy(run, tmp_path)
     assert (tmp_path / "onnx" / "mine.txt").read_text() == "mine"
 
@@ -227,11 +228,11 @@ def test_several_policies_are_exported_by_name_and_those_of_the_users_own_are_re
     save_run(tmp_path, env="general_runs:Poles", multiagent=multiagent)
     written = aiorl.export_policy(tmp_path, tmp_path / "out", policy_id="left")
     assert json.loads((written["onnx"].parent / "policy.json").read_text())["policy_id"] == "left"
-    with pytest.raises(PolicyError, match="a class of your own, general_runs:Pusher"):
+    with pytest.raises(PolicyError, match="general_runs:Pusher"):
         aiorl.export_policy(tmp_path, tmp_path / "out", policy_id="right")
-    with pytest.raises(UnknownPolicyError, match="known ids: 'left', 'right'"):
+    with pytest.raises(UnknownPolicyError, match="'left', 'right'"):
         aiorl.export_policy(tmp_path, tmp_path / "out")
-    with pytest.raises(CheckpointError, match="give a run directory"):
+    with pytest.raises(CheckpointError, match="nowhere"):
         aiorl.export_policy(tmp_path / "nowhere", tmp_path / "out")
 
 
@@ -239,5 +240,5 @@ def test_the_command_writes_each_format_and_names_the_files(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(run), "--formats", "onnx", "--out", str(tmp_path / "a" / "b"), "--policy", DEFAULT]) == 0
-    assert f"onnx        {tmp_path}/a/b/onnx/policy.onnx\n" in capsys.readouterr().out
+    assert f"{tmp_path}/a/b/onnx/policy.onnx\n" in capsys.readouterr().out
     assert (tmp_path / "a" / "b" / "onnx" / "policy.onnx").is_file()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,10 @@ def result(iteration: int, **more: Any) -> dict[str, Any]:
             "transport": {"bytes_in_per_s": 1e6}, "policy_lag": {"min": 0, "mean": 1, "max": 2}, **more}  # fmt: skip
 
 
+def numbers_in(line: str) -> list[str]:
+    return re.findall(r"\d(?:[\d.,:]*\d)?", line)
+
+
 def test_plain_figures_come_at_most_once_a_second_and_always_at_the_end() -> None:
     stream = io.StringIO()
     display = make_display(HEADLINE, stream)
@@ -27,14 +32,15 @@ def test_plain_figures_come_at_most_once_a_second_and_always_at_the_end() -> Non
     for number in range(21):
         display.update(result(number), 100.0 + number / 10)
     display.tick(101.9)
-    assert "iteration 19" not in stream.getvalue()
     display.finish(Summary("Ended.", "runs/x"), 102.05)
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "00:00  aiorl: ppo on CartPole-v1"
-    assert [line.split()[2] for line in lines if "iteration" in line] == ["0", "10", "20"]
-    assert lines[-3:] == ["Ended.", "", "  run directory   runs/x"]
+    head, *lines, _, ended, _, directory = stream.getvalue().splitlines()
+    assert head.startswith("00:00  ")
+    assert {"ppo", "CartPole-v1"} <= {*head.split()}
+    assert [numbers_in(line)[1] for line in lines] == ["0", "10", "20"]
+    assert (ended, directory.split()[-1]) == ("Ended.", "runs/x")
     display.update(result(2, policy_reward_mean={"left": 1.0, "right": -1.0}), 200.0)
-    assert stream.getvalue().endswith("  workers 2 of 2  in 1 MB/s  policies left 1.0, right -1.0\n")
+    assert stream.getvalue().endswith(" left 1.0, right -1.0\n")
+    assert " 1 MB/s " in stream.getvalue()
 
 
 def test_results_pass_unchanged_with_their_figures_on_one_line() -> None:
@@ -45,8 +51,8 @@ def test_results_pass_unchanged_with_their_figures_on_one_line() -> None:
             break
     assert stream.getvalue().count("\n") == 1
     _, first, second = stream.getvalue().split("\r")
-    assert first == "00:00  iteration 1  steps 100 of 100 k  return 20.0, goal 475"
-    assert second == "00:00  iteration 20  steps 2,000 of 100 k  return 20.0, goal 475\n"
+    assert numbers_in(first) == ["00:00", "1", "100", "100", "20.0", "475"]
+    assert numbers_in(second) == ["00:00", "20", "2,000", "100", "20.0", "475"]
 
 
 def test_plain_events_are_marked_by_their_level() -> None:
@@ -57,10 +63,10 @@ def test_plain_events_are_marked_by_their_level() -> None:
     display.event("worker 1 joined", 61.0)
     display.event("worker 1 was lost", 62.0, logging.WARNING)
     display.event("worker 1 failed", 63.0, logging.ERROR)
-    assert stream.getvalue().splitlines()[1:] == [
-        "00:00  waiting for 2 workers", "01:01  worker 1 joined", "01:02  warning: worker 1 was lost",
-        "01:03  error: worker 1 failed",
-    ]  # fmt: skip
+    _, waits, joined, lost, failed = stream.getvalue().splitlines()
+    assert (waits, joined) == ("00:00  waiting for 2 workers", "01:01  worker 1 joined")
+    assert re.fullmatch("01:02  .+: worker 1 was lost", lost)
+    assert re.fullmatch("01:03  .+: worker 1 failed", failed)
 
 
 class Faulty(io.StringIO):
@@ -83,10 +89,9 @@ def test_a_full_disk_loses_lines_and_a_reader_that_leaves_ends_them_but_not_the_
         stream.error = error
         display.start(0.0)
         display.event(f"event {now}", float(now))
-    assert [line.partition("  ")[2] for line in stream.getvalue().splitlines()] == [
-        "aiorl: ppo on CartPole-v1", "event 1"
-    ]  # fmt: skip
-    assert capsys.readouterr().err.count("the run continues") == 1
+    _, event = stream.getvalue().splitlines()
+    assert event.endswith("  event 1")
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_text_that_the_stream_cannot_encode_is_escaped() -> None:
@@ -107,7 +112,8 @@ def test_log_records_of_any_thread_become_events() -> None:
     logger.warning("worker %s is slow", 3)
     handler.drain(display, 1.0)
     handler.drain(display, 2.0)
-    assert stream.getvalue().splitlines()[1:] == ["00:01  warning: worker 3 is slow"]
+    (line,) = stream.getvalue().splitlines()[1:]
+    assert re.fullmatch("00:01  .+: worker 3 is slow", line)
     for number in range(1000):
         logger.warning("%s", number)
     handler.drain(display, 3.0)

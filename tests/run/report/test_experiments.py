@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -119,9 +120,9 @@ def test_the_command_draws_and_prints_the_results(tmp_path: Path, capsys: pytest
     assert main([str(tmp_path), "--out", str(picture), "--goal", "5"]) == 0
     shown = capsys.readouterr()
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "2 runs, at the end 2.5" in shown.out
-    assert "1 run, at the end 9.0" in shown.out
-    assert "left out" in shown.err
+    assert re.search(r"\b2 .*\b2\.5\b", shown.out)
+    assert re.search(r"\b1 .*\b9\.0\b", shown.out)
+    assert str(tmp_path / "empty") in shown.err
     assert [file.name for file in tmp_path.glob("*curves*")] == ["curves.png"]
 
 
@@ -139,16 +140,17 @@ def test_curves_have_the_names_that_the_user_gives_them(tmp_path: Path, capsys: 
         write_run(tmp_path / algo, [(0, 0, 1.0), (10, 1, 2.0)], algo=algo)
     words = [str(tmp_path / "ppo"), str(tmp_path / "impala"), "--out", str(tmp_path / "x.png"), "--label", "mine"]
     assert main(words) == 2
-    assert "2 curves: ppo; impala" in capsys.readouterr().err
+    assert "ppo; impala" in capsys.readouterr().err
     assert main([*words, "--label", "theirs"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line.partition(" on ")[0] for line in shown[:2]] == ["mine", "theirs"]
+    assert [line.split()[0] for line in shown[:2]] == ["mine", "theirs"]
 
 
 def test_a_run_without_episodes_has_no_curve(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [(10, 1, float("nan"))])
-    with pytest.raises(ConfigError, match="no episode has ended"):
+    with pytest.raises(ConfigError) as caught:
         RunCurve.read(path)
+    assert (caught.value.key, caught.value.value) == ("run", str(path))
 
 
 def test_a_pipe_in_place_of_a_config_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,4 +158,4 @@ def test_a_pipe_in_place_of_a_config_is_not_waited_for(tmp_path: Path, capsys: p
     (path / "config.yaml").unlink()
     os.mkfifo(path / "config.yaml")
     assert main([str(path), "--out", str(tmp_path / "x.png")]) != 0
-    assert "regular file" in capsys.readouterr().err
+    assert str(path / "config.yaml") in capsys.readouterr().err

@@ -263,7 +263,7 @@ def test_names_that_never_repeat_do_not_fill_the_memory_and_are_counted(caplog: 
     assert result["custom_metrics"]["m0_mean"] == pytest.approx(5 / 3)
     assert result["metrics_left_out"] == 2 * 1200
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith("custom metric 'm300' is left out: ")
+    assert "'m300'" in told
     assert "metrics_left_out" in told
 
 

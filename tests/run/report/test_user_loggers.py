@@ -65,17 +65,17 @@ def test_each_logger_gets_each_result_even_if_others_fail(tmp_path: Path, caplog
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "value"),
     [
-        ("nothing", "expected mlflow, wandb or the import path"),
-        ("wandbb", "Did you mean 'wandb'"),
+        ("nothing", "mlflow, wandb"),
+        ("wandbb", "'wandb'"),
         ("no_such_module_here:Name", "no_such_module_here"),
-        (f"{__name__}:SMALL", "can't be called"),
+        (f"{__name__}:SMALL", "SMALL"),
         (f"{__name__}:takes_nothing", "takes_nothing"),
     ],
 )
-def test_an_invalid_logger_is_refused_before_a_directory_is_made(tmp_path: Path, path: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_an_invalid_logger_is_refused_before_a_directory_is_made(tmp_path: Path, path: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=value) as caught:
         aiorl.PPOTrainer({**SMALL, "loggers": [path], "run_dir": str(tmp_path / "run")}, env="CartPole-v1")
     assert caught.value.key == "loggers[0]"
     assert not (tmp_path / "run").exists()
@@ -83,7 +83,7 @@ def test_an_invalid_logger_is_refused_before_a_directory_is_made(tmp_path: Path,
 
 def test_a_tracker_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match="needs wandb") as caught:
+    with pytest.raises(ConfigError, match="wandb") as caught:
         check_loggers(["wandb"])
     assert "[tracking]" in caught.value.hint
 

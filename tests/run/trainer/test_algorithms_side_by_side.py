@@ -80,7 +80,7 @@ def test_ppo_and_a2c_learn_side_by_side_and_both_are_saved(tmp_path: Path) -> No
     check_saved(trainer, path, "a2c")
     with Trainer.restore(path, run_dir=str(tmp_path / "faster"), lr=0.125) as faster:
         assert faster.config.multiagent.policies["right"]["defaults"] == {**entry["defaults"], "lr": 0.125}
-    with pytest.raises(CheckpointError, match=r"other_algos is \{'right': 'a2c'\} there and None here"):
+    with pytest.raises(CheckpointError, match=r"\{'right': 'a2c'\}"):
         Trainer.restore(path, run_dir=str(tmp_path / "other"), multiagent=beside(None))
 
 

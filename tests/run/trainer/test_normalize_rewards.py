@@ -58,7 +58,7 @@ def test_episodes_are_reported_unscaled_and_the_statistic_is_kept_in_checkpoints
             np.testing.assert_array_equal(statistic(other)[name], array)
         other.train()
         assert statistic(other)["n"] > state["n"]
-    with pytest.raises(CheckpointError, match="normalize_rewards true, but it is false here"):
+    with pytest.raises(CheckpointError, match="normalize_rewards"):
         aiorl.Trainer.restore(path, normalize_rewards=False)
     with kind({**SETTINGS, "init_from": path, "sgd_minibatch_size": 64}, env="CartPole-v1") as third:
         assert statistic(third)["n"] == state["n"]

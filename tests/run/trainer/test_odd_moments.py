@@ -62,8 +62,9 @@ def test_a_run_without_workers_begins_with_the_weights_of_init_from(make: Make, 
     trainer = make(init_from=saved[1])
     assert trainer.iteration == 0
     assert_same(weights_of(trainer), saved[2])
-    with pytest.raises(ConfigError, match="init_from can't be used"):
+    with pytest.raises(ConfigError) as caught:
         make("Acrobot-v1", init_from=saved[1])
+    assert caught.value.key == "init_from"
 
 
 def test_a_directory_restores_its_newest_checkpoint_even_if_another_run_wrote_it(
@@ -102,7 +103,7 @@ def test_an_error_of_logger_creator_reaches_the_caller_and_leaves_no_files(tmp_p
 def test_weights_that_are_not_finite_are_refused_and_the_former_ones_stay(make: Make) -> None:
     trainer = make()
     before = weights_of(trainer)
-    with pytest.raises(ConfigError, match="not finite"):
+    with pytest.raises(ConfigError):
         trainer.set_weights({"default_policy": {name: value * np.nan for name, value in before.items()}})
     assert_same(weights_of(trainer), before)
 
@@ -131,8 +132,9 @@ def test_a_run_directory_that_was_moved_is_a_clear_error(tmp_path: Path) -> None
     trainer: Any = aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / "run")}, env="CartPole-v1")
     (tmp_path / "run").rename(tmp_path / "moved")
     for step in (trainer.train, trainer.stop):
-        with pytest.raises(CheckpointError, match="was removed, renamed or replaced"):
+        with pytest.raises(CheckpointError) as caught:
             step()
+        assert caught.value.path == str(tmp_path / "run")
 
 
 def test_two_environments_of_the_same_name_in_this_process_are_distinguished(make: Make) -> None:
@@ -159,12 +161,12 @@ def test_the_result_of_an_iteration_with_an_interrupted_evaluation_is_written(
 
 
 def test_a_second_thread_in_train_is_refused_and_the_first_continues(make: Make, played: type[Played]) -> None:
-    refused: list[str] = []
+    refused: list[bool] = []
 
     def ask() -> None:
-        with pytest.raises(RuntimeError) as caught:
+        with pytest.raises(RuntimeError):
             trainer.train()
-        refused.append(str(caught.value))
+        refused.append(True)
 
     def ask_from_another_thread() -> None:
         thread = threading.Thread(target=ask)
@@ -174,7 +176,7 @@ def test_a_second_thread_in_train_is_refused_and_the_first_continues(make: Make,
     trainer = make(played)
     played.at_step[played.steps + 5] = ask_from_another_thread
     assert trainer.train()["training_iteration"] == 1
-    assert "one thread at a time" in refused[0]
+    assert refused
     assert trainer.train()["training_iteration"] == 2
 
 
@@ -189,7 +191,7 @@ def test_a_forked_child_leaves_the_trainer_to_its_parent(make: Make) -> None:
         try:
             trainer_module._stop_all()  # as at the end of a program
             trainer.__exit__(None, None, None)
-            with pytest.raises(RuntimeError, match="the process that forked"):
+            with pytest.raises(RuntimeError):
                 trainer.train()
             status = 0
         finally:

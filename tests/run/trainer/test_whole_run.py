@@ -37,9 +37,10 @@ def test_the_algorithm_is_the_arguments_the_configs_or_the_presets(tmp_path: Pat
         found = of(tmp_path / name)
         assert (found["algo"], found["env"]) == ("ppo" if name == "object" else "impala", "CartPole-v1")
     assert of(tmp_path / "preset")["normalize_rewards"] is True
-    with pytest.raises(ConfigError, match="is for impala, not for ppo"):
+    with pytest.raises(ConfigError) as caught:
         aiorl.train(algo="ppo", preset="impala-cartpole")
-    with pytest.raises(ConfigError, match=r"no environment to train in.*env='CartPole-v1'"):
+    assert (caught.value.key, caught.value.value) == ("preset", "impala-cartpole")
+    with pytest.raises(ConfigError, match="env='CartPole-v1'"):
         aiorl.train(algo="ppo")
 
 
@@ -48,7 +49,7 @@ def test_a_missing_tensorflow_is_reported_before_a_run_directory_is_made(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match="training needs tensorflow") as caught:
+    with pytest.raises(ConfigError, match="tensorflow") as caught:
         make(env="CartPole-v1", run_dir=str(tmp_path / "run"))
     assert "[learner]" in caught.value.hint
     assert not list(tmp_path.iterdir())
@@ -77,7 +78,7 @@ class Blocks(aiorl.DefaultCallbacks):
 
 def test_a_last_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     settings = {**SMALL, "callbacks": f"{__name__}:Blocks", "run_dir": str(tmp_path / "run")}
-    with pytest.raises(AiorlError, match="can't be written"):
+    with pytest.raises(AiorlError, match=str(tmp_path / "run" / "checkpoints")):
         aiorl.train("CartPole-v1", config=settings, stop_timesteps=64)
 
 
@@ -87,7 +88,7 @@ def test_a_run_in_this_process_shows_plain_lines_even_on_a_terminal(
     """A panel would draw over a debugger's prompt."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    aiorl.train("CartPole-v1", config=SMALL, stop_timesteps=64, run_dir=str(tmp_path / "run"))
+    result = aiorl.train("CartPole-v1", config=SMALL, stop_timesteps=64, run_dir=str(tmp_path / "run"))
     shown = capsys.readouterr().out
-    assert "aiorl: ppo on CartPole-v1" in shown
-    assert "\x1b[" not in shown.partition("Done:")[0]
+    assert "CartPole-v1" in shown
+    assert "\x1b[" not in shown.partition(result["reason"])[0]

@@ -110,10 +110,7 @@ def test_without_tensorflow_a_worker_names_the_missing_package(units: Units, mon
     monkeypatch.setattr(sys, "meta_path", [NoTensorFlow(), *sys.meta_path])
     with pytest.raises(ConfigError) as caught:
         units.unit()
-    assert str(caught.value).startswith(
-        "computing gradients on a worker needs TensorFlow: No module named 'tensorflow'."
-    )
-    assert "Install it with: pip install" in str(caught.value)
+    assert "No module named 'tensorflow'" in str(caught.value)
     assert "[learner]" in str(caught.value)
     assert "\n" not in str(caught.value)
     units.unit(sends="rows").sample()
