@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all nightly check style types layers prose size requirements bench bench-against chaos results examples coverage \
-	docs docs-serve fuzz lock build clean
+	picture docs docs-serve fuzz lock build clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -58,7 +58,7 @@ types: $(STAMP)  ## mypy, strict
 layers: $(STAMP)  ## import-linter: imports go in one direction
 	@$(BIN)/lint-imports --no-cache
 
-prose: $(STAMP)  ## list words and sentences that this project no longer writes
+prose: $(STAMP)  ## list words that this project no longer writes, and facts that docstrings of public names lack
 	@$(BIN)/python tests/support/prose.py
 
 size:  ## check that code lines and files do not grow
@@ -90,6 +90,11 @@ coverage: $(STAMP)  ## tests with branch coverage
 fuzz: $(STAMP)  ## fuzz the parsers of untrusted data for 10 minutes; make fuzz SECONDS=60 TARGETS="decode graph"
 	@$(PIP) atheris
 	@$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) $(if $(TARGETS),--targets $(TARGETS))
+
+picture: $(LEARNER)  ## train CartPole-v1 again, and put its learning curve into docs/learning_curve.png
+	@folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT \
+		&& $(BIN)/aiorl train --env CartPole-v1 --algo ppo --num-workers 2 --stop-return 475 --run-dir $$folder/run \
+		&& cp $$folder/run/learning_curve.png docs/
 
 docs: $(STAMP)  ## build the documentation site in site/
 	@$(BIN)/mkdocs --version >/dev/null 2>&1 || $(PIP) mkdocs-material 'mkdocstrings[python]'

@@ -52,7 +52,11 @@ other commands are `python -m aiorl.COMMAND`.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit status, or 2 for wrong usage."""
+    """Run a command, and return its exit status, or 2 for wrong usage.
+
+    Args:
+        argv: the command and its arguments; None takes those of the process.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(_HELP)

@@ -36,7 +36,11 @@ sys.modules[__name__].__class__ = _Callable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
+    """
     given = _parser().parse(sys.argv[1:] if argv is None else argv)
     file = given.pop("json", None)
     if file is not None and not file.absolute().parent.is_dir():

@@ -36,10 +36,10 @@ The output says which files to copy to the other hosts, and how to start the lea
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PUBLIC = (
-    '# {what}, made by `python -m aiorl.keys`. Public: can be given to anyone.\ncurve\n    public-key = "{public}"\n'
+    '# {what}, made by `aiorl keys`. Public: can be given to anyone.\ncurve\n    public-key = "{public}"\n'
 )
 _SECRET = (
-    "# {what}, made by `python -m aiorl.keys`. PRIVATE: copy it only to hosts that use it.\n"
+    "# {what}, made by `aiorl keys`. PRIVATE: copy it only to hosts that use it.\n"
     'curve\n    public-key = "{public}"\n    secret-key = "{secret}"\n'
 )
 
@@ -51,7 +51,8 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
         directory: directory for the files; made if it doesn't exist.
         workers: names of the worker keys to make.
 
-    Returns: the files made.
+    Returns:
+        The files made.
 
     Raises:
         ConfigError: a name can't be used, or a key exists already; nothing is written then.
@@ -141,6 +142,9 @@ def _next_steps(directory: Path, workers: tuple[str, ...], made: list[Path]) -> 
 def parse_key_args(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
     """Return the directory and the names of the workers' keys from a command line.
 
+    Args:
+        arguments: the words of the command line.
+
     Raises:
         SystemExit: with status 0 after --help, or with status 2 after a message about wrong usage.
     """
@@ -157,7 +161,11 @@ def parse_key_args(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0, or 1 with a message on standard error."""
+    """Run the command, and return its exit status: 0, or 1 with a message on standard error.
+
+    Args:
+        arguments: the command's arguments; None takes those of the process.
+    """
     directory, workers = parse_key_args(sys.argv[1:] if arguments is None else arguments)
     try:
         made = make_keys(directory, workers)

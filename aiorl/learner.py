@@ -98,7 +98,11 @@ _BACK_WITHIN_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train and return the exit status: 0 a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage."""
+    """Train and return the exit status: 0 a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
+    """
     early = _EarlyLog()
     logging.getLogger().addHandler(early)
     try:

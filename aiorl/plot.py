@@ -81,7 +81,9 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
     Args:
         experiments: the experiments; each name gets a colour.
         goal: a return to draw as a horizontal line; None for none.
-    Returns: the figure.
+
+    Returns:
+        The figure.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -122,7 +124,11 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
+    """
     parser = Parser(_PROG, "RUN... [options]", "Draw learning curves of runs, and compare experiments.", _EXAMPLES)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories, or directories of runs")
     parser.add_argument(

@@ -55,7 +55,9 @@ def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
         text: the text.
         max_chars: maximum length.
         keep_end: keep the end of a text that is too long, instead of its beginning.
-    Returns: the text, printable except for "\n".
+
+    Returns:
+        The text, printable except for "\n".
     """
     if keep_end and len(text) > max_chars:
         text = _CUT + text[-(max_chars - len(_CUT)) :]

@@ -22,7 +22,7 @@ _PARAMETERS, _METRICS = 100, 1000  # MLflow's limits per call
 
 
 class WandB:
-    """A run in Weights & Biases, in the project ALGORITHM-ENVIRONMENT; the x-axis of results is env steps.
+    """Run in Weights & Biases, in the project ALGORITHM-ENVIRONMENT; the x-axis of results is env steps.
 
     Args:
         run_dir: the run's directory, which also holds W&B's own files. With ``WANDB_MODE=offline`` no data is sent.
@@ -45,7 +45,7 @@ class WandB:
 
 
 class MLflow:
-    """A run in MLflow, in the experiment "ALGORITHM on ENVIRONMENT".
+    """Run in MLflow, in the experiment "ALGORITHM on ENVIRONMENT".
 
     The config is logged as parameters; the x-axis of results is env steps.
 

@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A worker with a parent that watches it (it gets an option that is not in the help) ends with one of the statuses in
     `aiorl.process.children`.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     return _run_worker(words) if _PARENTED in words else _keep_workers(words)

@@ -1,6 +1,6 @@
 """A custom environment: any class with Gymnasium's interface, named by its import path.
 
-    python -m aiorl.learner --env examples.custom_env:Corridor --env-config "{length: 8}" --stop-return 0.25
+    aiorl train --env examples.custom_env:Corridor --env-config "{length: 8}" --stop-return 0.25
 
 The best return is 1 - 0.1 * (length - 1). For 8 fields that is 0.3, so the run ends once every walk is straight.
 Learner and workers import `examples.custom_env` from the working directory. Your own module can also be installed, or

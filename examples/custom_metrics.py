@@ -1,6 +1,6 @@
 r"""Callbacks that report custom metrics: how far CartPole's pole leans, and how far the cart strays.
 
-    python -m aiorl.learner --env CartPole-v1 --callbacks examples.custom_metrics:PoleWatch \
+    aiorl train --env CartPole-v1 --callbacks examples.custom_metrics:PoleWatch \
         --run-dir runs/custom_metrics --stop-return 475
 
 Every result then has the mean, minimum and maximum of `largest_lean` and `stray` over the episodes that ended, in

@@ -1,6 +1,6 @@
 r"""A custom network in Keras: dense layers with residual connections.
 
-    python -m aiorl.learner --env CartPole-v1 --stop-return 475 \
+    aiorl train --env CartPole-v1 --stop-return 475 \
         --model.custom-model examples.custom_model:residual --model.width 64 --model.blocks 2
 
 `--model.custom-model` names a function or class. It is called with the shape of an observation, the number of outputs

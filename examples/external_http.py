@@ -1,6 +1,6 @@
 r"""Training on experience that comes over HTTP: clients play, ask for actions and report rewards.
 
-    python -m aiorl.learner --env examples.external_http:HttpEnv --num-workers 1 --num-envs-per-worker 1 \
+    aiorl train --env examples.external_http:HttpEnv --num-workers 1 --num-envs-per-worker 1 \
         --rollout-fragment-length 128 --train-batch-size 1024 --stop-return 150
     python -m examples.external_http       # in a second terminal: plays CartPole until the run is over
 

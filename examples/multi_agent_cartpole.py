@@ -1,6 +1,6 @@
 r"""Several agents in one environment, and two policies that learn side by side.
 
-    python -m aiorl.learner --env examples.multi_agent_cartpole:CartPoles --env-config "{agents: 4}" \
+    aiorl train --env examples.multi_agent_cartpole:CartPoles --env-config "{agents: 4}" \
         --multiagent.policies "{even: null, odd: null}" \
         --multiagent.policy-mapping-fn examples.multi_agent_cartpole:policy_for \
         --run-dir runs/cartpoles --stop-return 800

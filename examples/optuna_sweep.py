@@ -7,7 +7,7 @@ It needs `pip install '.[sweeps]'`. Trials train one after the other in this pro
 Optuna after every iteration. It is pruned once its best return is below the median of the earlier trials at the same
 iteration. With `--study` the trials are stored in an SQLite file, so that a stopped sweep can continue.
 
-Each trial leaves a run directory, so `python -m aiorl.plot runs/ppo_*` draws them all. All have the same seed: try the
+Each trial leaves a run directory, so `aiorl plot runs/ppo_*` draws them all. All have the same seed: try the
 best settings with other seeds before you trust them.
 """
 

@@ -1,6 +1,6 @@
 r"""A PettingZoo game with an opponent in plain Python: rock, paper, scissors.
 
-    python -m aiorl.learner --env pettingzoo:classic.rps_v2 --env-config "{max_cycles: 15}" \
+    aiorl train --env pettingzoo:classic.rps_v2 --env-config "{max_cycles: 15}" \
         --multiagent.policies "{learner: null, habit: {class: 'examples.pettingzoo_rps:CreatureOfHabit'}}" \
         --multiagent.policy-mapping-fn examples.pettingzoo_rps:policy_for \
         --multiagent.policies-to-train "[learner]" \

@@ -1,11 +1,11 @@
 """A recurrent policy in an environment that cannot be solved without memory.
 
-    python -m aiorl.learner --env examples.recurrent_memory:Remember --model.use-lstm true --stop-return 0.95
+    aiorl train --env examples.recurrent_memory:Remember --model.use-lstm true --stop-return 0.95
 
 A symbol is shown once and must be named some steps later. A policy without memory can only guess, for a mean return of
 0.5. The LSTM gets beyond 0.95. For comparison, train one without memory:
 
-    python -m aiorl.learner --env examples.recurrent_memory:Remember --stop-return 0.95 --stop-timesteps 100000
+    aiorl train --env examples.recurrent_memory:Remember --stop-return 0.95 --stop-timesteps 100000
 
 `--model.use-gru true` uses a GRU instead, and `--model.lstm-cell-size` sets the width of either. Training
 backpropagates through `--rollout-fragment-length` steps of an environment, starting from the worker's recurrent state.

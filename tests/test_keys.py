@@ -1,4 +1,4 @@
-"""`python -m aiorl.keys`: files, refusals and output."""
+"""`aiorl keys`: files, refusals and output."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_directory_that_cannot_be_made_takes_one_sentence(tmp_path, capsys):
 def test_the_output_says_what_to_copy_and_what_to_type_next(tmp_path, capsys):
     assert main([str(tmp_path / "keys"), "--workers", "host1"]) == 0
     said = capsys.readouterr().out
-    for part in ("host1.key_secret", "learner.key", "python -m aiorl.learner", "python -m aiorl.worker", "admitted"):
+    for part in ("host1.key_secret", "learner.key", "aiorl train", "aiorl worker", "admitted"):
         assert part in said
     secret = (tmp_path / "keys" / "host1.key_secret").read_text().split('secret-key = "')[1][:40]
     assert secret not in said

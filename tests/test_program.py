@@ -93,8 +93,9 @@ def test_a_mistake_in_a_command_takes_one_sentence(
 
 def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "python -m aiorl.learner --resume a; python -m aiorl.evaluate a; python -m aiorl.config.rllib_file"
-    monkeypatch.setattr(sys, "argv", ["/home/me/.venv/bin/aiorl", "train"])
-    assert as_typed(text) == "aiorl train --resume a; aiorl evaluate a; python -m aiorl.config.rllib_file"
+    for argv0 in ("/home/me/.venv/bin/aiorl", "mine.py"):
+        monkeypatch.setattr(sys, "argv", [argv0, "train"])
+        assert as_typed(text) == "aiorl train --resume a; aiorl evaluate a; python -m aiorl.config.rllib_file"
     monkeypatch.setattr(sys, "argv", [str(ROOT / "aiorl/learner.py")])
     assert as_typed(text) == text
 

@@ -320,7 +320,10 @@ def load_policy(
         path: a checkpoint, a run directory, or a directory of checkpoints, of which the newest undamaged one is used.
         policy_id: id of one of several policies; None stands for the only one, or for ``default_policy``.
         threads: threads that an evaluation of the network can use.
-        seed: seed of sampled actions (``explore=True``).
+        seed: seed of sampled actions (``explore=True``); None is random.
+
+    Returns:
+        The policy, with the weights and filter statistics of the checkpoint.
 
     Raises:
         CheckpointError: when there is none, or it can't be used.
@@ -349,7 +352,12 @@ class LoadedPolicy:
     """
 
     def __init__(self, run: SavedRun, actor: Actor) -> None:
-        """See `load_policy`."""
+        """Take over a policy; `load_policy` makes one from a path.
+
+        Args:
+            run: policies of the checkpoint.
+            actor: policy with its preprocessor and filter.
+        """
         self._actor = actor
         self.policy_id = actor.policy_id
         self.path = run.checkpoint.path
@@ -371,7 +379,7 @@ class LoadedPolicy:
         return self._actor.is_filtered and not getattr(self.policy, "takes_raw", False)
 
     def observe(self, observations: Sequence[Any]) -> Array:
-        """Return the network's inputs [N, ...] for N observations of environments.
+        """Return the network's inputs [N, ...] for N `observations` of environments.
 
         Raises:
             BatchError: when one does not fit the space (also a ValueError).
@@ -380,7 +388,7 @@ class LoadedPolicy:
         return self._actor.observe(observations, update=False)
 
     def get_initial_state(self) -> list[Array]:
-        """Return the recurrent state at an episode's start, one array per component; empty for a policy without."""
+        """Return the recurrent state at an episode's start: an array [...] per component; empty without recurrence."""
         return [component.copy() for component in self._actor.initial_state]
 
     def compute_single_action(
@@ -397,7 +405,7 @@ class LoadedPolicy:
 
         Args:
             obs: the observation, as returned by the environment.
-            state: recurrent state; None or empty stands for the state at an episode's start.
+            state: recurrent state, an array [...] per component; None or empty stands for an episode's start.
             prev_action: previous action, for a policy that looks back; None at an episode's start.
             prev_reward: previous reward.
             explore: True samples from the action distribution, False uses its most likely action.
@@ -405,7 +413,8 @@ class LoadedPolicy:
 
         Returns:
             The action in the environment's form. With a state or ``full_fetch``: the action, the state after the step,
-            and a dict of further outputs: ``action_logp``, ``action_dist_inputs``, ``vf_preds``.
+            and a dict of further outputs: ``action_logp`` (a number), ``action_dist_inputs`` [P], ``vf_preds`` (a
+            number).
 
         Raises:
             BatchError: when the observation does not fit the space (also a ValueError).
@@ -431,12 +440,14 @@ class LoadedPolicy:
             states: recurrent state, [N, ...] of each component; None or empty stands for an episode's start.
             prev_actions: N previous actions in the environment's form; None = none yet.
             prev_rewards: N previous rewards.
-            explore: see `compute_single_action`.
+            explore: True samples from the action distribution, False uses its most likely action.
 
         Returns:
             N actions, states after the step [N, ...], and further outputs [N, ...].
 
-        Errors are those of `compute_single_action`.
+        Raises:
+            BatchError: when an observation does not fit the space (also a ValueError).
+            PolicyError: when an action mask forbids every action, or the states do not fit (also a ValueError).
         """
         given = () if states is None else states
         return self._actor.compute_actions(observations, given, prev_actions, prev_rewards, explore=explore)

@@ -199,6 +199,7 @@ class Exploration(ABC):
 
     Attributes:
         distribution: the policy's action distribution.
+        uniform: uniform distribution over the same actions.
         noise_size: K.
         has_memory: True if a choice depends on earlier ones, so that rows need keys.
         holds_noise: True if rows that stay the same need no keys, because noise drawn for several steps covers the
@@ -237,7 +238,15 @@ class Exploration(ABC):
         }
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Draw noise for `leading` choices, N for one step or T, N for several: float32 [*leading, K]."""
+        """Draw noise in advance.
+
+        Args:
+            rng: generator of the noise.
+            *leading: leading dimensions: N rows for one step, or T steps and N rows.
+
+        Returns:
+            Noise [*leading, K], float32.
+        """
         return np.concatenate([self._draw(rng, *leading), self.uniform.draw_noise(rng, *leading)], axis=-1)
 
     def choose_into(
@@ -253,11 +262,11 @@ class Exploration(ABC):
         """Write actions and their log-probabilities.
 
         Args:
-            inputs: [N, P] inputs of the distribution, followed by the features' shares if it has features.
-            noise: [N, K], a result of `draw_noise`.
+            inputs: [N, P] float32 inputs of the distribution, followed by the features' shares if it has features.
+            noise: [N, K] float32, a result of `draw_noise`.
             actions: [N, *action_shape], overwritten.
-            logp: [N], overwritten.
-            timestep: global timestep, for schedules.
+            logp: [N] float32, overwritten.
+            timestep: global timestep, in env steps, for schedules.
             keys: identities of the rows across calls, for example (episode id, agent id); None identifies a row by its
                 position, for which noise can be drawn in advance.
         """
@@ -268,15 +277,29 @@ class Exploration(ABC):
             self._choose(inputs, Moment(own, uniform, timestep, keys), actions, logp)
 
     def figures(self, timestep: int) -> dict[str, float]:
-        """Return the figures to report, such as the current epsilon."""
+        """Return the figures to report at a global `timestep` in env steps, such as the current epsilon."""
         return {name: schedule.value(timestep) for name, schedule in self._schedules.items()}
 
     def on_episode_start(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
-        """Run when an episode begins, before the callback `on_episode_start`."""
+        """Run when an episode begins, before the callback `on_episode_start`.
+
+        Args:
+            policy: the policy that explores.
+            environment: the BaseEnv.
+            episode: the MultiAgentEpisode.
+            tf_sess: always None; the name is RLlib's.
+        """
         return
 
     def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
-        """Run when an episode has ended, before the callback `on_episode_end`."""
+        """Run when an episode has ended, before the callback `on_episode_end`.
+
+        Args:
+            policy: the policy that explores.
+            environment: the BaseEnv.
+            episode: the MultiAgentEpisode.
+            tf_sess: always None; the name is RLlib's.
+        """
         return
 
     @abstractmethod

@@ -272,7 +272,7 @@ class MeanStdFilter(ObservationFilter):
         return np.concatenate([np.zeros(kept), mean]), np.concatenate([np.ones(kept), scale])
 
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[np.float32]:
-        """See ObservationFilter."""
+        """See `ObservationFilter.__call__`."""
         if not isinstance(obs, np.ndarray):
             raise ValueError(
                 f"observation is a {type(obs).__name__}, expected an array of shape {self.shape} or a batch of it"
@@ -294,7 +294,7 @@ class MeanStdFilter(ObservationFilter):
         return self._finished(out, obs)
 
     def learn(self, obs: NDArray[Any]) -> None:
-        """See ObservationFilter."""
+        """See `ObservationFilter.learn`."""
         with self._lock:
             self._learn(self._changed(obs))
 
@@ -318,7 +318,7 @@ class MeanStdFilter(ObservationFilter):
         return np.concatenate([obs[:, : self.num_kept].astype(np.float32), out], axis=1)
 
     def one_by_one(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """See ObservationFilter."""
+        """See `ObservationFilter.one_by_one`."""
         with self._lock:
             before = self._stat
             if len(obs) < 2 or self.is_frozen:
@@ -340,7 +340,7 @@ class MeanStdFilter(ObservationFilter):
         return self._finished(out, obs)
 
     def take_delta(self, sequence: int | None = None) -> FilterState:
-        """See ObservationFilter."""
+        """See `ObservationFilter.take_delta`."""
         with self._lock:
             number = self._last_sequence + 1 if sequence is None else sequence
             if number <= self._last_sequence:
@@ -352,7 +352,7 @@ class MeanStdFilter(ObservationFilter):
             return delta.to_state()
 
     def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
-        """See ObservationFilter.
+        """See `ObservationFilter.merge_delta`.
 
         Raises:
             BatchError: when the delta does not fit the filter's shape or is not finite.
@@ -369,7 +369,7 @@ class MeanStdFilter(ObservationFilter):
             self._scale = None
 
     def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
-        """See ObservationFilter. The caller must adopt states in the order of their versions.
+        """See `ObservationFilter.adopt`. The caller must adopt states in the order of their versions.
 
         Raises:
             BatchError: when the state does not fit the filter's shape or is not finite.
@@ -384,7 +384,7 @@ class MeanStdFilter(ObservationFilter):
             self._scale = None
 
     def acknowledge(self, acked_sequence: int) -> None:
-        """See ObservationFilter."""
+        """See `ObservationFilter.acknowledge`."""
         with self._lock:
             self._drop_acknowledged(acked_sequence)
 
@@ -393,7 +393,7 @@ class MeanStdFilter(ObservationFilter):
             del self._in_flight[number]
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """See ObservationFilter."""
+        """See `ObservationFilter.restore`."""
         stat = RunningStat.from_state(state, self._stat_shape)
         with self._lock:
             self._in_flight.clear()
@@ -402,7 +402,7 @@ class MeanStdFilter(ObservationFilter):
             self._scale = None
 
     def state(self) -> FilterState:
-        """See ObservationFilter."""
+        """See `ObservationFilter.state`."""
         with self._lock:
             return self._stat.to_state()
 
@@ -412,11 +412,11 @@ class MeanStdFilter(ObservationFilter):
             return self._buffer.to_state()
 
     def as_serializable(self) -> MeanStdFilter:
-        """See ObservationFilter."""
+        """See `ObservationFilter.as_serializable`."""
         return self._copy_into(MeanStdFilter(self.shape, self.clip, num_kept=self.num_kept))
 
     def copy(self) -> MeanStdFilter:
-        """See ObservationFilter."""
+        """See `ObservationFilter.copy`."""
         return self._copy_into(type(self)(self.shape, self.clip, num_kept=self.num_kept))
 
     def _copy_into(self, other: MeanStdFilter) -> MeanStdFilter:
@@ -428,12 +428,12 @@ class MeanStdFilter(ObservationFilter):
         return other
 
     def clear_buffer(self) -> None:
-        """See ObservationFilter."""
+        """See `ObservationFilter.clear_buffer`."""
         with self._lock:
             self._buffer = RunningStat(self._stat_shape)
 
     def sync(self, other: ObservationFilter) -> None:
-        """See ObservationFilter."""
+        """See `ObservationFilter.sync`."""
         stat = self._plain(other)._stat.copy()
         with self._lock:
             stat.merge(self._buffer)
@@ -441,7 +441,7 @@ class MeanStdFilter(ObservationFilter):
             self._scale = None
 
     def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
-        """See ObservationFilter."""
+        """See `ObservationFilter.apply_changes`."""
         delta = self._plain(other)._buffer
         with self._lock:
             self._stat.merge(delta)
@@ -480,13 +480,13 @@ class LearningFilter(ObservationFilter):
         self.shape, self.is_concurrent = own.shape, own.is_concurrent
 
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
-        """See ObservationFilter."""
+        """See `ObservationFilter.__call__`."""
         if update:
             self._own.learn(obs[None] if obs.shape == self.shape else obs)
         return obs.astype(np.float32, copy=False)
 
     def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """See ObservationFilter."""
+        """See `ObservationFilter.one_by_one`."""
         self._own.one_by_one(obs)
         return obs.astype(np.float32, copy=False)
 

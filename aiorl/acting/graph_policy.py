@@ -174,15 +174,23 @@ class GraphPolicy(Policy):
         return bool(self.spec.state_shapes)
 
     def initial_state(self, num_rows: int) -> list[F32]:
-        """Return the state of N rows at the start of their episodes: zeros [N, ...] for each component."""
+        """Return the state of `num_rows` rows at the start of their episodes: zeros [num_rows, ...] per component."""
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.spec.state_shapes]
 
     def get_initial_state(self) -> list[F32]:
-        """Return the state of one row at the start of an episode."""
+        """Return the state of one row at the start of an episode: zeros [...] per component."""
         return [np.zeros(shape, np.float32) for shape in self.spec.state_shapes]
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Draw noise for [*leading] rows, for example T, N: float32 [*leading, K]; noisy layers' part comes first."""
+        """Draw noise in advance.
+
+        Args:
+            rng: generator of the noise.
+            *leading: leading dimensions: N rows for one step, or T steps and N rows.
+
+        Returns:
+            Noise [*leading, K], float32; the noisy layers' part comes first.
+        """
         drawn = (self.exploration or self.distribution).draw_noise(rng, *leading)
         if not (size := self.spec.noise_size):
             return drawn
@@ -205,7 +213,7 @@ class GraphPolicy(Policy):
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, ...] for each component.
             noise: [N, K], a result of `draw_noise`; None = drawn now. Not read if `explore` is False.
-            prev: previous actions in column form and previous rewards, for a network that looks back.
+            prev: previous actions [N, ...] in column form and previous rewards [N], for a network that looks back.
             explore: False uses the distribution's mode; None follows the policy's settings.
             timestep: timestep for the exploration's schedules; None = the global timestep.
             keys: identities of the rows across calls, for exploration with memory. None identifies rows by position,
@@ -250,12 +258,12 @@ class GraphPolicy(Policy):
             state: recurrent state, [N, ...] for each component.
             noise: [N, K], a result of `draw_noise`.
             rows: columns to write.
-            prev: previous actions in column form and previous rewards, for a network that looks back.
-            timestep: see `act`.
-            keys: see `act`.
+            prev: previous actions [N, ...] in column form and previous rewards [N], for a network that looks back.
+            timestep: timestep for the exploration's schedules; None = the global timestep.
+            keys: identities of the rows across calls, as in `act`.
 
         Returns:
-            Recurrent state after the step.
+            Recurrent state after the step, [N, ...] for each component.
 
         Raises:
             PolicyError: when the arrays don't fit or there are no weights yet.
@@ -277,7 +285,13 @@ class GraphPolicy(Policy):
         return state_out
 
     def values(self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None) -> F32:
-        """Return the values [N] of N observations, for bootstrapping."""
+        """Return the values [N] of N observations, for bootstrapping.
+
+        Args:
+            obs: [N, *obs_shape] in the spec's dtype.
+            state: recurrent state, [N, ...] for each component.
+            prev: previous actions [N, ...] in column form and previous rewards [N], for a network that looks back.
+        """
         return self.graph.run(obs, state, prev)[1]
 
     def compute_actions(
@@ -293,7 +307,7 @@ class GraphPolicy(Policy):
         explore: bool | None = None,
         agent_ids: Sequence[Hashable] | None = None,
     ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
-        """See `Policy`; noise comes from the policy's own generator, and unknown previous steps count as zeros.
+        """See `Policy.compute_actions`; noise comes from the policy's own generator, unknown previous steps are zeros.
 
         Samplers also pass N agent ids if the exploration has a memory, which then follows an agent through its episode.
         """
@@ -330,30 +344,28 @@ class GraphPolicy(Policy):
         return module.PolicyLearning.of(self, said)
 
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """See `Policy`; gradients by weight name, at the current weights.
+        """See `Policy.compute_gradients`; gradients by weight name, at the current weights.
 
         Raises:
             BatchError: when a column or all rows are missing.
             PolicyError: when a number is not finite.
-
-        Other errors are those of `learning`.
+            Exception: as for `learning`.
         """
         found: tuple[Any, dict[str, Any]] = self.learning.compute_gradients(batch)
         return found
 
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
-        """See `Policy`.
+        """See `Policy.apply_gradients`.
 
         Raises:
             PolicyError: when gradients don't fit the weights, or are not finite.
-
-        Other errors are those of `learning`.
+            Exception: as for `learning`.
         """
         figures: dict[str, Any] = self.learning.apply_gradients(gradients)
         return figures
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
-        """See `Policy`; errors are those of `compute_gradients` and `apply_gradients`."""
+        """See `Policy.learn_on_batch`; errors are those of `compute_gradients` and `apply_gradients`."""
         gradients, figures = self.compute_gradients(batch)
         return figures | self.apply_gradients(gradients)
 
@@ -364,6 +376,11 @@ class GraphPolicy(Policy):
 
         The value after the last row is that of its `new_obs`, or 0 if it terminated. If the row was truncated, this is
         also its bootstrap value, if that column is configured.
+
+        Args:
+            batch: SampleBatch of the rows.
+            other_agent_batches: not used.
+            episode: not used.
 
         Raises:
             BatchError: when a required column is missing.
@@ -461,11 +478,11 @@ class GraphPolicy(Policy):
             batch[c.AGENT_INDEX] = np.zeros(count, np.int64)
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Return the current weights by name."""
+        """Return the current weights by name, each of any shape."""
         return self.graph.get_weights()
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Replace all weights together; see `ActingGraph.set_weights`."""
+        """Replace all weights together; see `ActingGraph.set_weights` for errors."""
         self.graph.set_weights(weights)
 
     def _parted(self, noise: F32) -> tuple[F32 | None, F32]:
@@ -505,7 +522,7 @@ class _Filtering:
         self.set_weights, self.get_weights = network.set_weights, network.get_weights
 
     def run(self, obs: NDArray[Any], *args: Any, **kwargs: Any) -> tuple[F32, F32, list[F32]]:
-        """See ActingNetwork."""
+        """See `ActingNetwork.run`."""
         return self._network.run(self._filtered(obs, update=False), *args, **kwargs)
 
 

@@ -44,6 +44,11 @@ class Policy(ABC):
     ) -> None:
         """Set spaces and settings.
 
+        Args:
+            observation_space: space of one observation, a preprocessor's output.
+            action_space: space of one action.
+            config: the policy's own settings.
+
         Raises:
             UnsupportedSpaceError: for a raw Tuple or Dict observation space, because policies take a preprocessor's
                 output (also a ValueError).
@@ -111,7 +116,7 @@ class Policy(ABC):
             explore: False requests the policy's best action instead of a sample.
 
         Returns:
-            The action in the environment's form, recurrent state after the step, and the values to record.
+            The action in the environment's form, recurrent state [...] after the step, and the values to record.
 
         Raises:
             PolicyError: when the observation's action mask forbids every action.
@@ -141,9 +146,15 @@ class Policy(ABC):
         return layout_of(self.observation_space).num_mask > 0
 
     def rows_without_action(self, obs: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the indices of observations [N, *shape] with an action mask that forbids every action.
+        """Find the observations with an action mask that forbids every action.
 
         Callers check this before they act. They leave out final observations, which have meaningless masks.
+
+        Args:
+            obs: [N, *shape], preprocessed and filtered.
+
+        Returns:
+            The indices of these observations, [K].
         """
         _, masks = layout_of(self.observation_space).split(obs)
         return np.zeros(0, np.int64) if masks is None else self._mask_layout.rows_without_action(masks)
@@ -153,7 +164,7 @@ class Policy(ABC):
         return MaskLayout(self.action_space)
 
     def get_initial_state(self) -> list[NDArray[np.float32]]:
-        """Return the recurrent state of one row at an episode's start; empty without recurrence."""
+        """Return the recurrent state of one row at an episode's start: float32 [H] per component; may be empty."""
         return []
 
     def postprocess_trajectory(
@@ -163,15 +174,23 @@ class Policy(ABC):
 
         If rows in between were not recorded (``training_enabled: False`` in an info), the method is called separately
         for the rows before and after them.
+
+        Args:
+            batch: SampleBatch of the rows.
+            other_agent_batches: agent id -> (policy, batch) of the other agents in the episode; None for none.
+            episode: the MultiAgentEpisode.
         """
         return batch
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Return the weights by name; empty for a policy without any."""
+        """Return the weights by name, each of any shape; empty for a policy without any."""
         return {}
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Replace all weights together.
+
+        Args:
+            weights: name -> array of the same shape as in `get_weights`.
 
         Raises:
             PolicyError: when they don't fit; the old ones then stay in force. This base class has no weights and
@@ -185,36 +204,70 @@ class Policy(ABC):
         return {"weights": self.get_weights(), "global_timestep": self.global_timestep}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by `get_state`."""
+        """Restore a `state` that `get_state` returned."""
         self.set_weights(state["weights"])
         self.global_timestep = int(state["global_timestep"])
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Apply new global variables; `timestep` is the global timestep."""
+        """Apply new `global_vars`; the one named ``timestep`` is the global timestep, in env steps."""
         self.global_timestep = int(global_vars.get("timestep", self.global_timestep))
 
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the gradients of the loss on a batch, and figures about it."""
+        """Return the gradients of the loss on a batch, and figures about it.
+
+        Raises:
+            NotImplementedError: the policy doesn't implement it.
+        """
         raise NotImplementedError(f"{type(self).__name__} computes no gradients")
 
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
-        """Apply gradients, and return figures about the step."""
+        """Apply gradients, and return figures about the step.
+
+        Raises:
+            NotImplementedError: the policy doesn't implement it.
+        """
         raise NotImplementedError(f"{type(self).__name__} applies no gradients")
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
-        """Compute and apply gradients, and return figures about the step."""
+        """Compute and apply the gradients of a batch, and return figures about the step.
+
+        Raises:
+            NotImplementedError: the policy doesn't implement it.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 
     def export_model(self, export_dir: str) -> None:
-        """Write the model for use elsewhere."""
+        """Write the model for use elsewhere.
+
+        Args:
+            export_dir: directory to write to.
+
+        Raises:
+            NotImplementedError: the policy doesn't implement it.
+        """
         raise NotImplementedError(f"{type(self).__name__} exports no model")
 
     def export_checkpoint(self, export_dir: str, filename_prefix: str = "model") -> None:
-        """Write the weights for use elsewhere."""
+        """Write the weights for use elsewhere.
+
+        Args:
+            export_dir: directory to write to.
+            filename_prefix: beginning of the names of the files.
+
+        Raises:
+            NotImplementedError: the policy doesn't implement it.
+        """
         raise NotImplementedError(f"{type(self).__name__} exports no checkpoint")
 
     def import_model_from_h5(self, import_file: str) -> None:
-        """Read weights from a Keras h5 file."""
+        """Read weights from a Keras h5 file.
+
+        Args:
+            import_file: path of the file.
+
+        Raises:
+            NotImplementedError: the policy doesn't implement it.
+        """
         raise NotImplementedError(f"{type(self).__name__} imports no h5 file")
 
 

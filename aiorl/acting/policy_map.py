@@ -125,7 +125,11 @@ class PolicyMap(dict[str, Policy]):
         return policy_id
 
     def binding(self, get_worker: Callable[[], Any] = lambda: None) -> AgentBinding:
-        """Return an empty binding for one episode; ``get_worker`` returns the worker that samples it."""
+        """Return an empty binding of agents to policies for one episode.
+
+        Args:
+            get_worker: returns the worker that samples the episode.
+        """
         return AgentBinding(self, get_worker)
 
 

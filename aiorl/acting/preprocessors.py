@@ -47,7 +47,13 @@ class Preprocessor(ABC):
     is_identity = False
 
     def __init__(self, space: spaces.Space[Any], shape: tuple[int, ...], dtype: DTypeLike) -> None:
-        """Set the space, and shape and dtype of one model input."""
+        """Set the space, and shape and dtype of one model input.
+
+        Args:
+            space: the environment's space of one observation.
+            shape: shape of one model input.
+            dtype: float32 or uint8.
+        """
         self.space = space
         self.shape = shape
         self.dtype = np.dtype(dtype)
@@ -62,7 +68,7 @@ class Preprocessor(ABC):
         """
 
     def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
-        """Return model inputs ``[N, *shape]`` for N single observations of environments.
+        """Return model inputs ``[N, *shape]`` for N single ``observations`` of environments.
 
         Raises:
             BatchError: when one doesn't fit the space (also a ValueError).
@@ -120,7 +126,7 @@ class BoxPreprocessor(Preprocessor):
         self.is_identity = self._is_built_in and space.dtype == self.dtype and bool(space.shape)
 
     def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """See Preprocessor."""
+        """See `Preprocessor.transform`."""
         return obs.astype(self.dtype, copy=False).reshape(len(obs), *self.shape)
 
 
@@ -147,7 +153,7 @@ class OneHotPreprocessor(Preprocessor):
         self._offsets = np.cumsum(sizes.ravel()) - sizes.ravel()
 
     def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """See Preprocessor."""
+        """See `Preprocessor.transform`."""
         out = np.zeros((len(obs), *self.shape), np.float32)
         rows, index = np.arange(len(obs)), obs.astype(np.int64, copy=False) - self._low
         if index.ndim > 1:
@@ -186,7 +192,7 @@ class NestedPreprocessor(Preprocessor):
 
     @property
     def layout(self) -> ObsLayout:
-        """See Preprocessor."""
+        """See `Preprocessor.layout`."""
         return ObsLayout(self.shape, dict(self._named_shapes()) if self._is_built_in else {})
 
     def _named_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -197,13 +203,13 @@ class NestedPreprocessor(Preprocessor):
                 yield str(name), preprocessor.shape
 
     def transform(self, obs: Any) -> NDArray[Any]:
-        """See Preprocessor."""
+        """See `Preprocessor.transform`."""
         self._check_form(obs)
         batches = [preprocessor.transform(obs[name]) for name, preprocessor, _ in self._parts]
         return self._joined(batches)
 
     def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
-        """See Preprocessor."""
+        """See `Preprocessor.transform_rows`."""
         for obs in observations:
             self._check_form(obs)
         return self._joined(
@@ -250,12 +256,12 @@ class MaskedPreprocessor(Preprocessor):
 
     @property
     def layout(self) -> ObsLayout:
-        """See Preprocessor."""
+        """See `Preprocessor.layout`."""
         return self._layout
 
     @property
     def observation_space(self) -> spaces.Space[Any]:
-        """See Preprocessor."""
+        """See `Preprocessor.observation_space`."""
         inner = self._inner.observation_space
         if not isinstance(inner, spaces.Box):
             return _unbounded(self._layout, self.dtype)
@@ -266,11 +272,11 @@ class MaskedPreprocessor(Preprocessor):
         return LaidOutBox(low, high, self._layout, self.dtype)
 
     def transform(self, obs: Any) -> NDArray[Any]:
-        """See Preprocessor."""
+        """See `Preprocessor.transform`."""
         return self._joined(self._inner.transform(self._rest(obs)), self._masks.from_batch(obs[ACTION_MASK]))
 
     def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
-        """See Preprocessor."""
+        """See `Preprocessor.transform_rows`."""
         for obs in observations:
             if not isinstance(obs, Mapping) or obs.keys() != self._names:
                 raise BatchError("obs", f"observations of {self.space}", _form(obs))
@@ -327,7 +333,7 @@ class IdentityPreprocessor(Preprocessor):
         self.is_identity = self._is_built_in
 
     def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """See Preprocessor."""
+        """See `Preprocessor.transform`."""
         return obs
 
 

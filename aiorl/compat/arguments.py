@@ -37,7 +37,9 @@ def worker_settings(given: Mapping[str, Any]) -> WorkerSettings:
 
     Args:
         given: all arguments by name.
-    Returns: the settings.
+
+    Returns:
+        The settings.
 
     Raises:
         ConfigError: an argument is wrong or cannot be applied (also a ValueError).

@@ -68,7 +68,8 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCa
             ``result``, ``on_postprocess_traj`` gets ``episode``, ``agent_id``, ``pre_batch``, ``post_batch``
             and ``all_pre_batches``.
 
-    Returns: a subclass of DefaultCallbacks.
+    Returns:
+        A subclass of DefaultCallbacks.
 
     Raises:
         ConfigError: a name is unknown, or its value cannot be called with one argument.

@@ -130,7 +130,9 @@ def minibatch_sgd(
         sgd_minibatch_size: rows per minibatch; 0 is all rows.
         standardize_fields: columns to scale to mean 0 and standard deviation 1 first.
         rng: random generator that shuffles rows.
-    Returns: by policy id, means of the figures over the last pass's minibatches, nested like the figures.
+
+    Returns:
+        By policy id, means of the figures over the last pass's minibatches, nested like the figures.
     """
 
     def learn(policy_id: str, minibatch: SampleBatch) -> Mapping[str, Any]:

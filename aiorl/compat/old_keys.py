@@ -58,7 +58,7 @@ OLD_KEYS: dict[str, OldKey] = {
     "custom_resources_per_worker": OldKey(
         only=({},),
         refusal="custom_resources_per_worker must be empty: aiorl schedules no machines.",
-        hint="Start workers where the resources are: python -m aiorl.worker --connect tcp://HOST:PORT",
+        hint="Start workers where the resources are: aiorl worker --connect tcp://HOST:PORT",
     ),
     "collect_metrics_timeout": OldKey(),  # metrics come with the fragments
     "sampling": OldKey(

@@ -46,15 +46,17 @@ class EvaluatorInterface(ABC):
 
     @abstractmethod
     def sample(self) -> Batch:
-        """Return a batch of experience, sampled with the current weights."""
+        """Return a batch of experience ``[B, ...]``, sampled with the current weights."""
 
     @abstractmethod
     def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
         """Update the policies on a batch.
 
         Args:
-            samples: rows of one or several policies.
-        Returns: figures about the update.
+            samples: rows ``[B, ...]`` of one or several policies.
+
+        Returns:
+            Figures about the update.
         """
 
     @abstractmethod
@@ -62,8 +64,10 @@ class EvaluatorInterface(ABC):
         """Compute gradients on a batch.
 
         Args:
-            samples: rows of one or several policies.
-        Returns: the gradients, and figures about them with ``batch_count``.
+            samples: rows ``[B, ...]`` of one or several policies.
+
+        Returns:
+            The gradients, and figures about them with ``batch_count``.
         """
 
     @abstractmethod
@@ -72,7 +76,9 @@ class EvaluatorInterface(ABC):
 
         Args:
             gradients: gradients from ``compute_gradients``.
-        Returns: figures about the update.
+
+        Returns:
+            Figures about the update.
         """
 
     @abstractmethod
@@ -212,8 +218,49 @@ class RolloutWorker(Worker, EvaluatorInterface):
     ) -> None:
         """Build everything; an asynchronous sampler starts to sample.
 
-        docs/config.md explains the arguments that are also config keys, WorkerSettings the others. If the constructor
-        fails, it stops the parts that it has built.
+        Names and order of the arguments are RLlib's. Many of them are config keys too, which docs/config.md explains in
+        full. If the constructor fails, it stops the parts that it has built.
+
+        Args:
+            env_creator: function that makes an environment from an EnvContext; a name, see `aiorl.env.registry`; or a
+                class.
+            policy: a Policy class, or policy id -> (class, observation space, action space, config).
+            policy_mapping_fn: agent id -> policy id, called once per agent and episode; None = the default policy.
+            policies_to_train: ids of the policies that learn; None or empty = all.
+            tf_session_creator: ignored; TensorFlow 2 has no sessions.
+            rollout_fragment_length: env steps per environment in a batch.
+            batch_mode: "truncate_episodes", or "complete_episodes" for batches that end with an episode.
+            episode_horizon: env steps after which an episode ends; None = the environment's own limit.
+            preprocessor_pref: "deepmind" or "rllib", preprocessing of Atari frames.
+            sample_async: True samples continuously in the background.
+            compress_observations: True compresses observations row by row, "bulk" by whole columns.
+            num_envs: number of environments.
+            observation_fn: function that rewrites each environment's observations.
+            observation_filter: "NoFilter", "MeanStdFilter" or "ConcurrentMeanStdFilter".
+            clip_rewards: True clips rewards for learning to [-1, 1], a number x to [-x, x]; None does so only for
+                DeepMind-wrapped Atari.
+            clip_actions: True clips actions to their space before the environment receives them.
+            env_config: config of the environment.
+            model_config: settings of the policies' networks.
+            policy_config: base config of every policy; the policy's own config overrides it.
+            worker_index: index of the worker, 0 = local.
+            num_workers: number of remote workers.
+            monitor_path: directory for episode statistics and videos; None for none.
+            log_dir: the run's directory, for output; None for none.
+            log_level: level of the ``aiorl`` logger; None leaves it unchanged.
+            callbacks: class of the hooks; None for none.
+            input_creator: makes the InputReader from an IOContext; the default reads from the sampler.
+            input_evaluation: any of "is", "wis" and "simulation", ways to evaluate stored input.
+            output_creator: makes the OutputWriter from an IOContext; the default writes nothing.
+            remote_worker_envs: True runs each environment in its own process.
+            remote_env_batch_wait_ms: milliseconds that a poll of such environments waits for more of them.
+            soft_horizon: True ends episodes at the horizon without resetting the environment.
+            no_done_at_end: True never records done.
+            seed: seed of the environments and of all random draws; None is random.
+            extra_python_environs: environment variables to set in this process.
+            fake_sampler: True returns the first batch again and again.
+            max_env_restarts_per_hour: replacements of one environment's failed process per hour; with 0, each failure
+                is an error.
 
         Raises:
             ValueError: an argument is wrong or cannot be applied.
@@ -227,7 +274,12 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
     @classmethod
     def of(cls, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None) -> Self:
-        """Make a worker from settings instead of arguments, as runs do; see `Worker` for errors."""
+        """Make a worker from `settings` instead of arguments, as runs do.
+
+        Args:
+            settings: settings of the worker; see `Worker` for the errors that they can cause.
+            on_turn: called with the worker in each turn of its sampler; None for none.
+        """
         worker = cls.__new__(cls)
         worker._given, worker._ahead = {}, deque()
         Worker.__init__(worker, settings, on_turn=on_turn)
@@ -249,7 +301,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
         return SampleStream(self.sample, self._ahead)
 
     def sample_with_count(self) -> tuple[Batch, int]:
-        """Sample, and return the batch and its count."""
+        """Sample, and return the batch ``[B, ...]`` and its count of env steps."""
         batch = self.sample()
         return batch, batch.count
 
@@ -259,8 +311,10 @@ class RolloutWorker(Worker, EvaluatorInterface):
         """Compute gradients on a batch, without an update.
 
         Args:
-            samples: rows of the default policy, or of several policies; only trainable ones count.
-        Returns: gradients and figures with ``batch_count``; both are by policy id for a multi-agent batch.
+            samples: rows ``[B, ...]`` of the default policy, or of several policies; only trainable ones count.
+
+        Returns:
+            Gradients and figures with ``batch_count``; both are by policy id for a multi-agent batch.
 
         Raises:
             UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
@@ -273,7 +327,9 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
         Args:
             gradients: gradients by policy id; in any other form, those of the default policy.
-        Returns: figures of the update, by policy id if the gradients are.
+
+        Returns:
+            Figures of the update, by policy id if the gradients are.
 
         Raises:
             UnknownPolicyError: no policy has that id; no weights change then (also a KeyError).
@@ -285,8 +341,10 @@ class RolloutWorker(Worker, EvaluatorInterface):
         """Update policies on a batch.
 
         Args:
-            samples: rows of the default policy, or of several policies, of which the trainable ones learn.
-        Returns: figures of the update, by policy id for a multi-agent batch.
+            samples: rows ``[B, ...]`` of the default policy, or of several policies, of which the trainable ones learn.
+
+        Returns:
+            Figures of the update, by policy id for a multi-agent batch.
 
         Raises:
             UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
@@ -304,11 +362,13 @@ class RolloutWorker(Worker, EvaluatorInterface):
         """Sample, and let the policies learn in minibatches.
 
         Args:
-            expected_batch_size: count that the batch must have.
+            expected_batch_size: count that the batch must have, in env steps.
             num_sgd_iter: number of passes over the batch.
             sgd_minibatch_size: rows per minibatch; 0 is all rows.
             standardize_fields: columns to scale to mean 0 and standard deviation 1 first.
-        Returns: figures by policy id, as means over the last pass, and the batch's count.
+
+        Returns:
+            Figures by policy id, as means over the last pass, and the batch's count.
 
         Raises:
             AssertionError: the batch has another count.
@@ -334,7 +394,9 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
         Args:
             function: function that takes a policy and its id.
-        Returns: the results, in the order of ``policies_to_train``.
+
+        Returns:
+            The results, in the order of ``policies_to_train``.
         """
         return [function(self.policy_map[policy_id], policy_id) for policy_id in self.policies_to_train]
 
@@ -345,7 +407,9 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
         Args:
             flush_after: True clears the deltas of the worker's own filters after the copy.
-        Returns: filters by policy id.
+
+        Returns:
+            Filters by policy id.
         """
         with self._paused():
             copies = {policy_id: found.as_serializable() for policy_id, found in self.filters.items()}
@@ -456,7 +520,11 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
     @classmethod
     def as_remote(cls, *limits: Any, **named: Any) -> LauncherSpec:
-        """Return the limits of a worker of this class, for a launcher; the arguments are those of `LauncherSpec`.
+        """Return the limits of a worker of this class, for a launcher.
+
+        Args:
+            *limits: arguments of `LauncherSpec`.
+            **named: the same, by name.
 
         Raises:
             ConfigError: a limit is impossible (also a ValueError).

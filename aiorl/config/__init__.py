@@ -17,7 +17,7 @@ translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of `base`, updated by `extra` one level deep."""
+    """Return a deep copy of `base`, updated by `extra` one level deep: a sub-dict replaces the whole sub-dict."""
     return {**copied(base), **copied(extra)}
 
 

@@ -114,7 +114,8 @@ def main_module_name() -> str | None:
 def import_module(name: str) -> ModuleType:
     """Return a module, imported if necessary; the main script is never run a second time.
 
-    Raises: any error of its code.
+    Raises:
+        Exception: its code raised it.
     """
     if name in ("__main__", main_module_name()):
         return sys.modules["__main__"]
@@ -181,7 +182,8 @@ def import_object(path: str, *, key: str) -> Any:
         path: ``package.module:Name`` (the name can have dots) or ``this-program:Name``.
         key: dotted name of the setting, for errors.
 
-    Raises: ConfigError if the path has another form, the module can't be imported, or it has no such name.
+    Raises:
+        ConfigError: the path has another form, the module can't be imported, or it has no such name.
     """
     if is_local(path):
         return _local_object(path, key)
@@ -235,7 +237,9 @@ def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
     Args:
         paths: files and directories of the config.
         configs: its values, checked or not; a text in several of them is shown once.
-    Returns: lines of printable text; "" if all paths are the user's own, or if no code is named.
+
+    Returns:
+        Lines of printable text; "" if all paths are the user's own, or if no code is named.
     """
     others: dict[int, Path] = {}
     for path in paths:

@@ -60,7 +60,8 @@ class Parser(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """Return name -> value of the options given.
 
-        Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
+        Raises:
+            SystemExit: with status 0 after --help, and 2 after one sentence about wrong usage.
         """
         words = spelt(words)
         if {"-h", "--help"} & set(words):
@@ -83,8 +84,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def as_typed(text: str) -> str:
-    """Write `aiorl train` for `python -m aiorl.learner`, and so on, if the user typed `aiorl`."""
-    if os.path.basename(sys.argv[0]) != "aiorl":
+    """Write `aiorl train` for `python -m aiorl.learner`, and so on, unless the user started one of aiorl's modules."""
+    if os.path.abspath(sys.argv[0]).startswith(os.path.dirname(os.path.dirname(__file__)) + os.sep):
         return text
     return _COMMAND.sub(lambda found: f"aiorl {'train' if found[1] == 'learner' else found[1]}", text)
 
@@ -126,7 +127,9 @@ def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ct
     Args:
         do: command; returns its own exit status, or None for 0.
         interrupted: message after Ctrl-C.
-    Returns: 0 if done, 1 if it failed, 2 if the request was invalid, 130 after Ctrl-C.
+
+    Returns:
+        0 if done, 1 if it failed, 2 if the request was invalid, 130 after Ctrl-C.
     """
     try:
         status = do()
@@ -153,7 +156,8 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
         address: text of the user. HOST is a name, an IPv4 address, an IPv6 address in brackets, or *.
         key: name of the setting, for the error.
 
-    Returns: the host without brackets, and the port, at most MAX_PORT.
+    Returns:
+        The host without brackets, and the port, at most MAX_PORT.
 
     Raises:
         ConfigError: the address has another form (also a ValueError).
@@ -206,7 +210,7 @@ def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
             f"bind {address} can be reached from other hosts, so it needs keys.",
             key="bind",
             value=address,
-            hint="Make them with `python -m aiorl.keys DIR` and give --keys DIR, or give --insecure if you trust "
+            hint="Make them with `aiorl keys DIR` and give --keys DIR, or give --insecure if you trust "
             "everyone who can reach that address.",
         )
     return True

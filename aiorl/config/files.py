@@ -43,7 +43,8 @@ _MAX_HOLES = 16
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the keys that a YAML file sets, and the line of each dotted key.
 
-    Raises: ConfigError if the file can't be read, is not YAML, holds no mapping or sets a key twice.
+    Raises:
+        ConfigError: the file can't be read, is not YAML, holds no mapping or sets a key twice.
     """
     return parse_yaml(path, read_config_file(path))
 
@@ -51,7 +52,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 def parse_yaml(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the keys that a file's content sets, and the line of each dotted key.
 
-    Raises: ConfigError naming the file if it is not YAML, holds no mapping or sets a key twice.
+    Raises:
+        ConfigError: the file is not YAML, holds no mapping or sets a key twice; the error names it.
     """
     try:
         values, lines = _load(content.decode("utf-8"))
@@ -127,7 +129,8 @@ for _tag, _pattern, _first in (
 def _load(text: str) -> tuple[Any, dict[str, int]]:
     """Return a document's value (None if it is empty) and the line of each dotted key.
 
-    Raises: yaml.YAMLError if the text is not valid.
+    Raises:
+        yaml.YAMLError: the text is not valid.
     """
     lines: dict[str, int] = {}
     loader = _Loader(text)
@@ -182,8 +185,10 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
         path: path of the file; its parents can be links.
         max_bytes: limit of the size, checked before anything is read.
         follow: True if the file itself can be a symbolic link.
-    Raises: OSError, with a reason in plain words, if the file is missing, unreadable, not regular, too large, mostly
-        holes, or too large for the memory left (reading it takes twice its size).
+
+    Raises:
+        OSError: the file is missing, unreadable, not regular, too large, mostly holes, or too large for the memory left
+            (reading it takes twice its size); the reason is in plain words.
     """
     with open_regular(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
@@ -201,7 +206,9 @@ def open_regular(path: str | Path, *, follow: bool = False) -> BufferedReader:
     Args:
         path: path of the file.
         follow: True if it can be a symbolic link.
-    Raises: OSError, with a reason in plain words, if it is missing, unreadable or not regular.
+
+    Raises:
+        OSError: it is missing, unreadable or not regular; the reason is in plain words.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
@@ -248,7 +255,9 @@ def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: JSON c
     Args:
         content: the JSON.
         is_strict: refuse infinite numbers, NaN, and repeated names in an object.
-    Raises: ValueError if it is not JSON, or a limit or rule is broken.
+
+    Raises:
+        ValueError: it is not JSON, or a limit or rule is broken.
     """
     if parsed_bytes(content) > _MAX_PARSED_BYTES:
         raise ValueError("it holds too many values")

@@ -63,7 +63,10 @@ def key(
         where: processes that read it; keys that workers read belong in `WorkerConfig` and its groups.
         unit: unit of the value, such as "s" or "env steps"; empty if it has none.
         needs: key without which this one has no effect: while that is null, false or 0, this must keep its default.
-        constraints: pydantic's `ge`, `gt`, `le`, `lt`.
+        **constraints: pydantic's `ge`, `gt`, `le`, `lt`.
+
+    Returns:
+        The field.
     """
     facts: dict[str, Any] = {"group": group, "where": where, "unit": unit, "needs": needs} | constraints
     if isinstance(default, dict | list):
@@ -74,7 +77,16 @@ def key(
 
 
 def changed(config: type[BaseModel], name: str, default: Any) -> Any:
-    """Declare a key of `config` again with another default, for a subclass."""
+    """Declare a key again with another default, for a subclass.
+
+    Args:
+        config: class of the config that has the key.
+        name: name of the key.
+        default: the new default.
+
+    Returns:
+        The field, with the meaning and limits that the key has in `config`.
+    """
     field = config.model_fields[name]
     return key(default, field.description, **cast(dict[str, Any], field.json_schema_extra))
 
@@ -235,7 +247,7 @@ _MAX_BITS = 4096
 
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
-_ALL_KEYS = "`python -m aiorl.learner --help-config` lists all keys."
+_ALL_KEYS = "`aiorl train --help-config` lists all keys."
 
 
 Rule = tuple[bool, str, str, str]
@@ -258,7 +270,8 @@ def refuse(config: BaseModel, *rules: Rule, prefix: str = "") -> None:
 def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:
     """Refuse unknown keys, except in mappings with free contents (R167).
 
-    Raises: ConfigError with a hint that offers the nearest names.
+    Raises:
+        ConfigError: a key is unknown; the hint offers the nearest names.
     """
     for name, value in values.items():
         field = model.model_fields.get(name)
@@ -277,7 +290,8 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
 def check_values(values: object, name: str = "") -> None:
     """Refuse RLlib's `{grid_search: [...]}` and whole numbers too long to print, at any depth.
 
-    Raises: ConfigError naming the key.
+    Raises:
+        ConfigError: there is one; the error names it.
     """
     if isinstance(values, int) and values.bit_length() > _MAX_BITS:
         raise ConfigError(
@@ -298,7 +312,8 @@ def check_values(values: object, name: str = "") -> None:
 def check_extras(config: Any) -> None:
     """Refuse unknown keys of `model` for built-in networks, and warn about unused keys of `multiagent`.
 
-    Raises: ConfigError with a hint that offers the nearest names.
+    Raises:
+        ConfigError: a key is unknown; the hint offers the nearest names.
     """
     for extra in config.model.model_extra if config.model.custom_model is None else ():
         hint = _other_name(f"model.{extra}", type(config)) or nearest(extra, type(config.model).model_fields, count=2)

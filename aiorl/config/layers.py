@@ -90,7 +90,9 @@ def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = Fa
         path: path of the file.
         content: content of the file, if already read.
         is_record: True for the config of a run.
-    Raises: ConfigError if the file can't be read, is not YAML, holds no mapping or sets a key twice.
+
+    Raises:
+        ConfigError: the file can't be read, is not YAML, holds no mapping or sets a key twice.
     """
     values, lines = parse_yaml(path, read_config_file(path) if content is None else content)
     if is_rllib_file(values):
@@ -269,12 +271,13 @@ def render_presets() -> str:
 def named_preset(name: str) -> Preset:
     """Return the preset with a name.
 
-    Raises: ConfigError offering the nearest names.
+    Raises:
+        ConfigError: there is none; the error offers the nearest names.
     """
     if name not in preset_names():
         raise ConfigError(
             f"There is no preset {name!r}.{nearest(name, preset_names())}", key="preset", value=name,
-            hint="`python -m aiorl.learner --help-presets` lists all of them.",
+            hint="`aiorl train --help-presets` lists all of them.",
         )  # fmt: skip
     file = f"{name}.yaml"
     values, _ = parse_yaml(Path(file), (_PRESETS / file).read_bytes())
@@ -291,7 +294,8 @@ def find_preset(algo: str, env: str) -> Preset | None:
 def algo_of(layers: Sequence[Layer]) -> str:
     """Return the algorithm that layers of settings name, directly or through a preset; otherwise the default.
 
-    Raises: ConfigError if the preset doesn't exist.
+    Raises:
+        ConfigError: the preset doesn't exist.
     """
     values = merged(layers)
     if values.get("algo") is not None:
@@ -307,7 +311,9 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
         layers: layers of one config.
         algo: algorithm of the config.
         keys: all keys of the config; a layer that sets them all needs no preset, so the preset may be gone.
-    Raises: ConfigError if there is no such preset, or it is for another algorithm.
+
+    Raises:
+        ConfigError: there is no such preset, or it is for another algorithm.
     """
     values, name = merged(layers), _name_in(layers, keys)
     env = values.get("env")
@@ -319,7 +325,7 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
     elif found.algo != algo.lower():
         raise ConfigError(
             f"preset {name} is for {found.algo}, not for {algo}.", key="preset", value=name,
-            hint=f"Set algo: {found.algo}, or choose another preset: `python -m aiorl.learner --help-presets`.",
+            hint=f"Set algo: {found.algo}, or choose another preset: `aiorl train --help-presets`.",
         )  # fmt: skip
     elif env is not None and not found.suits(str(env)):
         _log.warning("preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env)
@@ -375,7 +381,8 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 def restore_withheld(values: dict[str, Any]) -> None:
     """Fill in the withheld values from the environment variables of this process.
 
-    Raises: ConfigError naming a variable that is not set here.
+    Raises:
+        ConfigError: a variable is not set here; the error names it.
     """
     for group in _ENVIRONS:
         variables = values.get(group)
@@ -410,7 +417,9 @@ def load_config(
         warn: function called with a warning about code that another user's config or file names (see `foreign_code`),
             before any of it is imported.
         env_hint: advice if there is no environment.
-    Raises: ConfigError naming file and line if a file is at fault.
+
+    Raises:
+        ConfigError: a setting is wrong; the error names file and line if a file is at fault.
     """
     overrides = dict(overrides or {})
     layers: list[Layer] = []
@@ -474,7 +483,8 @@ def render_effective(config: CommonConfig) -> str:
 def save_config(config: CommonConfig, run_dir: Path) -> Path:
     """Write the effective config to the run directory, for users and for `--resume`.
 
-    Raises: ConfigError if the file can't be written.
+    Raises:
+        ConfigError: the file can't be written.
     """
     path, temporary = run_dir / CONFIG_FILE, run_dir / f"{CONFIG_FILE}.tmp"
     try:

@@ -101,9 +101,10 @@ class ModelConfig(WorkerModelConfig):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the settings of one network, after checking them.
+        """Return the `settings` of one network, after checking them.
 
-        Raises: ConfigError naming the first key at fault.
+        Raises:
+            ConfigError: a value is wrong; the error names the first key at fault.
         """
         try:
             config = cls.model_validate(dict(settings))
@@ -120,7 +121,8 @@ class ModelConfig(WorkerModelConfig):
     def check(self) -> None:
         """Refuse values that contradict each other.
 
-        Raises: ConfigError naming the key to change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         refuse(
             self,
@@ -233,7 +235,7 @@ class CommonConfig(WorkerConfig):
     """Address that the learner listens on; port 0 picks a free port. Any address other than loopback requires keys or
     insecure."""
     keys: str | None = _hosts(None)
-    """Directory of CURVE keys, created by python -m aiorl.keys."""
+    """Directory of CURVE keys, created by aiorl keys."""
     insecure: bool = _hosts(False)
     """Run without keys: anyone who reaches the port can join; on loopback, any user of this host."""
     max_worker_restarts: int = _hosts(3, ge=0)
@@ -311,7 +313,13 @@ class CommonConfig(WorkerConfig):
     def __init__(self, *values: Any, **settings: Any) -> None:
         """Deep-update the algorithm's defaults by `settings` (a sub-dict merges), and check the result.
 
-        Raises: ConfigError, as `from_mapping`; TypeError if there are positional arguments.
+        Args:
+            *values: refused; all settings are keywords.
+            **settings: keys of the config.
+
+        Raises:
+            ConfigError: as in `from_mapping`.
+            TypeError: there are positional arguments.
         """
         if values:
             name = type(self).__name__
@@ -337,8 +345,12 @@ class CommonConfig(WorkerConfig):
         Args:
             values: settings of the user, nested like the config. Not modified.
             allow_unknown: drop unknown top-level keys instead of refusing them.
-        Returns: a config whose `model_fields_set` are the keys of `values`.
-        Raises: ConfigError on old keys that are gone, unknown keys, bad values, and values that contradict each other.
+
+        Returns:
+            A config whose `model_fields_set` are the keys of `values`.
+
+        Raises:
+            ConfigError: a key is unknown or gone, a value is wrong, or values contradict each other.
         """
         return cls.from_layers([Layer(values)], allow_unknown=allow_unknown)
 
@@ -349,7 +361,9 @@ class CommonConfig(WorkerConfig):
         Args:
             path: file of `key: value` lines, such as the config.yaml of a run.
             settings: keys that take precedence over the file.
-        Raises: ConfigError naming file and line.
+
+        Raises:
+            ConfigError: a setting is wrong; the error names file and line.
         """
         layers = [file_layer(Path(path)), Layer(settings)]
         with located(layers):
@@ -363,7 +377,9 @@ class CommonConfig(WorkerConfig):
         Args:
             layers: settings.
             allow_unknown: drop unknown top-level keys instead of refusing them.
-        Raises: ConfigError, as `from_mapping`, naming file and line if a file is at fault.
+
+        Raises:
+            ConfigError: as in `from_mapping`; the error names file and line if a file is at fault.
         """
         config = cls.__new__(cls)
         config._put_together(layers, allow_unknown=allow_unknown)
@@ -374,7 +390,11 @@ class CommonConfig(WorkerConfig):
 
         A preset in `changes` replaces the previous one; values that were set elsewhere still take precedence.
 
-        Raises: ConfigError, as `from_mapping`.
+        Args:
+            *changes: settings, nested like the config.
+
+        Raises:
+            ConfigError: as in `from_mapping`.
         """
         own, layers = self._origins.as_layer(self.to_dict()), list(map(Layer, changes))
         given = merged(layers)
@@ -438,14 +458,14 @@ class CommonConfig(WorkerConfig):
 
     @classmethod
     def learns_actions_of(cls, space: object) -> bool:
-        """Return whether the algorithm learns actions of a space, judged by the space's class and its bases."""
+        """Return whether the algorithm learns actions of a `space`, judged by the space's class and its bases."""
         kinds = {base.__name__ for base in type(space).__mro__}
         if "Box" in kinds and cast(Any, space).is_bounded():
             kinds.add("bounded Box")
         return cls.action_spaces is None or not kinds.isdisjoint(cls.action_spaces)
 
     def is_default(self, name: str) -> bool:
-        """Return whether a key has its default value."""
+        """Return whether the key `name` has its default value."""
         return bool(getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True))
 
     def refuse_unless(self, applies: bool, names: Iterable[str], needed: str, *, hint: str) -> None:
@@ -485,7 +505,8 @@ class CommonConfig(WorkerConfig):
     def build(self) -> AlgorithmTrainer:
         """Return a trainer with this config, which takes some seconds.
 
-        Raises: any error of the trainer's construction.
+        Raises:
+            AiorlError: the trainer can't be made; see `Trainer`.
         """
         trainer: AlgorithmTrainer = aiorl.config.build_trainer(self)
         return trainer
@@ -503,7 +524,8 @@ class CommonConfig(WorkerConfig):
     def check(self) -> None:
         """Refuse values that contradict each other; subclasses add their checks and call this one.
 
-        Raises: ConfigError naming the key to change.
+        Raises:
+            ConfigError: a value must change; the error names its key.
         """
         timeout_s, beat_s = self.transport.heartbeat_timeout_s, self.transport.heartbeat_interval_s
         has_epochs = self.input_epochs is not None
@@ -606,7 +628,8 @@ def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:
 def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -> Layer:
     """Return a layer with new names instead of old ones.
 
-    Raises: ConfigError on keys that are gone or unknown, and on values that no key can have.
+    Raises:
+        ConfigError: a key is gone or unknown, or no key can have a value.
     """
     with located([layer]):
         check_values(layer.values)

@@ -220,7 +220,7 @@ class WorkerConfig(BaseModel):
     input_epochs: int | None = _offline(None, unit="passes", ge=1)
     """Passes over stored experience before the run ends, each over all rows; null never ends."""
     input_hold_out: float = _offline(0.0, ge=0, lt=1)
-    """Fraction of stored episodes to leave out, the same in every run, for python -m aiorl.estimate --hold-out."""
+    """Fraction of stored episodes to leave out, the same in every run, for aiorl estimate --hold-out."""
     input_max_corrupt: int = _offline(100, unit="places", ge=0)
     """Unreadable places in files that one sampler can skip; another one ends the run."""
     output: Code | None = _offline(None)
@@ -255,7 +255,8 @@ class WorkerConfig(BaseModel):
 def check_evaluation_keys(changes: Mapping[str, Any]) -> None:
     """Refuse keys that workers don't have, and keys that an evaluation sets itself.
 
-    Raises: ConfigError naming the key.
+    Raises:
+        ConfigError: there is one; the error names it.
     """
     check_known(WorkerConfig, changes)
     for name in changes:
@@ -329,7 +330,9 @@ class WorkerPart(WorkerConfig):
             config: effective config.
             policies: policy id -> its part; None means the default policy alone, which computes and sends no columns.
             log_dir: the run's directory.
-        Raises: ConfigError if the config names no environment.
+
+        Raises:
+            ConfigError: the config names no environment.
         """
         own = {"policies": policies or {DEFAULT_POLICY_ID: PolicyPart()}, "log_dir": log_dir}
         return cls.from_dict(config.model_dump(include=set(WorkerConfig.model_fields)) | own)
@@ -338,7 +341,8 @@ class WorkerPart(WorkerConfig):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the part that came in a handshake, after checking it.
 
-        Raises: ConfigError naming the first key at fault.
+        Raises:
+            ConfigError: a value is wrong; the error names the first key at fault.
         """
         try:
             return cls.model_validate(dict(values))
@@ -348,7 +352,8 @@ class WorkerPart(WorkerConfig):
     def for_evaluation(self, changes: Mapping[str, Any]) -> Self:
         """Return this part with the settings of an evaluation deep-merged and checked.
 
-        Raises: ConfigError naming the first key that is at fault, or can't be set for an evaluation.
+        Raises:
+            ConfigError: a key is at fault, or can't be set for an evaluation; the error names the first one.
         """
         check_evaluation_keys(changes)
         return self.from_dict(deep_update(self.to_dict(), changes))

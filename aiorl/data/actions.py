@@ -39,8 +39,9 @@ class ActionLayout:
     def __init__(self, space: spaces.Space[Any]) -> None:
         """Lay out a space.
 
-        Raises: UnsupportedSpaceError for a component other than Box, Discrete, MultiBinary and MultiDiscrete,
-            or a Tuple or Dict without components.
+        Raises:
+            UnsupportedSpaceError: a component is not a Box, Discrete, MultiBinary or MultiDiscrete, or a Tuple or Dict
+                has no components.
         """
         self.space = space
         self.is_nested = isinstance(space, spaces.Tuple | spaces.Dict)
@@ -69,8 +70,12 @@ class ActionLayout:
             actions: array ``[N, ...]``; for a nested space either ``[N, A]``, already in column form, or one batch for
                 each component, nested like the space. The batches in a list must be arrays, because lists or tuples
                 could also be rows.
-        Returns: ``[N, *shape]`` in `dtype`; the same array if it has this form already.
-        Raises: BatchError if the batches don't fit the space, or fractions are given for whole numbers.
+
+        Returns:
+            ``[N, *shape]`` in `dtype`; the same array if it has this form already.
+
+        Raises:
+            BatchError: the batches don't fit the space, or fractions are given for whole numbers.
         """
         if self.is_nested and not isinstance(actions, np.ndarray):
             if _is_row_wise(self.space, actions):
@@ -98,7 +103,8 @@ class ActionLayout:
     def to_row(self, action: Any) -> Array:
         """Convert one action from the form of an environment to column form: ``[*shape]``.
 
-        Raises: BatchError if it doesn't fit the space.
+        Raises:
+            BatchError: it doesn't fit the space.
         """
         if not self.is_nested:
             row = np.asarray(action)
@@ -117,7 +123,9 @@ class ActionLayout:
 
         Args:
             column: ``[..., *shape]``.
-        Returns: a new array, or the same one if there are no bounds.
+
+        Returns:
+            A new array, or the same one if there are no bounds.
         """
         if self._bounds is None:
             return column
@@ -127,7 +135,8 @@ class ActionLayout:
     def to_env(self, column: Array) -> list[Any]:
         """Convert the N actions of ``[N, *shape]`` to the form of environments.
 
-        Returns: ints for Discrete, separate arrays for other simple spaces; for a Tuple a list of components for each
+        Returns:
+            Ints for Discrete, separate arrays for other simple spaces; for a Tuple a list of components for each
             row, for a Dict a dict for each row.
         """
         if not self.is_nested:
@@ -138,7 +147,8 @@ class ActionLayout:
     def to_components(self, column: Array) -> Any:
         """Return one batch ``[N, ...]`` for each component, nested like the space; `to_column` is the inverse.
 
-        Returns: a tuple for a Tuple, a dict for a Dict, the column itself for a simple space.
+        Returns:
+            A tuple for a Tuple, a dict for a Dict, the column itself for a simple space.
         """
         return _nested(self.space, iter(self.split(column)))
 
@@ -166,7 +176,8 @@ class ActionLayout:
 def leaf_spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
     """Yield the components of a space that are arrays, depth first.
 
-    Raises: UnsupportedSpaceError for any other kind, or a Tuple or Dict without components.
+    Raises:
+        UnsupportedSpaceError: the space is of another kind, or a Tuple or Dict without components.
     """
     match space:
         case spaces.Box() | spaces.Discrete() | spaces.MultiBinary() | spaces.MultiDiscrete():
@@ -189,7 +200,8 @@ def _is_whole(leaf: spaces.Space[Any]) -> bool:
 def _cast(values: Any, space: spaces.Space[Any], dtype: np.dtype[Any] | None = None) -> Array:
     """Convert numbers to a space's dtype, or to the one given, without changing whole numbers.
 
-    Raises: BatchError if the dtype cannot represent them, such as 0.7 or NaN in a space of whole numbers.
+    Raises:
+        BatchError: the dtype cannot represent them, such as 0.7 or NaN in a space of whole numbers.
     """
     given, dtype = np.asarray(values), np.dtype(space.dtype) if dtype is None else dtype
     if given.dtype == dtype:

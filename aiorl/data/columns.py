@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from aiorl.errors import BatchError
 
 DEFAULT_POLICY_ID = "default_policy"
+"""Id of the only policy, unless policies are configured."""
 DEFAULT_AGENT_ID = "agent0"
+"""Id of the only agent of a single-agent environment."""
 
 OBS = "obs"
 """Filtered, preprocessed observation for which the action was chosen."""
@@ -30,7 +32,9 @@ SCALED_REWARDS = "scaled_rewards"
 """float32: reward for learning, if ``normalize_rewards`` is set. It is sent to the learner under the name of REWARDS,
 unless the sample plan asks for both."""
 PREV_ACTIONS = "prev_actions"
+"""Action of the step before; zeros at an episode's start."""
 PREV_REWARDS = "prev_rewards"
+"""float32: reward of the step before; 0 at an episode's start."""
 TERMINATEDS = "terminateds"
 """bool: the episode ended in a terminal state; the value target does not bootstrap."""
 TRUNCATEDS = "truncateds"
@@ -38,9 +42,11 @@ TRUNCATEDS = "truncateds"
 DONES = "dones"
 """bool: ``terminateds | truncateds``."""
 INFOS = "infos"
+"""object: info dict of the step. Not sent."""
 EPS_ID = "eps_id"
 """int64: constant within an episode, different between episodes of a worker."""
 AGENT_INDEX = "agent_index"
+"""int64: number of the agent in its episode, in order of appearance, from 0."""
 T = "t"
 """int32: step within the episode, from 0."""
 ACTION_LOGP = "action_logp"
@@ -52,7 +58,9 @@ ACTION_VALUES = "action_values"
 VF_PREDS = "vf_preds"
 """float32: behaviour policy's value of the observation."""
 ADVANTAGES = "advantages"
+"""float32: advantage of the action over the policy's average behaviour."""
 VALUE_TARGETS = "value_targets"
+"""float32: return that the value function should predict."""
 N_STEP_RETURNS = "n_step_returns"
 """float32: discounted sum of the rewards of this row and the following ones, ``n_steps`` in all."""
 DISCOUNTS = "discounts"
@@ -94,7 +102,9 @@ def state_out(index: int) -> str:
 
 
 Array = NDArray[Any]
+"""Column of any dtype and shape."""
 Dtype = Literal["float32", "int32", "uint8"]
+"""Dtype of a column in an update."""
 Piece = tuple[str, int, Array]
 """Name of an array, index of the first row in a piece of it, and the rows of the piece."""
 
@@ -158,7 +168,8 @@ def is_gradient(columns: Mapping[str, NDArray[Any]]) -> bool:
 def num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
     """Return the number of transitions in a gradient.
 
-    Raises: BatchError if it is not from 1 to 2**24.
+    Raises:
+        BatchError: it is not from 1 to 2**24.
     """
     found = columns.get(NUM_ROWS)
     if found is None or found.shape != (1,) or found.dtype != np.int32 or not 1 <= found[0] <= _MAX_ROWS:

@@ -22,7 +22,12 @@ from aiorl.errors import BatchError
 
 
 class PolicyGraph(TypedDict):
-    """Exported acting graph and its description, see `aiorl.acting.acting_graph.ActingSpec.to_dict`."""
+    """Exported acting graph and its description.
+
+    Attributes:
+        graph: the graph, as bytes of ONNX or TensorFlow.
+        spec: its description, see `aiorl.acting.acting_graph.ActingSpec.to_dict`.
+    """
 
     graph: bytes
     spec: dict[str, Any]
@@ -91,6 +96,10 @@ class Fragment:
 
     def __init__(self, columns: Mapping[str, Array], extras: Mapping[str, Array] | None = None) -> None:
         """Store the arrays without copying them.
+
+        Args:
+            columns: name -> column ``[T, N, ...]``.
+            extras: name -> array of another shape, see above.
 
         Raises:
             BatchError: there are no columns, or their leading ``[T, N]`` dimensions differ.
@@ -223,7 +232,9 @@ def check_fragment(
         columns: columns of rows, or of sequences according to their names; other columns of the fragment are ignored.
         arrays: arrays of the fragment by name.
         is_finite: refuse numbers that are not finite or too large.
-    Returns: T and N.
+
+    Returns:
+        T and N.
 
     Raises:
         BatchError: a column is missing, has another shape or dtype, or holds numbers that are refused.

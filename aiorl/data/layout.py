@@ -73,7 +73,9 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
             ``new_obs`` or the states.
         plan: names of the columns to return.
         length: L, rows of a sequence.
-    Returns: the plan's columns [L, S, ...]; VALID [L, S] bool; if the plan has them, LAST_OBS [S, ...], the observation
+
+    Returns:
+        The plan's columns [L, S, ...]; VALID [L, S] bool; if the plan has them, LAST_OBS [S, ...], the observation
         after the last valid row, and ``state_in_i`` [S, H], the state before the first row; or [S, C, H], the states
         before every ``state_every``-th row, zeros where there is no row.
 

@@ -33,6 +33,10 @@ class SampleBatch(MutableMapping[str, Array]):
     def __init__(self, columns: Mapping[str, ArrayLike] | None = None, **more: ArrayLike) -> None:
         """Store the columns without copying arrays.
 
+        Args:
+            columns: name -> column ``[B, ...]``, of any dtype.
+            **more: further columns ``[B, ...]``, by name.
+
         Raises:
             BatchError: columns have different lengths, or a column is a scalar.
         """
@@ -78,11 +82,11 @@ class SampleBatch(MutableMapping[str, Array]):
         return self._columns.keys()
 
     def items(self) -> ItemsView[str, Array]:
-        """Return the names and columns."""
+        """Return the names and columns ``[B, ...]``."""
         return {name: _array(column) for name, column in self._columns.items()}.items()
 
     def columns(self, names: Iterable[str]) -> list[Array]:
-        """Return the named columns, in the order of the names."""
+        """Return the columns ``[B, ...]`` with these names, in the order of the names."""
         return [self[name] for name in names]
 
     @property
@@ -115,7 +119,8 @@ class SampleBatch(MutableMapping[str, Array]):
                 compresses the whole column.
             columns: names of the columns.
 
-        Raises: ValueError for another mode.
+        Raises:
+            ValueError: the mode is another one.
         """
         if mode not in ("rows", "bulk"):
             raise ValueError(f"mode of compression is {mode!r}, expected 'rows' or 'bulk'")
@@ -131,7 +136,7 @@ class SampleBatch(MutableMapping[str, Array]):
 
     @staticmethod
     def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
-        """Concatenate batches, like `concat`; users of RLlib know this name."""
+        """Concatenate batches; see `SampleBatch.concat`. Users of RLlib know this name."""
         return SampleBatch.concat(batches)
 
     @staticmethod
@@ -166,20 +171,28 @@ class SampleBatch(MutableMapping[str, Array]):
         return batch
 
     def slice(self, start: int, end: int) -> SampleBatch:
-        """Return rows ``start`` to ``end`` (exclusive) as views."""
+        """Return the rows from ``start`` up to but not including ``end``, as views."""
         return self.take(slice(start, end))
 
     def take(self, index: NDArray[Any] | RowSlice) -> SampleBatch:
-        """Return the rows at integer positions or of a boolean mask, copied; views for a slice."""
+        """Return a selection of the rows.
+
+        Args:
+            index: integer positions ``[K]`` or a boolean mask ``[B]``, which copy rows; or a slice, which makes views.
+        """
         columns = self._columns.items()
         return SampleBatch._of({n: col.take(index) if _is_by_row(col) else _array(col)[index] for n, col in columns})
 
     def shuffled(self, rng: np.random.Generator) -> SampleBatch:
-        """Return the same rows in random order."""
+        """Return the same rows in a random order, which ``rng`` determines."""
         return self.take(rng.permutation(self.count))
 
     def shuffle(self, rng: np.random.Generator | None = None) -> None:
-        """Shuffle the rows in place; without a generator, with a new one."""
+        """Shuffle the rows in place.
+
+        Args:
+            rng: generator of the order; None takes a new one.
+        """
         self._columns = self.shuffled(rng or np.random.default_rng())._columns
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -250,7 +263,14 @@ class PackedColumn:
     __slots__ = ("blobs", "by_row", "dtype", "shape")
 
     def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], blobs: Iterable[bytes], *, by_row: bool) -> None:
-        """Store the compressed form."""
+        """Store the compressed form.
+
+        Args:
+            dtype: dtype of the array.
+            shape: shape of the array.
+            blobs: compressed blocks.
+            by_row: True if each row is its own block.
+        """
         self.dtype = dtype
         self.shape = shape
         self.blobs = tuple(blobs)
@@ -306,7 +326,12 @@ class MultiAgentBatch:
     """
 
     def __init__(self, policy_batches: Mapping[str, SampleBatch], count: int) -> None:
-        """Store the batches without copying them."""
+        """Store the batches without copying them.
+
+        Args:
+            policy_batches: policy id -> its rows.
+            count: number of environment steps (not rows).
+        """
         self.policy_batches = dict(policy_batches)
         self.count = int(count)
 
@@ -320,7 +345,7 @@ class MultiAgentBatch:
         return sum(batch.count for batch in self.policy_batches.values())
 
     def compress(self, mode: Literal["rows", "bulk"] = "rows", columns: Collection[str] = (OBS, NEW_OBS)) -> None:
-        """Compress columns of every policy's batch in place; see `SampleBatch.compress`."""
+        """Compress columns of every policy's batch in place; see `SampleBatch.compress` for the arguments."""
         for batch in self.policy_batches.values():
             batch.compress(mode, columns)
 
@@ -331,12 +356,12 @@ class MultiAgentBatch:
 
     @staticmethod
     def concat_samples(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
-        """Concatenate batches, like `concat`; users of RLlib know this name."""
+        """Concatenate batches; see `MultiAgentBatch.concat`. Users of RLlib know this name."""
         return MultiAgentBatch.concat(batches)
 
     @staticmethod
     def concat(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
-        """Concatenate the rows of each policy in the order given, and add up the counts."""
+        """Concatenate the rows of each policy in the order of the `batches`, and add up the counts."""
         by_policy: dict[str, list[SampleBatch]] = {}
         for batch in batches:
             for policy_id, rows in batch.policy_batches.items():
@@ -349,6 +374,10 @@ class MultiAgentBatch:
         """Return a plain batch, with ``env_steps`` set, for at most the default policy; otherwise a MultiAgentBatch.
 
         With several policies, the type must not depend on which of them have rows: create a MultiAgentBatch instead.
+
+        Args:
+            policy_batches: policy id -> its rows.
+            count: number of environment steps behind the rows.
         """
         if policy_batches.keys() <= {DEFAULT_POLICY_ID}:
             plain = policy_batches.get(DEFAULT_POLICY_ID, SampleBatch())

@@ -34,8 +34,8 @@ KINDS = (*SIMPLE_KINDS, "Tuple", "Dict")
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
     """Return a space as strings, numbers and lists.
 
-    Raises: UnsupportedSpaceError for a kind of space other than Box, Discrete, MultiBinary, MultiDiscrete,
-        Tuple and Dict.
+    Raises:
+        UnsupportedSpaceError: the space is not a Box, Discrete, MultiBinary, MultiDiscrete, Tuple or Dict.
     """
     match space:
         case spaces.Box():
@@ -77,7 +77,8 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
 def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
     """Return the space of a description by `space_to_dict`.
 
-    Raises: ConfigError if the description is damaged, or larger than MAX_SPACE_ELEMENTS.
+    Raises:
+        ConfigError: the description is damaged, or larger than MAX_SPACE_ELEMENTS.
     """
     return _space_from_dict(data, 0, _Room())
 

@@ -40,7 +40,12 @@ ASYNC_RESET_RETURN: Final = "async_reset_return"
 
 
 class FinishedGame(NamedTuple):
-    """Real game that ended; episodes can be shorter, for example one per life."""
+    """Real game that ended; episodes can be shorter, for example one per life.
+
+    Attributes:
+        reward: sum of its rewards.
+        length: its length in steps.
+    """
 
     reward: float
     length: int
@@ -139,8 +144,11 @@ class BaseEnv(ABC):
     def try_reset(self, env_id: Any) -> dict[Any, Any] | str | None:
         """Begin a new episode in one environment.
 
+        Args:
+            env_id: id of the environment.
+
         Returns:
-            observations by agent; None if environments of this kind cannot be reset; ASYNC_RESET_RETURN if the
+            Observations by agent; None if environments of this kind cannot be reset; ASYNC_RESET_RETURN if the
             observations arrive with a later poll.
         """
         return None
@@ -173,7 +181,7 @@ class BaseEnv(ABC):
         return None
 
     def place_of(self, env_id: Any) -> tuple[str, int]:
-        """Return an environment's name and the index of its copy, for messages."""
+        """Return the name of the environment with this ``env_id``, and the index of its copy, for messages."""
         if type(env_id) is int:
             return getattr(self, "_env_id", "") or type(self).__name__, env_id
         return str(env_id), 0

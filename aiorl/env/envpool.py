@@ -151,7 +151,7 @@ class EnvPoolEnv(NativeVectorEnv):
         super().__init__(pool, env_id=env_id, max_episode_steps=int(pool.config["max_episode_steps"]))
 
     def limit_episodes(self, horizon: int | None) -> None:
-        """See LockstepEnv."""
+        """See `LockstepEnv.limit_episodes`."""
         super().limit_episodes(horizon)
         self._pool.settings["max_episode_steps"] = self.max_episode_steps
 
@@ -227,7 +227,7 @@ class AsyncEnvPoolEnv(BaseEnv):
         return ASYNC_RESET_RETURN
 
     def get_unwrapped(self) -> list[Any]:
-        """See BaseEnv."""
+        """See `BaseEnv.get_unwrapped`."""
         return self._pool.objects
 
     def stop(self) -> None:

@@ -40,6 +40,9 @@ class _ClientDriven:
     """Base of both forms: the thread that runs ``run``, and the episodes.
 
     Attributes:
+        action_space: space of an agent's actions, or a dict by agent id.
+        observation_space: space of an agent's observations, or a dict by agent id.
+        error: exception that ended ``run``; None if there was none.
         action_timeout_s: longest wait for an action, seconds; subclasses can set it.
         idle_timeout_s: after this many seconds of silence from its client, an episode is closed as truncated; None for
             never. Until then the episode of a lost client counts towards ``max_concurrent``: set a timeout if clients
@@ -50,6 +53,13 @@ class _ClientDriven:
     idle_timeout_s: float | None = None
 
     def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int = 100) -> None:
+        """Store the spaces.
+
+        Args:
+            action_space: space of the actions.
+            observation_space: space of the observations.
+            max_concurrent: maximum number of unfinished episodes.
+        """
         self.action_space = action_space
         self.observation_space = observation_space
         self.error: BaseException | None = None
@@ -85,7 +95,11 @@ class _ClientDriven:
         return self._thread.is_alive()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for ``run`` to end; return immediately if it was never started."""
+        """Wait for ``run`` to end; return immediately if it was never started.
+
+        Args:
+            timeout_s: longest wait in seconds; None waits without limit.
+        """
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
@@ -105,7 +119,9 @@ class _ClientDriven:
             episode_id: an id of your own: a string, a number or any other hashable value; None generates a string. The
                 ids of the last 65,536 completed episodes are refused; older ones are forgotten.
             training_enabled: False counts the episode in the metrics, but makes no rows of it.
-        Returns: the id, to pass to all other methods.
+
+        Returns:
+            The id, to pass to all other methods.
 
         Raises:
             ClosedEpisodeError: the id is already in use or was used before (a ValueError).
@@ -199,6 +215,10 @@ class ExternalEnv(_ClientDriven):
     def get_action(self, episode_id: Any, observation: Any) -> Any:
         """Return the policy's action for an observation.
 
+        Args:
+            episode_id: id that ``start_episode`` returned.
+            observation: observation in the form of the observation space.
+
         Raises:
             BadObservationError: the observation does not fit the space, or is not finite (a ValueError). It was not
                 published, and the episode continues.
@@ -216,15 +236,28 @@ class ExternalEnv(_ClientDriven):
         would have taken. Losses with importance ratios learn wrongly from such rows. Start those episodes with
         ``training_enabled=False``, or use an algorithm that needs no ``action_logp``.
 
+        Args:
+            episode_id: id that ``start_episode`` returned.
+            observation: observation in the form of the observation space.
+            action: action taken, in the form of the action space.
+
         Raises:
             EnvContractError: the action does not fit the space: its shape or dtype differs, it is outside a discrete
                 space, or it is not finite (a ValueError). It was not published, and the episode continues.
-            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: see ``get_action``.
+            BadObservationError: as in ``get_action``.
+            ClosedEpisodeError: as in ``get_action``.
+            EpisodeTimeout: as in ``get_action``.
+            SamplerDied: as in ``get_action``.
         """
         self._ask(episode_id, {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: action})
 
     def log_returns(self, episode_id: Any, reward: float, info: dict[str, Any] | None = None) -> None:
-        """Add to the reward of the last action; an info stays in force until it is replaced.
+        """Add to the reward of the last action.
+
+        Args:
+            episode_id: id that ``start_episode`` returned.
+            reward: number to add.
+            info: info dict, which stays in force until it is replaced; None for no change.
 
         Raises:
             BadRewardError: the reward is not a finite number (a ValueError); it was not added.
@@ -236,8 +269,12 @@ class ExternalEnv(_ClientDriven):
     def end_episode(self, episode_id: Any, observation: Any) -> None:
         """End an episode with its final observation.
 
+        Args:
+            episode_id: id that ``start_episode`` returned.
+            observation: observation after the last action.
+
         Raises:
-            BadObservationError: see ``get_action``; the episode does not end.
+            BadObservationError: as in ``get_action``; the episode does not end.
             ClosedEpisodeError: the episode is unknown or finished.
         """
         self._check(episode_id, {DEFAULT_AGENT_ID: observation})
@@ -251,8 +288,8 @@ class ExternalMultiAgentEnv(_ClientDriven):
         """Store the spaces.
 
         Args:
-            action_space: space of every agent, or a dict by agent id.
-            observation_space: likewise.
+            action_space: action space of every agent, or a dict by agent id.
+            observation_space: observation space of every agent, or a dict by agent id.
             max_concurrent: maximum number of unfinished episodes.
 
         Raises:
@@ -265,24 +302,40 @@ class ExternalMultiAgentEnv(_ClientDriven):
                 raise ConfigError(f"action and observation spaces must have the same agents; only one has: {unpaired}.")
 
     def get_action(self, episode_id: Any, observation_dict: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return the policies' actions by agent; see ``ExternalEnv.get_action``.
+        """Return the policies' actions by agent.
+
+        Args:
+            episode_id: id that ``start_episode`` returned.
+            observation_dict: agent id -> observation.
 
         Raises:
             EnvContractError: the observations are not a dict, or have an agent without a space or one that was done
                 before (a ValueError). They were not published, and the episode continues.
-            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: see there.
+            BadObservationError: as in ``ExternalEnv.get_action``.
+            ClosedEpisodeError: as in ``ExternalEnv.get_action``.
+            EpisodeTimeout: as in ``ExternalEnv.get_action``.
+            SamplerDied: as in ``ExternalEnv.get_action``.
         """
         return dict(self._ask(episode_id, observation_dict))
 
     def log_action(self, episode_id: Any, observation_dict: Mapping[Any, Any], action_dict: Mapping[Any, Any]) -> None:
-        """Report actions that were taken; see ``ExternalEnv.log_action``.
+        """Report actions that were taken, regardless of the policies.
 
-        Observed agents without a reported action act by their policies.
+        Observed agents without a reported action act by their policies. Losses with importance ratios learn wrongly
+        from reported actions, as in ``ExternalEnv.log_action``.
+
+        Args:
+            episode_id: id that ``start_episode`` returned.
+            observation_dict: agent id -> observation.
+            action_dict: agent id -> action taken.
 
         Raises:
             EnvContractError: an action does not fit its agent's space, its agent is not observed, or the observations
                 are wrong as in ``get_action`` (a ValueError). Nothing was published; the episode continues.
-            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: see ``ExternalEnv.get_action``.
+            BadObservationError: as in ``ExternalEnv.get_action``.
+            ClosedEpisodeError: as in ``ExternalEnv.get_action``.
+            EpisodeTimeout: as in ``ExternalEnv.get_action``.
+            SamplerDied: as in ``ExternalEnv.get_action``.
         """
         self._ask(episode_id, observation_dict, action_dict)
 
@@ -293,7 +346,13 @@ class ExternalMultiAgentEnv(_ClientDriven):
         info_dict: Mapping[Any, dict[str, Any]] | None = None,
         multiagent_done_dict: Mapping[Any, bool] | None = None,
     ) -> None:
-        """Add to the agents' rewards; an agent's done flag applies to its next observation, which is its last.
+        """Add to the rewards of the agents' last actions.
+
+        Args:
+            episode_id: id that ``start_episode`` returned.
+            reward_dict: agent id -> number to add.
+            info_dict: agent id -> info dict; None for no change.
+            multiagent_done_dict: agent id -> True if the agent's next observation is its last.
 
         Raises:
             BadRewardError: a reward is not a finite number (a ValueError); no reward was added.
@@ -311,10 +370,15 @@ class ExternalMultiAgentEnv(_ClientDriven):
     def end_episode(self, episode_id: Any, observation_dict: Mapping[Any, Any]) -> None:
         """End an episode with the final observations of the agents still alive.
 
+        Args:
+            episode_id: id that ``start_episode`` returned.
+            observation_dict: agent id -> observation after its last action.
+
         Raises:
             EnvContractError: an agent that acted and is not done has no final observation, or the observations are
                 wrong as in ``get_action`` (a ValueError). The episode does not end.
-            BadObservationError, ClosedEpisodeError: see ``ExternalEnv.get_action``.
+            BadObservationError: as in ``ExternalEnv.get_action``; the episode does not end.
+            ClosedEpisodeError: the episode is unknown or finished.
         """
         self._check(episode_id, observation_dict)
         self._episodes.end(episode_id, observation_dict)
@@ -369,7 +433,7 @@ class ExternalBaseEnv(BaseEnv):
         self.env._episodes.answer(action_dict)
 
     def place_of(self, env_id: Any) -> tuple[str, int]:
-        """See BaseEnv; an episode is not a copy, so its index is 0."""
+        """See `BaseEnv.place_of`; an episode is not a copy, so its index is 0."""
         return f"episode {env_id!r} of {type(self.env).__name__}", 0
 
     def interrupt(self) -> None:

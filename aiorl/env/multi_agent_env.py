@@ -25,9 +25,9 @@ class MultiAgentEnv(ABC):
 
     Attributes:
         observation_space: space of one agent, if all have the same; else None.
-        action_space: likewise.
-        observation_spaces: spaces by agent id if they are known; else None.
-        action_spaces: likewise.
+        action_space: space of one agent's actions, if all have the same; else None.
+        observation_spaces: observation spaces by agent id if they are known; else None.
+        action_spaces: action spaces by agent id if they are known; else None.
     """
 
     observation_space: Any = None
@@ -39,8 +39,12 @@ class MultiAgentEnv(ABC):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begin an episode.
 
+        Args:
+            seed: seed of the environment's random numbers; None continues with its random state.
+            options: options of your own; samplers pass none.
+
         Returns:
-            observations and infos, both by agent; or only the observations.
+            Observations and infos, both by agent; or only the observations.
         """
 
     @abstractmethod
@@ -49,7 +53,9 @@ class MultiAgentEnv(ABC):
 
         Args:
             action_dict: one action per agent that was observed last and is not done.
-        Returns: observations, rewards, terminateds, truncateds and infos by agent, where both flags also have the key
+
+        Returns:
+            Observations, rewards, terminateds, truncateds and infos by agent, where both flags also have the key
             ``"__all__"``; or, in the old form, observations, rewards, dones and infos.
         """
 

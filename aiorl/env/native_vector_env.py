@@ -236,7 +236,7 @@ class LockstepBaseEnv(SteppedBaseEnv):
         return ASYNC_RESET_RETURN if env_id in self._resetting else None
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv:
-        """See BaseEnv."""
+        """See `BaseEnv.in_lockstep`."""
         self.lockstep_env.limit_episodes(horizon)
         return self.lockstep_env
 
@@ -245,7 +245,7 @@ class LockstepBaseEnv(SteppedBaseEnv):
         return self.lockstep_env.unwrapped
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """See BaseEnv."""
+        """See `BaseEnv.take_finished_games`."""
         return self.lockstep_env.take_finished_games()
 
     def stop(self) -> None:

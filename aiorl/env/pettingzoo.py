@@ -107,12 +107,12 @@ class ParallelEnv(_PettingZooEnv):
     """Parallel environment: all agents act at the same time."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """See MultiAgentEnv."""
+        """See `MultiAgentEnv.reset`."""
         obs, infos = self.env.reset(seed=seed, options=options)
         return {agent: self._shown(agent, own, infos.get(agent)) for agent, own in obs.items()}, infos
 
     def step(self, action_dict: AgentDict) -> Results:
-        """See MultiAgentEnv."""
+        """See `MultiAgentEnv.step`."""
         obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
         # Some environments keep listing agents that have been cut off.
         over = all(terminateds.get(agent) or truncateds.get(agent) for agent in self.env.agents)

@@ -76,7 +76,15 @@ class EnvContext(dict[str, Any]):
         remote: bool = False,
         num_envs: int = 1,
     ) -> None:
-        """Copy the config, including nested dicts and lists, and store the place."""
+        """Copy the config, including nested dicts and lists, and store the place.
+
+        Args:
+            env_config: the environment's config; None is an empty one.
+            worker_index: slot of the worker, 0 = local.
+            vector_index: index of the copy in that worker, from 0.
+            remote: True if the copy lives in its own process.
+            num_envs: number of copies that the worker needs.
+        """
         super().__init__(copied(env_config or {}))
         self.worker_index = worker_index
         self.vector_index = vector_index
@@ -84,7 +92,12 @@ class EnvContext(dict[str, Any]):
         self.num_envs = num_envs
 
     def copy_with_overrides(self, env_config: Mapping[str, Any] | None = None, **place: Any) -> EnvContext:
-        """Return a copy with another config or place (``vector_index=1``); omitted or None values are inherited."""
+        """Return a copy with another config or place; omitted and None values are inherited.
+
+        Args:
+            env_config: config of the copy.
+            **place: attributes of the copy, such as ``vector_index=1``.
+        """
         given = {name: value for name, value in place.items() if value is not None}
         return EnvContext(self if env_config is None else env_config, **{**vars(self), **given})
 

@@ -140,18 +140,18 @@ class RemoteEnv(BaseEnv):
         return ASYNC_RESET_RETURN
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
-        """See BaseEnv; each copy is reset as soon as its episode ends."""
+        """See `BaseEnv.in_lockstep`; each copy is reset as soon as its episode ends."""
         return _RemoteCopies(self, self._copies).in_lockstep(horizon) if self._has_one_agent else None
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """See BaseEnv."""
+        """See `BaseEnv.take_finished_games`."""
         if not self._counts_games:
             return None
         games, self._games = self._games, []
         return games
 
     def interrupt(self) -> None:
-        """See BaseEnv."""
+        """See `BaseEnv.interrupt`."""
         self._is_interrupted = True
         for copy in self._copies:
             copy.interrupt()

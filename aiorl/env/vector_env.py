@@ -75,7 +75,7 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def reset_at(self, index: int) -> Any:
-        """Begin a new episode in one environment and return its first observation."""
+        """Begin a new episode in the environment with this index, and return its first observation."""
 
     @abstractmethod
     def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
@@ -83,8 +83,10 @@ class VectorEnv(ABC):
 
         Args:
             actions: N actions.
-        Returns: observations, rewards, terminateds, truncateds and infos, N of each; or, in the old form,
-            observations, rewards, dones and infos.
+
+        Returns:
+            Observations, rewards, terminateds, truncateds and infos, N of each; or, in the old form, observations,
+            rewards, dones and infos.
         """
 
     def get_unwrapped(self) -> Sequence[Any]:
@@ -92,7 +94,7 @@ class VectorEnv(ABC):
         return []
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
-        """Return the same environments in lockstep, as whole arrays; see BaseEnv."""
+        """Return the same environments in lockstep, as whole arrays; see `BaseEnv.in_lockstep`."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
@@ -159,15 +161,15 @@ class VectorBaseEnv(SteppedBaseEnv):
         return {DEFAULT_AGENT_ID: self._guarded("reset_at", self.vector_env.reset_at, env_id)}
 
     def get_unwrapped(self) -> Sequence[Any]:
-        """See BaseEnv."""
+        """See `BaseEnv.get_unwrapped`."""
         return self.vector_env.get_unwrapped()
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
-        """See BaseEnv."""
+        """See `BaseEnv.in_lockstep`."""
         return self.vector_env.in_lockstep(horizon)
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """See BaseEnv."""
+        """See `BaseEnv.take_finished_games`."""
         return finished_games(self._games)
 
     def stop(self) -> None:
@@ -301,7 +303,8 @@ class Copies(VectorEnv):
     def step_into(self, rows: MutableSequence[Any] | NDArray[Any], actions: Iterable[Any]) -> bool:
         """Step every copy; write the observations to ``rows`` and the rest to the attributes.
 
-        Returns: True if an episode ended.
+        Returns:
+            True if an episode ended.
 
         Raises:
             EnvError: an environment raised, or returned a value that does not fit.
@@ -353,7 +356,7 @@ class Copies(VectorEnv):
         return ended
 
     def vector_reset(self) -> Sequence[Any]:
-        """See VectorEnv."""
+        """See `VectorEnv.vector_reset`."""
         return [self.reset_at(index) for index in range(self.num_envs)]
 
     def reset_at(self, index: int) -> Any:
@@ -367,11 +370,11 @@ class Copies(VectorEnv):
         return list(rows), self.rewards.tolist(), self.terminateds.tolist(), self.truncateds.tolist(), self.infos
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
-        """See VectorEnv."""
+        """See `VectorEnv.in_lockstep`."""
         return None if self.check is None else SerialEnv(self, horizon=horizon)
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """See BaseEnv."""
+        """See `BaseEnv.take_finished_games`."""
         return finished_games(self._games)
 
     def get_unwrapped(self) -> Sequence[Any]:
@@ -441,7 +444,7 @@ class SerialEnv(LockstepEnv):
         return self._obs
 
     def begin(self, copies: slice, actions: NDArray[Any]) -> None:
-        """See LockstepEnv."""
+        """See `LockstepEnv.begin`."""
         self._copies.begin(copies, actions)
 
     def step(self, actions: NDArray[Any]) -> VectorStep:
@@ -471,7 +474,7 @@ class SerialEnv(LockstepEnv):
         return bool(cut.any())
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """See LockstepEnv."""
+        """See `LockstepEnv.take_finished_games`."""
         return self._copies.take_finished_games()
 
     def close(self) -> None:

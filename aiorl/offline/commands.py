@@ -63,7 +63,11 @@ class _Command(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status: 0 all is well, 1 not all is, 2 wrong usage, 130 ended by Ctrl-C."""
+    """Run a command and return the exit status: 0 all is well, 1 not all is, 2 wrong usage, 130 ended by Ctrl-C.
+
+    Args:
+        argv: the command and its arguments; None takes those of the process.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         commands = "".join(f"  {name:9} {command.about}\n" for name, command in _COMMANDS.items())
@@ -185,7 +189,7 @@ def _targets(files: Sequence[str], out: str, format_name: str | None) -> Iterato
                 f"{len(files)} files can't be converted to the one file {out!r}.",
                 key="out",
                 value=out,
-                hint="Give a directory, or merge them into one file with `python -m aiorl.data merge`.",
+                hint="Give a directory, or merge them into one file with `aiorl data merge`.",
             )
         yield files[0], out, format_named(format_name) if format_name else format_of(out)
         return

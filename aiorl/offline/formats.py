@@ -59,7 +59,9 @@ def map_policies(batch: Batch, make: Callable[[str, SampleBatch], SampleBatch | 
     Args:
         batch: batch of one policy, the default one, or of several.
         make: function of a policy id and its rows; if it returns None, they are left out.
-    Returns: a batch of the same kind; None if all rows are left out.
+
+    Returns:
+        A batch of the same kind; None if all rows are left out.
     """
     if isinstance(batch, SampleBatch):
         return make(DEFAULT_POLICY_ID, batch)

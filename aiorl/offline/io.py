@@ -19,7 +19,7 @@ class InputReader(ABC):
 
     @abstractmethod
     def next(self) -> Batch:
-        """Return the next batch; blocks until there is one."""
+        """Return the next batch of rows ``[B, ...]``; blocks until there is one."""
 
     def close(self) -> None:  # noqa: B027 - most readers have nothing to release
         """Release all resources; can be called more than once."""
@@ -30,7 +30,7 @@ class OutputWriter(ABC):
 
     @abstractmethod
     def write(self, batch: Batch) -> None:
-        """Write a batch without changing it, because the worker's caller has it as well."""
+        """Write a `batch` of rows ``[B, ...]`` without changing it, because the worker's caller has it as well."""
 
     def close(self) -> None:  # noqa: B027 - most writers have nothing to release
         """Release all resources; can be called more than once."""
@@ -40,11 +40,11 @@ class SamplerInput(InputReader):
     """Batches of a sampler, each with the extra batches that were finished meanwhile."""
 
     def __init__(self, sampler: Any) -> None:
-        """Read from a sampler with the methods ``get_data`` and ``get_extra_batches``."""
+        """Read from a `sampler` with the methods ``get_data`` and ``get_extra_batches``."""
         self._sampler = sampler
 
     def next(self) -> Batch:
-        """See InputReader.
+        """Return the sampler's next batch of rows ``[B, ...]``, with its extra batches.
 
         Raises:
             Exception: any error of the sampler.
@@ -77,7 +77,14 @@ class IOContext:
         worker_index: int = 0,
         worker: Any = None,
     ) -> None:
-        """Store the values, with only a weak reference to the worker."""
+        """Store the values.
+
+        Args:
+            log_dir: the run's directory; None if there is none.
+            config: the policies' base config; None is an empty one.
+            worker_index: the worker's index, 0 = local.
+            worker: the RolloutWorker, to which only a weak reference is kept.
+        """
         self.log_dir = log_dir
         self.config = dict(config or {})
         self.worker_index = worker_index

@@ -86,7 +86,7 @@ class JsonLines(Format):
     can_be_wrapped = True
 
     def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
-        """See Format.
+        """See `Format.read`.
 
         If the last line has no newline and is not JSON, its error says that it is cut short, as by a killed writer.
         """
@@ -98,7 +98,7 @@ class JsonLines(Format):
                     yield placed(error, path, place)
 
     def create(self, path: str, options: WriteOptions) -> BatchFile:
-        """See Format."""
+        """See `Format.create`."""
         return _JsonFile(path, self, options.compress_columns)
 
     def line(self, batch: Batch, compress: frozenset[str]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class RllibJson(JsonLines):
     about = "JSON lines as RLlib writes and reads them (written with plain columns)"
 
     def line(self, batch: Batch, compress: frozenset[str]) -> dict[str, Any]:
-        """See JsonLines."""
+        """See `JsonLines.line`."""
         if isinstance(batch, SampleBatch):
             return {"type": "SampleBatch", **jsonable(batch)}
         policies = {policy_id: jsonable(rows) for policy_id, rows in batch.policy_batches.items() if rows.count}
@@ -359,7 +359,7 @@ class _JsonFile(BatchFile):
         self._file = packed(path, self._plain)
 
     def write(self, batch: Batch) -> int:
-        """See BatchFile."""
+        """See `BatchFile.write`."""
         line = encoded(self._form.line(batch, self._compress), orjson.OPT_APPEND_NEWLINE)
         rest = memoryview(line)
         while rest:
@@ -368,12 +368,12 @@ class _JsonFile(BatchFile):
         return len(line)
 
     def close(self) -> None:
-        """See BatchFile."""
+        """See `BatchFile.close`."""
         self._file.close()
         self._plain.close()
 
     def abandon(self) -> None:
-        """See BatchFile; lines already written are kept."""
+        """See `BatchFile.abandon`; lines already written are kept."""
         with contextlib.suppress(OSError):
             self.close()
 

@@ -52,7 +52,7 @@ class MinariDataset(Format):
     about = "a dataset of Minari, named minari:NAME"
 
     def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
-        """See Format; a batch is an episode."""
+        """See `Format.read`; a batch is an episode."""
         with needed_by("Minari's datasets", "the minari package", EXTRA, key="input"):
             import h5py
             import minari
@@ -79,7 +79,7 @@ class MinariDataset(Format):
                         yield placed(error, path, place)
 
     def create(self, path: str, options: WriteOptions) -> BatchFile:
-        """See Format."""
+        """See `Format.create`."""
         return _MinariFile(path.removeprefix(PREFIX), options.env)
 
 
@@ -264,7 +264,7 @@ class _MinariFile(BatchFile):
         self._dataset: Any = None
 
     def write(self, batch: Batch) -> int:
-        """See BatchFile."""
+        """See `BatchFile.write`."""
         if not isinstance(batch, SampleBatch):
             raise DataError("a Minari dataset holds the steps of one agent, but this is a batch of several policies")
         missing = [name for name in (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.EPS_ID, c.DONES) if name not in batch]
@@ -282,13 +282,13 @@ class _MinariFile(BatchFile):
         return batch.nbytes
 
     def close(self) -> None:
-        """See BatchFile."""
+        """See `BatchFile.close`."""
         self._ended += [SampleBatch.concat(pieces) for pieces in self._open.values()]
         self._open = {}
         self._flush()
 
     def abandon(self) -> None:
-        """See BatchFile."""
+        """See `BatchFile.abandon`."""
         self._open, self._ended = {}, []
         if self._dataset is not None:
             with contextlib.suppress(OSError, ValueError):

@@ -210,7 +210,7 @@ class Parquet(Format):
     about = "Parquet, the fastest to read"
 
     def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
-        """See Format; a batch is a row group."""
+        """See `Format.read`; a batch is a row group."""
         with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
             import pyarrow as pa
             import pyarrow.parquet as pq
@@ -240,7 +240,7 @@ class Parquet(Format):
                         yield placed(error, path, place)
 
     def create(self, path: str, options: WriteOptions) -> BatchFile:
-        """See Format."""
+        """See `Format.create`."""
         return _ParquetFile(path)
 
 
@@ -378,7 +378,7 @@ class _ParquetFile(BatchFile):
         self._num_rows = self._num_bytes = 0
 
     def write(self, batch: Batch) -> int:
-        """See BatchFile."""
+        """See `BatchFile.write`."""
         if not isinstance(batch, SampleBatch):
             raise DataError(
                 "a Parquet file holds the rows of one policy, but this is a batch of several; write JSON lines",
@@ -407,7 +407,7 @@ class _ParquetFile(BatchFile):
         self._num_bytes += rows.nbytes
 
     def close(self) -> None:
-        """See BatchFile."""
+        """See `BatchFile.close`."""
         if self._waiting:
             self._write_group(SampleBatch.concat(self._waiting))
         self._waiting = []
@@ -419,7 +419,7 @@ class _ParquetFile(BatchFile):
                 os.replace(self._written, self._path)
 
     def abandon(self) -> None:
-        """See BatchFile."""
+        """See `BatchFile.abandon`."""
         self._waiting = []
         if self._writer is not None:
             with contextlib.suppress(OSError, ValueError):

@@ -137,7 +137,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Callable[..., object]:
         """Return a new function that records its arguments, so that a pickle can't change our objects.
 
-        Raises: DataError for any name that no array needs.
+        Raises:
+            DataError: no array needs the name.
         """
         if f"{module.replace('numpy._core', 'numpy.core')}.{name}" not in _NAMES:
             raise _refused(f"{module}.{name}")

@@ -236,7 +236,7 @@ class FileReader(InputReader):
                 yield self.next()
 
     def next(self) -> Batch:
-        """See InputReader.
+        """See `InputReader.next`.
 
         Raises:
             EndOfData: all passes are over.
@@ -253,7 +253,7 @@ class FileReader(InputReader):
             raise
 
     def close(self) -> None:
-        """See InputReader; a `next` in another thread ends first."""
+        """See `InputReader.close`; a `next` in another thread ends first."""
         self._is_closed = True
         with contextlib.suppress(ValueError):  # another thread runs the generator
             self._batches.close()
@@ -379,7 +379,7 @@ class PreparedReader(InputReader):
         self._is_ending = False
 
     def next(self) -> Batch:
-        """See InputReader; at the end of a finite input, the rest of the buffer is returned in random order.
+        """See `InputReader.next`; at the end of a finite input, the rest of the buffer is returned in random order.
 
         Raises:
             EndOfData: all batches have been returned.
@@ -397,7 +397,7 @@ class PreparedReader(InputReader):
         )
 
     def close(self) -> None:
-        """See InputReader."""
+        """See `InputReader.close`."""
         self._buffer.clear()
         for reader in self._readers:
             reader.close()

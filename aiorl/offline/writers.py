@@ -65,7 +65,7 @@ class FileWriter(OutputWriter):
         self._number = 0
 
     def write(self, batch: Batch) -> None:
-        """See OutputWriter; a batch without rows is ignored.
+        """See `OutputWriter.write`; a batch without rows is ignored.
 
         Raises:
             DataError: the format can't hold it.
@@ -86,7 +86,7 @@ class FileWriter(OutputWriter):
             self.close()
 
     def close(self) -> None:
-        """See OutputWriter."""
+        """See `OutputWriter.close`."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -120,6 +120,9 @@ def evaluate(
             keys that decide how environments are stepped cannot be overridden.
         on_episode: called with each episode as it ends.
 
+    Returns:
+        Returns, lengths and other figures of the episodes, with the seed used.
+
     Raises:
         CheckpointError: there is no checkpoint, or it cannot be used.
         ConfigError: an argument cannot be honoured, or the environment is not installed or cannot render images.
@@ -202,13 +205,13 @@ def _filming(base: type[DefaultCallbacks], film: Callable[[Any], None]) -> type[
         num_ended = 0
 
         def on_episode_step(self, *, base_env: Any, **kwargs: Any) -> None:
-            """See DefaultCallbacks."""
+            """See `DefaultCallbacks.on_episode_step`."""
             super().on_episode_step(base_env=base_env, **kwargs)
             if self.num_ended < _FILMED:
                 film(base_env.get_unwrapped()[0])
 
         def on_episode_end(self, **kwargs: Any) -> None:
-            """See DefaultCallbacks."""
+            """See `DefaultCallbacks.on_episode_end`."""
             super().on_episode_end(**kwargs)
             self.num_ended += 1
 

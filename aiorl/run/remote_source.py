@@ -141,7 +141,7 @@ class RemoteSource(Source):
     def join_command(self) -> str:
         """See `Source`."""
         keys = "" if self._config.keys is None else f" --keys {shlex.quote(self._config.keys)}"
-        return f"python -m aiorl.worker --connect {reachable_from_elsewhere(self.address)}{keys}"
+        return f"aiorl worker --connect {reachable_from_elsewhere(self.address)}{keys}"
 
     @property
     def status(self) -> str:

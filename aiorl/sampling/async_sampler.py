@@ -25,6 +25,9 @@ class AsyncSampler:
     """Sampler that runs in a daemon thread, from ``start`` to ``stop``; its batches can lag behind the weights.
 
     Any thread can call ``get_data``, ``get_metrics`` and ``get_extra_batches``.
+
+    Attributes:
+        shutdown: True once the sampler must end.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class AsyncSampler:
         self._thread.start()
 
     def get_data(self, timeout_s: float | None = None) -> Batch:
-        """Return the next batch, in the order in which they were finished.
+        """Return the next batch of rows ``[B, ...]``, in the order in which they were finished.
 
         Args:
             timeout_s: longest wait, seconds; None = the constructor's value.
@@ -123,12 +126,12 @@ class AsyncSampler:
         return metrics
 
     def get_extra_batches(self) -> list[Batch]:
-        """Return the batches that episodes added themselves since the last call."""
+        """Return the batches of rows ``[B, ...]`` that episodes added themselves since the last call."""
         extra = self._sampler.get_extra_batches()
         return [] if self._blackhole else extra
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Keep the thread from processing observations and evaluating policies inside this block."""
+        """Return a context that keeps the thread from processing observations and evaluating policies."""
         return self._sampler.paused()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
@@ -136,7 +139,9 @@ class AsyncSampler:
 
         Args:
             timeout_s: longest wait for the thread, seconds.
-        Returns: True if the thread has ended.
+
+        Returns:
+            True if the thread has ended.
         """
         self.end_soon()
         if self._thread.ident is not None and self._thread is not threading.current_thread():

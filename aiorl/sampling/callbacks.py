@@ -31,10 +31,24 @@ class DefaultCallbacks:
         """Handle a poll of an environment, after its rows are recorded; called once per environment and poll.
 
         It is also called for a first observation from a poll, but not for one from an immediate reset.
+
+        Args:
+            worker: the RolloutWorker that samples.
+            base_env: its environments.
+            episode: the MultiAgentEpisode.
+            **kwargs: arguments of later versions.
         """
 
     def on_episode_end(self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any) -> None:
-        """Handle the end of an episode; custom metrics and history added here are still reported."""
+        """Handle the end of an episode; custom metrics and history added here are still reported.
+
+        Args:
+            worker: the RolloutWorker that samples.
+            base_env: its environments.
+            policies: policy id -> policy.
+            episode: the MultiAgentEpisode.
+            **kwargs: arguments of later versions.
+        """
 
     def on_postprocess_trajectory(
         self,
@@ -58,13 +72,19 @@ class DefaultCallbacks:
             agent_id: the agent.
             policy_id: its policy.
             policies: policy id -> policy.
-            postprocessed_batch: the batch to learn from.
+            postprocessed_batch: SampleBatch to learn from, with columns ``[B, ...]``.
             original_batches: agent id -> (policy, batch before postprocessing), of all agents.
             **kwargs: arguments of later versions.
         """
 
     def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
-        """Handle a batch of ``RolloutWorker.sample``, which can be changed in place before it is used."""
+        """Handle a batch of ``RolloutWorker.sample``, which can be changed in place before it is used.
+
+        Args:
+            worker: the RolloutWorker that samples.
+            samples: SampleBatch, or MultiAgentBatch, of the experience.
+            **kwargs: arguments of later versions.
+        """
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
         """Handle the result of a training iteration; changes to it are logged and returned.

@@ -47,7 +47,16 @@ class MultiAgentEpisode:
         batch_builder: BatchBuilder,
         add_extra_batch: Callable[[Any], None],
     ) -> None:
-        """Begin without observations."""
+        """Begin without observations.
+
+        Args:
+            env_id: the environment.
+            episode_id: number of the episode, unique to it.
+            lanes: policy id -> rows that wait for an evaluation of that policy.
+            binding: assignment of agents to policies.
+            batch_builder: builder that collects the rows.
+            add_extra_batch: function that adds a batch to the sampled ones.
+        """
         self.env_id = env_id
         self.place = (str(env_id), 0)
         self.episode_id = episode_id
@@ -72,7 +81,7 @@ class MultiAgentEpisode:
         return rewards
 
     def policy_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> str:
-        """Return the agent's policy id; the mapping function is called only when the agent first appears.
+        """Return the policy id of the agent ``agent_id``; the mapping function is called when the agent first appears.
 
         Raises:
             UnknownPolicyError: the mapping function returned an unknown policy (also a ValueError).
@@ -80,42 +89,42 @@ class MultiAgentEpisode:
         return self._binding.policy_for(agent_id, self)
 
     def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
-        """Return the agent's latest filtered observation; None before the first."""
+        """Return the latest filtered observation of ``agent_id``, in the policy's shape; None before the first."""
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.latest_obs()
 
     def last_raw_obs_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Any:
-        """Return the agent's latest observation as the environment returned it; None before the first."""
+        """Return the latest observation of ``agent_id`` as the environment returned it; None before the first."""
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.raw_obs
 
     def last_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any] | None:
-        """Return the agent's latest info; None before the first observation."""
+        """Return the latest info of ``agent_id``; None before the first observation."""
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.info
 
     def last_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
-        """Return the agent's latest action, unclipped, as rows store it; zeros before the first."""
+        """Return the latest action of ``agent_id``, unclipped, in the shape that rows store; zeros before the first."""
         return self._entry(agent_id, c.ACTIONS)
 
     def prev_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
-        """Return the action before the latest one; zeros if there is none."""
+        """Return the action of ``agent_id`` before the latest one, in the shape that rows store; zeros without one."""
         return self._entry(agent_id, c.PREV_ACTIONS)
 
     def prev_reward_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> float:
-        """Return the reward before the latest one; 0.0 if there is none."""
+        """Return the reward of ``agent_id`` before the latest one; 0.0 if there is none."""
         seat = self.seats.get(agent_id)
         return 0.0 if seat is None else seat.prev_reward()
 
     def rnn_state_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> list[Array]:
-        """Return the agent's recurrent state; the initial one before the first action."""
+        """Return the recurrent state of ``agent_id``, an array [...] per component; the initial one at first."""
         seat = self.seats.get(agent_id)
         if seat is not None:
             return seat.rnn_state()
         return [component.copy() for component in self._lane_for(agent_id).actor.initial_state]
 
     def last_pi_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any]:
-        """Return the policy's extra outputs for the agent's latest action; empty before the first."""
+        """Return the policy's extra outputs for the latest action of ``agent_id``; empty before the first."""
         seat = self.seats.get(agent_id)
         return {} if seat is None else seat.pi_info()
 
@@ -126,12 +135,17 @@ class MultiAgentEpisode:
     # --- the sampler's side ---
 
     def fault(self, kind: type[Fault], message: str) -> Fault:
-        """Return an error with the environment's name and step."""
+        """Return an error with the environment's name and step.
+
+        Args:
+            kind: class of the error.
+            message: the failure.
+        """
         name, number = self.place
         return kind(name, message, vector_index=number, step=self.length)
 
     def seat_for(self, agent_id: Any) -> Seat:
-        """Return the agent's seat; it is made and bound to a policy at the first observation."""
+        """Return the seat of ``agent_id``; it is made and bound to a policy at the first observation."""
         seat = self.seats.get(agent_id)
         if seat is None:
             lane = self._lane_for(agent_id)
@@ -171,7 +185,7 @@ class MultiAgentEpisode:
             self.policy_for(agent_id)  # the mapping function is called when an agent first appears
 
     def soft_reset(self, episode_id: int) -> None:
-        """Continue as a new episode: length, totals, metrics and id restart; recurrent states and bindings stay."""
+        """Continue as the new episode ``episode_id``: length, totals and metrics restart, states and bindings stay."""
         self.episode_id = episode_id
         self.length = 0
         self.total_reward = 0.0

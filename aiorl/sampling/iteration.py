@@ -118,7 +118,9 @@ class Iteration:
         Args:
             poll: the result.
             outputs: list to append to; None = a new list.
-        Returns: metrics of finished episodes and full batches, in the order in which they arose; those from before an
+
+        Returns:
+            Metrics of finished episodes and full batches, in the order in which they arose; those from before an
             error are appended, too.
 
         Raises:

@@ -123,7 +123,7 @@ class SyncSampler:
                 return None
 
     def get_data(self) -> Batch:
-        """Return the next batch; block until it is full.
+        """Return the next batch of rows ``[B, ...]``; block until it is full.
 
         Raises:
             ValueError: the environment or a policy broke its contract, or the horizon is above the environment's limit.
@@ -151,11 +151,11 @@ class SyncSampler:
         return [item._replace(perf_stats=dict(stats)) for item in _taken(self._metrics)]
 
     def get_extra_batches(self) -> list[Batch]:
-        """Return the batches that episodes added themselves since the last call."""
+        """Return the batches of rows ``[B, ...]`` that episodes added themselves since the last call."""
         return [] if self._iteration is None else _taken(self._iteration.extra_batches)
 
     def paused(self) -> contextlib.AbstractContextManager[Any]:
-        """Keep other threads from processing observations and evaluating policies inside this block."""
+        """Return a context that keeps other threads from processing observations and evaluating policies."""
         return self._gate.pause() if self.lockstep is None else self._sampling
 
     def stop(self, timeout_s: float = 5.0) -> bool:
@@ -163,7 +163,9 @@ class SyncSampler:
 
         Args:
             timeout_s: longest wait for another thread's ``get_data`` to end, seconds.
-        Returns: True if sampling has ended.
+
+        Returns:
+            True if sampling has ended.
         """
         self._is_stopped = True
         lockstep = self.lockstep
@@ -193,7 +195,7 @@ class SyncSampler:
         self._observe(self._iteration)
 
     def take_batches(self) -> list[Batch]:
-        """Return the batches of the last turn that have not been handed out; `get_metrics` has the metrics."""
+        """Return the last turn's batches of rows ``[B, ...]`` that have not been handed out, without the metrics."""
         batches: list[Batch] = []
         for output in _taken(self._outputs):
             if isinstance(output, RolloutMetrics):

@@ -323,7 +323,9 @@ class Lane:
         Args:
             off_policy_actions: environment id -> agent id -> action taken instead of the policy's.
             actions_out: environment id -> agent id -> action; the actions are added to it.
-        Returns: seconds that the policy took.
+
+        Returns:
+            Seconds that the policy took.
 
         Raises:
             BadObservationError: an action mask forbids every action (also a ValueError).

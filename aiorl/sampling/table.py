@@ -171,7 +171,8 @@ class Table:
     def add(self, seats: I64) -> tuple[I64, I64]:
         """Add a row to each of some seats, which must be distinct.
 
-        Returns: index of the previously latest rows, and of the new ones.
+        Returns:
+            Index of the previously latest rows, and of the new ones.
         """
         if self._room <= 0:
             self._make_room()

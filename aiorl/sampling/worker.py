@@ -65,14 +65,16 @@ class Worker:
         policy_map: policy id -> policy.
         policies_to_train: ids of the policies that learn, in order.
         multiagent: True unless the default policy is the only one.
-        preprocessors, filters: by policy id. If rewards are scaled, the filters include the statistics of a policy's
+        preprocessors: policy id -> preprocessor.
+        filters: policy id -> observation filter. If rewards are scaled, they include the statistics of a policy's
             returns, as ``policy id/returns``.
         sampling_filters: policy id -> filter for observations when rows are made, see `in_front_of`.
         preprocessing_enabled: False if the environment's wrappers preprocess observations.
         reward_limit: rewards of rows lie in ``[-limit, limit]``; 0 = no limit.
         callbacks: the hooks.
         policy_config: base config of the policies.
-        worker_index, num_workers: its index and the number of workers.
+        worker_index: its index, 0 = local.
+        num_workers: number of remote workers.
         io_context: argument that reader and writer were made with.
         reward_estimators: off-policy estimators.
         sampler: SyncSampler or AsyncSampler.
@@ -181,7 +183,7 @@ class Worker:
     # --- sampling ---
 
     def sample(self) -> Batch:
-        """Return a batch of ``rollout_fragment_length`` environment steps, or of whole episodes with at least as many.
+        """Return rows ``[B, ...]`` of ``rollout_fragment_length`` env steps, or of whole episodes with at least that.
 
         While one thread samples, others wait.
 
@@ -269,7 +271,11 @@ class Worker:
     # --- policies ---
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
-        """Return weights by id for these policies, or for all (None). Unknown ids are skipped. A string is one id."""
+        """Return weights by policy id.
+
+        Args:
+            policies: ids of the policies, or one id; None takes all. Unknown ids are skipped.
+        """
         names = [policies] if isinstance(policies, str) else policies
         with self._paused():
             return {
@@ -280,6 +286,10 @@ class Worker:
 
     def set_weights(self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None) -> None:
         """Set weights of policies, then global variables if there are any; between two turns.
+
+        Args:
+            weights: policy id -> weights in the form that ``get_weights`` returns.
+            global_vars: global variables for all policies, such as ``timestep``; None for no change.
 
         Raises:
             UnknownPolicyError: no policy has one of the ids; nothing is changed (a KeyError).
@@ -294,7 +304,7 @@ class Worker:
                 self.set_global_vars(global_vars)
 
     def set_global_vars(self, global_vars: Mapping[str, Any]) -> None:
-        """Pass new global variables to every policy, and store them."""
+        """Pass new ``global_vars`` to every policy, and store them."""
         with self._paused():
             for policy in self.policy_map.values():
                 policy.on_global_var_update(global_vars)
@@ -305,11 +315,11 @@ class Worker:
         return self.global_vars
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy | None:
-        """Return the policy with this id, or None."""
+        """Return the policy with the id ``policy_id``, or None."""
         return self.policy_map.get(policy_id)
 
     def for_policy(self, function: Callable[[Policy], R], policy_id: str = DEFAULT_POLICY_ID) -> R:
-        """Call a function with a policy and return its result.
+        """Call ``function`` with the policy ``policy_id``, and return its result.
 
         Raises:
             UnknownPolicyError: no policy has this id (a KeyError).

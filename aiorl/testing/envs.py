@@ -22,7 +22,16 @@ Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 def counting_obs(episode: int, step: int, index: int = 0) -> F32:
-    """Return the observation of CountingEnv and CountingVectorEnv at a step of an episode: [episode, step, index]."""
+    """Return the observation of CountingEnv and CountingVectorEnv at a step of an episode.
+
+    Args:
+        episode: number of the episode, from 0.
+        step: step of the episode, from 0.
+        index: number of the copy.
+
+    Returns:
+        Three numbers: episode, step, index; float32 of shape (3,).
+    """
     return np.array([episode, step, index], np.float32)
 
 
@@ -32,6 +41,8 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
     Actions have no effect. The first episode has the number 0.
 
     Attributes:
+        observation_space: Box of three numbers.
+        action_space: Discrete space.
         last_actions: actions received, oldest first.
         seeds: seeds passed to ``reset``; None for calls without one.
     """
@@ -56,7 +67,12 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[F32, dict[str, Any]]:
-        """Begin the next episode."""
+        """Begin the next episode, and return its first observation, of shape (3,), and an empty info.
+
+        Args:
+            seed: seed, which is recorded and has no other effect.
+            options: ignored.
+        """
         super().reset(seed=seed)
         self.seeds.append(seed)
         self._episode += 1
@@ -64,7 +80,7 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         return counting_obs(self._episode, 0, self._index), {}
 
     def step(self, action: np.int64 | int) -> Step:
-        """Count the step."""
+        """Record the action, and return the results of the step."""
         self.last_actions.append(int(action))
         self._step += 1
         ended = self._step >= self._length
@@ -97,13 +113,13 @@ class FaultyEnv(CountingEnv):
         self._at_step = at_step
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[F32, dict[str, Any]]:
-        """Begin the next episode, or raise."""
+        """Begin the next episode, or raise; see `CountingEnv.reset`."""
         if self._fault == "reset":
             raise RuntimeError("reset failed on purpose")
         return super().reset(seed=seed, options=options)
 
     def step(self, action: np.int64 | int) -> Step:
-        """Count the step, or fail."""
+        """Return the results of an action, or fail; see `CountingEnv.step`."""
         obs, reward, terminated, truncated, info = super().step(action)
         if self._step != self._at_step or self._episode != 0:
             return obs, reward, terminated, truncated, info
@@ -133,6 +149,8 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
     independent of the symbol X, and P(A = X) = sum_x P(A = x) P(X = x) = 1/S.
 
     Attributes:
+        observation_space: Box of S + 1 numbers.
+        action_space: Discrete space of S actions.
         best_memoryless_return: best expected return without memory, 1/S.
     """
 
@@ -160,14 +178,19 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
         return obs
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[F32, dict[str, Any]]:
-        """Draw a symbol and show it."""
+        """Draw a symbol, and return an observation that shows it, of shape (symbols + 1,), and an empty info.
+
+        Args:
+            seed: seed of the random numbers; None continues with the random state.
+            options: ignored.
+        """
         super().reset(seed=seed)
         self._symbol = int(self.np_random.integers(self._symbols))
         self._step = 0
         return self._obs(), {}
 
     def step(self, action: np.int64 | int) -> Step:
-        """Wait, or take the answer."""
+        """Wait, or take the action as the answer; return the results of the step."""
         answered = self._step == self._delay
         reward = float(answered and int(action) == self._symbol)
         self._step += 1
@@ -188,7 +211,7 @@ class CartPoleWithoutVelocities(gymnasium.ObservationWrapper[F32, np.int64, F32]
         self.observation_space = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
 
     def observation(self, observation: F32) -> F32:
-        """Leave out the velocities."""
+        """Return an observation without velocities, of shape (2,)."""
         return observation[::2]
 
 

@@ -45,7 +45,7 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin the next episode."""
+        """Begin the next episode; see `MultiAgentEnv.reset`. The seed is recorded and has no other effect."""
         self.seeds.append(seed)
         self._episode += 1
         self._step = 0
@@ -53,7 +53,7 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         return (obs, {}) if self._form == "new" else obs
 
     def step(self, action_dict: AgentDict) -> tuple[AgentDict, ...]:
-        """Count the step."""
+        """Record the actions and count the step; see `MultiAgentEnv.step`."""
         self.last_actions.append(action_dict)
         self._step += 1
         alive = [agent for agent, length in self._lengths.items() if length >= self._step]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Starts, lists and stops aiorl workers on other hosts over ssh.
 #
-#   python -m aiorl.keys keys                                        # once, on the learner's host
-#   python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys keys
+#   aiorl keys keys                                                  # once, on the learner's host
+#   aiorl train --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys keys
 #
 #   examples/launch/ssh.sh start tcp://LEARNER:5557 host1 host2=16   # 16 workers on host2
 #   examples/launch/ssh.sh start tcp://LEARNER:5557 hosts.txt        # a file with HOST or HOST=N on each line
@@ -13,7 +13,7 @@
 # to ~/.aiorl on the host: keys/ (mode 0700), worker.log, worker.pid. HOST can be anything that ssh accepts.
 #
 # Settings, from the environment:
-#   KEYS=keys            local directory made by `python -m aiorl.keys`; HOST.key_secret is preferred over
+#   KEYS=keys            local directory made by `aiorl keys`; HOST.key_secret is preferred over
 #                        worker.key_secret, so each host can have its own key; KEYS= for none
 #   PYTHON=python3       Python on the other hosts, such as '~/aiorl/.venv/bin/python'
 #   NUM_WORKERS=4        workers on a host without =N

@@ -104,7 +104,7 @@ def test_wrong_usage_ends_with_status_2_and_one_sentence(
     assert said.out == ""
     sentence, advice = said.err.splitlines()
     assert named in sentence
-    assert "`python -m aiorl.learner --help`" in advice
+    assert "`aiorl train --help`" in advice
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_the_keys_of_an_algorithm_and_the_presets_are_explained(capsys: pytest.C
     assert configure_learner(["--preset", "impala-cartpole"], config_class).algo == "impala"
 
 
-@pytest.mark.parametrize(("parse", "prog"), [(parse_learner_args, "learner"), (parse_worker_args, "worker")])
+@pytest.mark.parametrize(("parse", "prog"), [(parse_learner_args, "train"), (parse_worker_args, "worker")])
 def test_help_has_examples_and_no_internal_options(
     parse: object, prog: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,8 +179,8 @@ def test_help_has_examples_and_no_internal_options(
         parse(["--num-workers", "1", "--help"])  # type: ignore[operator]
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert f"usage: python -m aiorl.{prog}" in text
-    assert text.count(f"\n  python -m aiorl.{prog} --") >= 2
+    assert f"usage: aiorl {prog}" in text
+    assert text.count(f"\n  aiorl {prog} --") >= 2
     assert "--slot" not in text
     assert "None" not in text
 
@@ -299,7 +299,7 @@ def test_every_ip_address_survives_the_round_trip(
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.1.2.3:1", "tcp://[::]:1"])
 def test_a_bind_open_to_the_network_needs_keys_or_insecure(address: str) -> None:
-    with pytest.raises(SecurityError, match=r"python -m aiorl\.keys DIR.*--insecure") as caught:
+    with pytest.raises(SecurityError, match=r"aiorl keys DIR.*--insecure") as caught:
         is_open_bind(address, has_keys=False, insecure=False)
     assert caught.value.key == "bind"
     assert is_open_bind(address, has_keys=False, insecure=True)

@@ -141,7 +141,7 @@ def test_the_keywords_of_a_rollout_worker_take_the_declared_defaults() -> None:
         ("dqn", {"n_steps": 1}, "n_steps", "n_step"),
         ("td3", {"policy_kwargs": 1}, "policy_kwargs", "model"),
         ("ppo", {"use_gae": 1}, "use_gae", "GAE"),
-        ("ppo", {"zzz": 1}, "zzz", "`python -m aiorl.learner --help-config`"),
+        ("ppo", {"zzz": 1}, "zzz", "`aiorl train --help-config`"),
         ("ppo", {"model": {"net_arch": 1}}, "model.net_arch", "model.fcnet_hiddens"),
         ("ppo", {"model": {"custom_options": 1}}, "model.custom_options", "model"),
         ("ppo", {"model": {"fcnet_hidden": 1}}, "model.fcnet_hidden", "'fcnet_hiddens'"),

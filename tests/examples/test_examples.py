@@ -27,7 +27,7 @@ from aiorl.learning.algorithms.registry import config_class
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml"))
-LEARNER = "python -m aiorl.learner "
+LEARNER = "aiorl train "
 NO_XLA = "--xla=off"  # compilation takes longer than these runs
 SMALL = (NO_XLA, "--num-envs-per-worker=8", "--rollout-fragment-length=32", "--train-batch-size=512")
 
@@ -55,7 +55,7 @@ class Folder:
         self._started: list[Started] = []
 
     def start(self, command: str, *options: str) -> Started:
-        """Start a command in a shell in which `python` is this interpreter; a learner needs no shell."""
+        """Start a command in a shell in which `python` and `aiorl` are these; a learner needs no shell."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         started: Started
@@ -116,7 +116,7 @@ def test_every_learner_command_is_valid(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(ROOT)
     for command in commands_of(name):
         if command.startswith(LEARNER):
-            args = parse_learner_args(shlex.split(command)[3:])
+            args = parse_learner_args(shlex.split(command)[2:])
             config = load_config(config_class, file=args.config_file, overrides=args.overrides)
             assert config.stop_return is not None or config.stop_timesteps is not None, "it would never end"
 
@@ -126,7 +126,7 @@ def test_the_table_lists_every_example_and_its_commands() -> None:
     named = {re.findall(r"\]\(([^)]+)\)", row)[0]: row for row in rows}
     assert named.keys() == {*FILES, *(path.name for path in EXAMPLES.glob("*.ipynb"))}
     for name, row in named.items():
-        for command in re.findall(r"`(python [^`]+)`", row):
+        for command in re.findall(r"`((?:python|aiorl) [^`]+)`", row):
             start, _, part = command.removesuffix(" ...").partition(" --")
             assert any(own.startswith(start) and part in own for own in commands_of(name)), (name, command)
 

@@ -172,5 +172,5 @@ def test_an_evaluation_ends_a_run_and_the_best_checkpoint_is_named(processes, le
     for result in results:
         ledger_balances(result)
     best = learner.run_dir / "best"
-    assert f"python -m aiorl.evaluate {best}" in learner.text
+    assert f"evaluate {best}" in learner.text
     assert json.loads((best / "evaluation.json").read_text())["episode_reward_mean"] >= 8.5

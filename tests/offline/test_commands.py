@@ -176,7 +176,7 @@ def test_convert_writes_a_directory_of_several_files(tmp_path, run):
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a.parquet", "b.parquet"]
     status, _, err = run("convert", *files, "--out", tmp_path / "c.parquet")
     assert status == 2
-    assert "aiorl.data merge" in err
+    assert "aiorl data merge" in err
     (tmp_path / "other").mkdir()
     status, _, err = run(
         "convert", files[0], write(tmp_path / "other/a.json", cartpole_rows()), "--out", tmp_path / "x"
@@ -249,7 +249,7 @@ def test_help_has_examples_and_wrong_usage_gets_one_sentence(tmp_path, run):
     for words in (["--help"], ["inspect", "--help"], ["validate", "-h"], ["convert", "--help"], ["merge", "--help"]):
         status, out, _ = run(*words)
         assert status == 0
-        assert out.count("python -m aiorl.data") > 1
+        assert out.count("aiorl data") > 1
     path = write(tmp_path / "a.json", cartpole_rows())
     for words, fact in (
         (["inspct", "x"], "'inspect'"),

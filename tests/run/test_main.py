@@ -85,7 +85,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("--env refused_envs:Half-v0", "--env-config.depth "),
         ("--env refused_envs:SeenInSequence", "model.custom_preprocessor"),
         ("--env refused_envs:ActedInSequence", "MultiDiscrete"),
-        ("--env CartPole-v1 --keys nowhere", "`python -m aiorl.keys nowhere`"),
+        ("--env CartPole-v1 --keys nowhere", "`aiorl keys nowhere`"),
         ("--env CartPole-v1 --init-from nowhere", "nowhere"),
         ("--env CartPole-v1 --init-from .", "cwd"),
         ("--env CartPole-v1 --resume nowhere --init-from other", "--init-from"),

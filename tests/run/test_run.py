@@ -247,7 +247,7 @@ def test_work_before_the_first_update_and_the_join_command_are_shown(
     said = [text for kind, text in display.shown if kind == "status"]
     assert ["TensorFlow" in text for text in said[:2]] == [True, False]
     (command,) = [text for kind, text in display.shown if kind == "join"]
-    assert command == f"python -m aiorl.worker --connect {source_of(run).address}"
+    assert command == f"aiorl worker --connect {source_of(run).address}"
     assert command not in dict(run.summary(outcome).next_steps).values(), "the run is over"
 
 
@@ -258,7 +258,7 @@ def test_the_join_command_names_the_keys_in_use(start: Callable[..., tuple[Run, 
     asyncio.run(asyncio.wait_for(run.run(), 20))
     assert display.shown[0] == (
         "join",
-        f"python -m aiorl.worker --connect {source_of(run).address} --keys '{folder}'",
+        f"aiorl worker --connect {source_of(run).address} --keys '{folder}'",
     )
 
 

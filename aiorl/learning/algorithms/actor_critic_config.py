@@ -92,7 +92,11 @@ _learning = partial(key, group="Learning")
 
 
 class ActorCriticConfig(SDEConfig):
-    """Settings of actor-critic algorithms on fragments, with their defaults of common keys."""
+    """Settings of algorithms that train an actor and a critic on whole fragments.
+
+    Its own keys are about passes over a train batch and its minibatches, the coefficients of the loss, the scaling of
+    rewards and advantages, and the place where gradients are computed.
+    """
 
     is_one_minibatch: ClassVar[bool] = False
     """True if a train batch is one minibatch unless sgd_minibatch_size is set."""
@@ -146,7 +150,7 @@ class ActorCriticConfig(SDEConfig):
         return -(-self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker))
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """See the base class: a batch consists of whole fragments, and a minibatch is no larger than a batch."""
+        """See `CommonConfig.derived_sizes`; a batch is made of whole fragments and no smaller than a minibatch."""
         if fixed.isdisjoint({LENGTH, ENVS, BATCH, MINIBATCH, "num_workers"}):
             return {}
         sizes = Sizes(self.rollout_fragment_length, self.num_envs_per_worker, self.train_batch_size)

@@ -54,7 +54,12 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
     """
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Allocate the replay, the critics and the targets; nothing is compiled yet."""
+        """Allocate the replay, the critics and the targets; nothing is compiled yet.
+
+        Args:
+            config: config of the run, or of the policy if it has its own settings.
+            model: network to train, which goes to the workers.
+        """
         from aiorl.learning.models.critics import Critics
 
         own = self.own_config(config)
@@ -72,20 +77,20 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
         super().__init__(config, model)
 
     def more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
-        """Return further target networks, besides that of the critics."""
+        """Return further target networks besides that of the critics, for example of `model`, by prefix."""
         return {}
 
     def trained_variables(self) -> list[Any]:
-        """See the base class; these are the critics' variables."""
+        """See `ReplayAlgorithm.trained_variables`; these are the critics' variables."""
         return self.critics.trainable_variables
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """See the base class."""
+        """See `ReplayAlgorithm.coefficients`; includes the actor's learning rate."""
         given = super().coefficients(env_steps_total)
         return {**given, ACTOR_LR: given["lr"] if self.config.actor_lr is None else self.config.actor_lr}
 
     def other_variables(self) -> dict[str, Any]:
-        """See the base class; includes the critics' variables."""
+        """Return the variables to save along with the weights, by name; includes the critics' variables."""
         return super().other_variables() | {f"critics/{name}": item for name, item in self.critics.variables.items()}
 
     def critics_spec(self, critic_loss: LossFunction, *phases: Phase, coefficients: tuple[str, ...] = ()) -> UpdateSpec:
@@ -110,7 +115,12 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
         )
 
     def q_of_stored_choices(self, minibatch: Tensors, weights: Tensors | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the Q values [C, B] of stored actions, and [C, B, A] of all actions, for discrete actions."""
+        """Return the Q values [C, B] of stored actions, and [C, B, A] of all actions, for discrete actions.
+
+        Args:
+            minibatch: columns [B, ...] by name.
+            weights: weights of the critics by name, of their shapes; None takes the current ones.
+        """
         actions = minibatch[c.ACTIONS] - cast(Categorical, self.model.distribution).start
         values = self.critics.q(minibatch[c.OBS], weights=weights)
         return tf.stack([chosen(own, actions) for own in tf.unstack(values)]), values
@@ -154,11 +164,11 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
         super().__init__(config, model)
 
     def more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
-        """See the base class; a deterministic actor has a target network."""
+        """See `CriticReplayAlgorithm.more_targets`; a deterministic actor has a target network."""
         return {"target/actor": TargetNetwork(model)} if self.is_deterministic else {}
 
     def drawn_columns(self, num: int) -> dict[str, Array]:
-        """See the base class; returns SEEDS."""
+        """See `ReplayAlgorithm.drawn_columns`; returns SEEDS."""
         return {SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 2, 2), dtype=np.int32)}
 
 

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Batch = dict[str, Array]
-"""Data that `make_batch` prepares for `update`: a train batch, or counts of the rows stored."""
+"""Data that `make_batch` prepares for `update`: a train batch, arrays by name; or counts of the rows stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,7 @@ class Algorithm(ABC):
     and then all other methods, class methods excepted.
 
     Attributes:
+        config_class: class of the algorithm's config.
         merged_filter: merged filter of the policy's observations, for observations that arrive unfiltered. It is set
             once the filter exists; another thread merges into it.
     """
@@ -140,7 +141,7 @@ class Algorithm(ABC):
     @classmethod
     @abstractmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Return the leases that the algorithm wants.
+        """Return the leases that the algorithm wants with this `config`.
 
         Raises:
             ConfigError: whole fragments can't make up a train batch.
@@ -149,26 +150,29 @@ class Algorithm(ABC):
     @classmethod
     @abstractmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return the columns that workers must compute and send."""
+        """Return the columns that workers must compute and send with this `config`."""
 
     @classmethod
     def return_discount(cls, config: CommonConfig) -> float | None:
-        """Return the discount of the returns whose running deviation scales the rewards; None = unscaled."""
+        """Return the discount of the returns by which this `config` scales rewards; None = unscaled.
+
+        Rewards are divided by the running deviation of these returns.
+        """
         return None
 
     @classmethod
     def gradients_from_workers(cls, config: CommonConfig) -> bool:
-        """Return True if workers send the gradient of a fragment instead of its rows."""
+        """Return True if, with this `config`, workers send the gradient of a fragment instead of its rows."""
         return False
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Return settings of the acting policy besides the config's, such as "exploration" (see `GraphPolicy`)."""
+        """Return settings of the acting policy in addition to those in `config`, such as "exploration"."""
         return {}
 
     @classmethod
     def all_acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Return `acting_settings`, in which the config's exploration, if any, replaces the algorithm's own."""
+        """Return `acting_settings`, in which the exploration in `config`, if any, replaces the algorithm's own."""
         named = {} if config.exploration is None else {"exploration": config.exploration}
         return {**cls.acting_settings(config), **named}
 
@@ -227,7 +231,7 @@ class Algorithm(ABC):
         """Take fragments in the given order: lay them out as one train batch, or add them to the replay.
 
         Args:
-            fragments: each has the columns of the sample plan.
+            fragments: each has the columns of the sample plan, ``[T, N, ...]``.
 
         Returns:
             Batch for `update`, with arrays of fixed shapes. The second call after this one overwrites its buffers.
@@ -238,7 +242,10 @@ class Algorithm(ABC):
 
     @abstractmethod
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
-        """Check that `make_batch` can use a fragment, before it is queued. Can be called in any thread.
+        """Check that `make_batch` can use a `fragment`, before it is queued. Can be called in any thread.
+
+        Args:
+            fragment: columns ``[T, N, ...]`` by name.
 
         Raises:
             BatchError: a column is wrong; the error names it.
@@ -249,8 +256,11 @@ class Algorithm(ABC):
         """Learn from one train batch, or make all the optimiser steps that are due for the rows stored.
 
         Args:
-            batch: batch from `make_batch`.
+            batch: batch of any shape from `make_batch`.
             env_steps_total: env steps trained on before this batch; schedules depend on it.
+
+        Returns:
+            Metrics of the update, and whether it was skipped.
 
         Raises:
             TrainingDiverged: too many updates in a row were skipped.
@@ -269,7 +279,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def get_weights(self) -> dict[str, Array]:
-        """Return copies of the weights, by the names that the acting graph uses; always finite."""
+        """Return copies of the weights, of any shape, by the names that the acting graph uses; always finite."""
 
     @abstractmethod
     def get_state(self) -> AlgorithmState:
@@ -311,6 +321,10 @@ class Algorithm(ABC):
     def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
         """Continue with the stored experience that `hold_experience` returned.
 
+        Args:
+            values: values of the snapshot, possibly read back from JSON.
+            pieces: pieces of the snapshot, in any order.
+
         Raises:
             CheckpointError: it doesn't fit.
         """
@@ -331,7 +345,10 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
     Subclasses create the update.
 
     Attributes:
+        config: config of the run, or of the policy if it has its own settings.
         model: network to train.
+        rng: generator of the algorithm's random numbers.
+        updates: number of updates so far that were not skipped.
         compiled: compiled update.
         targets: target networks, by the prefix of the names under which their weights are saved. Set before `compiled`.
     """
@@ -340,7 +357,12 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
     targets: Mapping[str, TargetNetwork] = MappingProxyType({})
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Take over the model; nothing is compiled yet."""
+        """Take over the model; nothing is compiled yet.
+
+        Args:
+            config: config of the run, or of the policy if it has its own settings.
+            model: network to train.
+        """
         self.config = self.own_config(config)
         self.model = model
         self.rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
@@ -352,7 +374,7 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
 
     @classmethod
     def own_config(cls, config: CommonConfig) -> ConfigT:
-        """Return a config, typed as this algorithm's.
+        """Return a `config`, typed as this algorithm's.
 
         Raises:
             InternalError: it belongs to another algorithm.
@@ -362,11 +384,14 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         return cast(ConfigT, config)
 
     def adam(self, epsilon: float) -> Any:  # Any: a Keras optimiser
-        """Return Adam with the learning rate and the optimiser options of the config."""
+        """Return Adam with this `epsilon`, and the learning rate and the optimiser options of the config."""
         return keras_optimizer("Adam", self.config.optimizer, learning_rate=self.config.lr, epsilon=epsilon)
 
     def adam_of_multiplier(self, epsilon: float) -> Any:  # Any: a Keras optimiser
-        """Return Adam for a single number that weighs losses, without the user's options, which are for networks."""
+        """Return Adam with this `epsilon` for a single number that weighs losses.
+
+        It ignores the user's options, which are for networks.
+        """
         return keras_optimizer("Adam", {}, learning_rate=self.config.lr, epsilon=epsilon)
 
     def _note_held(self) -> None:
@@ -415,7 +440,7 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         """Restore the values that `extra_state` returned."""
 
     def get_weights(self) -> dict[str, Array]:
-        """Return copies of the weights, by the names that the acting graph uses."""
+        """Return copies of the weights, of any shape, by the names that the acting graph uses."""
         return self.model.get_weights()
 
     def get_state(self) -> AlgorithmState:

@@ -64,7 +64,7 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
         return not self.config.model.is_recurrent
 
     def after_update(self, metrics: dict[str, float]) -> None:
-        """See the base class; also updates the target network."""
+        """See `CompiledAlgorithm.after_update`; also updates the target network."""
         super().after_update(metrics)
         if self.updates % self.config.target_update_freq == 0:
             self._target.take_over()

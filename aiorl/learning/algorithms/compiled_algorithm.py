@@ -63,7 +63,12 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     """
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Lay out the train batch; nothing is compiled yet."""
+        """Lay out the train batch; nothing is compiled yet.
+
+        Args:
+            config: config of the run, or of the policy if it has its own settings.
+            model: network to train.
+        """
         super().__init__(config, model)
         self.distribution = to_tf_distribution(model.distribution)
         config = self.config
@@ -175,18 +180,32 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return True
 
     def after_update(self, metrics: dict[str, float]) -> None:  # optional
-        """Adapt coefficients after an update that was not skipped; can add metrics."""
+        """Adapt coefficients after an update that was not skipped; can add to its `metrics`."""
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
         """Lay out the rows of all fragments one after the other, or their sequences, one environment after the other.
 
         Fragments of whole episodes have different lengths; their batches are padded to one of a few sizes. Gradients
         from workers are laid out one after the other.
+
+        Args:
+            fragments: each has the columns of the sample plan, ``[T, N, ...]``.
+
+        Returns:
+            Columns ``[R, ...]`` of rows, or ``[M, T, ...]`` of sequences. The second call after this one overwrites
+            them.
         """
         return self.lay_out(fragments) if self._received is None else self._received.batch(fragments)
 
     def lay_out(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Lay fragments out as rows or as sequences."""
+        """Lay fragments out as rows or as sequences.
+
+        Args:
+            fragments: each has the columns of the sample plan, ``[T, N, ...]``.
+
+        Returns:
+            Columns ``[R, ...]`` of rows, or ``[M, T, ...]`` of sequences.
+        """
         shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
         if not self._has_sequences:
             return self.buffers.rows(fragments, self.fitted(sum(steps * num_envs for steps, num_envs in shapes)))
@@ -196,12 +215,15 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return self.buffers.sequences([fragments[number] for number in kept], num_sequences, length)
 
     def nominal_batch(self) -> Batch:
-        """Return a batch of zeros of the usual shape, of rows or sequences."""
+        """Return a batch of zeros of the usual shape: columns ``[R, ...]`` of rows, or ``[M, T, ...]`` of sequences."""
         length = [self.config.sequence_length()] if self._has_sequences else []
         return self.buffers.zeros(self.fitted(self._usual_size), *length)
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
         """Check that `make_batch` can use a fragment, before it is queued. Can be called in any thread.
+
+        Args:
+            fragment: columns ``[T, N, ...]`` by name.
 
         Raises:
             BatchError: a column is wrong; the error names it.
@@ -245,11 +267,12 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         """Return the gradient of the loss over a fragment at the current weights; changes nothing.
 
         Args:
-            fragment: columns of the sample plan.
+            fragment: columns of the sample plan, ``[T, N, ...]``.
             env_steps_total: env steps so far; schedules depend on it.
 
         Returns:
-            Columns to send, see `aiorl.data.columns`; empty if no row is a transition.
+            Columns to send: the gradient of each weight, in the weight's shape, with metrics ``[K]`` and the number of
+            rows ``[1]`` (see `aiorl.data.columns`); empty if no row is a transition.
 
         Raises:
             BatchError: a column is missing or has a wrong shape or dtype.
@@ -272,7 +295,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         """Take one step of the optimiser.
 
         Args:
-            gradients: weight name -> gradient, float32, for every trainable weight.
+            gradients: weight name -> gradient, float32, in the weight's shape, for every trainable weight.
             env_steps_total: env steps so far; schedules depend on it.
 
         Returns:
@@ -305,6 +328,13 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
         """Learn from one train batch; skip it if a loss or gradient is not finite.
+
+        Args:
+            batch: batch from `make_batch`, of the same shapes.
+            env_steps_total: env steps trained on before this batch; schedules depend on it.
+
+        Returns:
+            Metrics of the update, and whether it was skipped.
 
         Raises:
             TrainingDiverged: `MAX_SKIPS_IN_A_ROW` updates in a row were skipped.
@@ -417,7 +447,7 @@ def rows_forward(model: ActorCritic, minibatch: Tensors, buffers: BatchBuffers) 
 
     Args:
         model: network; a recurrent one runs over sequences.
-        minibatch: minibatch gathered from a batch of `buffers`.
+        minibatch: minibatch gathered from a batch of `buffers`: ``[R, ...]`` of rows, or ``[M, T, ...]`` of sequences.
         buffers: layout of the batch.
     """
     columns = unpacked(minibatch, buffers, time_major=model.is_recurrent)

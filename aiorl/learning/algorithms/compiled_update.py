@@ -181,7 +181,7 @@ class Phase:
         return (*self.metric_names, f"{prefix}loss", f"{prefix}grad_gnorm")
 
     def times(self, steps: int, before: int) -> int:
-        """Return how often the phase is due in `steps` steps that follow `before` earlier ones."""
+        """Return the number of times that the phase is due in `steps` steps that follow `before` earlier ones."""
         return (before + steps) // self.every - before // self.every
 
 
@@ -490,18 +490,22 @@ class TargetNetwork:
     """
 
     def __init__(self, network: Network) -> None:
-        """Begin with the network's current weights."""
+        """Begin with the current weights of `network`."""
         self.network = network
         self.variables: dict[str, Any] = {
             name: tf.Variable(variable, trainable=False) for name, variable in network.variables.items()
         }
 
     def tensors(self) -> Tensors:
-        """Return the current weights by name."""
+        """Return the current weights by name, each of the shape in the network."""
         return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
 
     def take_over(self, share: float = 1.0) -> None:
-        """Copy the network's weights, or move towards them by `share`."""
+        """Copy the network's weights.
+
+        Args:
+            share: share of the way to move towards them; 1 makes a copy.
+        """
         for name, variable in self.variables.items():
             online = tf.convert_to_tensor(self.network.variables[name])
             is_whole = share == 1 or not online.dtype.is_floating  # counters of custom layers can't be interpolated

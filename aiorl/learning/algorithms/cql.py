@@ -72,14 +72,14 @@ class CQL(SAC[CQLConfig]):
         super().__init__(config, model)
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """See the base class."""
+        """See `ReplayAlgorithm.coefficients`; adds the learning rate of the penalty's weight."""
         given = super().coefficients(env_steps_total)
         if self.config.target_gap is None:
             return given
         return {**given, _WEIGHT_LR: given["lr"] if self.config.cql_weight_lr is None else self.config.cql_weight_lr}
 
     def other_variables(self) -> dict[str, Any]:
-        """See the base class; includes the weight of the penalty."""
+        """See `CompiledBase.other_variables`; includes the weight of the penalty."""
         return super().other_variables() | {"log_cql_weight": self._log_weight}
 
     def update_spec(self) -> UpdateSpec:

@@ -97,7 +97,7 @@ class DQNConfig(ReplayConfig):
 
     @property
     def sequence_shape(self) -> SequenceShape | None:
-        """See the base class."""
+        """See `ReplayConfig.sequence_shape`."""
         if not self.model.is_recurrent:
             return None
         length = self.rollout_fragment_length if self.replay_sequence_length is None else self.replay_sequence_length
@@ -106,7 +106,7 @@ class DQNConfig(ReplayConfig):
         )
 
     def sequences(self, model: ActorCritic) -> Sequences | None:
-        """See the base class."""
+        """See `ReplayConfig.sequences`."""
         shape = self.sequence_shape
         if shape is None:
             return None
@@ -115,7 +115,7 @@ class DQNConfig(ReplayConfig):
         return Sequences(shape, tuple(model_columns(model, names)), tuple(states), self.gamma, self.n_step)
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """See the base class; recurrent networks get fragments with whole sequences and minibatches of several."""
+        """See `CommonConfig.derived_sizes`; fragments hold whole sequences for a recurrent network."""
         made = super().derived_sizes(fixed)
         shape = self.sequence_shape
         if shape is None:
@@ -213,7 +213,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
     def build_model(
         cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
     ) -> ActorCritic:
-        """Build the network of action values."""
+        """Build the network of action values; see `Algorithm.build_model`."""
         from aiorl.learning.models.q_network import QNetwork
 
         own = cls.own_config(config)
@@ -231,9 +231,12 @@ class DQN(ReplayAlgorithm[DQNConfig]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """See the base class; with `worker_priorities`, includes the worker's absolute TD error of each row.
+        """Return the plan of `ReplayAlgorithm`; with `worker_priorities`, it includes each row's absolute TD error.
 
         For a recurrent network, it returns a plan of raw transitions with the initial states of sequences.
+
+        Args:
+            config: config of the run.
         """
         own = cls.own_config(config)
         if own.sequence_shape is not None:
@@ -247,7 +250,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Return the settings of epsilon-greedy actions; a noisy network needs none."""
+        """Return the settings of epsilon-greedy actions with this `config`; a noisy network needs none."""
         own = cls.own_config(config)
         if own.noisy:
             return {}
@@ -256,7 +259,12 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         return {"exploration": {"type": "EpsilonGreedy", "epsilon": [list(point) for point in own.epsilon_schedule]}}
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Allocate the replay and a target network; nothing is compiled yet."""
+        """Allocate the replay and a target network; nothing is compiled yet.
+
+        Args:
+            config: config of the run, or of the policy if it has its own settings.
+            model: network to train.
+        """
         self._network = cast("QNetwork", model)
         self._start = cast(Greedy, model.distribution).start
         self._target = TargetNetwork(model)
@@ -277,7 +285,7 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         )
 
     def drawn_columns(self, num: int) -> dict[str, NDArray[Any]]:
-        """See the base class; returns the seeds of `_noise` for each minibatch."""
+        """See `ReplayAlgorithm.drawn_columns`; returns the seeds of the noise for each minibatch."""
         if not self.config.noisy:
             return {}
         return {_SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 3, 2), dtype=np.int32)}

@@ -18,7 +18,10 @@ _learning = partial(key, group="Learning")
 
 
 class ImitationConfig(ActorCriticConfig):
-    """Settings of imitation algorithms, with their defaults of common keys."""
+    """Settings of algorithms that imitate stored experience as it arrives.
+
+    Its own keys are Adam's epsilon and the number of fragments under way.
+    """
 
     is_offline: ClassVar[bool] = True
     why_no_exploration = "it learns from stored experience"
@@ -62,6 +65,9 @@ class Imitation(CompiledAlgorithm[ImitationT]):
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
         """Return a plan with leases that are kept topped up; experience of any age is used.
 
+        Args:
+            config: config of the run.
+
         Raises:
             ConfigError: there is no stored experience.
         """
@@ -70,7 +76,7 @@ class Imitation(CompiledAlgorithm[ImitationT]):
         return LeasePlan("streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker)
 
     def lay_out(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """See the base class; stored observations are unfiltered, and filtered here if there is a filter."""
+        """See `CompiledAlgorithm.lay_out`; stored observations are filtered here if there is a filter."""
         own = self.merged_filter
         if isinstance(own, MeanStdFilter):
             now = Normalisation.of(own)

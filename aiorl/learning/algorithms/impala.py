@@ -28,7 +28,7 @@ class IMPALAConfig(VTraceConfig):
 
     @property
     def has_whole_sequences(self) -> bool:
-        """See the base class; V-trace is computed in each minibatch and needs whole sequences."""
+        """See `ActorCriticConfig.has_whole_sequences`; V-trace needs them in each minibatch."""
         return True
 
 

@@ -25,7 +25,10 @@ _learning = partial(key, group="Learning")
 
 
 class OnPolicyConfig(ActorCriticConfig):
-    """Settings of on-policy algorithms."""
+    """Settings of algorithms that train on exactly one train batch of each policy version.
+
+    Its own keys are lambda of the advantages and Adam's epsilon.
+    """
 
     samples_in_turns = True
 
@@ -43,21 +46,21 @@ class OnPolicy(CompiledAlgorithm[OnPolicyT]):
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Return a plan of exactly one train batch for each version."""
+        """Return a plan of exactly one train batch, of the size in `config`, for each version."""
         own = cls.own_config(config)
         env_steps = None if own.is_truncating else own.train_batch_size
         return LeasePlan("on_policy", own.fragments_per_batch(), max_policy_lag=0, env_steps_per_batch=env_steps)
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of rows with advantages; recurrent models also get flags and states."""
+        """Return a plan of rows with advantages for this `config`; recurrent models also get flags and states."""
         own = cls.own_config(config)
         return advantage_plan(own, own.lambda_, cls.columns(own))
 
     @classmethod
     @abstractmethod
     def columns(cls, config: OnPolicyT) -> tuple[str, ...]:
-        """Return the columns that the loss needs."""
+        """Return the columns that the loss needs with this `config`."""
 
     def make_optimizer(self) -> Any:  # Any: a Keras optimiser
         """Return Adam."""
@@ -73,7 +76,10 @@ _ppo = partial(key, group="PPO")
 
 
 class SurrogateConfig(ActorCriticConfig):
-    """Settings of algorithms with a clipped surrogate."""
+    """Settings of algorithms with PPO's clipped surrogate.
+
+    Its own keys are the clipping range, and the penalty and limit of the divergence from the old policy.
+    """
 
     why_on_learner = "it takes several steps on each batch; with a single one it would be A2C"
 
@@ -124,7 +130,12 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
     """Algorithm with the coefficients of `ppo_loss`; another base class determines the samples."""
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Lay out the train batch; nothing is compiled yet."""
+        """Lay out the train batch; nothing is compiled yet.
+
+        Args:
+            config: config of the run, or of the policy if it has its own settings.
+            model: network to train.
+        """
         super().__init__(config, model)
         self._kl_coeff = self.config.kl_coeff
         self._clips = self.config.clip_schedules()
@@ -141,6 +152,9 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
         times the target, and factors 2 and 1/2.
 
         Source: Schulman et al. 2017, section 4.
+
+        Args:
+            metrics: metrics of the update, to which the weight is added.
         """
         super().after_update(metrics)
         metrics["cur_kl_coeff"] = self._kl_coeff
@@ -155,7 +169,7 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
         return {"kl_coeff": self._kl_coeff}
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Restore the adaptive weight of the penalty."""
+        """Restore the adaptive weight of the penalty from the `values` that `extra_state` returned."""
         self._kl_coeff = float(values["kl_coeff"])
 
 

@@ -51,7 +51,7 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
         return min(max(least, self.train_batch_size // 32), self.train_batch_size)
 
     def clips(self) -> dict[str, tuple[float, list[tuple[float, float]] | None]]:
-        """See the base class; includes the limit of the values if these are clipped."""
+        """See `SurrogateConfig.clips`; includes the limit of the values if these are clipped."""
         if not self.clips_values:
             return super().clips()
         return super().clips() | {"vf_clip_param": (self.vf_clip_param or 0.0, self.vf_clip_param_schedule)}

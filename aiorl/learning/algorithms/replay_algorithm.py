@@ -76,6 +76,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
         """Return a plan with leases that are kept topped up, up to a limit; experience of any age is used.
 
+        Args:
+            config: config of the run.
+
         Raises:
             ConfigError: there is no stored experience and the algorithm learns from nothing else.
         """
@@ -93,7 +96,11 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of rows with the discounted sum of up to n rewards and the observation that followed."""
+        """Return a plan of rows with the discounted sum of up to n rewards and the observation that followed.
+
+        Args:
+            config: config of the run, which sets n.
+        """
         own = cls.own_config(config)
         steps = (c.N_STEPS,) if own.n_step > 1 else ()
         piece = (c.PIECE,) if own.is_offline else ()
@@ -103,6 +110,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     @classmethod
     def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
         """Check that there is room for the replays of all policies together, and log how much they take.
+
+        Args:
+            policies: config and model of every policy that learns in the run, with any algorithm.
 
         Raises:
             ConfigError: there is no room.
@@ -136,6 +146,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Allocate the replay; nothing is compiled yet.
+
+        Args:
+            config: config of the run, or of the policy if it has its own settings.
+            model: network to train.
 
         Raises:
             ConfigError: there is not enough room.
@@ -196,7 +210,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return self.model.trainable_variables
 
     def drawn_columns(self, num: int) -> dict[str, Array]:
-        """Return the columns of `num` minibatches that are not stored: random numbers, new in each call."""
+        """Return the columns [num, ...] of `num` minibatches that are not stored: random numbers, new in each call."""
         return {}
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
@@ -205,6 +219,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
         """Check that a fragment can be stored. Can be called in any thread.
+
+        Args:
+            fragment: columns ``[T, N, ...]`` by name.
 
         Raises:
             BatchError: a column is wrong; the error names it.
@@ -217,7 +234,14 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Pieces.check(fragment)
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Store the fragments; each row of stored experience is stored only once while the replay has room."""
+        """Store the fragments; each row of stored experience is stored only once while the replay has room.
+
+        Args:
+            fragments: each has the columns of the sample plan, ``[T, N, ...]``.
+
+        Returns:
+            Numbers of rows for `update`, ``[2]``: all that came, and those read again.
+        """
         rows = again = 0
         for fragment in fragments:
             if not self.replay.stored:  # a checkpoint without the replay can still know pieces
@@ -238,6 +262,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
         """Make the minibatches that are due; until `learning_starts` rows are stored, only rows read again count.
+
+        Args:
+            batch: numbers of rows ``[2]`` from `make_batch`.
+            env_steps_total: env steps trained on before this batch; schedules depend on it.
 
         Raises:
             TrainingDiverged: too many calls in a row were skipped.
@@ -328,7 +356,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return values
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Restore the values that `extra_state` returned."""
+        """Restore the `values` that `extra_state` returned."""
         self._steps, self._due = int(values["steps"]), float(values["due"])
         self._counted = int(values["counted"])
         if self.config.is_offline:

@@ -22,7 +22,10 @@ _replay = partial(key, group="Replay")
 
 
 class ReplayConfig(CommonConfig):
-    """Settings of algorithms with a replay, with their defaults of common keys.
+    """Settings of algorithms that store experience and train on minibatches drawn from it.
+
+    Its own keys are about the replay and its priorities, the minibatches that are due for new rows, n-step returns,
+    and target networks.
 
     Attributes:
         trains_recurrent_models: True if the networks can be recurrent; they are then trained on sequences.
@@ -100,7 +103,7 @@ class ReplayConfig(CommonConfig):
         return None
 
     def sequences(self, model: ActorCritic) -> Sequences | None:
-        """Return the cutter of fragments into the sequences to store; None if single rows are stored."""
+        """Return the cutter of fragments into the sequences of `model` to store; None if single rows are stored."""
         return None
 
     @property
@@ -137,7 +140,7 @@ class ReplayConfig(CommonConfig):
         return self.target_update_freq
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """See the base class: fragments are long enough for n_step, and the replay is large enough."""
+        """See `CommonConfig.derived_sizes`; fragments are long enough for n_step, and the replay is large enough."""
         length, envs, capacity = self.rollout_fragment_length, self.num_envs_per_worker, self.replay_capacity
         starts = self.learning_starts
         if LENGTH not in fixed and self.is_truncating and self.n_step > length:
@@ -194,7 +197,10 @@ class CriticsModelConfig(ModelConfig):
 
 
 class ActorReplayConfig(ReplayConfig):
-    """Settings of replay algorithms with an actor and critics, with their defaults of common keys."""
+    """Settings of replay algorithms with an actor and critics.
+
+    Its own keys are the actor's learning rate, the number of critics and the length of the uniform start.
+    """
 
     model: CriticsModelConfig = changed(ReplayConfig, "model", CriticsModelConfig())
     lr: float = changed(ReplayConfig, "lr", 3e-4)
@@ -219,7 +225,11 @@ class ActorReplayConfig(ReplayConfig):
 
 
 class OfflineReplayConfig(ActorReplayConfig):
-    """Settings of offline algorithms with a replay, with their defaults of common keys."""
+    """Settings of algorithms with a replay, an actor and critics that learn from stored experience.
+
+    It has no keys of its own, but other defaults: training begins once all rows are stored, and actions are not random
+    at the start.
+    """
 
     action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")
     is_offline: ClassVar[bool] = True

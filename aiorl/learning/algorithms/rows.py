@@ -30,7 +30,11 @@ def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:
 
 
 def sequence_columns(config: CommonConfig) -> tuple[str, ...]:
-    """Return the further columns that a recurrent network needs to run over sequences; none without recurrence."""
+    """Return the names of further columns that a recurrent network needs to run over sequences.
+
+    Args:
+        config: config with the kind of network; without recurrence, there are no further columns.
+    """
     if not config.model.is_recurrent:
         return ()
     return (c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(config), *state_columns(config))

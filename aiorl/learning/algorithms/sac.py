@@ -88,12 +88,12 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
         super().__init__(config, model)
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """See the base class."""
+        """See `ReplayAlgorithm.coefficients`; adds the learning rate of the temperature."""
         given = super().coefficients(env_steps_total)
         return {**given, _ALPHA_LR: given["lr"] if self.config.alpha_lr is None else self.config.alpha_lr}
 
     def other_variables(self) -> dict[str, Any]:
-        """See the base class; includes the temperature."""
+        """See `CompiledBase.other_variables`; includes the temperature."""
         return super().other_variables() | {"log_alpha": self._log_alpha}
 
     def update_spec(self) -> UpdateSpec:

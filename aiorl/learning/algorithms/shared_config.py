@@ -39,7 +39,7 @@ class SDEConfig(CommonConfig):
 
     @property
     def state_dependent_noise(self) -> SDESettings | None:
-        """See the base class."""
+        """See `CommonConfig.state_dependent_noise`."""
         if not self.use_sde:
             return None
         return SDESettings(self.sde_initial_log_std, self.sde_learn_features)

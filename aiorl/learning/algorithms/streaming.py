@@ -27,7 +27,11 @@ _learning = partial(key, group="Learning")
 
 
 class StreamingConfig(ActorCriticConfig):
-    """Settings of streaming algorithms."""
+    """Settings of algorithms that train on fragments as they arrive, from slightly older policies.
+
+    Its own keys are about the optimiser, the largest policy lag, the fragments under way and the publication of
+    weights.
+    """
 
     opt_type: Literal["adam", "rmsprop"] = _learning("adam")
     """Optimizer."""
@@ -65,7 +69,7 @@ class Streaming(CompiledAlgorithm[StreamingT]):
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Return a streaming plan, in which leases are kept topped up."""
+        """Return a streaming plan for this `config`, in which leases are kept topped up."""
         own = cls.own_config(config)
         return LeasePlan(
             "streaming",
@@ -89,7 +93,10 @@ _vtrace = partial(key, group="V-trace")
 
 
 class VTraceConfig(StreamingConfig):
-    """Settings of algorithms with V-trace."""
+    """Settings of streaming algorithms that correct for older policies with V-trace.
+
+    Its own keys are the limits of the importance ratios and the decay of the trace.
+    """
 
     vtrace: bool = _vtrace(True)
     """Correct for older policies with V-trace; false treats all importance ratios as 1."""
@@ -132,6 +139,9 @@ class VTraceStreaming(Streaming[VTraceT]):
 
         A network that sees previous rewards sees them unscaled, including the last one of a sequence, so they are sent
         in addition to the scaled rewards to learn from.
+
+        Args:
+            config: config of the run.
         """
         own = cls.own_config(config)
         previous = previous_columns(own)
@@ -147,7 +157,7 @@ class VTraceStreaming(Streaming[VTraceT]):
     _has_warned = False
 
     def after_update(self, metrics: dict[str, float]) -> None:
-        """Warn, once, if the policy has moved far from the policies that sampled."""
+        """Warn, once, if the `metrics` show that the policy has moved far from the policies that sampled."""
         super().after_update(metrics)
         if metrics["mean_rho"] >= _LEAST_RHO * min(1.0, self.config.vtrace_clip_rho_threshold) or self._has_warned:
             return
@@ -167,6 +177,9 @@ class VTraceStreaming(Streaming[VTraceT]):
         Args:
             columns: [T, M, ...] by name; columns of sequences are [M, ...].
             weights: tensors by name to use instead of the network's own weights.
+
+        Returns:
+            The outputs of the network.
         """
         dist_inputs, values, last_values = sequence_forward_with_last(self.model, columns, weights)
         flat_inputs = flattened(dist_inputs)
@@ -177,7 +190,7 @@ class VTraceStreaming(Streaming[VTraceT]):
         """Return V-trace targets, without a gradient, and log importance ratios, 0 for padding; all [T, M].
 
         Args:
-            columns: time-major columns that another policy sampled.
+            columns: time-major columns [T, M, ...] that another policy sampled.
             judged: outputs of the policy and the values that are learning.
         """
         own, valid = self.config, columns[c.VALID]
@@ -193,7 +206,12 @@ class VTraceStreaming(Streaming[VTraceT]):
         return returns, log_rhos
 
     def ratio_metrics(self, log_rhos: tf.Tensor, valid: tf.Tensor) -> Tensors:
-        """Return metrics of log importance ratios of any shape."""
+        """Return metrics of log importance ratios, all scalars.
+
+        Args:
+            log_rhos: float32 of any shape.
+            valid: float32 of the same shape, 1 where a row is a transition, else 0.
+        """
         rhos, rho_bar = tf.exp(log_rhos), self.config.vtrace_clip_rho_threshold
         return {
             "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),

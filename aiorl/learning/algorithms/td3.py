@@ -42,7 +42,7 @@ class TD3Config(ActorReplayConfig):
     """Kind of noise that workers add: independent at each step, or correlated in time."""
 
     def minibatch_cycle(self) -> int:
-        """See the base class."""
+        """See `ReplayConfig.minibatch_cycle`."""
         return math.lcm(self.target_update_freq, self.policy_delay)
 
 

@@ -20,6 +20,9 @@ def masked_normalise(x: tf.Tensor, valid: tf.Tensor, *, epsilon: float = 1e-8) -
         valid: float32 of the same shape, 1 or 0; or weights of the rows in the mean and the deviation, by which the
             result is also multiplied.
         epsilon: added to the standard deviation, so that equal numbers give 0 and not NaN.
+
+    Returns:
+        float32, the same shape.
     """
     centred = x - masked_mean(x, valid)
     deviation = tf.sqrt(masked_mean(tf.square(centred), valid))
@@ -57,12 +60,12 @@ def actor_critic_loss(
         targets: the same shape, value targets.
         entropies: the same shape, entropies of the policy.
         valid: the same shape, 1 where a row is a transition, else 0.
-        vf_loss_coeff: weight of the values' errors.
-        entropy_coeff: weight of the entropy, per nat.
+        vf_loss_coeff: scalar, weight of the values' errors.
+        entropy_coeff: scalar, weight of the entropy, per nat.
         errors: the same shape, errors of the values; None = squared errors.
 
     Returns:
-        Scalars: the loss; and policy_loss, vf_loss, entropy and vf_explained_var.
+        The loss, and its parts policy_loss, vf_loss, entropy and vf_explained_var; all are scalars.
     """
     vf_loss = masked_mean(tf.square(values - targets) if errors is None else errors, valid)
     entropy = masked_mean(entropies, valid)
@@ -158,7 +161,7 @@ def ppo_loss(
         errors: the same shape, errors of the values; None = squared errors.
 
     Returns:
-        Scalars: the loss; and the parts from `actor_critic_loss`, kl and clip_fraction.
+        The loss, the parts from `actor_critic_loss`, kl and clip_fraction; all are scalars.
 
     Source: Schulman et al. 2017, eq. 8 and 9.
     """

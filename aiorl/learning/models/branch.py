@@ -131,11 +131,11 @@ class CustomStack(Stack):
         super().__init__([], shapes[0][1])
 
     def __call__(self, inputs: Any) -> Any:
-        """See Stack."""
+        """See `Stack.__call__`."""
         return keras.ops.cast(self._network(inputs)[0], "float32")
 
     def named_variables(self) -> dict[str, Any]:
-        """See Stack."""
+        """See `Stack.named_variables`."""
         return self._network.named_variables()
 
 

@@ -36,7 +36,7 @@ class TFNetwork:
     """Model for acting, with the interface of `ActingGraph`."""
 
     def __init__(self, model: ActorCritic) -> None:
-        """Take over the model; it is traced at its first run, once for any number of rows."""
+        """Take over the `model`; it is traced at its first run, once for any number of rows."""
         self.model = model
         self._spec = make_acting_spec(model)
         self._step = tf.function(self._forward, input_signature=acting_signature(self._spec))
@@ -117,7 +117,8 @@ class TFPolicy(GraphPolicy):
                 (squash Boxes into their bounds), "lr" (of Adam, 1e-4) and "seed" (of weights and noise).
 
         Raises:
-            (ConfigError, UnsupportedSpaceError): no network can be built.
+            ConfigError: the settings make no network.
+            UnsupportedSpaceError: a space has no network or no distribution.
         """
         self.model = self._make_model(observation_space, action_space, config)
         super().__init__(
@@ -152,14 +153,24 @@ class TFPolicy(GraphPolicy):
         )
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
-        """Return the scalar to minimise, for a batch of tensors by column; subclasses that learn define it."""
+        """Return the loss to minimise, a scalar; subclasses that learn define it.
+
+        Args:
+            batch: tensors ``[B, ...]`` by column.
+
+        Raises:
+            NotImplementedError: the class defines no loss.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no loss")
 
     def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Return the gradients by weight name, and the loss.
+        """Compute the gradients of the loss.
 
         Args:
-            batch: SampleBatch, or any mapping of columns.
+            batch: SampleBatch, or any mapping of columns ``[B, ...]``.
+
+        Returns:
+            The gradients by weight name, each in the weight's shape, and ``{"loss": ...}``.
         """
         tensors = {name: tf.convert_to_tensor(batch[name]) for name in batch if batch[name].dtype != object}
         variables = self.model.trainable
@@ -170,7 +181,13 @@ class TFPolicy(GraphPolicy):
         return named, {"loss": float(loss)}
 
     def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """Take one step of Adam; return the norm of the gradients.
+        """Take one step of Adam.
+
+        Args:
+            gradients: weight name -> gradient in the weight's shape, for all trainable weights.
+
+        Returns:
+            ``{"grad_norm": ...}``, the norm of all gradients.
 
         Raises:
             PolicyError: the gradients don't match the weights or are not finite; nothing is changed then.
@@ -187,12 +204,12 @@ class TFPolicy(GraphPolicy):
         return {"grad_norm": norm}
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
-        """Compute and apply gradients; return the loss and the norm of the gradients."""
+        """Compute and apply the gradients of a `batch`; return the loss and the norm of the gradients."""
         gradients, figures = self.compute_gradients(batch)
         return figures | self.apply_gradients(gradients)
 
     def get_state(self) -> dict[str, Any]:
-        """See Policy; includes the optimizer's moments once there are any."""
+        """See `Policy.get_state`; includes the optimizer's moments once there are any."""
         state = super().get_state()
         if self._optimizer is not None:
             state["optimizer"] = {
@@ -202,7 +219,7 @@ class TFPolicy(GraphPolicy):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """See Policy."""
+        """See `Policy.set_state`."""
         super().set_state(state)
         saved = state.get("optimizer")
         self._optimizer = None
@@ -211,13 +228,18 @@ class TFPolicy(GraphPolicy):
                 item.assign(saved[str(index)])
 
     def export_model(self, export_dir: str) -> None:
-        """Write a TensorFlow SavedModel of the acting network with its weights."""
+        """Write a TensorFlow SavedModel of the acting network with its weights to the directory `export_dir`."""
         network = self.graph
         assert isinstance(network, TFNetwork), "a TFPolicy runs its own model"
         network.save(export_dir)
 
     def export_checkpoint(self, export_dir: str, filename_prefix: str = "model") -> None:
-        """Write the weights by name to ``<prefix>.safetensors``."""
+        """Write the weights by name to one safetensors file.
+
+        Args:
+            export_dir: directory of the file, made if missing.
+            filename_prefix: name of the file without its suffix.
+        """
         from safetensors.numpy import save_file
 
         directory = Path(export_dir)
@@ -226,6 +248,9 @@ class TFPolicy(GraphPolicy):
 
     def import_model_from_h5(self, import_file: str) -> None:
         """Read weights from an HDF5 file: one dataset each, at the weight's name.
+
+        Args:
+            import_file: path of the file.
 
         Raises:
             CheckpointError: the file can't be read or lacks a weight.

@@ -62,6 +62,10 @@ class Replay:
     def __init__(self, spec: ReplaySpec, *, seed: int) -> None:
         """Allocate all of the replay.
 
+        Args:
+            spec: columns and size.
+            seed: seed of the random draws.
+
         Raises:
             ConfigError: there is no room for it; `check_fits` checks that beforehand.
         """
@@ -95,6 +99,9 @@ class Replay:
 
     def check_fragment(self, arrays: Mapping[str, Array]) -> None:
         """Check that `insert_fragment` accepts a fragment. Safe in any thread.
+
+        Args:
+            arrays: arrays of the fragment by name: columns [T, N, ...], see `insert_fragment`.
 
         Raises:
             BatchError: it doesn't; the error names the column at fault.
@@ -151,7 +158,7 @@ class Replay:
         """Draw rows, with replacement.
 
         Args:
-            batch_size: B.
+            batch_size: B, rows in a minibatch.
             num_batches: K minibatches, for one call that trains on all; None = one, without an axis for K.
             beta: exponent of the importance weights: 0 doesn't correct for priorities, 1 corrects fully.
 

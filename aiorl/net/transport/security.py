@@ -1,6 +1,6 @@
 """Admission of clients: key files, and the list of admitted keys.
 
-Key files are ZeroMQ certificates, as made by `python -m aiorl.keys`::
+Key files are ZeroMQ certificates, as made by `aiorl keys`::
 
     DIR/learner.key_secret   the learner's private key, mode 0600
     DIR/learner.key          its public key; every worker needs a copy
@@ -83,7 +83,7 @@ class WorkerKeys:
 
 
 def load_learner_keys(directory: Path | str) -> LearnerKeys:
-    """Load the learner's keys from a directory made by `python -m aiorl.keys`.
+    """Load the learner's keys from a directory made by `aiorl keys`.
 
     Raises:
         SecurityError: when a file is missing, unreadable, malformed or readable by others, or when others could change
@@ -95,7 +95,7 @@ def load_learner_keys(directory: Path | str) -> LearnerKeys:
     public_key, secret_key = read_secret_key(secret_file)
     admitted = directory / ADMITTED
     if not admitted.is_dir():
-        hint = f"create it and copy each worker's .key file there, or run `python -m aiorl.keys {directory}`."
+        hint = f"create it and copy each worker's .key file there, or run `aiorl keys {directory}`."
         raise _unusable(admitted, " is missing: it holds the public keys of the workers to admit;", hint)
     _check_trusted(directory, secret_file, admitted)
     return LearnerKeys(public_key, secret_key, admitted)
@@ -259,7 +259,7 @@ class AdmittedKeys:
 
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
-        raise _unusable(directory, " is not a directory of keys:", f"make one with `python -m aiorl.keys {directory}`.")
+        raise _unusable(directory, " is not a directory of keys:", f"make one with `aiorl keys {directory}`.")
 
 
 def _check_trusted(directory: Path, *within: Path) -> None:
@@ -327,7 +327,7 @@ def _own_secret_file(directory: Path) -> Path:
         return preferred
     found = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
     if not found:
-        hint = "copy one there from where you ran `python -m aiorl.keys`, along with learner.key."
+        hint = "copy one there from where you ran `aiorl keys`, along with learner.key."
         raise _unusable(directory, " holds no worker's private key (NAME.key_secret):", hint)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
@@ -349,7 +349,7 @@ def _read(path: Path, *, private: bool = False) -> str:
                 raise _unusable(path, f" can be read or written by others (mode {mode:04o}):", hint)
             data = file.read(_MAX_KEY_FILE_BYTES)
     except FileNotFoundError:
-        hint = "copy it from where you ran `python -m aiorl.keys`, or run that to make keys."
+        hint = "copy it from where you ran `aiorl keys`, or run that to make keys."
         raise _unusable(path, " is missing:", hint) from None
     except OSError as error:
         raise _unusable(path, f" cannot be read ({error.strerror}):", "check its owner and mode.") from error
@@ -382,7 +382,7 @@ def _check_key(text: str, path: Path) -> bytes:
 
 
 def _malformed(path: Path, what: str) -> SecurityError:
-    hint = "use a file made by `python -m aiorl.keys`, or copy it again."
+    hint = "use a file made by `aiorl keys`, or copy it again."
     return _unusable(path, f" holds no {what} key:", hint)
 
 

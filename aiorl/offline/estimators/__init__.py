@@ -2,7 +2,7 @@
 
 `ImportanceSamplingEstimator` and `WeightedImportanceSamplingEstimator` estimate from the episodes that a run's workers
 read, one by one (``input_evaluation``). `aiorl.offline.estimators.judgement` has five estimators over a whole data set
-(``python -m aiorl.estimate``); two of them need a fitted Q (`aiorl.offline.estimators.fitted_q`).
+(``aiorl estimate``); two of them need a fitted Q (`aiorl.offline.estimators.fitted_q`).
 
 Definitions for an episode of T steps with rewards r_t and discount g; p_t is the product over steps 0..t of the new
 policy's probability of the action taken divided by the old policy's:
@@ -378,19 +378,28 @@ class OffPolicyEstimator(ABC):
     Attributes:
         policy: the new policy.
         gamma: discount.
+        name: its name in ``input_evaluation``.
     """
 
     name = ""
 
     def __init__(self, policy: Policy, gamma: float) -> None:
-        """Start without episodes."""
+        """Start without episodes.
+
+        Args:
+            policy: the new policy.
+            gamma: discount.
+        """
         self.policy = policy
         self.gamma = gamma
         self._estimates: list[OffPolicyEstimate] = []
 
     @classmethod
     def create(cls, context: IOContext) -> OffPolicyEstimator:
-        """Return an estimator for a worker's default policy, with the discount of its config.
+        """Return an estimator for the default policy of a worker, with the discount of its config.
+
+        Args:
+            context: surroundings of the worker's reader.
 
         Raises:
             ConfigError: the worker has no default policy.
@@ -406,7 +415,7 @@ class OffPolicyEstimator(ABC):
         return cls(policy, float(context.config.get("gamma", _DEFAULT_GAMMA)))
 
     def process(self, episode: Batch) -> None:
-        """Add one episode.
+        """Add one `episode`, a batch of rows ``[T, ...]``.
 
         Raises:
             BatchError: the batch is multi-agent, or the old policy's action probabilities are missing or impossible;

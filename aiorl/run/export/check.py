@@ -50,7 +50,9 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
     Args:
         form: the policy.
         run: function that runs the file.
-    Returns: the largest differences found.
+
+    Returns:
+        The largest differences found.
 
     Raises:
         ExportError: the file fails, or its outputs differ from the policy's.

@@ -183,7 +183,9 @@ def choose_action(ops: Any, dist_inputs: Any, part: ActionPart) -> Any:
         ops: the format's operations.
         dist_inputs: inputs of the whole distribution, [N, P].
         part: the array of the action.
-    Returns: the actions.
+
+    Returns:
+        The actions.
 
     Raises:
         ExportError: this kind of distribution can't be exported.

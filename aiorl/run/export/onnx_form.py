@@ -32,7 +32,9 @@ def write_onnx(form: PolicyForm, path: Path) -> Runner:
     Args:
         form: the policy.
         path: the file.
-    Returns: function that runs the file.
+
+    Returns:
+        Function that runs the file.
 
     Raises:
         ExportError: the network has no acting graph, its weights are too large for one file, or ONNX Runtime refuses

@@ -76,7 +76,9 @@ def write_keras(form: PolicyForm, path: Path) -> Runner:
     Args:
         form: the policy.
         path: the file.
-    Returns: function that runs the file.
+
+    Returns:
+        Function that runs the file.
 
     Raises:
         ExportError: the network has a part that Keras can't save or load.
@@ -114,7 +116,9 @@ def write_tflite(form: PolicyForm, path: Path) -> Runner:
     Args:
         form: the policy.
         path: the file.
-    Returns: function that runs the file.
+
+    Returns:
+        Function that runs the file.
 
     Raises:
         ExportError: the network needs other operations.

@@ -96,7 +96,9 @@ def export_policy(
         directory: directory to write to, made if missing. An earlier export there is replaced.
         formats: any of "onnx", "savedmodel", "keras", "tflite"; all but the first need TensorFlow.
         policy_id: id of the policy; None is the only one, or ``default_policy``.
-    Returns: path to open, by format: a file, or for "savedmodel" a directory.
+
+    Returns:
+        Path to open, by format: a file, or for "savedmodel" a directory.
 
     Raises:
         CheckpointError: there is no checkpoint, or it can't be used.

@@ -294,7 +294,8 @@ def shown_on_a_line(
         headline: config and goals of the run.
         stream: stream to write to; None is stdout.
 
-    Yields: the results, unchanged.
+    Yields:
+        The results, unchanged.
     """
     stream, began, width = stream or sys.stdout, time.monotonic(), 0
     try:

@@ -33,7 +33,9 @@ def rotate(path: Path, max_bytes: int) -> bool:
     Args:
         path: a log, which need not exist; all writers must open it in append mode.
         max_bytes: size above which the log is emptied.
-    Returns: True if the log was emptied.
+
+    Returns:
+        True if the log was emptied.
 
     Raises:
         OSError: the log cannot be read or emptied.

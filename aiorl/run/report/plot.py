@@ -49,7 +49,9 @@ def plot_learning_curve(
         title: heading; empty takes the run directory's name.
         stop_return: return that the run should reach, drawn as a line; None for none.
         path: file of the picture, replaced atomically; None is learning_curve.png in the run directory.
-    Returns: path of the picture, or None if no episode has ended yet.
+
+    Returns:
+        Path of the picture, or None if no episode has ended yet.
 
     Raises:
         OSError: a file can't be read or written.

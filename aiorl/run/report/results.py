@@ -170,7 +170,9 @@ class Results:
             now: time of the monotonic clock in seconds, as at construction.
             progress: progress of the learner.
             timestamp: wall-clock time, seconds since the epoch.
-        Returns: dict of numbers, strings, lists and dicts.
+
+        Returns:
+            Dict of numbers, strings, lists and dicts.
         """
         last = self._last
         rate = self._rates(now, progress)
@@ -465,7 +467,8 @@ class SystemUsage:
     def look(self) -> dict[str, float]:
         """Return the current figures; within `_SETTLED_S` of the last look, that look's: shorter times are too coarse.
 
-        Returns: cpu_util_percent (all cores of the host, 0 to 100, since the last look), ram_util_percent,
+        Returns:
+            Cpu_util_percent (all cores of the host, 0 to 100, since the last look), ram_util_percent,
             learner_cpu_percent (this process; 100 is one core), learner_rss_bytes; empty if they can't be measured.
         """
         now = self._clock()

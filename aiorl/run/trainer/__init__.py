@@ -37,7 +37,9 @@ def trainer_class(algo: str) -> type[AlgorithmTrainer]:
 
     Args:
         algo: name of the algorithm, or import path of a user's own.
-    Returns: the trainer class.
+
+    Returns:
+        The trainer class.
 
     Raises:
         ConfigError: no algorithm has that name.

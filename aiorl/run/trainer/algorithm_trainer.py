@@ -70,7 +70,7 @@ class WorkerSet:
     """The workers of a trainer: one in this process, and worker processes on this or other hosts."""
 
     def __init__(self, trainer: AlgorithmTrainer) -> None:
-        """Take the trainer that the workers belong to."""
+        """Take the `trainer` that the workers belong to."""
         self._trainer = trainer
 
     def local_worker(self) -> RolloutWorker:
@@ -124,7 +124,7 @@ class AlgorithmTrainer(Trainer):
     """Trainer for any of aiorl's algorithms.
 
     Without local workers (``num_workers=0``) and without an address to listen on (``bind``), everything happens in the
-    caller's thread. Otherwise worker processes sample, as they do for ``python -m aiorl.learner``. Between two calls of
+    caller's thread. Otherwise worker processes sample, as they do for ``aiorl train``. Between two calls of
     ``train``, workers of an on-policy algorithm pause, and workers of a streaming algorithm use up their leases.
     A subclass names the config of its algorithm.
     """
@@ -180,14 +180,16 @@ class AlgorithmTrainer(Trainer):
 
         Args:
             observation: the observation, in the environment's form.
-            state: recurrent state, a list of arrays; None or empty starts an episode.
+            state: recurrent state, an array [...] per component; None or empty starts an episode.
             prev_action: the previous action, for a policy that takes it as input.
-            prev_reward: the previous reward, likewise.
+            prev_reward: the previous reward, for a policy that takes it as input.
             info: not used by aiorl's networks.
             policy_id: id of the policy.
             full_fetch: return all three values even if no state is given.
             explore: True draws from the action distribution, False takes its most likely action.
-        Returns: the action. With a state or ``full_fetch``: the action, the state after the step, and a dict of the
+
+        Returns:
+            The action. With a state or ``full_fetch``: the action, the state after the step, and a dict of the
             policy's other outputs.
 
         Raises:
@@ -214,7 +216,9 @@ class AlgorithmTrainer(Trainer):
 
         Args:
             policy_id: id of the policy.
-        Returns: the policy.
+
+        Returns:
+            The policy.
 
         Raises:
             UnknownPolicyError: no policy has that id (also a KeyError).
@@ -224,11 +228,13 @@ class AlgorithmTrainer(Trainer):
         return self._actor(policy_id).policy
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return copies of the weights: policy id -> name -> array.
+        """Return copies of the weights: policy id -> name -> array, of any shape.
 
         Args:
             policies: ids of the policies, or one id; None takes all.
-        Returns: weights by policy id and name.
+
+        Returns:
+            Weights by policy id and name, each of any shape.
 
         Raises:
             UnknownPolicyError: no policy has one of these ids (also a KeyError).
@@ -288,7 +294,9 @@ class AlgorithmTrainer(Trainer):
 
         Args:
             directory: directory to write to, made if missing; None is the run's directory of checkpoints.
-        Returns: path of the checkpoint, for ``restore``, `aiorl.load_policy`, `aiorl.evaluate` and ``init_from``.
+
+        Returns:
+            Path of the checkpoint, for ``restore``, `aiorl.load_policy`, `aiorl.evaluate` and ``init_from``.
 
         Raises:
             CheckpointError: the checkpoint can't be written.
@@ -306,7 +314,9 @@ class AlgorithmTrainer(Trainer):
             export_dir: directory that gets a directory for each format.
             policy_id: id of the policy.
             formats: any of "onnx", "savedmodel", "keras", "tflite".
-        Returns: path to open, by format.
+
+        Returns:
+            Path to open, by format.
 
         Raises:
             AiorlError: the policy cannot be exported; see `aiorl.export_policy`.
@@ -325,7 +335,9 @@ class AlgorithmTrainer(Trainer):
             export_dir: directory of the file, made if missing.
             filename_prefix: name of the file without its suffix.
             policy_id: id of the policy.
-        Returns: path of the file, ``export_dir/filename_prefix.safetensors``.
+
+        Returns:
+            Path of the file, ``export_dir/filename_prefix.safetensors``.
 
         Raises:
             UnknownPolicyError: no policy has that id (also a KeyError).
@@ -339,7 +351,8 @@ class AlgorithmTrainer(Trainer):
     def _export_model(self, export_formats: Sequence[str], export_dir: str | Path) -> dict[str, str]:
         """Export into a directory: ``model`` (ONNX), ``checkpoint`` and the formats of `export_policy_model`.
 
-        Returns: path by format.
+        Returns:
+            Path by format.
         """
         exported = {}
         for name in export_formats:
@@ -359,7 +372,9 @@ class AlgorithmTrainer(Trainer):
             seed: seed of the environment and of all random choices; None draws one, which the result contains.
             **how: other arguments of `aiorl.evaluate`, such as ``explore``, ``config`` and ``video``. The first two
                 default to ``evaluation_config``.
-        Returns: the episodes played; ``checkpoint`` is "".
+
+        Returns:
+            The episodes played; ``checkpoint`` is "".
 
         Raises:
             AiorlError: the episodes cannot be played; see `aiorl.evaluate`.

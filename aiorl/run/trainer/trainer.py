@@ -162,7 +162,9 @@ class Trainer:
 
         Args:
             extra: keys of the config that differ from the defaults.
-        Returns: the config as a nested dict.
+
+        Returns:
+            The config as a nested dict.
         """
         return with_base_config(cls._config_class()().to_dict(), extra)
 
@@ -172,7 +174,9 @@ class Trainer:
 
         Args:
             config: a config, or a nested dict of its keys.
-        Returns: the resources; memory is in bytes.
+
+        Returns:
+            The resources; memory is in bytes.
 
         Raises:
             ConfigError: a setting is wrong or cannot be applied (also a ValueError).
@@ -185,7 +189,9 @@ class Trainer:
 
         Args:
             config: a config, or a nested dict of its keys.
-        Returns: the text.
+
+        Returns:
+            The text.
 
         Raises:
             ConfigError: a setting is wrong or cannot be applied (also a ValueError).
@@ -219,7 +225,8 @@ class Trainer:
     def train(self) -> dict[str, Any]:
         """Train for one iteration: at least one update, ``min_iter_time_s`` and ``timesteps_per_iteration``.
 
-        Returns: the iteration's result, as changed by hooks and as written to the run's files.
+        Returns:
+            The iteration's result, as changed by hooks and as written to the run's files.
 
         Raises:
             WorkerError: workers failed, and ``ignore_worker_failures`` is off (also a RuntimeError).
@@ -260,7 +267,8 @@ class Trainer:
                 on), ``stop_time_s`` and ``stop_iterations`` (both counted from this call), ``stop_evaluation_return``
                 (see ``evaluation_interval``). None takes the config's value.
 
-        Yields: the result of each iteration, up to the one during which the trainer is stopped.
+        Yields:
+            The result of each iteration, up to the one during which the trainer is stopped.
 
         Raises:
             ConfigError: a criterion is unknown or not a number, or needs evaluations and none are configured.

@@ -1,4 +1,4 @@
-"""A whole run in one call, for programs; the counterpart of ``python -m aiorl.learner``."""
+"""A whole run in one call, for programs; the counterpart of ``aiorl train``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def train(
         config: a config, or a nested dict of its keys.
         **settings: more keys, such as ``stop_return=475``, ``num_workers=4`` or ``resume="runs/mine"``. They override
             ``config``.
-    Returns: the last result (empty if nothing was trained), plus ``reason`` (why the run ended), ``run_dir`` and
+
+    Returns:
+        The last result (empty if nothing was trained), plus ``reason`` (why the run ended), ``run_dir`` and
         ``checkpoint``.
 
     Raises:

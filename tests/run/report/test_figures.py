@@ -70,7 +70,7 @@ def test_a_summary_shows_paths_and_next_commands() -> None:
     shown = summary_lines(summary)
     assert shown[1] == "Solved."
     assert [line.split()[-1] for line in shown[3:6]] == ["runs/x", "p", "c"]
-    assert shown[-2:] == ["  # continue", "  python -m aiorl.learner"]
+    assert shown[-2:] == ["  # continue", "  aiorl train"]
     assert summary_lines(Summary("Ended by Ctrl-C.", "")) == ["Ended by Ctrl-C."], "there is nothing to show"
 
 

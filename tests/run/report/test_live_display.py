@@ -92,7 +92,7 @@ def test_only_the_latest_events_are_shown(make: Make) -> None:
 
 def test_the_summary_is_below_the_panel_in_whole_lines(make: Make) -> None:
     display, console = make()
-    command = "python -m aiorl.learner --resume runs/" + "x" * 80
+    command = "aiorl train --resume runs/" + "x" * 80
     display.finish(Summary("Solved.", "runs/x", next_steps=[("continue", command)]), 1.0)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert f"  {command}" in lines
@@ -100,7 +100,7 @@ def test_the_summary_is_below_the_panel_in_whole_lines(make: Make) -> None:
 
 
 def test_the_join_command_is_readable_on_80_columns_throughout_the_run(make: Make) -> None:
-    command = "python -m aiorl.worker --connect tcp://learner-0.training.example.org:50571 --keys /home/me/keys"
+    command = "aiorl worker --connect tcp://learner-0.training.example.org:50571 --keys /home/me/keys"
     display, console = make()
     display.join(command, 0.1)
     for number in range(20):
@@ -142,7 +142,7 @@ def test_a_narrower_terminal_shows_no_remains_of_former_frames(make: Make, width
     screen = Screen()
     screen.write("$ a former command\n")
     display, console = make(widths[0], file=screen)
-    display.join("python -m aiorl.worker --connect tcp://127.0.0.1:5557", 0.1)
+    display.join("aiorl worker --connect tcp://127.0.0.1:5557", 0.1)
     for number, width in enumerate(widths):
         if number:
             screen.shrink(width)
