@@ -35,9 +35,7 @@ Examples:
 The output says which files to copy to the other hosts, and how to start the learner and workers.
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PUBLIC = (
-    '# {what}, made by `aiorl keys`. Public: can be given to anyone.\ncurve\n    public-key = "{public}"\n'
-)
+_PUBLIC = '# {what}, made by `aiorl keys`. Public: can be given to anyone.\ncurve\n    public-key = "{public}"\n'
 _SECRET = (
     "# {what}, made by `aiorl keys`. PRIVATE: copy it only to hosts that use it.\n"
     'curve\n    public-key = "{public}"\n    secret-key = "{secret}"\n'

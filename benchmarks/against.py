@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         if new.ratio is not None and old.ratio is not None:
                             said += f"; to baseline {new.ratio:.3f} and {old.ratio:.3f}"
                         console.print(said, highlight=False)
-        finally:  # Ctrl-C after an hour does not lose what was measured
+        finally:  # Ctrl-C after an hour does not lose the rounds measured
             if rounds:
                 console.print(_table(rounds, args.rev))
     return 0
