@@ -1,7 +1,7 @@
 """A plugin for pytest that changes the English words of aiorl's messages, to find tests that depend on wording.
 
-`pytest -p tests.support.reworded tests/config` rotates the letters of each ordinary word in messages: "must be"
-becomes "ustm eb". Values, keys, options, paths, commands and quoted names stay, so a test that matches these passes.
+`python -m pytest -p tests.support.reworded tests/config` rotates the letters of each ordinary word in messages: "must
+be" becomes "ustm eb". Values, keys, options, paths, commands and quoted names stay, so that tests can match these.
 Messages are the texts in `raise`, in calls of errors and of the log, in `__str__`, and all that look like sentences.
 Processes that tests start as new programs keep the usual words.
 """
