@@ -190,17 +190,17 @@ def _directives(module: str, names: list[str]) -> list[str]:
         directive = f"::: {home}.{getattr(item, '__qualname__', name) if callable(item) else name}"
         if name.endswith("Config"):  # its keys are on the pages of algorithms
             directive += "\n    options:\n      members: false"
-        elif inherited := _inherited(item):
+        elif isinstance(item, type) and (inherited := _inherited(item)):
             directive += f"\n    options:\n      inherited_members: [{', '.join(inherited)}]"
         directives.append(directive)
     return directives
 
 
-def _inherited(item: Any) -> list[str]:
+def _inherited(item: type) -> list[str]:
     """Return the public members that a class inherits from classes of aiorl that no page of docs/api/ shows."""
     shown = {
         name for page in (DOCS / "api").glob("*.md") for found in _API.findall(_read(page)) for name in found[1].split()
     }
-    bases = [base for base in getattr(item, "__mro__", ())[1:] if base.__module__.startswith("aiorl.")]
+    bases = [base for base in item.__mro__[1:] if base.__module__.startswith("aiorl.")]
     hidden = [base for base in bases if base.__name__ not in shown]
     return sorted({name for base in hidden for name in vars(base) if not name.startswith("_")} - vars(item).keys())
