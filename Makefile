@@ -5,14 +5,16 @@ BIN := $(VENV)/bin
 CONSTRAINTS := aiorl/constraints.txt
 LEARNER := $(VENV)/.learner
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
+# pip would compile 18,000 files with one processor; some of them are examples of errors
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 RESULTS := .pytest_cache/results.xml
 # Two processes, whole files each: many tests wait for a process to start. More of them would disturb timing tests.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all nightly check style types layers prose size requirements bench bench-against chaos results examples coverage \
-	picture docs docs-serve fuzz lock build clean
+.PHONY: help setup train test test-slow test-all nightly check style types layers prose size requirements bench \
+	bench-against chaos results examples coverage picture docs docs-serve fuzz lock build clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -24,11 +26,13 @@ $(BIN)/python:
 $(LEARNER): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing the packages for training into $(VENV): 1.9 GB, a minute or two the first time"
 	@$(PIP) -e '.[learner]'
+	@$(COMPILE)
 	@touch $@
 
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing the packages for development into $(VENV): 3.6 GB, some minutes the first time"
 	@$(PIP) -e '.[dev]'
+	@$(COMPILE)
 	@touch $(LEARNER) $@
 
 setup: $(STAMP)  ## make .venv and install everything for development (3.6 GB), pinned
@@ -39,6 +43,9 @@ train: $(LEARNER)  ## solve CartPole-v1 with PPO and two workers; installs the p
 test: $(STAMP)  ## run the tests (without the long learning runs)
 	@$(PYTEST) -m 'not slow' --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py --check $(RESULTS)
+
+test-slow: $(STAMP)  ## run the learning and fault runs that CI runs, too
+	@$(PYTEST) -m 'slow and not nightly'
 
 test-all: $(STAMP)  ## run all tests, including long learning and fault runs
 	@$(BIN)/python -m pytest

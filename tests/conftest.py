@@ -18,7 +18,7 @@ from learner_server import can_fork, share_server
 
 QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 """Flags for code that runs once or twice. Processes that tests start compile as users' processes do."""
-LONG = ("integration", "examples", "trainer", "algorithms", "models", "protocol")
+LONG = ("examples", "learning", "integration", "trainer", "export", "algorithms", "models", "protocol")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,7 +43,7 @@ def pytest_collection(session: pytest.Session) -> None:
     if session.config.getoption("numprocesses", None):
         return  # others collect
     gc.disable()
-    if session.config.option.markexpr == "not slow":
+    if session.config.option.markexpr in ("not slow", "slow and not nightly"):
         os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
 
 

@@ -12,7 +12,6 @@ SMALL = (
 )  # fmt: skip
 PPO = ("--algo=ppo", "--sgd-minibatch-size=64", "--num-sgd-iter=2")
 IMPALA = ("--algo=impala",)
-CHOICES = ("discrete", "multi_discrete", "multi_binary", "tuple", "dict")
 
 
 def finished(learner: Any) -> list[dict[str, Any]]:
@@ -43,14 +42,15 @@ LAYOUTS = {"rows": (), "filtered_sequences": ("--model.use-lstm=true", "--observ
 @pytest.mark.parametrize(
     ("algo", "layout", "actions"),
     [
-        *(("ppo", "rows", actions) for actions in CHOICES),
-        *(("impala", "filtered_sequences", actions) for actions in CHOICES),
+        ("ppo", "rows", "multi_binary"),
         ("ppo", "filtered_sequences", "tuple"),
         ("impala", "rows", "dict"),
+        ("impala", "filtered_sequences", "discrete"),
+        ("impala", "filtered_sequences", "multi_discrete"),
     ],
 )
 def test_masks_forbid_actions_of_every_kind_of_space(processes: Any, algo: str, layout: str, actions: str) -> None:
-    """Checked with both algorithms and layouts of batches. The environment raises at a forbidden action."""
+    """Both algorithms train on both layouts of batches. The environment raises at a forbidden action."""
     options = (*(PPO if algo == "ppo" else IMPALA), *LAYOUTS[layout])
     learner = processes.learner(
         *SMALL, *options, "--env=masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",

@@ -47,7 +47,7 @@ def train_for(run_dir: Path, env_steps: int, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", seeds(5, quick=1))
-@pytest.mark.parametrize("algo", ["ppo", "impala", "appo"])
+@pytest.mark.parametrize("algo", ["ppo", "impala", pytest.param("appo", marks=pytest.mark.nightly)])
 def test_cartpole_is_solved_with_the_defaults(tmp_path: Path, algo: str, seed: int) -> None:
     result = train(
         tmp_path / "run", "--env=CartPole-v1", f"--algo={algo}", f"--seed={seed}", "--stop-return=475",
@@ -77,13 +77,21 @@ def test_cartpole_is_learned_from_a_stream_and_still_solved_after_a_million_step
     assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
 
 
-@pytest.mark.parametrize("seed", seeds(2, quick=1))
-def test_dqn_with_replay_by_priority_and_n_step_returns_solves_cartpole(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("env_steps", "seed", "least"),
+    [
+        (25_000, 1, 100),
+        # 500 on a quiet machine (docs/results.md). A loaded one interleaves sampling and updates otherwise: 425
+        *(pytest.param(100_000, seed, 400, marks=pytest.mark.nightly) for seed in (1, 2)),
+    ],
+)
+def test_dqn_with_replay_by_priority_and_n_step_returns_balances_a_pole(
+    tmp_path: Path, env_steps: int, seed: int, least: float
+) -> None:
     run_dir = tmp_path / "run"
-    result = train_for(run_dir, 100_000, "--env=CartPole-v1", "--algo=dqn", "--preset=auto", f"--seed={seed}")
+    result = train_for(run_dir, env_steps, "--env=CartPole-v1", "--algo=dqn", "--preset=auto", f"--seed={seed}")
     assert result["learner"]["training_intensity"] == pytest.approx(32, abs=0.1)
-    # 500 on a quiet machine (docs/results.md); a loaded one interleaves sampling and updates otherwise: 425 was seen
-    assert evaluate(run_dir, episodes=20, seed=1).mean >= 400
+    assert evaluate(run_dir, episodes=20, seed=1).mean >= least
 
 
 @pytest.mark.nightly
@@ -112,7 +120,7 @@ def test_ppo_solves_pendulum_with_continuous_actions_and_a_filter(tmp_path: Path
     assert result["episode_reward_mean_last_100"] >= -250
 
 
-@pytest.mark.parametrize("seed", seeds(2, quick=1))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_sac_swings_a_pendulum_up_with_state_dependent_noise(tmp_path: Path, seed: int) -> None:
     run_dir = tmp_path / "run"
     options = ("--env=Pendulum-v1", "--algo=sac", "--preset=sac-pendulum", "--use-sde=true", f"--seed={seed}")

@@ -120,9 +120,9 @@ def test_options_of_the_optimizer_are_those_of_keras() -> None:
     [
         pytest.param("ppo", "use_lstm", True, "on", marks=pytest.mark.slow),
         ("impala", "use_gru", False, "off"),
-        pytest.param("appo", "use_gru", True, "off", marks=pytest.mark.slow),
         pytest.param("appo", "use_lstm", True, "on", marks=pytest.mark.slow),
-        pytest.param("impala", "use_lstm", True, "on", marks=pytest.mark.slow),
+        pytest.param("appo", "use_gru", True, "off", marks=pytest.mark.nightly),
+        pytest.param("impala", "use_lstm", True, "on", marks=pytest.mark.nightly),
     ],
 )
 def test_learns_with_recurrent_models(name: str, cell: str, shared: bool, xla: str) -> None:

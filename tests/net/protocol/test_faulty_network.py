@@ -629,7 +629,9 @@ def test_r139_r142_r143_the_protocol_survives_a_faulty_network(machine: type[Fau
     run_state_machine_as_test(machine, settings=limits)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 3))]
+)
 @MACHINES
 def test_r139_r142_r143_the_protocol_survives_a_long_run_of_faults(machine: type[FaultyNetwork], seed: int) -> None:
     """R7: Hypothesis finds short ways to break things; this long history goes deep."""

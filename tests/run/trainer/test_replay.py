@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import onnxruntime
 import pytest
+from gymnasium import spaces
 
 from aiorl import DQNConfig, SACConfig, TD3Config, Trainer, load_policy
 from aiorl.data import columns as c
@@ -69,6 +71,34 @@ def test_it_trains_acts_is_exported_and_continues_identically_from_a_checkpoint(
     np.testing.assert_allclose(load_policy(first.save()).compute_single_action(obs), best, rtol=1e-5)
     first.stop()
     second.stop()
+
+
+class Aim(gymnasium.Env[Any, Any]):
+    """Environment that shows a number to choose; its reward is minus the distance."""
+
+    observation_space = action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.goal = self.np_random.uniform(-0.8, 0.8, 1).astype(np.float32)
+        return self.goal, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.goal, -abs(float(action[0] - self.goal[0])), True, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "own"), [(SACConfig, {"use_sde": True, "sde_sample_freq": 4}), (TD3Config, {})])
+def test_actors_learn_to_aim(kind: Any, own: dict[str, Any], tmp_path: Path) -> None:
+    """A guess misses by 0.6 on average."""
+    settings = {
+        **ACTOR, **own, "env": f"{__name__}:Aim", "eager": False, "xla": "off", "n_step": 1, "train_batch_size": 64,
+        "training_intensity": 64, "lr": 3e-3, "actor_lr": 3e-3, "model": {"fcnet_hiddens": [32]},
+    }  # fmt: skip
+    with kind(run_dir=str(tmp_path / "run"), **settings).build() as trainer:
+        for _ in trainer.iterate(stop_timesteps=1000):
+            pass
+        assert trainer.evaluate(episodes=50).mean > -0.15
 
 
 @pytest.mark.parametrize(

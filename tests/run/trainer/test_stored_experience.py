@@ -67,12 +67,11 @@ def test_a_rule_that_balances_the_pole_is_learned_from_its_episodes(kind: Any, t
 def test_a_recurrent_model_learns_from_rows_without_states(tmp_path: Path) -> None:
     record(tmp_path / "data", 20)
     model = {"fcnet_hiddens": [16], "use_lstm": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True}
-    config = BCConfig(
-        **{**LONG, "run_dir": str(tmp_path / "run"), "input": str(tmp_path / "data"), "lr": 1e-2, "model": model},
-        postprocess_inputs=True,
-    )
+    files = {"run_dir": str(tmp_path / "run"), "input": str(tmp_path / "data")}
+    settings = {**SMALL, **files, "lr": 1e-2, "model": model, "rollout_fragment_length": 16}
+    config = BCConfig(**settings, postprocess_inputs=True)
     with config.build() as trainer:
-        *_, result = trainer.iterate(stop_timesteps=40_000)
+        *_, result = trainer.iterate(stop_timesteps=16_000)
         assert result["learner"]["policy_loss"] < 0.5, "about 0.69 at first"
         assert min(trainer.evaluate(episodes=5).returns) >= 300
 
@@ -97,10 +96,12 @@ def test_with_half_of_the_rows_random_the_better_ones_are_preferred(tmp_path: Pa
             **own,
             "run_dir": str(tmp_path / kind.__name__),
             "input": str(tmp_path / "data"),
-            "lr": 3e-3,
+            "lr": 1e-2,
+            "train_batch_size": 512,
+            "sgd_minibatch_size": 128,
         }
         with kind(**settings, shuffle_buffer_size=32).build() as trainer:
-            while trainer.train()["timesteps_total"] < 80_000:
+            while trainer.train()["timesteps_total"] < 30_000:
                 pass
             means.append(float(np.mean(trainer.evaluate(episodes=20, seed=1).returns)))
     assert means[1] > means[0] + 50
@@ -243,6 +244,6 @@ def test_with_half_of_the_rows_random_values_show_the_better_ones(kind: Any, tmp
     model = {"fcnet_hiddens": [64, 64], "fcnet_activation": "relu"}
     own = {**REPLAY, **settings, "model": model, "run_dir": str(tmp_path / "run"), "input": str(tmp_path / "data")}
     with kind(**own).build() as trainer:
-        *_, result = trainer.iterate(stop_timesteps=40_000)
+        *_, result = trainer.iterate(stop_timesteps=20_000 if kind is IQLConfig else 40_000)
         assert result["learner"]["replay_rows"] == result["learner"]["rows_stored"] < 12_000
         assert float(np.mean(trainer.evaluate(episodes=20, seed=1).returns)) >= 450

@@ -16,7 +16,6 @@ import aiorl
         (aiorl.PGTrainer, 0, 1, 25),
         pytest.param(aiorl.PPOTrainer, 1, 2, 50, marks=pytest.mark.slow),
         pytest.param(aiorl.PGTrainer, 2, 1, 25, marks=pytest.mark.slow),
-        pytest.param(aiorl.PPOTrainer, 2, 1, 25, marks=pytest.mark.slow),
     ],
 )
 def test_a_batch_has_its_env_steps_even_if_episodes_are_longer_than_fragments(
