@@ -215,7 +215,7 @@ def test_missing_or_invalid_key_files_are_named_and_never_block(keys, name, spoi
 
 
 def test_a_worker_says_which_of_several_private_keys_it_cannot_choose_from(keys, tmp_path):
-    with pytest.raises(SecurityError, match=f"`python -m aiorl.keys {tmp_path / 'nowhere'}`"):
+    with pytest.raises(SecurityError, match=f"`aiorl keys {tmp_path / 'nowhere'}`"):
         load_worker_keys(tmp_path / "nowhere")
     (keys / "worker.key_secret").unlink()
     shutil.copy2(keys / "other.key_secret", keys / "third.key_secret")
