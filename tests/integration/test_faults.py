@@ -74,11 +74,13 @@ def test_external_workers_rejoin_a_resumed_learner_by_themselves(processes, ledg
     deadline = time.monotonic() + 20
     while not checkpoint.search(learner.log) and time.monotonic() < deadline:
         time.sleep(0.05)
+    (child,) = psutil.Process(worker.pid).children()
     learner.send(signal.SIGKILL)
     learner.wait()
     saved = int(checkpoint.findall(learner.log)[-1])
     resumed = processes.learner(resume=True)
-    resumed.wait_for_result(lambda result: result["updates_total"] > saved + 3, 100.0)
+    resumed.wait_for(rf"\b{child.pid}\b", 40.0)
+    resumed.wait_for_result(lambda result: result["updates_total"] > saved + 3)
     assert worker.process.poll() is None
     resumed.send(signal.SIGINT)
     assert resumed.wait() == 0, resumed.text

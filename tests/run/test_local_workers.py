@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from in_process import QUICK, BlockingEnv, InProcess, learner_over_tcp, until
+from in_process import QUICK, InProcess, learner_over_tcp, until
 
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import WorkerError
@@ -50,24 +49,17 @@ async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
     assert ("SIGKILL" in ended) == (number == signal.SIGSTOP)
 
 
-class SlowlyBuilt(BlockingEnv):
-    """Environment that blocks its process, while it is built, for longer than the heartbeat timeout."""
-
-    def __init__(self) -> None:
-        super().__init__(step_s=0.0)
-        ctypes.PyDLL(None).usleep(1_500_000)  # holds Python's lock meanwhile
-
-
 @pytest.mark.slow
 async def test_a_worker_that_builds_its_environment_for_long_is_neither_lost_nor_killed() -> None:
     patient = {**QUICK.model_dump(), "build_timeout_s": 60.0}
-    both = learner_over_tcp(transport=patient, env="test_local_workers:SlowlyBuilt", num_workers=1)
+    both = learner_over_tcp(transport=patient, env="in_process:SlowlyBuilt", num_workers=1)
     both.source.workers.come_back_s = 0.2
     await both.source.workers.start()
-    pids = both.source.workers.pids
+    pids = {**both.source.workers.pids}
     await both.updates_done(2, 60)
     assert both.source.workers.pids == pids
     await stop(both)
+    assert both.failure is None, both.failure
     assert len({fragment.incarnation for done in both.updates for fragment in done.batch.fragments}) == 1
 
 

@@ -440,7 +440,7 @@ async def test_text_of_a_peer_cannot_control_the_terminal() -> None:
         await until(lambda: len(both.source.session.slots) == 2)
     for text in both.events:
         assert all(line.isprintable() for line in text.split("\n"))
-    assert sum("\n" in text for text in both.events) == 2, "stacks, and a failure that is told once"
+    assert sum("\n" in text for text in both.events) == 2, "stacks, and a failure that is reported once"
 
 
 async def test_a_model_too_large_to_send_ends_the_run_at_the_start_with_a_reason() -> None:

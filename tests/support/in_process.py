@@ -7,6 +7,7 @@ processes that connect over TCP.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -269,6 +270,14 @@ class BlockingEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(self._step_s)
         return np.zeros(4, np.float32), 1.0, False, False, {}
+
+
+class SlowlyBuilt(BlockingEnv):
+    """Environment that blocks its process, while it is built, for longer than the heartbeat timeout."""
+
+    def __init__(self) -> None:
+        super().__init__(step_s=0.0)
+        ctypes.PyDLL(None).usleep(1_500_000)  # holds Python's lock meanwhile
 
 
 class ExitingEnv(BlockingEnv):
