@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -197,10 +198,12 @@ def _directives(module: str, names: list[str]) -> list[str]:
 
 
 def _inherited(item: type) -> list[str]:
-    """Return the public members that a class inherits from classes of aiorl that no page of docs/api/ shows."""
+    """Return the public methods that a class inherits from classes of aiorl that no page of docs/api/ shows."""
     shown = {
         name for page in (DOCS / "api").glob("*.md") for found in _API.findall(_read(page)) for name in found[1].split()
     }
     bases = [base for base in item.__mro__[1:] if base.__module__.startswith("aiorl.")]
     hidden = [base for base in bases if base.__name__ not in shown]
-    return sorted({name for base in hidden for name in vars(base) if not name.startswith("_")} - vars(item).keys())
+    kinds = (types.FunctionType, classmethod, staticmethod, property)
+    found = {name for base in hidden for name, value in vars(base).items() if isinstance(value, kinds)}
+    return sorted(name for name in found - vars(item).keys() if not name.startswith("_"))
