@@ -89,8 +89,8 @@ class FakeAlgorithm(Algorithm):
     def get_weights(self) -> dict[str, Any]:
         return {name: array + np.float32(0.01 * len(self.batches)) for name, array in self.weights.items()}
 
-    def get_state(self) -> AlgorithmState:
-        return AlgorithmState({})
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        return lambda: AlgorithmState({})
 
     def set_state(self, state: AlgorithmState) -> None:
         pass

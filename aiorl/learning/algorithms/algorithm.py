@@ -281,18 +281,17 @@ class Algorithm(ABC):
     def get_weights(self) -> dict[str, Array]:
         """Return copies of the weights, of any shape, by the names that the acting graph uses; always finite."""
 
-    @abstractmethod
     def get_state(self) -> AlgorithmState:
         """Return copies of everything that `set_state` needs."""
+        return self.hold_state()()
 
+    @abstractmethod
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """Return a function that returns the current state, even after later updates. It can be called in any thread.
 
         Called after every update, so that the state before an update stays available while that update runs. If copying
         is slow, leave it to the returned function.
         """
-        state = self.get_state()
-        return lambda: state
 
     @abstractmethod
     def set_state(self, state: AlgorithmState) -> None:
@@ -443,10 +442,6 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         """Return copies of the weights, of any shape, by the names that the acting graph uses."""
         return self.model.get_weights()
 
-    def get_state(self) -> AlgorithmState:
-        """Return weights, optimiser variables, random state and counters."""
-        return self.hold_state()()
-
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """See `Algorithm.hold_state`.
 
@@ -495,8 +490,7 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             self._skipped_in_a_row = int(state.values["skipped_in_a_row"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError("values", f"a counter or random state is missing or wrong: {error!r}") from error
-        weights = {name: state.tensors[f"weights/{name}"] for name in self.get_weights()}
-        self.model.set_weights(weights)
+        self.model.set_weights({name: state.tensors[f"weights/{name}"] for name in self.get_weights()})
         for name, variable in variables.items():
             variable.assign(state.tensors[name])
 

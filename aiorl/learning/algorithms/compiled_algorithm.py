@@ -93,7 +93,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             self._received = GradientBuffers(shapes, spec.metric_names, columns, config.fragments_per_batch())
         self.compiled = CompiledUpdate(
             spec, model.trainable_variables, self.make_optimizer(), grad_clip=config.grad_clip, xla=config.update_mode,
-            gradients=None if self._received is None else self._received.mean,
+            gradients=None if self._received is None else self._received.mean, shares_memory=True,
         )  # fmt: skip
         self.gradient = CompiledFunction(self._run_gradient, model.trainable_variables, config.update_mode, "gradient")
 
@@ -397,10 +397,10 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             visited = np.arange(-(-self.buffers.num_filled(batch) // size) * size)
         if not len(visited):
             return order, 0
-        count, per_epoch = len(visited), -(-len(visited) // size)
+        per_epoch = -(-len(visited) // size)
         for minibatches in order[: self.config.num_sgd_iter * per_epoch].reshape(self.config.num_sgd_iter, -1):
-            picked = self.rng.permutation(count) if self.shuffles else np.arange(count)
-            minibatches[...] = visited[np.resize(picked, per_epoch * size)]
+            picked = self.rng.permutation(visited) if self.shuffles else visited
+            minibatches[...] = np.resize(picked, per_epoch * size)
         return order, self.config.num_sgd_iter * per_epoch
 
 

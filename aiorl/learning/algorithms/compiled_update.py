@@ -8,6 +8,7 @@ weights and the optimiser before it returns.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from aiorl.errors import ConfigError
 from aiorl.learning.lazy import Tensors, tf
@@ -27,7 +28,15 @@ _log = logging.getLogger(__name__)
 
 Mode = Literal["auto", "on", "off", "eager"]
 
+_ALIGN_BYTES = 64
+"""Alignment that TensorFlow's kernels expect."""
 _ROUND = 100_000  # above all numbers used before; counting up to it takes a few milliseconds
+
+
+def shareable_zeros(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    """Return zeros in memory that a tensor can share with the array."""
+    memory = np.zeros(math.prod(shape) * np.dtype(dtype).itemsize + _ALIGN_BYTES, np.uint8)
+    return np.ndarray(shape, dtype, memory, -memory.ctypes.data % _ALIGN_BYTES)
 
 
 class CompiledFunction:
@@ -242,6 +251,7 @@ class CompiledUpdate:
         grad_clip: float | None,
         xla: Mode = "auto",
         gradients: Gradients | None = None,
+        shares_memory: bool = False,
     ) -> None:
         """Prepare the update; it is compiled at its first call.
 
@@ -252,6 +262,7 @@ class CompiledUpdate:
             grad_clip: largest global norm of a gradient; None = not clipped.
             xla: see `CompiledFunction`.
             gradients: function that returns the gradients of a minibatch; None = gradients of the spec's loss.
+            shares_memory: read `shareable_zeros` where they are, on a CPU; no one must write to them during an update.
         """
         self._spec = spec
         self.optimizer = optimizer
@@ -261,6 +272,7 @@ class CompiledUpdate:
         for phase in self._phases:
             phase.optimizer.build(phase.variables)
         self._trained = [variable for phase in self._phases for variable in phase.variables]
+        self._shares = shares_memory and "CPU" in self._trained[0].device
         self._function = CompiledFunction(self._run, self._trained, xla, "update")
 
     @property
@@ -314,12 +326,8 @@ class CompiledUpdate:
         """
         size = len(next(iter(batch.values())))
         limit = np.int32((size if order is None else len(order)) if max_steps is None else max_steps)
-        results, self.rows = self._function(
-            size,
-            *self.tensors(batch, coefficients),
-            None if order is None else tf.convert_to_tensor(order),
-            tf.convert_to_tensor(limit),
-        )
+        rest = None if order is None else tf.convert_to_tensor(order), tf.convert_to_tensor(limit)
+        results, self.rows = self._function(size, *self.tensors(batch, coefficients), *rest)
         assert results is not None
         ok, steps, *sums = results.tolist()
         metrics: dict[str, float] = {}
@@ -337,7 +345,12 @@ class CompiledUpdate:
     def tensors(self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]) -> tuple[Tensors, Any]:
         """Return the arguments of a compiled function: the batch, and the coefficients in order."""
         values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
-        return {name: tf.convert_to_tensor(array) for name, array in batch.items()}, tf.convert_to_tensor(values)
+        return {name: self._tensor(array) for name, array in batch.items()}, tf.convert_to_tensor(values)
+
+    def _tensor(self, array: NDArray[Any]) -> tf.Tensor:
+        if self._shares and array.flags.carray and not array.ctypes.data % _ALIGN_BYTES and array.dtype.kind in "fiu":
+            return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+        return tf.convert_to_tensor(array)
 
     def begun(self, batch: Tensors, values: tf.Tensor) -> tuple[Tensors, Tensors]:
         """Return the batch from which minibatches are taken, and the coefficients by name."""

