@@ -61,7 +61,7 @@ def test_a_signal_does_not_wait_for_a_slow_update_and_saves_the_state_before_it(
 
 @pytest.mark.slow
 def test_a_stop_criterion_waits_for_a_slow_update_and_says_so(slowly, processes, tmp_path) -> None:
-    learner = slowly(2, "--algo=impala", "--stop-timesteps=400", slow_s=5.0)
+    learner = slowly(2, "--algo=impala", "--stop-timesteps=400", slow_s=3.0)
     learner.wait_for("update 2 ends", 120.0)
     learner.wait_for("update 3 begins")
     learner.wait_for("Ctrl-C", 15.0)
@@ -74,7 +74,7 @@ def test_a_stop_criterion_waits_for_a_slow_update_and_says_so(slowly, processes,
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_wait_for_the_last_update_with_the_state_before_it(slowly, tmp_path) -> None:
-    learner = slowly(2, "--algo=impala", "--stop-timesteps=400", slow_s=10.0)
+    learner = slowly(2, "--algo=impala", "--stop-timesteps=400", slow_s=6.0)
     learner.wait_for("Ctrl-C", 120.0)
     learner.send(signal.SIGINT)
     assert learner.wait(10) == 0, learner.text

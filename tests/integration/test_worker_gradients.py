@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-A3C = ("--algo=a3c", "--num-sgd-iter=1", "--rollout-fragment-length=16", "--train-batch-size=64", "--num-workers=2",
+A3C = ("--algo=a3c", "--num-sgd-iter=1", "--rollout-fragment-length=16", "--train-batch-size=64", "--num-workers=1",
        "--seed=1")  # fmt: skip
 
 
