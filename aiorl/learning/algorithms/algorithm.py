@@ -446,14 +446,16 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         """See `Algorithm.hold_state`.
 
         A tensor read from a variable is immutable; TensorFlow copies it only when the variable changes. One function
-        reads all variables, because reading one takes as long as reading several dozen.
+        reads all variables, because reading one takes as long as reading several dozen. Eager algorithms trace nothing.
         """
         if self._read is None:
             variables = {f"weights/{name}": variable for name, variable in self.model.variables.items()}
             variables |= self.other_variables()
-            self._read = tf.function(
-                lambda: {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}, autograph=False
-            )
+
+            def read() -> dict[str, Any]:
+                return {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
+
+            self._read = read if self.config.eager else tf.function(read, autograph=False)
         tensors = self._read()
         values = {
             "rng": self.rng.bit_generator.state,

@@ -39,7 +39,7 @@ class TFNetwork:
         """Take over the `model`; it is traced at its first run, once for any number of rows."""
         self.model = model
         self._spec = make_acting_spec(model)
-        self._step = tf.function(self._forward, input_signature=acting_signature(self._spec))
+        self._step = tf.function(self._forward, input_signature=acting_signature(self._spec), autograph=False)
 
     def run(
         self,
@@ -83,7 +83,7 @@ class TFNetwork:
 
         module = tf.Module()
         module.weights = list(self.model.variables.values())
-        function = tf.function(act, input_signature=acting_signature(self._spec))
+        function = tf.function(act, input_signature=acting_signature(self._spec), autograph=False)
         module.act = function
         tf.saved_model.save(module, directory, signatures={"serving_default": function})
 
