@@ -12,12 +12,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from learner_server import can_fork, share_server
 
 QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 """Flags for code that runs once or twice. Processes that tests start compile as users' processes do."""
+MEMORY = "/dev/shm"
+WAITING = ("transport", "process", "env", "worker")
 LONG = ("examples", "learning", "integration", "trainer", "export", "algorithms", "models", "protocol")
 
 
@@ -28,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # a script that starts tests in the background makes them and their children ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("numprocesses", None) and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 4 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)  # hundreds of checkpoints wait for the disk elsewhere
     if "PYTEST_XDIST_WORKER" in os.environ or "TF_XLA_FLAGS" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="compiled-")
@@ -51,10 +56,19 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put folders with the longest files first, so that no process is alone with one of them in the end.
 
-    Nightly tests are slow ones, too.
+    Files that mostly wait alternate with them, to run along with files that need both cores. Nightly tests are
+    slow ones, too.
     """
     rank = {folder: number for number, folder in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(LONG)))
+    places: dict[Path, int] = {}
+    counts = {True: 0, False: 0}
+    for item in items:
+        waits = item.path.parent.name in WAITING
+        if item.path not in places:
+            places[item.path] = 2 * counts[waits] + waits
+            counts[waits] += 1
+    items.sort(key=lambda item: places[item.path])
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker("slow")
@@ -66,11 +80,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         import tensorflow as tf
 
         # reads the flags, which other processes don't get; no other process compiles the same code now
-        tf.function(lambda: tf.zeros(()) + float(os.getpid()), jit_compile=True)()
+        tf.function(lambda: tf.zeros(()) + float(os.getpid()), jit_compile=True, autograph=False)()
+        from quick_adam import install
+
+        install()
     if os.environ.get("XLA_FLAGS") == QUICK_XLA:
         del os.environ["XLA_FLAGS"]
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20)
     gc.enable()
 
 

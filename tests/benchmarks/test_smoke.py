@@ -63,6 +63,7 @@ def test_fragments_are_measured_between_real_processes(monkeypatch: pytest.Monke
     assert figure.value > 100
 
 
+@pytest.mark.slow
 def test_pong_is_played_by_subject_and_baseline_and_sent(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")

@@ -112,7 +112,7 @@ def test_a_policy_learns_next_to_a_users_own_and_a_fixed_one(run: Run) -> None:
     learner = run(
         *SMALL, "--env=general_runs:Poles", f"--multiagent.policies={policies}", "--env-config={agents: 3}",
         "--multiagent.policy-mapping-fn=general_runs:side", "--multiagent.policies-to-train=[left]",
-        "--stop-timesteps=1500",
+        "--stop-timesteps=800",
     )  # fmt: skip
     result = finished(learner)
     assert result["policy_reward_mean"]["right"] < 12, "always pushing one way, a pole falls soon"

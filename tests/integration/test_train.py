@@ -39,14 +39,14 @@ def first(ended: StartedLearner, tmp_path: Path) -> Path:
 
 
 def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledger_balances) -> None:
-    options = ("--stop-return=40", "--seed=1", "--stop-time-s=120", "--xla=off")
+    options = ("--stop-return=30", "--seed=1", "--stop-time-s=120", "--xla=off")
     learner = processes.learner(*options, is_forked=False)  # one starts like a user's command
     assert learner.wait(150) == 0, learner.text
     results = learner.results()
     for result in results:
         ledger_balances(result)
     last = results[-1]
-    assert last["episode_reward_mean_last_100"] >= 40
+    assert last["episode_reward_mean_last_100"] >= 30
     assert last["policy_lag"]["max"] == 0
     assert last["num_healthy_workers"] == 2
     files = {path.name for path in learner.run_dir.iterdir()}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from netns import LEARNER_HOST, NEEDS_NAMESPACES, PORT, Network, Process, network
-from processes import check_ledger
+from processes import CARTPOLE, SMALL, check_ledger
 
 from aiorl.keys import make_keys
 
@@ -28,8 +28,8 @@ class Training:
         self.net, self.run_dir, self.keys = net, folder / "run", folder / "keys"
         make_keys(self.keys)
         self.learner = net.start_learner(
-            "--env=CartPole-v1", f"--bind=tcp://0.0.0.0:{PORT}", f"--keys={self.keys}", f"--run-dir={self.run_dir}",
-            "--num-workers=0", "--min-iter-time-s=0.2", "--num-sgd-iter=2", "--seed=1", "--xla=off", *options,
+            CARTPOLE, f"--bind=tcp://0.0.0.0:{PORT}", f"--keys={self.keys}", f"--run-dir={self.run_dir}",
+            "--num-workers=0", "--min-iter-time-s=0.2", "--seed=1", *SMALL, *options,
         )  # fmt: skip
         self.worker = self.start_worker(f"--keys={self.keys}")
 

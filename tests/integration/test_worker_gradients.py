@@ -44,7 +44,7 @@ def test_a_run_of_gradients_continues_after_a_kill(processes, ledger_balances, u
 
 @pytest.mark.slow
 def test_a_worker_without_tensorflow_ends_the_run_and_names_the_package_to_install(processes) -> None:
-    learner = processes.learner(*A3C, "--env=gradient_runs:without_tensorflow")
+    learner = processes.learner(*A3C, "--env=general_parts:without_tensorflow")
     assert learner.wait(60) == 1
     (said,) = [line for line in learner.text.splitlines() if line.startswith("aiorl: ")]
     assert "'tensorflow'" in said

@@ -17,7 +17,7 @@ from aiorl.run.build import build_learning
 from aiorl.run.restoring import begin_with
 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
-SETTINGS: dict[str, Any] = {"env": "CartPole-v1", "seed": 1}
+SETTINGS: dict[str, Any] = {"env": "CartPole-v1", "seed": 1, "eager": True}
 
 
 def test_only_weights_and_filters_come_from_the_other_run(tmp_path: Path) -> None:
@@ -50,6 +50,7 @@ def test_critics_are_taken_along_with_their_actor_if_they_fit(
         "algo": "sac",
         "replay_capacity": 2000,
         "checkpoint_replay": False,
+        "eager": True,
         "model": model,
     }
     theirs = save_run(tmp_path, **settings, twin_q=fits)

@@ -21,6 +21,7 @@ OWN: dict[str, dict[str, Any]] = {
     "impala": {"train_batch_size": 24},
     "dqn": {"observation_filter": "NoFilter", "replay_capacity": 500, "learning_starts": 100},
 }  # fmt: skip
+
 LSTM = {"fcnet_hiddens": [8], "lstm_cell_size": 8, "use_lstm": True}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -118,6 +119,11 @@ class Case:
         self.algorithm.set_state(state)
         if values:
             self.algorithm.restore_experience(values, pieces)
+
+
+def slow_for(names: Iterable[str], *slow: str) -> list[Any]:
+    """Return names of algorithms; slow tests have those that make an update which is another's, or nearly."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
 def equal(x: dict[str, Any], y: dict[str, Any]) -> bool:

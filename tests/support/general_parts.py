@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from importlib.abc import MetaPathFinder
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -101,3 +104,18 @@ class Talkative(ExternalEnv):
                 obs, reward, over, _, _ = env.step(self.get_action(episode, obs))
                 self.log_returns(episode, reward)
             self.end_episode(episode, obs)
+
+
+class NoTensorFlow(MetaPathFinder):
+    """Import finder that hides TensorFlow; it goes first in `sys.meta_path`."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        if fullname == "tensorflow":
+            raise ModuleNotFoundError("No module named 'tensorflow'", name=fullname)
+
+
+def without_tensorflow(config: Any) -> gymnasium.Env[Any, Any]:
+    """Make a CartPole; its worker process then can't import TensorFlow, as if it were not installed."""
+    if config.worker_index:
+        sys.meta_path.insert(0, NoTensorFlow())
+    return gymnasium.make("CartPole-v1")

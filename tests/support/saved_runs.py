@@ -24,9 +24,9 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
     Args:
         directory: becomes similar to a run directory.
         seen: observations [N, ...] that the filters have seen, by policy id, preprocessed.
-        **settings: keys of the config, by default PPO's.
+        **settings: keys of the config, by default PPO's, eager, because a state is read only once.
     """
-    config = config_class(settings.get("algo", "ppo")).from_mapping({"seed": 5, **settings})
+    config = config_class(settings.get("algo", "ppo")).from_mapping({"seed": 5, "eager": True, **settings})
     learning = build_learning(config)
     rng = np.random.default_rng(0)
     for algorithm in learning.group.algorithms.values():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from full_disk import disk_full_after
+from quick_adam import keras_step, quick_step
 
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, Phase, UpdateSpec
@@ -200,3 +201,17 @@ def test_phases_learn_after_the_loss_from_its_results_each_at_its_own_rate_and_i
     _, held = update({"x": np.array([1, 1, 1, np.nan], np.float32)}, None, coefficients)
     assert not held
     assert [float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)] == before
+
+
+@pytest.mark.parametrize("options", [{}, {"beta_1": 0.5, "epsilon": 1e-3}, {"amsgrad": True}])
+def test_steps_of_the_quick_adam_are_those_of_keras(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for step in (keras_step, quick_step):
+        monkeypatch.setattr(keras.optimizers.Adam, "_backend_update_step", step)
+        variable, optimizer = tf.Variable([1.0, -2.0, 3.0]), keras.optimizers.Adam(0.1, **options)
+        optimizer.build([variable])
+        for gradient in X[:4]:
+            optimizer.apply([tf.constant(gradient)], [variable])
+        found.append([np.asarray(each) for each in (variable, *optimizer.variables)])
+    for mine, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4)

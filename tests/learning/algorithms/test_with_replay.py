@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from algorithm_cases import BOX, CHOICES, NUM_OBS, WITH_REPLAY, Case, Fragment
+from algorithm_cases import BOX, CHOICES, NUM_OBS, Case, Fragment, slow_for
 
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
@@ -142,10 +142,10 @@ def test_nothing_is_traced_after_warm_up_and_rows_are_drawn_by_their_errors() ->
 
 
 def test_the_interval_of_target_updates_spans_calls() -> None:
-    """6, 12 and 18 minibatches are made: the target follows at 5, 10 and 15, or never."""
+    """2, 4 and 6 minibatches are made: the target follows at 3 and 6, or never."""
     name = "value/head/kernel"
-    for freq, times in ((5, 3), (1000, 0)):
-        case = Case("dqn", **DUE, target_update_freq=freq)
+    for freq, times in ((3, 2), (1000, 0)):
+        case = Case("dqn", **{**DUE, "training_intensity": 1}, target_update_freq=freq)
         targets = [case.tensors[f"target/{name}"]]
         for number in range(4):
             case.train(number)
@@ -336,7 +336,7 @@ def users_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("users_models")
-@pytest.mark.parametrize("name", [name for name in WITH_REPLAY if name != "apex"])
+@pytest.mark.parametrize("name", slow_for(["dqn", "sac", "cql", "iql", "td3"], "cql", "iql", "td3"))
 def test_features_of_a_custom_model_are_trained_exported_and_used_for_acting(name: str) -> None:
     model = {"custom_model": "users_models:normalised", "width": 5, "fcnet_hiddens": [7]}
     more = {"dqn": {"num_atoms": 11, "dueling_hiddens": [4]}, "td3": {"policy_delay": 1}}.get(name, {})

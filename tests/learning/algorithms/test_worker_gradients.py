@@ -16,6 +16,7 @@ from aiorl.errors import BatchError, PolicyError, TrainingDiverged
 from aiorl.learning.algorithms.algorithm import MAX_SKIPS_IN_A_ROW
 
 STEPS = 24
+GRU = {"use_gru": True}
 HEAD = GRADIENT_OF + "policy/head/kernel"
 
 
@@ -41,7 +42,7 @@ class Both:
 
 @pytest.mark.parametrize(
     ("name", "num_fragments", "model"),
-    [("a2c", 1, {}), ("a2c", 3, {}), ("pg", 1, {}), ("impala", 3, {}), ("a2c", 2, {"use_gru": True})],
+    [("pg", 1, {}), ("a2c", 3, {}), ("impala", 3, {}), pytest.param("a2c", 2, GRU, marks=pytest.mark.slow)],
 )
 def test_a_step_with_gradients_from_workers_equals_the_step_with_their_rows(
     name: str, num_fragments: int, model: dict[str, Any]

@@ -85,7 +85,7 @@ def run(x: dict[str, F32], *, compiled: bool = False, normalize: bool = False, *
         returns = vtrace(**inputs, **settings)
         return returns.vs, pg_advantages(returns.advantages, returns.weights, normalize=normalize)
 
-    function = tf.function(call, jit_compile=True) if compiled else call
+    function = tf.function(call, jit_compile=True, autograph=False) if compiled else call
     vs, advantages = function({name: tf.constant(column) for name, column in x.items()})
     return vs.numpy(), advantages.numpy()
 

@@ -147,7 +147,7 @@ def test_no_gradient_reaches_forbidden_inputs_and_all_are_finite(actions, compil
             results = distribution.logp(inputs, chosen), distribution.entropy(inputs), distribution.kl(other, inputs)
         return results, [tape.gradient(result, logits) for result in results]
 
-    function = tf.function(figures, jit_compile=True) if compiled else figures
+    function = tf.function(figures, jit_compile=True, autograph=False) if compiled else figures
     results, gradients = function(tf.constant(raw))
     twin = model.distribution
     wanted = twin.logp(masked, chosen), entropies.entropy(twin, masked), entropies.kl(twin, other, masked)

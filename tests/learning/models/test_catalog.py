@@ -105,7 +105,7 @@ def test_a_sequence_gives_the_numbers_of_its_steps(config, jit_compile):
     resets = np.random.default_rng(1).random((steps, rows)) < 0.3
     state = [item + np.float32(0.5) for item in model.initial_state(rows)]
     assert len(state) == len(model.state_shapes)
-    sequence = tf.function(model.forward_sequence, jit_compile=jit_compile)
+    sequence = tf.function(model.forward_sequence, jit_compile=jit_compile, autograph=False)
     dist_inputs, values = sequence(tf.constant(obs), [tf.constant(item) for item in state], tf.constant(resets))
     assert dist_inputs.shape == (steps, rows, 3)
     assert values.shape == (steps, rows)
@@ -134,7 +134,9 @@ def test_given_weights_replace_all_variables_for_sequences_too(config):
     one, other = (build_model((4,), "float32", DISCRETE, SMALL | config, seed=seed) for seed in (0, 1))
     obs, state = obs_of(one, 5, 2), [item + np.float32(0.5) for item in one.initial_state(2)]
     resets = np.zeros((5, 2), np.bool_)
-    run = tf.function(lambda weights: one.forward_sequence(obs, state, resets, weights=weights), jit_compile=True)
+    run = tf.function(
+        lambda weights: one.forward_sequence(obs, state, resets, weights=weights), jit_compile=True, autograph=False
+    )
     wanted = other.forward_sequence(obs, state, resets)
     for mine, others, own in zip(run(other.get_weights()), wanted, run(one.get_weights()), strict=True):
         np.testing.assert_allclose(mine, others, rtol=1e-4, atol=1e-6)

@@ -43,7 +43,7 @@ def all_of(twin, inputs, other, actions):
 
 
 # compiled together as in the learner's update; fixed shapes, so that each is traced once
-COMPILED = [tf.function(partial(all_of, twin), jit_compile=True) for _, twin in TWINS]
+COMPILED = [tf.function(partial(all_of, twin), jit_compile=True, autograph=False) for _, twin in TWINS]
 
 
 def close(mine, theirs, atol=1e-5):

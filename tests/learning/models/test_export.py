@@ -118,7 +118,7 @@ def test_a_sequence_for_learning_equals_the_steps_of_acting(name):
         pairs = [random_previous(policy, rows, seed=t) for t in range(steps)]
         previous = [np.stack(column) for column in zip(*pairs, strict=True)]
     # XLA too for the most complex model; test_catalog compares both for the others
-    dist_inputs, values = tf.function(model.forward_sequence, jit_compile=name == "looks_back")(
+    dist_inputs, values = tf.function(model.forward_sequence, jit_compile=name == "looks_back", autograph=False)(
         tf.constant(obs), [tf.constant(item) for item in start], tf.constant(resets), *map(tf.constant, previous)
     )
     state = start

@@ -84,6 +84,7 @@ def test_ppo_and_a2c_learn_side_by_side_and_both_are_saved(tmp_path: Path) -> No
         Trainer.restore(path, run_dir=str(tmp_path / "other"), multiagent=beside(None))
 
 
+@pytest.mark.slow
 def test_dqn_and_sac_have_their_own_replay_and_exploration(tmp_path: Path) -> None:
     config = DQNConfig(
         **SMALL, train_batch_size=8, training_intensity=0.5, learning_starts=16, replay_capacity=200,

@@ -40,7 +40,7 @@ def make_config(run_dir: Path, **settings: Any) -> DQNConfig:
     ("kind", "settings"),
     [
         (DQNConfig, {**DQN, "replay_capacity": 100}),
-        (SACConfig, {**ACTOR, "use_sde": True, "sde_sample_freq": 12}),
+        pytest.param(SACConfig, {**ACTOR, "use_sde": True, "sde_sample_freq": 12}, marks=pytest.mark.slow),
         (TD3Config, ACTOR),
         pytest.param(SACConfig, {**ACTOR, "env": "CartPole-v1", "training_intensity": 2}, marks=pytest.mark.slow),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradient_runs import NoTensorFlow
+from general_parts import NoTensorFlow
 from units import sent
 
 from aiorl.data.columns import DEFAULT_POLICY_ID, GRADIENT_OF, NUM_ROWS
