@@ -244,6 +244,6 @@ def test_with_half_of_the_rows_random_values_show_the_better_ones(kind: Any, tmp
     model = {"fcnet_hiddens": [64, 64], "fcnet_activation": "relu"}
     own = {**REPLAY, **settings, "model": model, "run_dir": str(tmp_path / "run"), "input": str(tmp_path / "data")}
     with kind(**own).build() as trainer:
-        *_, result = trainer.iterate(stop_timesteps=20_000 if kind is IQLConfig else 40_000)
+        *_, result = trainer.iterate(stop_timesteps=16_000 if kind is IQLConfig else 40_000)
         assert result["learner"]["replay_rows"] == result["learner"]["rows_stored"] < 12_000
         assert float(np.mean(trainer.evaluate(episodes=20, seed=1).returns)) >= 450
