@@ -167,7 +167,7 @@ def test_training_ends_with_the_last_pass_over_stored_experience(tmp_path: Path,
 
 REPLAY: dict[str, Any] = {
     "env": "CartPole-v1", "num_workers": 0, "seed": 3, "rollout_fragment_length": 64, "train_batch_size": 32,
-    "training_intensity": 0.5, "model": {"fcnet_hiddens": [8]}, "min_iter_time_s": 0, "timesteps_per_iteration": 128,
+    "training_intensity": 2, "model": {"fcnet_hiddens": [8]}, "min_iter_time_s": 0, "timesteps_per_iteration": 128,
     "eager": True, "checkpoint_interval_s": 0, "log_sys_usage": False, "replay_capacity": 20_000,
 }  # fmt: skip
 
@@ -182,7 +182,7 @@ def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path
         assert rows <= begun[0] < rows + 256
         last = found[-1]
         assert last["learner"]["replay_rows"] == last["learner"]["rows_stored"] == rows
-        assert last["learner"]["training_intensity"] == pytest.approx(0.5, abs=0.1)
+        assert last["learner"]["training_intensity"] == pytest.approx(2.0, abs=0.2)
         ledger = last["ledger"]
         assert ledger["sampled"] == ledger["trained"] + ledger["queued"] >= 1.5 * rows
         with aiorl.Trainer.restore(first.save(tmp_path / "saved"), run_dir=str(tmp_path / "other")) as second:
@@ -198,7 +198,7 @@ def test_with_a_replay_training_ends_with_the_last_pass(tmp_path: Path) -> None:
     with config.build() as trainer:
         *_, last = trainer.iterate()
         assert last["timesteps_total"] == 3 * rows
-        assert last["learner"]["rows_trained"] == pytest.approx(0.5 * 2 * rows, abs=64)
+        assert last["learner"]["rows_trained"] == pytest.approx(2 * 2 * rows, abs=64)
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_each_of_several_policies_learns_from_its_own_stored_rows(tmp_path: Path
     data = str(tmp_path / "data")
     with PPOConfig(**{**SMALL, **several}, num_sgd_iter=1, run_dir=str(tmp_path / "ppo"), output=data).build() as ppo:
         ppo.train()
-    settings = {**REPLAY, **several, "timesteps_per_iteration": 64, "learning_starts": 64}
+    settings = {**REPLAY, **several, "timesteps_per_iteration": 64, "training_intensity": 0.5, "learning_starts": 64}
     with IQLConfig(**settings, run_dir=str(tmp_path / "run"), input=data).build() as trainer:
         for _ in range(4):
             learner = trainer.train()["learner"]
