@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -12,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import msgpack
 import numpy as np
 import pytest
+from export_worlds import BOX, FOUR, TORQUE, Shown, sequential
 from gymnasium import spaces
 from saved_runs import save_run
 
@@ -30,25 +29,8 @@ from aiorl.errors import BatchError, CheckpointError, ConfigError, PolicyError, 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
 
 
-class Shown(gymnasium.Env[Any, Any]):
-    """Environment with samples of a space as observations."""
-
-    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> Any:
-        return self.observation_space.sample(), 1.0, False, False, {}
-
-
-BOX = spaces.Box(-2.0, 2.0, (3,))
 FRAMES = spaces.Box(0, 255, (42, 42, 4), np.uint8)
 PARTS = spaces.Dict({"position": BOX, "room": spaces.Discrete(3)})
-FOUR, TORQUE = spaces.Discrete(4), spaces.Box(-0.1, 0.1, (2,))
 
 WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = {
     "box": (BOX, FOUR, {}),
@@ -66,12 +48,6 @@ def inputs_of(world: str, observations: list[Any]) -> np.ndarray[Any, Any]:
     if world == "parts":
         observations = [[*obs["position"], *np.eye(3)[obs["room"]]] for obs in observations]
     return np.asarray(observations, np.uint8 if world == "frames" else np.float32)
-
-
-def sequential(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
-    """A user's own model."""
-    keras = importlib.import_module("keras")
-    return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.Dense(num_outputs, activation="tanh")])
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 from plain_policies import PlainPolicy, RandomPolicy
+from rollout_workers import fresh_logging
 from stored_rows import assert_equal_batches, cartpole_rows, write
 
 from aiorl.compat.rollout_worker import RolloutWorker
@@ -17,16 +18,10 @@ from aiorl.offline.formats import Share
 from aiorl.offline.io import InputReader, IOContext, NoopWriter, OutputWriter, SamplerInput
 from aiorl.offline.readers import FileReader
 from aiorl.offline.sources import InputSettings, configured_input, configured_output, input_creator, output_creator
-from aiorl.process.log_once import log_once
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
-
-@pytest.fixture(autouse=True)
-def _fresh_logging():
-    log_once.reset()
-    yield
-    log_once.reset()
+__all__ = ["fresh_logging"]
 
 
 @pytest.fixture

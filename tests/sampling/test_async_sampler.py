@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from processes import wait_until
 from scripted_env import RecordingPolicy, ScriptedEnv, scenes
 
 from aiorl.acting.filters import ConcurrentMeanStdFilter, MeanStdFilter
@@ -19,13 +20,6 @@ re_raised = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExce
 
 def single(length=2):
     return ScriptedEnv({0: [scenes(length)]})
-
-
-def wait_until(condition, limit_s=5.0):
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        threading.Event().wait(0.002)
 
 
 def batches_made(policy):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
+from processes import wait_until
 from rollout_workers import make_refusing
 from scripted_env import ScriptedEnv, scenes
 
@@ -24,13 +25,6 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.testing.envs import CountingEnv
 
 ACTIONS = spaces.Discrete(2)
-
-
-def wait_until(condition, limit_s=10.0):
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        threading.Event().wait(0.002)
 
 
 # --- weights ---

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import argparse
 import ast
-import functools
-import inspect
 import io
 import re
 import sys
 import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import griffe
 
 ROOT = Path(__file__).parents[2]
 FIRST_WORDS = frozenset(
@@ -62,8 +62,7 @@ _WORD = re.compile(r"(?<![\w'])(" + "|".join(WORDS) + r")(?![\w'])", re.IGNORECA
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*[-*|#]")
 _CODE = re.compile(r"```.*?```|``[^`]*``|`[^`\n]*`", re.DOTALL)
 _API = re.compile(r"<!-- api ([\w.]+): ([\w\s]+) -->")
-_HEAD = re.compile(r"(Args|Attributes|Raises|Returns|Yields):(.*)")
-_ENTRY = re.compile(r" {4}\*{0,2}(\w+): (.*)")
+_SECTIONS = ("attributes", "parameters", "raises", "returns", "yields")
 _REFERENCE = re.compile(r"\b[Ss]ee `[A-Z]\w*\.\w+`")
 _RESULT = re.compile(
     r"(Build|Compute|Concatenate|Convert|Create|Load|Make|Read|Return|Yield)\b|.*\breturns?\b", re.DOTALL
@@ -75,15 +74,15 @@ _UNITS = {
     re.compile(r"(.*_)?(bytes|size)"): re.compile(r"\b(bytes?|rows?|steps?|fragments?|number of|episodes?)\b"),
 }
 """Names of numbers -> the units that their descriptions have to name."""
-Finding = tuple[int, str]
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+Finding = tuple[int | None, str]
 
 
 def findings(prefixes: Sequence[str] = ("",)) -> Iterator[str]:
     """Yield ``file:line: finding`` for code and pages whose path begins with one of the prefixes."""
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    modules = [sorted((ROOT / folder).rglob("*.py")) for folder in ("aiorl", "benchmarks", "examples", "tests")]
-    for path in (*(path for found in modules for path in found), *pages):
+    folders = ("aiorl", "benchmarks", "examples", "tests")
+    modules = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    for path in [*modules, *pages]:
         name = str(path.relative_to(ROOT))
         if path == Path(__file__) or not name.startswith(tuple(prefixes)):
             continue
@@ -93,11 +92,10 @@ def findings(prefixes: Sequence[str] = ("",)) -> Iterator[str]:
         else:
             found = _of_page(text, is_short=name == "README.md")
         yield from (f"{name}:{line}: {finding}" for line, finding in found)
-    for path, _, node in sorted(_public_definitions(), key=lambda found: found[:2]):
-        name = str(path.relative_to(ROOT))
+    for item in sorted(_public_objects(), key=lambda item: item.path):
+        name = str(item.filepath.relative_to(ROOT))
         if name.startswith(tuple(prefixes)):
-            found = _of_function(node) if isinstance(node, Function) else _of_body(_module(path), node)
-            yield from (f"{name}:{line}: {finding}" for line, finding in found)
+            yield from (f"{name}:{line}: {finding}" for line, finding in _of_object(item))
 
 
 def _of_code(source: str, *, is_public: bool) -> Iterator[tuple[int, str]]:
@@ -139,158 +137,108 @@ def _of_length(line: int, text: str) -> Iterator[tuple[int, str]]:
             yield at, f"a sentence of {len(words)} words: {' '.join(words[:6])} ..."
 
 
-def _public_definitions() -> set[tuple[Path, int, ast.AST]]:
-    """Return the definitions of all public names, each with its file and line."""
+def _public_objects() -> set[griffe.Object]:
+    """Return the objects that have the public names, and the base classes of public classes."""
+    package = griffe.load("aiorl", search_paths=[ROOT], try_relative_path=False, extensions=griffe.Extensions())
     pages = [page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.md")]
-    named = {(module, name) for text in pages for module, names in _API.findall(text) for name in names.split()}
-    named |= {("aiorl", name) for text in pages for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE)}
-    for path in (ROOT / "aiorl").rglob("*.py"):
-        for node in _tree(path).body if "__all__" in path.read_text("utf-8") else ():
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                named |= {(_module(path), name) for name in re.findall(r"'(\w+)'", ast.unparse(node.value))}
-    found = [_definition(*name) for name in named]
-    for home, item in found:  # their base classes are appended
-        bases = [ast.unparse(base).partition("[")[0] for base in getattr(item, "bases", ())]
-        found += [_definition(_module(home), base) for base in bases]
-    return {(home, getattr(item, "lineno", 1), item) for home, item in found if home is not None}
+    names = {f"{module}.{name}" for text in pages for module, part in _API.findall(text) for name in part.split()}
+    names |= {f"aiorl.{name}" for text in pages for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE)}
+    modules = [package]
+    for module in modules:  # its submodules are appended
+        modules += [inner for inner in module.modules.values() if isinstance(inner, griffe.Module)]
+        names |= {f"{module.path}.{name}" for name in module.exports or ()}
+    found = set()
+    for name in names - {"aiorl.learning.lazy.tf"}:  # it belongs to TensorFlow
+        item = package.modules_collection[name]
+        found |= set(_with_bases(item.final_target if isinstance(item, griffe.Alias) else item))
+    return found
 
 
-def _definition(module: str, name: str) -> tuple[Path | None, ast.AST]:
-    """Return the file and the node that define a name, which other modules may import; no file if none does."""
-    if path := _path(f"{module}.{name}"):
-        return path, _tree(path)
-    home = _path(module)
-    for node in ast.walk(_tree(home)) if home else ():
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                if name == (alias.asname or alias.name):
-                    return _definition(node.module, alias.name)
-        elif isinstance(node, ast.ClassDef | Function) and node.name == name:
-            return home, node
-    return None, ast.Pass()
+def _with_bases(item: griffe.Object) -> list[griffe.Object]:
+    """Return an object and, if it is a class, its base classes in aiorl."""
+    return [item, *item.mro()] if isinstance(item, griffe.Class) else [item]
 
 
-def _path(module: str) -> Path | None:
-    base = ROOT.joinpath(*module.split("."))
-    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+def _of_object(item: griffe.Object) -> Iterator[Finding]:
+    """Check a function, the attributes and public methods of a class, or the constants of a module."""
+    if item.is_function:
+        yield from _of_function(item)
+    described = {"model_config"}.union(*map(_described, _with_bases(item)))
+    for name, member in item.members.items():
+        if isinstance(member, griffe.Alias) or (name.startswith("_") and name != "__init__"):
+            continue
+        if name == "__init__":
+            yield from _of_function(member, _doc(item))
+            tuples = re.findall(r"^ +(self\.\w+, .*?) = ", member.source, re.MULTILINE)  # griffe leaves these out
+            for inner in set(re.findall(r"self\.([a-z]\w*)", " ".join(tuples))) - described:
+                yield member.lineno, f"{inner}: an attribute without a description"
+        elif item.is_class and (member.is_function or "property" in member.labels):
+            yield from _of_function(member)
+        elif member.is_attribute and name not in described:
+            yield member.lineno, f"{name}: an attribute without a description"
 
 
-def _module(path: Path | None) -> str:
-    assert path is not None
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
-
-
-def _of_body(module: str, node: ast.AST) -> Iterator[Finding]:
-    """Check the attributes and public methods of a class, or the constants of a module."""
-    described = _described(module, node)
-    for item in getattr(node, "body", ()):
-        if isinstance(item, Function) and isinstance(node, ast.ClassDef):
-            if item.name == "__init__":
-                yield from _of_function(item, _doc(node))
-            elif not item.name.startswith("_"):
-                yield from _of_function(item)
-    for name, line in _attributes(node):
-        if name not in described and not name.startswith("_"):
-            yield line, f"{name}: an attribute without a description"
-
-
-def _attributes(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the names and lines of the attributes set in a class or module, and of those that `__init__` sets."""
-    for item in getattr(node, "body", ()):
-        for target in getattr(item, "targets", [getattr(item, "target", None)]):
-            if isinstance(target, ast.Name):
-                yield target.id, item.lineno
-        for part in ast.walk(item) if getattr(item, "name", "") == "__init__" else ():
-            if (
-                isinstance(part, ast.Attribute)
-                and isinstance(part.ctx, ast.Store)
-                and ast.unparse(part) == f"self.{part.attr}"
-            ):
-                yield part.attr, part.lineno
-
-
-def _described(module: str, node: ast.AST) -> set[str]:
-    """Return the names of the attributes that a class or its base classes describe, in one of the ways there are."""
-    body = getattr(node, "body", [])
-    names = {"model_config", *_sections(_doc(node)).get("Attributes", {})}
-    for item, below in zip(body, [*body[1:], None], strict=True):
-        if isinstance(item, Function):
-            names |= {item.name, *(_sections(_doc(item)).get("Attributes", {}))}
-        is_key = isinstance(value := getattr(item, "value", None), ast.Call) and len(value.args) > 1
-        if is_key or (isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)):
-            names |= {name for name, _ in _attributes(ast.Module([item], []))}
-    for base in getattr(node, "bases", ()):
-        path, definition = _definition(module, ast.unparse(base).partition("[")[0])
-        names |= _described(_module(path), definition) if path else set()
+def _described(item: griffe.Object) -> set[str]:
+    """Return the names of the attributes that a class or module describes, in one of the ways there are."""
+    names = set(_sections(_doc(item))["attributes"])
+    for member in (member for member in item.members.values() if not isinstance(member, griffe.Alias)):
+        names |= set(_sections(_doc(member))["attributes"])
+        arguments = getattr(getattr(member, "value", None), "arguments", ())
+        positional = [argument for argument in arguments if not isinstance(argument, griffe.ExprKeyword)]
+        is_key = "class-attribute" in member.labels and len(positional) > 1  # the second one describes the key
+        if is_key or member.is_function or member.has_docstring:
+            names.add(member.name)
     return names
 
 
-def _of_function(node: Function, of_class: str = "") -> Iterator[Finding]:
-    doc = f"{of_class}\n\n{_doc(node)}".strip()
-    kinds = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
-    if _REFERENCE.search(doc) or kinds & {"overload", "setter"}:
+def _of_function(item: griffe.Object, of_class: str = "") -> Iterator[Finding]:
+    """Check a function or a property; the docstring of a class adds to that of its constructor."""
+    doc = f"{of_class}\n\n{_doc(item)}".strip()
+    if _REFERENCE.search(doc):
         return
     for line in re.findall(r"(?<!\n)\n(?:Args|Attributes|Raises|Returns|Yields):.*|\n(?:Args|Raises|Returns):.+", doc):
-        yield node.lineno, f"{node.name}: {line.strip()[:20]!r} is not alone on its line below an empty one"
+        yield item.lineno, f"{item.name}: {line.strip()[:20]!r} is not alone on its line below an empty one"
     parts = _sections(doc)
-    own = {**parts.get("Attributes", {}), **parts.get("Args", {})}
-    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
-    parameters = [arg for arg in given if arg and arg.arg not in ("self", "cls") and not arg.arg.startswith("_")]
-    for arg in parameters:
+    own = {**parts["attributes"], **parts["parameters"]}
+    given = [(arg.name, str(arg.annotation)) for arg in getattr(item, "parameters", ())]
+    parameters = {name: kind for name, kind in given if name not in ("self", "cls") and not name.startswith("_")}
+    for name, kind in parameters.items():
         quote = r"\b" if len(parameters) == 1 else "`"
-        text = own.get(arg.arg, doc if re.search(quote + arg.arg + quote, doc, re.IGNORECASE) else "")
+        text = own.get(name, doc if re.search(quote + name + quote, doc, re.IGNORECASE) else "")
         if not text:
-            yield node.lineno, f"{node.name}: parameter {arg.arg!r} is not described"
+            yield item.lineno, f"{item.name}: parameter {name!r} is not described"
             continue
-        kind = ast.unparse(arg.annotation) if arg.annotation else ""
         if _ARRAY.search(kind) and not _SHAPE.search(text):
-            yield node.lineno, f"{node.name}: parameter {arg.arg!r} has no shape"
+            yield item.lineno, f"{item.name}: parameter {name!r} has no shape"
         for names, units in _UNITS.items():
-            if re.search("int|float", kind) and names.fullmatch(arg.arg) and not units.search(text):
-                yield node.lineno, f"{node.name}: parameter {arg.arg!r} has no unit"
-    result = ast.unparse(node.returns) if node.returns else "None"
-    text = str(parts.get("Returns", parts.get("Yields", ""))) or doc
-    if result not in ("None", "NoReturn") and not kinds & {"property", "cached_property"}:
+            if re.search("int|float", kind) and names.fullmatch(name) and not units.search(text):
+                yield item.lineno, f"{item.name}: parameter {name!r} has no unit"
+    result = str(item.returns) if isinstance(item, griffe.Function) else "None"
+    text = " ".join((parts["returns"] or parts["yields"]).values()) or doc
+    if result not in ("None", "NoReturn"):
         if text is doc and not _RESULT.match(doc):
-            yield node.lineno, f"{node.name}: the result is not described"
+            yield item.lineno, f"{item.name}: the result is not described"
         elif _ARRAY.search(result) and not _SHAPE.search(text):
-            yield node.lineno, f"{node.name}: the result has no shape"
-    for item in ast.walk(node):
-        name = ast.unparse(item.exc).partition("(")[0] if isinstance(item, ast.Raise) and item.exc else ""
-        is_own = name != "InternalError" and "AiorlError" in _bases(name)
-        if is_own and _bases(name).isdisjoint(parts.get("Raises", {})):
-            yield node.lineno, f"{node.name}: {name} is not in Raises"
+            yield item.lineno, f"{item.name}: the result has no shape"
+    errors = item.modules_collection["aiorl.errors"].classes
+    for name in re.findall(r"^ +raise (\w+)", item.source, re.MULTILINE):
+        if name in errors and name != "InternalError":
+            bases = {str(base) for error in (errors[name], *errors[name].mro()) for base in error.bases}
+            if {name, *bases}.isdisjoint(parts["raises"]):
+                yield item.lineno, f"{item.name}: {name} is not in Raises"
 
 
-def _bases(name: str) -> set[str]:
-    """Return a class of aiorl.errors and its base classes, by name."""
-    bases = getattr(_definition("aiorl.errors", name)[1], "bases", ())
-    return {name}.union(*(_bases(ast.unparse(base)) for base in bases))
-
-
-def _doc(node: ast.AST) -> str:
-    return inspect.cleandoc(ast.get_docstring(node) or "")  # type: ignore[arg-type]
+def _doc(item: griffe.Object) -> str:
+    return item.docstring.value if item.docstring else ""
 
 
 def _sections(doc: str) -> dict[str, dict[str, str]]:
     """Return the sections of a docstring: the text by name; a result has no name."""
-    found: dict[str, dict[str, str]] = {}
-    part: dict[str, str] = {}
-    name = ""
-    for line in doc.splitlines():
-        if head := _HEAD.fullmatch(line):
-            part, name = found.setdefault(head[1], {}), ""
-        elif line and not line.startswith(" "):
-            part = {}
-        elif entry := _ENTRY.match(line):
-            name, part[entry[1]] = entry[1], entry[2]
-        else:
-            part[name] = part.get(name, "") + line
+    found: dict[str, dict[str, str]] = {kind: {} for kind in _SECTIONS}
+    for section in griffe.Docstring(doc).parse("google", warnings=False, returns_multiple_items=False):
+        for item in section.value if section.kind.value in _SECTIONS else ():
+            name = item.annotation if section.kind.value == "raises" else item.name
+            found[section.kind.value][name.lstrip("*")] = item.description
     return found
 
 
