@@ -46,6 +46,7 @@ _STRANGER_BYTES = 1 << 20
 _FRAME_COST = 32
 """Cost factor per byte: an empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
 _LOOKS_WHILE_CALM = 5
+_UNREAD = "too much of its data is unread (a flood, or an endless message): {}"
 _SHARE = 0.02
 
 
@@ -293,6 +294,9 @@ class BacklogGuard:
         on_cut: called on the loop with each connection that was cut, and the reason.
         port: the port that they are connected to.
         max_bytes: bound for a connection that was answered; default: twice the largest message.
+
+    Attributes:
+        cut_unseen: descriptors of connections that were cut before the loop had seen them, with the reasons.
     """
 
     def __init__(
@@ -304,6 +308,7 @@ class BacklogGuard:
         port: int,
         max_bytes: int | None = None,
     ) -> None:
+        self.cut_unseen: dict[int, str] = {}
         self._emptied = False
         self._is_loop_busy = False
         self._port = port
@@ -395,8 +400,7 @@ class BacklogGuard:
     def _end(self, connection: Connection, what: str) -> None:
         if self._table.cut(connection, reset=True):
             self._cut.add(connection)
-            reason = f"too much of its data is unread (a flood, or an endless message): {what}"
-            self._call(self._on_cut, connection, reason)
+            self._call(self._on_cut, connection, _UNREAD.format(what))
 
     def _cut_unknown(self, known: set[int]) -> None:
         """Cut connections that the loop has not seen yet and that exceed the bound of a stranger."""
@@ -404,7 +408,9 @@ class BacklogGuard:
             with _borrow(fd) as borrowed:
                 if borrowed is None or _local_port(borrowed) != self._port:
                     continue
-                if (bytes_received(fd) or 0) > self._max_of_stranger:
+                num_bytes = bytes_received(fd) or 0
+                if num_bytes > self._max_of_stranger and fd not in self._table.by_fd:
+                    self.cut_unseen[fd] = _UNREAD.format(f"{num_bytes} bytes")
                     _shut_down(borrowed, reset=True)
 
     def _loop_turned(self) -> None:
@@ -499,7 +505,9 @@ class ListeningPort:
     def _on_monitor(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             connection = self.table.accept(value)
-            if len(self.table) > self.max_connections:
+            if self.guard is not None and (reason := self.guard.cut_unseen.pop(value, "")):
+                self.overflow(connection, reason)
+            elif len(self.table) > self.max_connections:
                 self.cut(connection, f"there are {self.max_connections} connections already")
             elif self._is_backlog_full():
                 self.cut(connection, "connections that have ended left too much unread data behind")
