@@ -7,7 +7,7 @@ LEARNER := $(VENV)/.learner
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 # pip would compile 18,000 files with one processor; some of them are examples of errors
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 RESULTS := .pytest_cache/results.xml
 # Two processes, whole files each: many tests wait for a process to start. More of them would disturb timing tests.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
