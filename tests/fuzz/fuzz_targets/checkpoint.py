@@ -68,7 +68,8 @@ def run(data: bytes) -> None:
             except (ValueError, RecursionError):
                 return
         case 3:  # almost correct descriptions of the files
-            header_now, tensors = header_of(META, TENSORS) | {"pieces": [list(PIECE), list(PIECE)]}, TENSORS
+            header_now, tensors = header_of(json.loads(json.dumps(META)), TENSORS), TENSORS
+            header_now["pieces"] = [list(PIECE), list(PIECE)]
             try:
                 while not source.is_empty:
                     edit(header_now, source)
