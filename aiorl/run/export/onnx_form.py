@@ -27,14 +27,7 @@ _ORT_ERRORS = 3  # log severity
 
 
 def write_onnx(form: PolicyForm, path: Path) -> Runner:
-    """Write an ONNX file that contains the weights, and open it.
-
-    Args:
-        form: the policy.
-        path: the file.
-
-    Returns:
-        Function that runs the file.
+    """Write an ONNX file that contains the weights, and return a function that runs it.
 
     Raises:
         ExportError: the network has no acting graph, its weights are too large for one file, or ONNX Runtime refuses

@@ -71,14 +71,7 @@ def _network(form: PolicyForm) -> FunctionalNetwork:
 
 
 def write_keras(form: PolicyForm, path: Path) -> Runner:
-    """Write a ``.keras`` file, and open it as Keras does by default, without running code from the file.
-
-    Args:
-        form: the policy.
-        path: the file.
-
-    Returns:
-        Function that runs the file.
+    """Write a ``.keras`` file, and return a function that runs it, opened without running code from the file.
 
     Raises:
         ExportError: the network has a part that Keras can't save or load.
@@ -99,7 +92,7 @@ def write_keras(form: PolicyForm, path: Path) -> Runner:
 
 
 def write_savedmodel(form: PolicyForm, path: Path) -> Runner:
-    """Write a SavedModel with the signature ``serving_default`` to a directory, and open it."""
+    """Write a SavedModel with the signature ``serving_default``, and return a function that runs it."""
     _save(form, path)
     function = tf.saved_model.load(path).signatures[_SIGNATURE]
 
@@ -111,14 +104,7 @@ def write_savedmodel(form: PolicyForm, path: Path) -> Runner:
 
 
 def write_tflite(form: PolicyForm, path: Path) -> Runner:
-    """Write a TFLite file of built-in operations only, and open it.
-
-    Args:
-        form: the policy.
-        path: the file.
-
-    Returns:
-        Function that runs the file.
+    """Write a TFLite file of built-in operations only, and return a function that runs it.
 
     Raises:
         ExportError: the network needs other operations.

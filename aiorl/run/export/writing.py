@@ -61,7 +61,7 @@ class _Format:
     writer: str
 
     def write(self, form: PolicyForm, directory: Path) -> Runner:
-        """Write a policy, and open the file."""
+        """Write a policy, and return a function that runs the file."""
         if "tensorflow" in self.packages and "tensorflow" not in sys.modules:
             import_tensorflow(CommonConfig(compilation_cache="off"))
         runner: Runner = import_object(f"aiorl.run.export.{self.writer}", key="formats")(form, directory / self.file)
