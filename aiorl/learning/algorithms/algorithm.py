@@ -492,7 +492,7 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             self._skipped_in_a_row = int(state.values["skipped_in_a_row"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError("values", f"a counter or random state is missing or wrong: {error!r}") from error
-        self.model.set_weights({name: state.tensors[f"weights/{name}"] for name in self.get_weights()})
+        self.model.set_weights({name: state.tensors[f"weights/{name}"] for name in self.model.variables})
         for name, variable in variables.items():
             variable.assign(state.tensors[name])
 
