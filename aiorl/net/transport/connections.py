@@ -408,7 +408,7 @@ class BacklogGuard:
             with _borrow(fd) as borrowed:
                 if borrowed is None or _local_port(borrowed) != self._port:
                     continue
-                num_bytes = bytes_received(fd) or 0
+                num_bytes = bytes_received(borrowed.fileno()) or 0
                 if num_bytes > self._max_of_stranger and fd not in self._table.by_fd:
                     self.cut_unseen[fd] = _UNREAD.format(f"{num_bytes} bytes")
                     _shut_down(borrowed, reset=True)
