@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +133,12 @@ class Stage:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Directory of the Unix sockets of this test's learners."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path / "aiorl"
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Directory of the Unix sockets of this test's learners. Its path is short, unlike those of pytest's."""
+    with tempfile.TemporaryDirectory() as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        monkeypatch.setattr("tempfile.tempdir", runtime)
+        yield Path(runtime) / "aiorl"
 
 
 @pytest.fixture

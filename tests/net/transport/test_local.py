@@ -196,7 +196,7 @@ async def test_a_directory_that_others_could_have_made_is_neither_used_nor_trust
     stage, place, tmp_path, spoil, monkeypatch
 ):
     spoil(place, tmp_path)
-    good = tmp_path / "good"
+    good = place.parent / "good"
     good.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(good / ("long" * 30)))
     with pytest.raises(SecurityError, match="XDG_RUNTIME_DIR"):
