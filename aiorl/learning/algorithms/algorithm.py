@@ -369,7 +369,7 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         self._skipped = 0
         self._skipped_in_a_row = 0
         self._lr_is_over = False
-        self._read: Callable[[], dict[str, Any]] | None = None  # Any: tensors
+        self._held: list[tuple[str, Any, Any]] = []  # name, handle and dtype of each variable
 
     @classmethod
     def own_config(cls, config: CommonConfig) -> ConfigT:
@@ -445,18 +445,14 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """See `Algorithm.hold_state`.
 
-        A tensor read from a variable is immutable; TensorFlow copies it only when the variable changes. One function
-        reads all variables, because reading one takes as long as reading several dozen. Eager algorithms trace nothing.
+        A tensor read from a variable is immutable; TensorFlow copies it only when the variable changes.
         """
-        if self._read is None:
+        if not self._held:
             variables = {f"weights/{name}": variable for name, variable in self.model.variables.items()}
             variables |= self.other_variables()
-
-            def read() -> dict[str, Any]:
-                return {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}
-
-            self._read = read if self.config.eager else tf.function(read, autograph=False)
-        tensors = self._read()
+            self._held = [(name, item.handle, tf.as_dtype(item.dtype)) for name, item in variables.items()]
+        read = tf.raw_ops.ReadVariableOp  # takes a fraction of the time of a variable's own method
+        tensors = {name: read(resource=handle, dtype=dtype) for name, handle, dtype in self._held}
         values = {
             "rng": self.rng.bit_generator.state,
             "updates": self.updates,

@@ -249,7 +249,6 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             batch = self._received.zeros()
             order = _all_at_once(batch)
         self.compiled.warm_up(batch, order)
-        self.hold_state()
 
     def warm_up_gradients(self) -> None:
         """Compile `compute_gradients` for fragments of the usual size; changes nothing."""

@@ -334,7 +334,6 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         batch |= self.drawn_columns(self.steps_per_call)
         self.rng.bit_generator.state = rng
         self.compiled.warm_up({**batch, WEIGHTS: np.zeros(leading, np.float32)}, None)
-        self.hold_state()
 
     def _stacked(self, found: Sample) -> dict[str, Array]:
         """Return K minibatches by column; those beyond the ones found are padding."""
