@@ -51,24 +51,24 @@ class EpisodeTracker:
             valid: [T, N] True if the row is a transition; None = all are.
         """
         steps, num_envs = rewards.shape
-        after = np.flatnonzero(dones.T) + 1  # positions n * T + t
-        first = np.arange(num_envs) * steps
-        inner = after[after % steps != 0]
-        start = np.union1d(first, inner) if len(inner) else first
+        opens = np.ones((num_envs, steps), np.bool_)
+        opens[:, 1:] = dones[:-1].T
+        start = np.flatnonzero(opens)  # positions n * T + t
+        env, row = np.divmod(start, steps)
         length = np.diff(start, append=steps * num_envs)
-        last = start + length - 1
-        env, is_first = start // steps, start % steps == 0
-        totals = np.add.reduceat(rewards.T.reshape(-1).astype(np.float64), start)
+        is_first = row == 0
+        totals = np.add.reduceat(rewards.T.astype(np.float64, order="C").reshape(-1), start)
         totals += np.where(is_first, self._returns[env], 0.0)
         lengths = length + np.where(is_first, self._lengths[env], 0)
         if valid is not None:
-            lengths -= ~valid.T.reshape(-1)[start]  # a row that is not a transition opens an episode
-        closed = dones.T.reshape(-1)[last]
-        if closed.any():
-            order = np.lexsort((last[closed] // steps, last[closed] % steps))
-            self._finished.append(EpisodeColumns(lengths[closed][order].astype(np.int32), totals[closed][order]))
+            lengths -= ~valid[row, env]  # a row that is not a transition opens an episode
         is_last = np.append(is_first[1:], True)
-        goes_on = ~closed[is_last]
+        closed = ~is_last
+        closed[is_last] = dones[-1]
+        if closed.any():
+            order = np.argsort((row + length)[closed], kind="stable")  # segments lie environment by environment
+            self._finished.append(EpisodeColumns(lengths[closed][order].astype(np.int32), totals[closed][order]))
+        goes_on = ~dones[-1]
         self._returns = totals[is_last] * goes_on
         self._lengths = lengths[is_last] * goes_on
 
