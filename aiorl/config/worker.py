@@ -103,7 +103,7 @@ class TransportConfig(BaseModel):
     send_queue_length: int = _transport(64, unit="messages", ge=1)
     """Messages that can wait to be sent to one peer."""
     compression: Literal["auto", "off"] = _transport("auto")
-    """Compression of columns with LZ4: auto only if it pays; off never."""
+    """Compression of columns with LZ4: auto only if it pays, and not within a host; off never."""
     reconnect_max_s: float = _transport(5.0, where="workers", unit="s", gt=0)
     """Longest pause between two attempts to reach the learner."""
 

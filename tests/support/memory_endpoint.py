@@ -195,6 +195,8 @@ class MemoryLearnerEndpoint:
 class MemoryWorkerEndpoint:
     """A worker's endpoint in memory; made by `MemoryNetwork.worker`."""
 
+    is_local = False
+
     def __init__(self, network: MemoryNetwork, queue_messages: int, user_id: str) -> None:
         self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None

@@ -96,6 +96,11 @@ class ZmqWorkerEndpoint:
         """True if both channels are up."""
         return self._connected
 
+    @property
+    def is_local(self) -> bool:
+        """True if messages pass through Unix sockets, which takes less time than compressing them."""
+        return self._urls[0].startswith("ipc:")
+
     def start(self) -> None:
         """Begin to connect; call this on the running loop."""
         keep_message_buffers(max_kept_bytes=_KEPT_BYTES)

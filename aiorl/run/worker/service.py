@@ -221,7 +221,8 @@ class WorkerService:
 
     def _say(self, message: Message) -> None:
         try:
-            frames = encode(message, compress=self._compress, limits=self._limits)
+            compress = self._compress and not self._endpoint.is_local
+            frames = encode(message, compress=compress, limits=self._limits)
         except LocalProtocolError as error:
             self._fail("protocol", f"a message cannot be sent: {error}", "")
             return

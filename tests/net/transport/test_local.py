@@ -43,6 +43,7 @@ async def test_a_worker_of_the_same_user_joins_through_private_sockets_that_end_
     learner = stage.learner(insecure=False)
     worker = await stage.joined(learner.endpoint.address)
     await stage.exchange(learner, worker)
+    assert worker.endpoint.is_local
     path = place / str(learner.port)
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     assert sorted(place.iterdir()) == [path, Path(f"{path}.broadcast")]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from in_process import QUICK, FakeAlgorithm, InProcess, running, until, with_settings
-from memory_endpoint import Direction, MemoryNetwork
+from memory_endpoint import Direction, MemoryNetwork, MemoryWorkerEndpoint
 
 from aiorl.errors import EnvError
 from aiorl.net.protocol.events import CallReplied, LearnerEvent
@@ -92,9 +92,12 @@ async def test_r184_fragments_held_by_a_worker_are_bounded_in_bytes() -> None:
     assert max(held) == 1
 
 
-@pytest.mark.parametrize("compress_observations", [False, True, "bulk"])
-async def test_workers_compress_fragments_if_compress_observations_is_set(
-    monkeypatch: pytest.MonkeyPatch, compress_observations: bool | str
+@pytest.mark.parametrize(
+    ("compress_observations", "is_local", "compresses"),
+    [(False, False, False), (True, False, True), ("bulk", False, True), (True, True, False)],
+)
+async def test_workers_compress_fragments_if_compress_observations_is_set_and_they_do_not_use_unix_sockets(
+    monkeypatch: pytest.MonkeyPatch, compress_observations: bool | str, is_local: bool, compresses: bool
 ) -> None:
     encode, compressed = service.encode, set()
 
@@ -104,10 +107,11 @@ async def test_workers_compress_fragments_if_compress_observations_is_set(
         return encode(message, compress=compress, **options)
 
     monkeypatch.setattr(service, "encode", noting)
+    monkeypatch.setattr(MemoryWorkerEndpoint, "is_local", is_local)
     off = {**QUICK.model_dump(), "compression": "off"}
     async with running(1, transport=off, compress_observations=compress_observations) as both:
         await both.updates_done(1)
-    assert compressed == {bool(compress_observations)}
+    assert compressed == {compresses}
 
 
 async def test_lost_broadcasts_and_connections_neither_lose_nor_duplicate_fragments() -> None:
