@@ -40,7 +40,7 @@ class EpisodeTracker:
         """Begin with a new episode in each environment."""
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int64)
-        self._finished: list[EpisodeColumns] = []
+        self._finished = [EpisodeColumns.empty()]
 
     def advance(self, rewards: NDArray[Any], dones: NDArray[np.bool_], valid: NDArray[np.bool_] | None = None) -> None:
         """Add the next T steps.
@@ -74,12 +74,9 @@ class EpisodeTracker:
 
     def take_finished(self) -> EpisodeColumns:
         """Return the episodes that ended since the last call, in the order in which they ended."""
-        finished, self._finished = self._finished, []
-        if not finished:
-            return EpisodeColumns.empty()
+        finished, self._finished = self._finished, [EpisodeColumns.empty()]
         return EpisodeColumns(
-            np.concatenate([part.lengths for part in finished]),
-            np.concatenate([part.rewards for part in finished]),
+            np.concatenate([part.lengths for part in finished]), np.concatenate([part.rewards for part in finished])
         )
 
 

@@ -100,6 +100,7 @@ class Lockstep:
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
         self._state: list[F32] = policy.initial_state(env.num_envs)
         self._table: LevelTable | None = None
+        self._next_obs: Array | None = None
 
     def _layout_with(self, sent: Collection[str], *, keeps_dist_inputs: bool) -> Layout:
         """Return shape and dtype of each array of a table by column name, in the order in which they lie in memory.
@@ -153,22 +154,26 @@ class Lockstep:
         episodes, games = self._tracker.take_finished(), self.env.take_finished_games()
         return episodes if games is None else EpisodeColumns.of([RolloutMetrics(g.length, g.reward) for g in games])
 
+    def prepare(self) -> LevelTable:
+        """Return the empty table of the next fragment, with the randomness of its actions.
+
+        ``sample`` calls it, too. A caller can do so before, for example while a fragment is being sent.
+        """
+        if self._table is None:
+            first_obs = self._first_obs() if self._next_obs is None else self._next_obs
+            noise = self.policy.draw_noise(self._rng, self._steps, self.env.num_envs)
+            self._table = LevelTable(self._layout, noise, self._state, self._state_every)
+            self._table.obs[0] = first_obs
+        return self._table
+
     def _fill_table(self, on_step: Callable[[], None] | None) -> LevelTable:
         """Return a full table; its last observation is also the first of the next one."""
-        table = self._table
-        if table is None:
-            table = self._table = self._new_table(self._first_obs())
+        table = self.prepare()
         self._run_steps(table, on_step)
         if self.policy.logp_is_apart:
             flat = [column.reshape(-1, *column.shape[2:]) for column in (table.dist_inputs, table.actions)]
             table.logp[...] = self.policy.distribution.logp(*flat).reshape(table.logp.shape)
-        self._table = self._new_table(table.obs[-1])
-        return table
-
-    def _new_table(self, first_obs: NDArray[Any]) -> LevelTable:
-        noise = self.policy.draw_noise(self._rng, self._steps, self.env.num_envs)
-        table = LevelTable(self._layout, noise, self._state, self._state_every)
-        table.obs[0] = first_obs
+        self._table, self._next_obs = None, table.obs[-1].copy()
         return table
 
     def _first_obs(self) -> NDArray[Any]:

@@ -192,14 +192,14 @@ def test_the_last_observation_of_whole_episodes_is_sent_if_only_that_is_needed()
 
 @pytest.mark.parametrize("vectorize", ["serial", "native"])
 def test_same_seeds_give_the_same_rows_and_other_seeds_give_others(vectorize):
-    def rows(seed, length):
+    def rows(seed, length, *, prepares=False):
         env = make_lockstep_env("CartPole-v1", {}, 3, vectorize)
         sampler = make_sampler(env, length=length, seed=seed)
-        fragments = [sampler.sample() for _ in range(60 // length)]
+        fragments = [sampler.sample() for _ in range(60 // length) if not prepares or sampler.prepare()]
         env.close()
         return {n: np.concatenate([f.columns[n] for f in fragments]) for n in (c.OBS, c.ACTIONS, c.ACTION_LOGP)}
 
-    first, again, other_cut, other = rows(1, 30), rows(1, 30), rows(1, 12), rows(2, 30)
+    first, again, other_cut, other = rows(1, 30), rows(1, 30, prepares=True), rows(1, 12), rows(2, 30)
     for name in first:
         np.testing.assert_array_equal(first[name], again[name])
         np.testing.assert_array_equal(first[name], other_cut[name], err_msg="the cut changed the rows")

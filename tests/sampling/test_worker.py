@@ -314,10 +314,7 @@ def test_a_stopped_worker_samples_no_more(make_worker, sample_async):
             written.append(batch)
 
     worker = make_worker(
-        lambda context: env,
-        sample_async=sample_async,
-        rollout_fragment_length=3,
-        output_creator=lambda context: Note(),
+        lambda context: env, sample_async=sample_async, rollout_fragment_length=3, output_creator=lambda context: Note()
     )
     worker.sample()
     worker.stop()

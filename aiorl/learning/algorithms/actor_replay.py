@@ -11,14 +11,7 @@ from aiorl.acting.distributions import Categorical, make_distribution
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.algorithm import Array, Observations
-from aiorl.learning.algorithms.compiled_update import (
-    ROWS,
-    STEPS_BEFORE,
-    LossFunction,
-    Phase,
-    TargetNetwork,
-    UpdateSpec,
-)
+from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, LossFunction, Phase, TargetNetwork, UpdateSpec
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf

@@ -248,6 +248,12 @@ class SamplerUnit:
         finally:
             self._is_sampling, self._step_began = False, 0.0
 
+    def prepare(self) -> None:
+        """Do in advance what the next ``sample`` would begin with; nothing unless environments step in lockstep."""
+        lockstep = getattr(self.worker.sampler, "lockstep", None)
+        if lockstep is not None:
+            lockstep.prepare()
+
     def take_up(self) -> None:
         """Apply the snapshot offered, as the next ``sample`` would; only while idle.
 

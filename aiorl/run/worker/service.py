@@ -221,8 +221,7 @@ class WorkerService:
 
     def _say(self, message: Message) -> None:
         try:
-            compress = self._compress and not self._endpoint.is_local
-            frames = encode(message, compress=compress, limits=self._limits)
+            frames = encode(message, compress=self._compress and not self._endpoint.is_local, limits=self._limits)
         except LocalProtocolError as error:
             self._fail("protocol", f"a message cannot be sent: {error}", "")
             return
@@ -401,6 +400,7 @@ class WorkerService:
                         self._session.abandon_fragment(lease_id)
                     raise
                 if self._is_current(running.incarnation):
+                    running.executor.submit(unit.prepare)  # while the fragment is being sent
                     self._send_fragment(unit, lease_id, samples)
         except StopSampling:
             pass

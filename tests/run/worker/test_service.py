@@ -92,12 +92,9 @@ async def test_r184_fragments_held_by_a_worker_are_bounded_in_bytes() -> None:
     assert max(held) == 1
 
 
-@pytest.mark.parametrize(
-    ("compress_observations", "is_local", "compresses"),
-    [(False, False, False), (True, False, True), ("bulk", False, True), (True, True, False)],
-)
+@pytest.mark.parametrize(("setting", "is_local"), [(False, False), (True, False), ("bulk", False), (True, True)])
 async def test_workers_compress_fragments_if_compress_observations_is_set_and_they_do_not_use_unix_sockets(
-    monkeypatch: pytest.MonkeyPatch, compress_observations: bool | str, is_local: bool, compresses: bool
+    monkeypatch: pytest.MonkeyPatch, setting: bool | str, is_local: bool
 ) -> None:
     encode, compressed = service.encode, set()
 
@@ -109,9 +106,9 @@ async def test_workers_compress_fragments_if_compress_observations_is_set_and_th
     monkeypatch.setattr(service, "encode", noting)
     monkeypatch.setattr(MemoryWorkerEndpoint, "is_local", is_local)
     off = {**QUICK.model_dump(), "compression": "off"}
-    async with running(1, transport=off, compress_observations=compress_observations) as both:
+    async with running(1, transport=off, compress_observations=setting) as both:
         await both.updates_done(1)
-    assert compressed == {compresses}
+    assert compressed == {bool(setting) and not is_local}
 
 
 async def test_lost_broadcasts_and_connections_neither_lose_nor_duplicate_fragments() -> None:
