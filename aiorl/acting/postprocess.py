@@ -17,7 +17,7 @@ from aiorl.errors import BatchError
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
-_BLOCK = 256  # environments per block: their temporaries of usual lengths stay in the cache
+_BLOCK_ROWS = 1 << 15  # in all environments of a block: their temporaries stay in the cache
 
 
 def gae(
@@ -60,8 +60,9 @@ def gae(
     """
     shape = rewards.shape
     advantages, targets = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    for first in range(0, shape[1], _BLOCK):
-        envs = slice(first, first + _BLOCK)
+    block = max(1, _BLOCK_ROWS // shape[0])
+    for first in range(0, shape[1], block):
+        envs = slice(first, first + block)
         values = vf_preds[:, envs].astype(np.float64)
         following = _following_values(
             values,
