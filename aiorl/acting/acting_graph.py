@@ -16,6 +16,7 @@ reads a file only through an entry with the key ``location``. Every graph is the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
@@ -116,17 +117,34 @@ class ActingSession:
         out[0][...], out[1][...] = dist_inputs, values
         return out[0], out[1], states
 
+    def take_over(self, before: ActingSession) -> None:
+        """Take over the memory that another session of the same network, with weights as inputs, has bound.
+
+        Args:
+            before: the other session; a thread that is running in it keeps the memory in use.
+        """
+        with contextlib.suppress(KeyError):  # it is empty
+            while True:
+                rows, bound = before._bound.popitem()
+                _bind_inputs(bound.binding, self._given)
+                self._room -= sum(array.nbytes for array in (bound.obs, *dict(bound.others).values()))
+                self._bound[rows] = bound
+
     def _bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> _Bound:
         """Bind memory for the number of rows in these inputs and outputs."""
         binding = self._session.io_binding()
         read = {name: np.empty(array.shape, array.dtype) for name, array in inputs.items()}
         written = {name: np.empty(array.shape, array.dtype) for name, array in outputs.items()}
-        for name, array in {**self._given, **read}.items():
-            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        _bind_inputs(binding, {**self._given, **read})
         for name, array in written.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         dist_inputs, values, *states = written.values()
         return _Bound(binding, read.pop(OBS_INPUT), tuple(read.items()), dist_inputs, values, states)
+
+
+def _bind_inputs(binding: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+    for name, array in arrays.items():
+        binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
 class _Bound(NamedTuple):
@@ -451,13 +469,16 @@ class ActingGraph:
     def _make_session(self, weights: dict[str, NDArray[Any]]) -> ActingSession:
         by_name = {_blotted(name): weight for name, weight in weights.items()}
         if self._weights_are_inputs and self._shared is not None:
-            return ActingSession(self._shared, self._output_names, weights, given=by_name)
+            session = ActingSession(self._shared, self._output_names, weights, given=by_name)
+            if self._session is not None:
+                session.take_over(self._session)
+            return session
         values = {name: ort.OrtValue.ortvalue_from_numpy(weight) for name, weight in by_name.items()}
-        session = self._load(values)
+        loaded = self._load(values)
         if not self._weights_are_inputs:
-            return ActingSession(session, self._output_names, weights, values=values)
-        self._shared, self._first_values = session, values  # the session uses the memory of these
-        return ActingSession(session, self._output_names, weights, given=by_name)
+            return ActingSession(loaded, self._output_names, weights, values=values)
+        self._shared, self._first_values = loaded, values  # the session uses the memory of these
+        return ActingSession(loaded, self._output_names, weights, given=by_name)
 
     def _load(self, values: Mapping[str, Any]) -> Any:  # Any: a session
         """Return a session with these weights, which are ONNX Runtime's values."""

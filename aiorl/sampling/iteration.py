@@ -251,11 +251,7 @@ class Iteration:
     def _rewritten(self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]) -> Mapping[Any, Any]:
         assert self._setup.observation_fn is not None, "there is no observation_fn"
         rewritten = self._setup.observation_fn(
-            agent_obs=agent_obs,
-            worker=self._worker,
-            base_env=self.base_env,
-            policies=self._policies,
-            episode=episode,
+            agent_obs=agent_obs, worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode
         )
         if not isinstance(rewritten, dict):
             raise ValueError(

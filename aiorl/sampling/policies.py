@@ -137,10 +137,7 @@ def learned_policies(
         else:
             graph = graphs[policy_id]
             kind = learned_policy_class(
-                graph["graph"],
-                graph["spec"],
-                threads=part.num_cpus_per_worker,
-                runs_per_weights=part.cut_length,
+                graph["graph"], graph["spec"], threads=part.num_cpus_per_worker, runs_per_weights=part.cut_length
             )
             learning = {**part.model_dump(include=_FOR_LEARNING), "algo": policy.algo or part.algo}
             config = {**config, **plan.policy_settings(), "learning": learning}
@@ -199,10 +196,7 @@ def make_policies(
             )
             custom = None
         preprocessor = make_preprocessor(
-            spec.observation_space,
-            action_space=spec.action_space,
-            custom_preprocessor=custom,
-            is_enabled=preprocess,
+            spec.observation_space, action_space=spec.action_space, custom_preprocessor=custom, is_enabled=preprocess
         )
         check_tensorflow(spec.policy_class, granted_gpus(base_config, settings.worker_index))
         policy_class = policy_class_for(spec.policy_class, base_config)

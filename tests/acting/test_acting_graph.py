@@ -65,7 +65,8 @@ def test_new_weights_take_effect_and_are_copies(network, weights_are_inputs):
         wanted = network.expected(weights, obs_of(2))[0]
         for array in weights.values():
             array.fill(np.nan)  # the caller's memory is the caller's again
-        np.testing.assert_allclose(acting.run(obs_of(2))[0], wanted, rtol=1e-5, atol=1e-5)
+        for _ in range(7):  # memory is bound after some runs
+            np.testing.assert_allclose(acting.run(obs_of(2))[0], wanted, rtol=1e-5, atol=1e-5)
     strided = {name: np.asfortranarray(array) for name, array in network.weights(2).items()}
     for array in strided.values():
         array.flags.writeable = False

@@ -177,12 +177,7 @@ class AdmittedKeys:
     reason (no free descriptors, an unreachable file server), the admitted keys stay as they are.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the directory.
 
         Args:

@@ -223,10 +223,7 @@ def test_a_fake_sampler_repeats_the_first_rows_forever(make: Make) -> None:
 
 
 def test_sequences_have_bootstrap_values_of_true_final_observations(make: Make) -> None:
-    unit = make(
-        only(V_TRACE_PLAN, layout="sequences", sequence_length=8),
-        env_config={"end": "truncate"},
-    )
+    unit = make(only(V_TRACE_PLAN, layout="sequences", sequence_length=8), env_config={"end": "truncate"})
     found = rows(unit.sample())
     assert found[c.OBS].shape == (8, 2, 3)
     assert found[c.VALID].all()
