@@ -467,11 +467,10 @@ class Bernoulli(ActionDistribution):
 
 
 def _two_class_logp(difference: F32, is_second: NDArray[Any]) -> F32:
-    """Return -log(1 + exp(-d)) for the second action and -log(1 + exp(d)) for the first; overwrites d."""
-    np.negative(difference, out=difference, where=is_second)
-    np.logaddexp(difference, _ZERO, out=difference)
-    found: F32 = np.negative(difference, out=difference)
-    return found
+    """Return -log(1 + exp(-d)) for the second action and -log(1 + exp(d)) for the first."""
+    found: F32 = np.where(is_second, -difference, difference)
+    np.logaddexp(found, _ZERO, out=found)
+    return np.negative(found, out=found)
 
 
 def _choose(logits: F32, uniform: F32) -> tuple[NDArray[np.int64], F32]:
