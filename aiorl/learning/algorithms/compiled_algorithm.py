@@ -399,7 +399,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         per_epoch = -(-len(visited) // size)
         for minibatches in order[: self.config.num_sgd_iter * per_epoch].reshape(self.config.num_sgd_iter, -1):
             picked = self.rng.permutation(visited) if self.shuffles else visited
-            minibatches[...] = np.resize(picked, per_epoch * size)
+            minibatches[...] = picked if len(picked) == len(minibatches) else np.resize(picked, len(minibatches))
         return order, self.config.num_sgd_iter * per_epoch
 
 
