@@ -133,8 +133,9 @@ class Stage:
 
 
 @pytest.fixture(autouse=True)
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Directory of the Unix sockets of this test's learners. Its path is short, unlike those of pytest's."""
+    tmp_path_factory.getbasetemp()  # it must not be in this directory
     with tempfile.TemporaryDirectory() as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         monkeypatch.setattr("tempfile.tempdir", runtime)
