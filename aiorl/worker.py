@@ -138,10 +138,11 @@ def _level(text: str) -> str:
 
 def _keep_workers(words: list[str]) -> int:
     from aiorl.process.keeper import Keeper
+    from aiorl.process.machine import WORKERS_TOGETHER
 
     args = parse_worker_args(words)
     _log_to_stderr(args.log_level)
-    os.environ.update(python_path())
+    os.environ.update({**python_path(), WORKERS_TOGETHER: str(args.num_workers)})
     command = [*child_python("aiorl.worker"), *words, _PARENTED]
     try:
         return Keeper(command, args.num_workers, args.max_worker_restarts).run()

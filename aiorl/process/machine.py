@@ -29,6 +29,16 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+WORKERS_TOGETHER = "AIORL_WORKERS_TOGETHER"
+"""Environment variable with the number of workers that were started together on this host."""
+
+
+def spare_cores() -> int:
+    """Return the number of cores that stay idle if each worker started together with this one uses one."""
+    together = os.environ.get(WORKERS_TOGETHER, "")
+    return max(0, usable_cores() - (int(together) if together.isdecimal() else 1))
+
+
 _START_TIME = 19
 """Index of the start time in /proc/PID/stat, counted after the program's name."""
 

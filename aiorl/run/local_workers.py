@@ -27,6 +27,7 @@ from aiorl.process.children import (
 )
 from aiorl.process.imports import child_python, python_path
 from aiorl.process.log_once import EventRates
+from aiorl.process.machine import WORKERS_TOGETHER
 from aiorl.process.tasks import Tasks
 from aiorl.text import without_numbers
 
@@ -89,6 +90,7 @@ class LocalWorkers:
             environment={
                 **python_path(),
                 "OMP_NUM_THREADS": str(config.num_cpus_per_worker),
+                WORKERS_TOGETHER: str(config.num_workers),
                 **config.extra_python_environs_for_worker,
             },
             has_worked=self._worked.__contains__,  # slots where the newest process has sent a fragment

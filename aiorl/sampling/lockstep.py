@@ -27,6 +27,7 @@ from aiorl.env.base_env import LockstepEnv, TrainingDisabled, VectorStep, env_se
 from aiorl.env.native_vector_env import training_disabled
 from aiorl.errors import SamplerDied
 from aiorl.process.log_once import report
+from aiorl.process.machine import spare_cores
 from aiorl.sampling.fragments import FRAGMENT_COLUMNS, EpisodeCollector, EpisodeTracker
 from aiorl.sampling.table import DERIVED, FinalRows, Layout, LevelTable
 
@@ -96,7 +97,7 @@ class Lockstep:
         layout = ActionLayout(env.action_space)
         self._clip = layout.clip if settings.clip_actions and layout.is_bounded else None
         self._actions_need_copy = not isinstance(env.action_space, spaces.Discrete)
-        self._begins = env.can_begin and env.num_envs > 1 and not self._actions_need_copy
+        self._begins = env.can_begin and env.num_envs > 1 and not self._actions_need_copy and spare_cores() > 0
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
         self._state: list[F32] = policy.initial_state(env.num_envs)
         self._table: LevelTable | None = None
