@@ -16,7 +16,7 @@ and a ``VectorStep`` shows which one:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.errors import ConfigError, EnvContractError, EnvError
 
-EnvId = Hashable
-AgentId = Hashable
 MultiEnvDict = dict[Any, dict[Any, Any]]
 """Environment id -> agent id -> value."""
 
@@ -247,29 +245,6 @@ def add_step(
     poll.terminateds[index] = {agent: terminated, ALL_AGENTS: terminated}
     poll.truncateds[index] = {agent: truncated, ALL_AGENTS: truncated}
     poll.infos[index] = {agent: info}
-
-
-_FLAGS = [{DEFAULT_AGENT_ID: flag, ALL_AGENTS: flag} for flag in (False, True)]
-"""Flags of a single-agent environment: the dicts for False and True, shared by all polls."""
-
-
-def stepped_poll(
-    obs: Sequence[Any],
-    rewards: Sequence[float],
-    terminateds: Sequence[bool],
-    truncateds: Sequence[bool],
-    infos: Sequence[Any],
-) -> Poll:
-    """Return the poll of single-agent environments 0, 1, ... that stepped together."""
-    agent = DEFAULT_AGENT_ID
-    return Poll(
-        {index: {agent: value} for index, value in enumerate(obs)},
-        {index: {agent: value} for index, value in enumerate(rewards)},
-        {index: _FLAGS[flag] for index, flag in enumerate(terminateds)},
-        {index: _FLAGS[flag] for index, flag in enumerate(truncateds)},
-        {index: {agent: info} for index, info in enumerate(infos) if info},
-        {},
-    )
 
 
 SEED_STRIDE = 1_000_000

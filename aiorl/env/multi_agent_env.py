@@ -130,9 +130,8 @@ class MultiAgentCopy:
             unobserved = [agent_id for agent_id in infos if agent_id not in obs]
             raise self._broken(f"there are infos of agents that were not observed: {_keys(unobserved)}")
         checked = as_rewards(rewards, self._env_id, self._index, self._step)
-        for flags in (terminateds, truncateds):
-            if any(flags.values()):
-                check_flags(flags.values(), self._env_id, self._index, self._step)
+        if any(terminateds.values()) or any(truncateds.values()):
+            check_flags((*terminateds.values(), *truncateds.values()), self._env_id, self._index, self._step)
         return obs, checked, terminateds, truncateds, infos
 
     def _as_five(self, result: Any) -> tuple[Any, ...]:

@@ -65,7 +65,8 @@ class NativeVectorEnv(LockstepEnv):
         self._env = env
         self._check = ObservationCheck(env_id, self.observation_space)
         self._action_dtype = env.action_space.dtype
-        self._lengths = np.zeros(self.num_envs, np.int64)
+        self._step_count = 0
+        self._started_at = np.zeros(self.num_envs, np.int64)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._any_ended = False
 
@@ -76,7 +77,7 @@ class NativeVectorEnv(LockstepEnv):
         except Exception as error:
             raise_env_fault(self.env_id, "reset", error, 0, 0)
         self.first_seeds = None
-        self._lengths.fill(0)
+        self._started_at.fill(self._step_count)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._any_ended = False
         obs = self._check.check_batch_shape(obs, self.num_envs)
@@ -91,20 +92,21 @@ class NativeVectorEnv(LockstepEnv):
         """Step all copies; see LockstepEnv."""
         if actions.dtype != self._action_dtype:
             actions = actions.astype(self._action_dtype)
-        self._lengths += 1
+        self._step_count += 1
         try:
             obs, rewards, terminateds, truncateds, infos = self._env.step(actions)
         except Exception as error:
-            raise_env_fault(self.env_id, "step", error, 0, int(self._lengths.max()))
+            raise_env_fault(self.env_id, "step", error, 0, int(self._step_count - self._started_at.min()))
         obs = self._check.check_batch_shape(obs, self.num_envs)
         rewards, terminateds, truncateds = self._checked_flags(rewards, terminateds, truncateds)
         valid: NDArray[np.bool_] | None = None
         if self._mode is AutoresetMode.NEXT_STEP and self._any_ended:
             valid = ~self._ended
-            rewards = np.where(valid, rewards, 0)
+            rewards = rewards.copy()
+            rewards[self._ended] = 0
             terminateds = terminateds & valid
             truncateds = truncateds & valid
-            self._lengths *= valid
+            self._started_at[self._ended] = self._step_count
         check_rewards(self.env_id, rewards, self._step_of)
         self._check.check_values(obs, self._step_of)
         ended = terminateds | truncateds
@@ -113,7 +115,7 @@ class NativeVectorEnv(LockstepEnv):
         result = VectorStep(obs, rewards, terminateds, truncateds, valid=valid, infos=infos)
         if self._any_ended and self._mode is not AutoresetMode.NEXT_STEP:
             self._add_finals(result, np.flatnonzero(ended), infos)
-            self._lengths *= ~ended
+            self._started_at[ended] = self._step_count
         return result
 
     def _add_finals(self, result: VectorStep, index: NDArray[np.int64], infos: dict[str, Any]) -> None:
@@ -161,7 +163,7 @@ class NativeVectorEnv(LockstepEnv):
         return arrays[0], arrays[1].astype(np.bool_, copy=False), arrays[2].astype(np.bool_, copy=False)
 
     def _step_of(self, index: int) -> int:
-        return int(self._lengths[index])
+        return int(self._step_count - self._started_at[index])
 
     def close(self) -> None:
         """Close the vector environment."""

@@ -10,6 +10,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from itertools import compress
 from numbers import Integral
 from typing import Any
 
@@ -20,13 +21,14 @@ from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import (
+    ALL_AGENTS,
     FinishedGame,
     LockstepEnv,
+    Poll,
     SteppedBaseEnv,
     TrainingDisabled,
     VectorStep,
     env_seeds,
-    stepped_poll,
 )
 from aiorl.env.checks import (
     NestedCheck,
@@ -54,6 +56,8 @@ _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 _OLD_NAMES = ("observations", "rewards", "dones", "infos")
 _NEVER = sys.maxsize
 _NUMBERS = (float, int, np.floating, np.integer)
+_GOES_ON, _HAS_ENDED = ({DEFAULT_AGENT_ID: flag, ALL_AGENTS: flag} for flag in (False, True))
+"""Flags of a single-agent environment, shared by all polls."""
 
 
 class VectorEnv(ABC):
@@ -154,7 +158,15 @@ class VectorBaseEnv(SteppedBaseEnv):
             obs, rewards, dones, infos = result
             five = [to_five_values((None, None, done, info)) for done, info in zip(dones, infos, strict=True)]
             result = (obs, rewards, [values[2] for values in five], [values[3] for values in five], infos)
-        self._stepped = stepped_poll(*result)
+        obs, rewards, terminateds, truncateds, infos = result
+        self._stepped = Poll(
+            {index: {agent: value} for index, value in enumerate(obs)},
+            {index: {agent: value} for index, value in enumerate(rewards)},
+            self._by_env(terminateds),
+            self._by_env(truncateds),
+            {index: {agent: info} for index, info in compress(enumerate(infos), infos)},
+            {},
+        )
 
     def try_reset(self, env_id: Any) -> dict[Any, Any]:
         """Reset one environment immediately."""
@@ -183,6 +195,13 @@ class VectorBaseEnv(SteppedBaseEnv):
             return function(*arguments)
         except Exception as error:
             raise_env_fault(self._env_id, doing, error, 0, _UNKNOWN_STEP)
+
+    def _by_env(self, flags: Sequence[Any]) -> dict[Any, dict[Any, Any]]:
+        by_env = dict.fromkeys(range(self.num_envs), _GOES_ON)
+        for index, flag in compress(enumerate(flags), flags):
+            check_flags((flag,), self._env_id, index, _UNKNOWN_STEP)
+            by_env[index] = _HAS_ENDED
+        return by_env
 
     def _check_length(self, name: str, values: Any) -> None:
         is_sequence = type(values) is list or (hasattr(values, "__len__") and not isinstance(values, Mapping))

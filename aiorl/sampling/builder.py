@@ -113,7 +113,7 @@ class BatchBuilder:
             batch = policy.postprocess_trajectory(own, others, episode)
             if not isinstance(batch, SampleBatch):
                 raise PolicyError(
-                    f"postprocess_trajectory of policy {seat.policy_id!r} ({type(policy).__name__}) "
+                    f"postprocess_trajectory of policy {seat.lane.policy_id!r} ({type(policy).__name__}) "
                     f"returned {type(batch).__name__}, expected a SampleBatch; return the batch that it is given"
                 )
             if self._on_postprocessed is not None:

@@ -178,7 +178,7 @@ class Iteration:
             try:
                 terminateds, truncateds = all_terminateds[env_id], all_truncateds[env_id]
                 all_terminated, all_truncated = terminateds[ALL_AGENTS], truncateds.get(ALL_AGENTS, False)
-                has_ended = bool(all_terminated or all_truncated)
+                has_ended = all_terminated or all_truncated
             except (KeyError, TypeError, AttributeError) as error:
                 raise self._bad_flags(env_id, poll) from error
             if episode is None:
@@ -305,9 +305,9 @@ class Iteration:
             if seat.has_rows and not seat.done and seat.seen_at != self._turn:
                 raise episode.fault(
                     EnvContractError,
-                    f"the episode has ended for all agents, but agent {seat.agent_id!r} (policy {seat.policy_id!r}) "
-                    "has no final observation. Return the last observations of all live agents together with "
-                    "'__all__', or set no_done_at_end",
+                    f"the episode has ended for all agents, but agent {seat.agent_id!r} "
+                    f"(policy {seat.lane.policy_id!r}) has no final observation. Return the last observations of all "
+                    "live agents together with '__all__', or set no_done_at_end",
                 )
 
     def _report(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
@@ -359,14 +359,12 @@ class Iteration:
     def _reset(self, env_id: Any) -> None:
         """Request a new episode; one that starts immediately takes part in this turn's evaluation."""
         obs = self.base_env.try_reset(env_id)
-        if obs is None:
-            if self._horizon is not None and math.isfinite(self._horizon):
-                raise ValueError(
-                    f"environment {env_id!r} cannot be reset, which a horizon of {self._horizon:g} steps requires; "
-                    "set the horizon to None"
-                )
-            return
-        if isinstance(obs, str):  # ASYNC_RESET_RETURN
+        if obs is None and self._horizon is not None and math.isfinite(self._horizon):
+            raise ValueError(
+                f"environment {env_id!r} cannot be reset, which a horizon of {self._horizon:g} steps requires; "
+                "set the horizon to None"
+            )
+        if obs is None or isinstance(obs, str):  # ASYNC_RESET_RETURN
             return
         episode = self._open_episode(env_id)
         self._actions[env_id] = {}
@@ -418,7 +416,7 @@ class Iteration:
             worker=self._worker,
             episode=episode,
             agent_id=seat.agent_id,
-            policy_id=seat.policy_id,
+            policy_id=seat.lane.policy_id,
             policies=self._policies,
             postprocessed_batch=batch,
             original_batches=originals,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ _NEAR = {c.PREV_ACTIONS: (c.ACTIONS, -1), c.PREV_REWARDS: (c.REWARDS, -1), c.NEW
 _OURS = (Policy.postprocess_trajectory, GraphPolicy.postprocess_trajectory)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Seat:
     """Agent in one episode.
 
@@ -74,24 +75,19 @@ class Seat:
     done: bool = False
     seen_at: int = 0
     has_rows: bool = False
-    _frozen: dict[str, Any] | None = None
+    _table: Table = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin without observations."""
         self.key = (self.agent_id, self.lane.policy_id)
         self.env_id = self.episode.env_id
-        self.opening = self.lane.table.row_of(self.number) + 1
-
-    @property
-    def policy_id(self) -> str:
-        """The agent's policy for this episode."""
-        return self.lane.policy_id
+        self._table = self.lane.table
+        self.opening = self._table.row_of(self.number) + 1
 
     def cut(self) -> Segment:
         """Return the rows that wait, as a segment."""
-        first, self.waits_from = self.waits_from, -1
-        table = self.lane.table
-        return Segment(self.lane, self.number, first, table.row_of(self.number), self.episode.episode_id, self.index)
+        first, end, self.waits_from = self.waits_from, self._table.row_of(self.number), -1
+        return Segment(self.lane, self.number, first, end, self.episode.episode_id, self.index)
 
     def restart(self) -> None:
         """Continue as a new episode; the latest observation is its first one if it is of this turn."""
@@ -108,13 +104,18 @@ class Seat:
         self.opening = self._row() + (0 if self.is_observed else 1)
 
     def leave(self) -> None:
-        """Release the seat at the episode's end, with copies of the entries that user code can still read."""
+        """Release the seat at the episode's end; user code can still read the entries."""
         self.left_at = self._row()
         self.episode = None  # breaks a reference cycle, which would live until garbage collection
         if self.lane.is_shown:
-            names = [c.ACTIONS, c.PREV_ACTIONS, *self.lane.extra_columns]
-            own = {name: self.entry(name) for name in names} if self.acted >= 0 else {}
-            self._frozen = {**own, c.OBS: self.latest_obs(), c.PREV_REWARDS: self.prev_reward(), "": self.rnn_state()}
+            if self.acted == self.left_at - 1:
+                self.lane.left.append(weakref.ref(self))  # few are still there when the next turn begins
+            else:  # the seat's next agent writes to the latest row
+                self.freeze()
+
+    def freeze(self) -> None:
+        """Copy the rows that user code can still read, before other agents overwrite them."""
+        self._table = self._table.excerpt(self.number, self.left_at)
 
     def _row(self) -> int:
         return self.left_at if self.left_at >= 0 else self.lane.table.row_of(self.number)
@@ -125,28 +126,19 @@ class Seat:
         """Return a copy of the latest evaluation's entry in a column; zeros before the first action."""
         if self.acted < 0:
             return self.lane.actor.layout.zeros()
-        if self._frozen is not None:
-            return self._frozen[name]
         column, offset = _source(name)
-        return self.lane.table.entry(column, self.acted + offset, self.number)
+        return self._table.entry(column, self.acted + offset, self.number)
 
     def latest_obs(self) -> Array | None:
         """Return the latest filtered observation."""
-        if not self.is_observed:
-            return None
-        if self._frozen is not None:
-            found: Array = self._frozen[c.OBS]
-            return found
-        return self.lane.table.entry(c.OBS, self._row(), self.number)
+        return self._table.entry(c.OBS, self._row(), self.number) if self.is_observed else None
 
     def prev_reward(self) -> float:
         """Return the reward before the latest one; 0.0 if there is none."""
         row = self._row()
         if row <= self.opening:
             return 0.0
-        if self._frozen is not None:
-            return float(self._frozen[c.PREV_REWARDS])
-        return float(self.lane.table.entry(c.REWARDS, row - 2, self.number))
+        return float(self._table.entry(c.REWARDS, row - 2, self.number))
 
     def pi_info(self) -> dict[str, Any]:
         """Return the extra columns of the latest evaluation, empty before the first."""
@@ -154,8 +146,6 @@ class Seat:
 
     def rnn_state(self) -> list[Array]:
         """Return the recurrent state for the next evaluation."""
-        if self._frozen is not None:
-            return [component.copy() for component in self._frozen[""]]
         if self.acted < 0:
             return [component.copy() for component in self.lane.actor.initial_state]
         return [self.entry(name) for name in self.lane.state_columns]
@@ -197,6 +187,7 @@ class Lane:
 
     Attributes:
         policy_id: the policy's id.
+        policy: the policy.
         actor: the policy with its preprocessing and its handling of actions.
         table: observations and actions of its agents.
         state_columns: columns of the recurrent state after a step, one per component.
@@ -207,6 +198,7 @@ class Lane:
         infos: those with a non-empty info: index in ``arriving``, info.
         skipped: those whose row must not be trained on: index in ``arriving``.
         queue: agents that wait for an action for their latest observation.
+        left: agents that have left their seats in this turn and whose entries are still only in the table.
         turn: number of the turn.
         is_shown: True if user code can read the agents' latest observations and actions.
         in_bulk: True if its rows are postprocessed together, because neither the policy nor a hook needs trajectories.
@@ -223,7 +215,7 @@ class Lane:
             is_shown: True if user code can read the agents' latest observations and actions.
             shows_trajectories: True if a hook sees every trajectory, regardless of the policy.
         """
-        self.policy_id = actor.policy_id
+        self.policy_id, self.policy = actor.policy_id, actor.policy
         self.actor = actor
         self.table = table = Table()
         self.clip_rewards = clip_rewards
@@ -232,6 +224,8 @@ class Lane:
         self.infos: list[tuple[int, Any]] = []
         self.skipped: list[int] = []
         self.queue: list[Seat] = []
+        self.left: list[weakref.ref[Seat]] = []
+        self._seat_numbers: dict[int, tuple[list[int], NDArray[np.int64]]] = {}
         self.turn = 0
         self.is_shown = is_shown
         own = getattr(actor.policy.postprocess_trajectory, "__func__", None)
@@ -247,19 +241,15 @@ class Lane:
         self.own_columns: list[str] = []
 
     @property
-    def policy(self) -> Policy:
-        """The policy."""
-        return self.actor.policy
-
-    @property
     def extra_columns(self) -> list[str]:  # noqa: D102 (the class describes it)
-        if not self.own_columns and not self.state_columns:
-            return []
         return [*map(c.state_in, range(len(self.state_columns))), *self.state_columns, *self.own_columns]
 
     def begin_turn(self, turn: int) -> None:
-        """Drop leftovers of an unfinished turn."""
+        """Drop leftovers of an unfinished turn, and keep the entries of agents that left in the previous one."""
         self.turn = turn
+        for seat in [found for ref in self.left if (found := ref()) is not None]:
+            seat.freeze()
+        self.left.clear()
         self.queue.clear()
         if self.arriving:
             self._forget_arrivals()
@@ -285,8 +275,8 @@ class Lane:
         except (BatchError, ValueError, TypeError) as error:
             raise self._culprit(error) from error
         table = self.table
-        closed, opened = table.add(np.array([seat.number for seat in seats], np.int64))
-        if max(steps) >= 0:  # otherwise all are first observations
+        closed, opened = table.add(self._numbers_of(seats))
+        if steps[0] >= 0 or max(steps) >= 0:  # otherwise all are first observations
             table.put(c.REWARDS, closed, rewards)
             table.put(c.T, closed, steps)
             table.put(_END, closed, 0)
@@ -303,6 +293,14 @@ class Lane:
             table.put(_IS_SKIPPED, closed[self.skipped], True)
         table.write(c.OBS, opened, filtered)
         self._forget_arrivals()
+
+    def _numbers_of(self, seats: Sequence[Seat]) -> NDArray[np.int64]:
+        """Return the numbers of seats, often in the same array: an environment's next agents take the same seats."""
+        numbers = [seat.number for seat in seats]
+        known = self._seat_numbers.get(len(numbers))
+        if known is None or known[0] != numbers:
+            known = self._seat_numbers[len(numbers)] = numbers, np.array(numbers, np.int64)
+        return known[1]
 
     def _culprit(self, error: Exception) -> BadObservationError:
         """Return the error to raise, which names the first observation at fault."""
@@ -336,7 +334,7 @@ class Lane:
         if not seats:
             return 0.0
         table = self.table
-        numbers = np.array([seat.number for seat in seats], np.int64)
+        numbers = self._numbers_of(seats)
         index = table.at(numbers)
         obs = table.read(c.OBS, index)
         if len(stuck := self.actor.rows_without_action(obs)):

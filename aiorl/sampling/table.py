@@ -106,6 +106,15 @@ class Table:
         """Return a copy of one entry."""
         return _kept(self._columns[name][(row * self._width + seat) & self._mask])
 
+    def excerpt(self, seat: int, row: int) -> Table:
+        """Return a table with copies of a seat's row and of the few rows before it, to be read by the same numbers."""
+        made = Table()
+        made._mask = _LOOK_BACK - 1
+        rows = row - ((row + seat - np.arange(_LOOK_BACK)) & made._mask)  # row r lies at (r + seat) & mask
+        index = (rows * self._width + seat) & self._mask
+        made._columns = {name: column[index] for name, column in self._columns.items()}
+        return made
+
     # --- seats ---
 
     def take_seat(self) -> int:
