@@ -222,6 +222,8 @@ class Parquet(Format):
                 leaves = [plainly.schema.column(at) for at in range(len(plainly.schema.names))]
                 groups = read_row_groups(plain)
                 texts = [column.name for column in columns if column.is_objects]
+                if not {leaf.path for leaf in leaves}.issuperset(texts):
+                    raise DataError(_DAMAGED)  # pyarrow's own schema and Parquet's name different columns
                 file = pq.ParquetFile(plain, metadata=plainly.metadata, read_dictionary=texts) if texts else plainly
             except faults as error:
                 kind = "" if isinstance(error, DataError) else "not a readable Parquet file: "
