@@ -161,8 +161,7 @@ class _Compact:
                 return self.struct(depth + 1)
             case 3 | 7 | 8:  # one byte, eight bytes, or a length and its bytes
                 size = {3: 1, 7: 8}.get(kind) or self._varint()
-                if size <= _MAX_FOOTER_BYTES:
-                    self._file.seek(size, 1)
+                if size <= _MAX_FOOTER_BYTES and len(self._file.read(size)) == size:  # a seek could pass the end
                     return None
         raise DataError(_DAMAGED)
 
