@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from aiorl.config.command_line import Parser, at_least, split_address
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, HOPELESS
+from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, HOPELESS, WORKERS_TOGETHER
 from aiorl.process.imports import child_python, find_modules_here, python_path
 
 __all__ = ["command", "main"]
@@ -138,7 +138,6 @@ def _level(text: str) -> str:
 
 def _keep_workers(words: list[str]) -> int:
     from aiorl.process.keeper import Keeper
-    from aiorl.process.machine import WORKERS_TOGETHER
 
     args = parse_worker_args(words)
     _log_to_stderr(args.log_level)

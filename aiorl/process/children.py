@@ -38,6 +38,8 @@ HOPELESS = 33
 STOPPED = 128 + signal.SIGTERM
 """Exit status: the worker left in an orderly way after a signal."""
 DEFAULT_MAX_RESTARTS = 3
+WORKERS_TOGETHER = "AIORL_WORKERS_TOGETHER"
+"""Environment variable with the number of workers that were started together on this host."""
 _TRY_AGAIN_S = 10.0
 """Seconds to wait before another try if a start failed for a temporary lack of resources."""
 _LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)

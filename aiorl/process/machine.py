@@ -22,15 +22,12 @@ from typing import Any, NoReturn, TypeVar
 import psutil
 
 from aiorl.errors import MemoryQuotaError
+from aiorl.process.children import WORKERS_TOGETHER
 
 
 def usable_cores() -> int:
     """Return the number of cores that this process can use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-WORKERS_TOGETHER = "AIORL_WORKERS_TOGETHER"
-"""Environment variable with the number of workers that were started together on this host."""
 
 
 def spare_cores() -> int:

@@ -17,6 +17,7 @@ from aiorl.net.protocol.events import WorkerFailed
 from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.process.children import (
     FAILED,
+    WORKERS_TOGETHER,
     ChildEvent,
     ChildGaveUp,
     ChildKilled,
@@ -27,7 +28,6 @@ from aiorl.process.children import (
 )
 from aiorl.process.imports import child_python, python_path
 from aiorl.process.log_once import EventRates
-from aiorl.process.machine import WORKERS_TOGETHER
 from aiorl.process.tasks import Tasks
 from aiorl.text import without_numbers
 

@@ -18,7 +18,8 @@ from aiorl.env.vector_env import SerialEnv
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.process.machine import WORKERS_TOGETHER, usable_cores
+from aiorl.process.children import WORKERS_TOGETHER
+from aiorl.process.machine import usable_cores
 from aiorl.sampling.fragments import FRAGMENT_COLUMNS
 from aiorl.sampling.lockstep import Lockstep
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv, counting_obs
