@@ -359,12 +359,14 @@ class Iteration:
     def _reset(self, env_id: Any) -> None:
         """Request a new episode; one that starts immediately takes part in this turn's evaluation."""
         obs = self.base_env.try_reset(env_id)
-        if obs is None and self._horizon is not None and math.isfinite(self._horizon):
-            raise ValueError(
-                f"environment {env_id!r} cannot be reset, which a horizon of {self._horizon:g} steps requires; "
-                "set the horizon to None"
-            )
-        if obs is None or isinstance(obs, str):  # ASYNC_RESET_RETURN
+        if obs is None:
+            if self._horizon is not None and math.isfinite(self._horizon):
+                raise ValueError(
+                    f"environment {env_id!r} cannot be reset, which a horizon of {self._horizon:g} steps requires; "
+                    "set the horizon to None"
+                )
+            return
+        if isinstance(obs, str):  # ASYNC_RESET_RETURN
             return
         episode = self._open_episode(env_id)
         self._actions[env_id] = {}

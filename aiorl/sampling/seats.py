@@ -86,7 +86,8 @@ class Seat:
 
     def cut(self) -> Segment:
         """Return the rows that wait, as a segment."""
-        first, end, self.waits_from = self.waits_from, self._table.row_of(self.number), -1
+        first, self.waits_from = self.waits_from, -1
+        end = self._table.row_of(self.number)
         return Segment(self.lane, self.number, first, end, self.episode.episode_id, self.index)
 
     def restart(self) -> None:
@@ -225,7 +226,6 @@ class Lane:
         self.skipped: list[int] = []
         self.queue: list[Seat] = []
         self.left: list[weakref.ref[Seat]] = []
-        self._seat_numbers: dict[int, tuple[list[int], NDArray[np.int64]]] = {}
         self.turn = 0
         self.is_shown = is_shown
         own = getattr(actor.policy.postprocess_trajectory, "__func__", None)
@@ -275,8 +275,8 @@ class Lane:
         except (BatchError, ValueError, TypeError) as error:
             raise self._culprit(error) from error
         table = self.table
-        closed, opened = table.add(self._numbers_of(seats))
-        if steps[0] >= 0 or max(steps) >= 0:  # otherwise all are first observations
+        closed, opened = table.add(np.array([seat.number for seat in seats], np.int64))
+        if max(steps) >= 0:  # otherwise all are first observations
             table.put(c.REWARDS, closed, rewards)
             table.put(c.T, closed, steps)
             table.put(_END, closed, 0)
@@ -293,14 +293,6 @@ class Lane:
             table.put(_IS_SKIPPED, closed[self.skipped], True)
         table.write(c.OBS, opened, filtered)
         self._forget_arrivals()
-
-    def _numbers_of(self, seats: Sequence[Seat]) -> NDArray[np.int64]:
-        """Return the numbers of seats, often in the same array: an environment's next agents take the same seats."""
-        numbers = [seat.number for seat in seats]
-        known = self._seat_numbers.get(len(numbers))
-        if known is None or known[0] != numbers:
-            known = self._seat_numbers[len(numbers)] = numbers, np.array(numbers, np.int64)
-        return known[1]
 
     def _culprit(self, error: Exception) -> BadObservationError:
         """Return the error to raise, which names the first observation at fault."""
@@ -334,7 +326,7 @@ class Lane:
         if not seats:
             return 0.0
         table = self.table
-        numbers = self._numbers_of(seats)
+        numbers = np.array([seat.number for seat in seats], np.int64)
         index = table.at(numbers)
         obs = table.read(c.OBS, index)
         if len(stuck := self.actor.rows_without_action(obs)):
