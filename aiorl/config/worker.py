@@ -166,8 +166,8 @@ class WorkerConfig(BaseModel):
     sample_async: bool = _sampling(False)
     """Sample continuously in the background."""
     compress_observations: bool | Literal["bulk"] = _sampling(False)
-    """Compress observations in batches of a RolloutWorker: true row by row, bulk by whole columns. Workers of a run
-    then compress columns if it pays, even with transport.compression: off."""
+    """Compress observations in batches of a RolloutWorker: true row by row, bulk by whole columns. Workers on
+    other hosts then compress columns if it pays, even with transport.compression: off."""
     remote_worker_envs: bool = _sampling(False)
     """Run each environment in its own process and poll each when it is ready; vectorize: remote steps them
     together."""

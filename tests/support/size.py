@@ -13,7 +13,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LIMITS = {"aiorl": (35_988, 244), "tests": (41_998, 317)}
+LIMITS = {"aiorl": (35_984, 244), "tests": (41_998, 317)}
 """Folder -> the most code lines and files that it may have."""
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
