@@ -28,6 +28,7 @@ _COMMANDS = {
     "estimate": ("aiorl.estimate", "estimate the return of a trained policy from stored episodes"),
     "data": ("aiorl.data.__main__", "inspect, check, convert and merge stored experience"),
     "keys": ("aiorl.keys", "make the keys that let workers on other hosts join"),
+    "launch": ("aiorl.launch.__main__", "train on many hosts: ssh, Slurm, Kubernetes, or copies of one command"),
 }
 _LIST = "\n".join(f"  {name:10}{about}" for name, (_, about) in _COMMANDS.items())
 _HELP = f"""usage: aiorl COMMAND [options]

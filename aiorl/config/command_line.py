@@ -23,7 +23,7 @@ _WORDINGS = (
     (r"argument (\S+): (.*)", r"\1 \2"),
 )
 """Messages of argparse -> our messages."""
-_COMMAND = re.compile(r"python -m aiorl\.(learner|worker|evaluate|plot|export|estimate|data|keys)\b(?!\.)")
+_COMMAND = re.compile(r"python -m aiorl\.(learner|worker|evaluate|plot|export|estimate|data|keys|launch)\b(?!\.)")
 
 
 class Parser(argparse.ArgumentParser):

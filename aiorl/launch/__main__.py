@@ -1,0 +1,86 @@
+"""`aiorl launch ENGINE [options] -- LEARNER OPTIONS`, and `aiorl launch ENGINE VERB RUN` for launched runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+from aiorl.config.command_line import Parser, as_typed, exit_status, usage_error
+from aiorl.errors import nearest
+from aiorl.launch.job import Engine, checked
+from aiorl.process.imports import find_modules_here
+from aiorl.process.program import keep_output_from_failing
+
+__all__ = ["main"]
+
+_PROG = "python -m aiorl.launch"
+_ENGINES = {
+    "ssh": "hosts that you can log in to",
+    "slurm": "a Slurm cluster",
+    "kubernetes": "a Kubernetes cluster: prints manifests for kubectl",
+    "here": "copies of this command that srun, mpirun, PBS or a cloud's launcher starts",
+}
+"""Engine, also the module's name -> the hosts that it uses."""
+_LIST = "\n".join(f"  {name:12}{about}" for name, about in _ENGINES.items())
+_HELP = f"""usage: {_PROG} ENGINE [options] -- LEARNER OPTIONS
+       {_PROG} ENGINE VERB RUN
+
+Starts a learner and its workers on many hosts. What follows -- are options of `aiorl train`.
+
+engines:
+{_LIST}
+
+examples:
+  {_PROG} ssh --hosts host1=16 host2=16 -- --env CartPole-v1 --stop-return 475
+  {_PROG} slurm --nodes 3 --time 4:00:00 -- --env CartPole-v1 --stop-return 475 --run-dir runs/mine
+  {_PROG} slurm status runs/mine
+  {_PROG} ENGINE --help        # Shows an engine's options, verbs and examples.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit status: 0, 1 if something failed, 2 for wrong usage, 130 after Ctrl-C.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
+    """
+    name, *words = list(sys.argv[1:] if argv is None else argv) or [""]
+    if name in ("", "-h", "--help", "help"):
+        sys.stdout.write(as_typed(_HELP))
+        return 0 if name else 2
+    if name not in _ENGINES:
+        usage_error(_PROG, f"There is no engine {name!r:.50}.{nearest(name, _ENGINES)}")
+    engine = cast(Engine, importlib.import_module(f"aiorl.launch.{name}"))
+    return exit_status(lambda: _run(name, engine, words), interrupted="ended by Ctrl-C")
+
+
+def _run(name: str, engine: Engine, words: list[str]) -> int:
+    prog = f"{_PROG} {name}"
+    if words and words[0] in engine.VERBS:
+        verb = engine.VERBS[words[0]]
+        wanted = f"RUN {verb.takes}".split()
+        if {"-h", "--help"} & set(words) or len(words) - 1 != len(wanted):
+            usage_error(prog, f"Write: {prog} {words[0]} {' '.join(wanted)}")
+        return verb.do(*words[1:])
+    at = words.index("--") if "--" in words else len(words)
+    own, learner = words[:at], words[at + 1 :]
+    verbs = "".join(f"  {prog} {key} RUN {verb.takes:6}# {verb.about}\n" for key, verb in engine.VERBS.items())
+    parser = Parser(prog, "[options] -- LEARNER OPTIONS", engine.ABOUT, f"{engine.EXAMPLES}\n{verbs}".rstrip())
+    parser.add_argument("--print", action="store_true", help="Print what would be run or submitted, and end.")
+    engine.add_arguments(parser, own)
+    options = parser.parse(own)
+    if not learner:
+        parser.error("Put the learner's options after --, such as: -- --env CartPole-v1 --stop-return 475")
+    job = checked(learner)
+    if options.pop("print", False):
+        sys.stdout.write(engine.artefact(job, options))
+        return 0
+    return engine.run(job, options)
+
+
+if __name__ == "__main__":
+    keep_output_from_failing()
+    find_modules_here()
+    sys.exit(main())

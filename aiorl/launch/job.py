@@ -1,0 +1,273 @@
+"""The parts that all engines share: the run, its learner's command, keys, quoting, facts for verbs, polite ends.
+
+An engine is a module `aiorl.launch.NAME` with the names of `Engine`. Its files for a run are in the run's directory:
+
+    launch.json     the engine, and facts that its verbs need (`Job.save`, `saved`)
+    keys/           keys of this run, unless the user gave others (`Job.make_keys`)
+
+Engines that have the run's directory elsewhere, on a host or in a volume, keep the same files there. No secret
+is in an argument list, an environment variable or a log: commands name the directory of keys.
+
+`python -m aiorl.launch.job LEARNER OPTIONS` checks options and prints the facts that make a `Job`, so that the
+launcher itself loads little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from aiorl.config.command_line import Parser, as_typed, split_address
+from aiorl.errors import ConfigError
+from aiorl.process.imports import child_python, find_modules_here, prepare_import, python_path
+from aiorl.process.replaced_file import write_json
+
+__all__ = ["Engine", "Job", "Verb", "checked", "end_politely", "saved"]
+
+CORES = "from aiorl.process.machine import usable_cores; print(usable_cores())"
+"""Python that prints the cores of a host that its processes can use."""
+_FACTS = "launch.json"
+_KEYS = ("algo", "env", "run_dir", "resume", "keys", "insecure", "preset", "init_from")
+"""Keys of the effective config that a `Job` is made from."""
+
+
+class Verb(NamedTuple):
+    """Command for a run that was launched: ``aiorl launch ENGINE VERB RUN [WORDS]``.
+
+    Attributes:
+        do: function of RUN and the other words, all text; returns the exit status.
+        takes: placeholders of the other words, such as "N".
+        about: one sentence for the help.
+    """
+
+    do: Callable[..., int]
+    takes: str
+    about: str
+
+
+class Engine(Protocol):
+    """Names that the module of an engine has.
+
+    `options` are those given, name -> value, as `Parser.parse` returns them; there are no defaults in it.
+
+    Attributes:
+        ABOUT: a sentence or two for the help.
+        EXAMPLES: examples for the help.
+        VERBS: name -> command for launched runs: status, logs, stop, and scale where the engine can.
+    """
+
+    ABOUT: str
+    EXAMPLES: str
+    VERBS: Mapping[str, Verb]
+
+    def add_arguments(self, parser: Parser, words: Sequence[str]) -> None:
+        """Declare options in `parser`; `words` are those of the command line, for an engine that passes some on."""
+
+    def artefact(self, job: Job, options: dict[str, Any]) -> str:
+        """Return the script, commands or manifests of `job` with `options`; change and connect to nothing."""
+
+    def run(self, job: Job, options: dict[str, Any]) -> int:
+        """Launch `job` with `options` and return the exit status."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to launch: its directory, and the learner's options.
+
+    Attributes:
+        run_dir: absolute path of the run's directory, without ``..``; it need not exist.
+        words: the learner's options as the user typed them.
+        config: effective values of the keys that `words` and config files set, for those that an engine looks at.
+        num_workers: local workers that the user wants with the learner; None leaves it to the engine.
+        port: the learner's port that the user wants, which also uses the next one; None leaves it to the engine.
+    """
+
+    run_dir: Path
+    words: tuple[str, ...]
+    config: Mapping[str, Any]
+    num_workers: int | None = None
+    port: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the run for other places: letters, digits and ``-``, at most 47, another for each run directory."""
+        token = hashlib.sha256(f"{socket.gethostname()}:{self.run_dir}".encode()).hexdigest()[:6]
+        slug = re.sub(r"[^a-z0-9]+", "-", self.run_dir.name.lower())[:40].strip("-")
+        return f"{slug or 'run'}-{token}"
+
+    @property
+    def keys(self) -> Path:
+        """Directory of the keys that the user gave, or of those made for this run."""
+        given = self.config["keys"]
+        return Path(os.path.abspath(os.path.expanduser(given))) if given else self.run_dir / "keys"
+
+    def make_keys(self, workers: tuple[str, ...] = ("worker",)) -> Path:
+        """Make the keys that are missing, unless the user gave some, and return their directory.
+
+        Args:
+            workers: names of the workers' keys.
+
+        Raises:
+            SecurityError: the directory can't be written, or has unusable keys.
+        """
+        from aiorl.keys import make_keys  # loads ZeroMQ
+
+        absent = tuple(name for name in workers if not (self.keys / f"{name}.key_secret").exists())
+        if absent and self.keys == self.run_dir / "keys":
+            make_keys(self.keys, absent)
+        return self.keys
+
+    def learner_words(self, *, resumed: bool, run_dir: str = "") -> list[str]:
+        """Return the learner's options for a new or a resumed run; options that follow them take precedence.
+
+        Args:
+            resumed: True if the directory already has a run.
+            run_dir: the run's directory where the learner runs; "" for the same as here.
+        """
+        return [*self.words, *self._place(resumed, run_dir or str(self.run_dir))]
+
+    def learner_sh(self, python: str, run_dir: str = "") -> str:
+        """Return lines of POSIX shell that set the positional parameters to the learner's command, new or resumed.
+
+        Args:
+            python: the Python where the learner runs, as shell text (quoted, or a variable).
+            run_dir: the run's directory where the learner runs; "" for the same as here.
+        """
+        run_dir = run_dir or str(self.run_dir)
+        new, resumed = (shlex.join(self._place(is_resumed, run_dir)) for is_resumed in (False, True))
+        return (
+            f"set -- {python} -P -m aiorl train {shlex.join(self.words)}\n"
+            f"if [ -e {shlex.quote(f'{run_dir}/run.json')} ]; then\n"
+            f'    set -- "$@" {resumed}\n'
+            f'else\n    set -- "$@" {new}\nfi\n'
+        )
+
+    def _place(self, is_resumed: bool, run_dir: str) -> list[str]:
+        if not is_resumed:
+            return ["--run-dir", run_dir, *(["--resume", "null"] if self.config["resume"] else [])]
+        of_new = [name for name in ("preset", "init_from") if self.config[name] is not None]
+        unset = [word for name in of_new for word in (f"--{name.replace('_', '-')}", "null")]
+        return ["--resume", run_dir, "--run-dir", run_dir, *unset]
+
+    def save(self, engine: str, facts: Mapping[str, Any]) -> None:
+        """Save what the engine's verbs need to know of this run, in place of what an earlier launch saved.
+
+        Args:
+            engine: name of the engine.
+            facts: values for JSON, without secrets.
+        """
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        write_json(self.run_dir / _FACTS, {"engine": engine, **facts})
+
+
+def saved(run: str, engine: str) -> tuple[Path, dict[str, Any]]:
+    """Return a run's absolute directory, and the facts that `Job.save` saved there.
+
+    Args:
+        run: the directory as the user typed it.
+        engine: name of the engine that has to have launched it.
+
+    Raises:
+        ConfigError: this engine launched no run there, or the file is invalid.
+    """
+    path = Path(os.path.abspath(os.path.expanduser(run)))
+    facts: Any = None
+    with contextlib.suppress(OSError, ValueError):
+        facts = json.loads((path / _FACTS).read_text("utf-8"))
+    if not isinstance(facts, dict) or facts.get("engine") != engine:
+        other = facts.get("engine") if isinstance(facts, dict) else None
+        by = f"by {other!r:.30}" if other else "by `aiorl launch`, or its file can't be read"
+        said = f"{path} was not launched {f'by {engine}, but ' if other else ''}{by}."
+        hint = f"Give the run directory that `aiorl launch {engine}` printed."
+        raise ConfigError(said, key="RUN", value=run, hint=hint)
+    return path, facts
+
+
+def end_politely(processes: Iterable[subprocess.Popen[Any]], within_s: float) -> None:
+    """Send SIGTERM to processes and wait for them; kill those that are left.
+
+    Args:
+        processes: processes, some of which may have ended.
+        within_s: seconds that they get together.
+    """
+    left = [process for process in processes if process.poll() is None]
+    for process in left:
+        process.terminate()
+    deadline = time.monotonic() + within_s
+    for process in left:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+            continue
+        process.kill()
+        process.wait()
+
+
+# The check of options ----------------------------------------------------------------------------------------
+
+
+def checked(words: Sequence[str]) -> Job:
+    """Check `words`, the learner's options, on this machine, and return the job.
+
+    The environment itself may exist only where the job runs. If the run's directory has a run, the options are
+    checked as those of its resume.
+
+    Raises:
+        SystemExit: with status 2 after a sentence about wrong usage; with 0 if the options asked for a text.
+    """
+    done = subprocess.run(
+        [*child_python("aiorl.launch.job"), *words],
+        env={**os.environ, **python_path()}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    sys.stderr.write(as_typed(done.stderr))
+    found: Any = None
+    with contextlib.suppress(ValueError):
+        found = json.loads(done.stdout)
+    if done.returncode or not isinstance(found, dict):
+        sys.stdout.write(done.stdout)
+        raise SystemExit(done.returncode)
+    config, given = found["config"], found["given"]
+    port = split_address(given["bind"], key="bind")[1] if "bind" in given else None
+    return Job(_run_dir(config), tuple(words), config, given.get("num_workers"), port or None)
+
+
+def _run_dir(config: Mapping[str, Any]) -> Path:
+    """Return the run's absolute directory; for a run without one, a new name below ``runs``."""
+    if config["run_dir"] is not None:
+        return Path(os.path.abspath(os.path.expanduser(config["run_dir"])))
+    algo, env = (re.sub(r"[^A-Za-z0-9._-]+", "-", str(config[name])) for name in ("algo", "env"))
+    path = Path("runs").absolute() / f"{algo}_{env}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    return path.with_name(f"{path.name}_{secrets.token_hex(2)}") if path.exists() else path
+
+
+def _check(words: list[str]) -> None:
+    """Print the facts of a job as JSON, or one sentence about wrong usage, and end with status 2."""
+    prepare_import()  # the module of a user's algorithm may load TensorFlow
+    find_modules_here()
+    from aiorl.learner import configure_learner, parse_learner_args
+    from aiorl.learning.algorithms.registry import config_class
+
+    config = configure_learner(words, config_class)
+    if config.run_dir and config.resume is None and os.path.exists(os.path.expanduser(f"{config.run_dir}/run.json")):
+        place = ["--resume", config.run_dir, "--preset", "null", "--init-from", "null"]
+        config = configure_learner([*words, *place], config_class)
+    facts = {name: getattr(config, name) for name in _KEYS}
+    given = parse_learner_args(words).overrides
+    typed = {name: given[name] for name in ("num_workers", "bind") if name in given}
+    sys.stdout.write(json.dumps({"config": facts, "given": typed}))
+
+
+if __name__ == "__main__":
+    _check(sys.argv[1:])
