@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from aiorl.keys import make_keys
 from aiorl.net.transport.security import load_worker_keys
@@ -167,25 +166,3 @@ def test_the_slurm_job_runs_the_learner_first_and_ends_the_workers_with_it(hosts
         f"--bind tcp://0.0.0.0:28484 --keys {keys} --num-workers 6"
     )
     assert worker == f"aiorl.worker --connect tcp://node1:28484 --keys {keys} --num-workers 8"
-
-
-def test_the_kubernetes_objects_match():
-    documents = list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text()))
-    by_kind = {document["kind"]: document for document in documents}
-    assert set(by_kind) == {"PersistentVolumeClaim", "Service", "Job", "Deployment"}
-    ports = [port["port"] for port in by_kind["Service"]["spec"]["ports"]]
-    assert ports[1] == ports[0] + 1
-    job, deployment = by_kind["Job"]["spec"]["template"], by_kind["Deployment"]["spec"]["template"]
-    assert by_kind["Service"]["spec"]["selector"].items() <= job["metadata"]["labels"].items()
-    assert by_kind["Deployment"]["spec"]["selector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
-    (learner,), (worker,) = job["spec"]["containers"], deployment["spec"]["containers"]
-    name = by_kind["Service"]["metadata"]["name"]
-    assert f"tcp://{name}:{ports[0]}" in worker["args"]
-    assert f"--bind tcp://0.0.0.0:{ports[0]}" in learner["args"][0]
-    subprocess.run(["bash", "-n", "-c", learner["args"][0]], check=True, timeout=20)
-    for pod in (job, deployment):
-        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-        assert {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]} == set(volumes)
-        assert volumes["keys"]["secret"]["defaultMode"] == 0o400
-    given = {item["path"] for item in deployment["spec"]["volumes"][0]["secret"]["items"]}
-    assert given == {"worker.key_secret", "learner.key"}, "workers must not get the learner's private key"

@@ -1,0 +1,248 @@
+"""`aiorl launch kubernetes`: manifests of a learner and its workers, to pipe into ``kubectl apply -f -``.
+
+The learner is a Job with a volume for the run, from which a new pod resumes. The workers are a Job without completions,
+a work queue: the first worker that ends with the run ends it. With ``--jobset`` both are in a JobSet. The templates are
+the files in ``manifests``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from aiorl.config.command_line import Parser, as_typed, at_least
+from aiorl.errors import AiorlError, ConfigError
+from aiorl.launch.job import Job, Verb, saved
+
+__all__ = ["ABOUT", "EXAMPLES", "VERBS", "add_arguments", "artefact", "run"]
+
+ABOUT = "Prints manifests of a learner and its workers, to pipe into: kubectl apply -f -"
+EXAMPLES = """
+Examples:
+  python -m aiorl.launch kubernetes --image registry/aiorl:learner --workers 8 \\
+      -- --env CartPole-v1 --stop-return 475 --run-dir runs/mine | kubectl apply -f -
+  # 16 cores for each worker pod, in the queue of a cluster with Kueue
+  python -m aiorl.launch kubernetes --image registry/aiorl:learner --cpus 16 --queue mine -- --env CartPole-v1
+
+The image needs aiorl with the extra `learner`, and the environment. The printed Secret has the run's private keys.
+"""
+_MANIFESTS = Path(__file__).parent / "manifests"
+_PORT = 5557
+_DEFAULTS = {
+    "workers": 2, "cpus": 4, "memory": "2Gi", "learner_cpus": 4, "learner_memory": "4Gi", "storage": "5Gi",
+    "namespace": "", "queue": "", "jobset": False,
+}  # fmt: skip
+_LABEL = "app.kubernetes.io/"
+_LEARNER_KEYS = ("learner.key_secret", "learner.key", "admitted/worker.key")
+_WORKER_KEYS = ("worker.key_secret", "learner.key")
+_UNMADE = "(made when the run is launched)\n"
+
+
+def add_arguments(parser: Parser, words: Sequence[str]) -> None:
+    """See `Engine.add_arguments`."""
+    add = parser.add_argument
+    quantity = _matching(r"\d+(\.\d+)?([EPTGMK]i?|[km])?", "an amount, such as 4Gi")
+    name = _matching(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "a name of lower-case letters, digits and '-'")
+
+    def default(key: str) -> str:
+        return f"(default: {_DEFAULTS[key]})"
+
+    add("--image", metavar="IMAGE", help="Image with aiorl, its extra `learner`, and the environment.")
+    add("--workers", metavar="N", type=at_least(0), help=f"Worker pods. {default('workers')}")
+    add("--cpus", metavar="N", type=at_least(1), help=f"Cores of a worker pod, each for a worker. {default('cpus')}")
+    add("--memory", metavar="SIZE", type=quantity, help=f"Memory of a worker pod. {default('memory')}")
+    add("--learner-cpus", metavar="N", type=at_least(1), help=f"Cores of the learner. {default('learner_cpus')}")
+    add("--learner-memory", metavar="SIZE", type=quantity, help=f"Its memory. {default('learner_memory')}")
+    add("--storage", metavar="SIZE", type=quantity, help=f"Size of the volume for the run. {default('storage')}")
+    add("--namespace", metavar="NAME", type=name, help="Namespace of the objects. (default: kubectl's own)")
+    add("--queue", metavar="NAME", type=name, help="Kueue's local queue; the number of workers is elastic there.")
+    add("--jobset", action="store_true", help="Make a JobSet, which fails as a whole, instead of two Jobs.")
+
+
+def _matching(pattern: str, wanted: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise argparse.ArgumentTypeError(f"must be {wanted}, not {text!r:.80}.")
+        return text
+
+    return read
+
+
+def artefact(job: Job, options: dict[str, Any]) -> str:
+    """See `Engine.artefact`. Keys that are not made yet have placeholders in the Secret."""
+    given = _complete(options)
+    name, port = _name(job), job.port or _PORT
+    labels = {f"{_LABEL}name": "aiorl", f"{_LABEL}instance": name}
+    queue = {"kueue.x-k8s.io/queue-name": given["queue"]} if given["queue"] else {}
+    facts: dict[str, object] = given | {
+        "name": name, "port": port, "next_port": port + 1, "image": json.dumps(given["image"]),
+        "labels": labels, "set_labels": labels | queue, "keys": _secret(job.keys),
+        "elastic": {"kueue.x-k8s.io/elastic-job": "true"} if queue else {},
+    }  # fmt: skip
+    for role in ("learner", "worker"):
+        facts[f"{role}_labels"] = own = labels | {f"{_LABEL}component": role}
+        facts[f"{role}_job_labels"] = own | queue
+    depth, jobs = ("      ", "jobset") if given["jobset"] else ("", "jobs")
+    facts |= {
+        "learner": textwrap.indent(_learner(job, facts), depth),
+        "worker": textwrap.indent(_worker(facts), depth),
+    }
+    text = _filled("objects", facts) + _filled(jobs, facts)
+    if given["namespace"]:
+        text = text.replace("\nmetadata: {", f"\nmetadata: {{namespace: {given['namespace']}, ")
+    return text
+
+
+def run(job: Job, options: dict[str, Any]) -> int:
+    """See `Engine.run`. Makes the keys, and prints the manifests."""
+    given = _complete(options)
+    job.make_keys()
+    sys.stdout.write(artefact(job, options))
+    kinds = ["jobset" if given["jobset"] else "job", "service", "poddisruptionbudget", "secret"]
+    job.save("kubernetes", {"name": _name(job), "namespace": given["namespace"], "kinds": ",".join(kinds)})
+    steps = "".join(
+        f"  python -m aiorl.launch kubernetes {verb} {job.run_dir}\n" for verb in ("status", "logs", "stop")
+    )
+    sys.stderr.write(as_typed(f"After `kubectl apply -f -` of these manifests:\n{steps}"))
+    return 0
+
+
+def _complete(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with their defaults."""
+    if "image" not in options:
+        raise ConfigError("No image is given.", key="image", hint="Name one: --image registry/aiorl:learner")
+    return _DEFAULTS | options
+
+
+def _name(job: Job) -> str:
+    """Return the name that the names of all objects begin with; a Service's begins with a letter."""
+    return job.name if job.name[0].isalpha() else f"run-{job.name}"
+
+
+def _secret(keys: Path) -> dict[str, str]:
+    """Return the contents of the Secret: its keys can't contain ``/``."""
+    files = {file: keys / file for file in (*_LEARNER_KEYS, *_WORKER_KEYS)}
+    return {_item(file): path.read_text("ascii") if keys.exists() else _UNMADE for file, path in files.items()}
+
+
+def _item(file: str) -> str:
+    return file.replace("/", "-")
+
+
+def _learner(job: Job, facts: Mapping[str, object]) -> str:
+    """Return the spec of the learner's Job."""
+    command = job.learner_sh("python", f"/runs/{facts['name']}")
+    own = f'--bind tcp://0.0.0.0:{facts["port"]} --keys "$HOME/keys" --num-workers {job.num_workers or 0}'
+    return _job(
+        "learner", f'{command}exec "$@" {own}', _LEARNER_KEYS, facts,
+        counts="  parallelism: 1\n  completions: 1\n  backoffLimit: 10",
+        grace_s="60 # for the last checkpoint", cpus=facts["learner_cpus"], memory=facts["learner_memory"],
+        ready="it listens", connection=f":{facts['port']:04X} 0*:0000 0A",
+        mount="\n        - {name: runs, mountPath: /runs}",
+        volume=f"\n      - {{name: runs, persistentVolumeClaim: {{claimName: {facts['name']}-runs}}}}",
+    )  # fmt: skip
+
+
+def _worker(facts: Mapping[str, object]) -> str:
+    """Return the spec of the workers' Job."""
+    address = f"tcp://{facts['name']}-learner:{facts['port']}"
+    return _job(
+        "worker",
+        f'exec python -P -m aiorl worker --connect {address} --keys "$HOME/keys" --num-workers {facts["cpus"]}',
+        _WORKER_KEYS, facts,
+        counts=f"  parallelism: {facts['workers']} # completions are not set: pods are replaced until one succeeds\n"
+        "  backoffLimit: 1000000",
+        grace_s="30", ready="it is connected to the learner", connection=f":{facts['port']:04X} 01 ",
+        mount="", volume="",
+    )  # fmt: skip
+
+
+def _job(role: str, script: str, keys: Sequence[str], facts: Mapping[str, object], **own: object) -> str:
+    """Return the spec of a Job whose container runs `script` and has the keys that it needs."""
+    return _filled(
+        "job",
+        {
+            **facts, "role": role, "labels": facts[f"{role}_labels"], "script": textwrap.indent(script, " " * 10),
+            "key_items": [{"key": _item(file), "path": file} for file in keys], **own,
+        },
+    )  # fmt: skip
+
+
+def _filled(template: str, facts: Mapping[str, object]) -> str:
+    """Return a template with its facts, those that are not text as JSON."""
+    return Template((_MANIFESTS / f"{template}.yaml").read_text("utf-8")).substitute(
+        {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
+    )
+
+
+# Verbs -------------------------------------------------------------------------------------------------------
+
+
+def _kubectl(run: str, *words: str) -> str:
+    """Run kubectl for a launched run, and return its output if it is asked for names.
+
+    Args:
+        run: the run directory as the user typed it.
+        words: arguments; NAME and KINDS in them become those of the run.
+
+    Raises:
+        AiorlError: kubectl is missing or failed.
+    """
+    _, facts = saved(run, "kubernetes")
+    own = ["--namespace", str(facts["namespace"])] if facts.get("namespace") else []
+    marks = {"NAME": str(facts.get("name")), "KINDS": str(facts.get("kinds"))}
+    filled = [re.sub("NAME|KINDS", lambda found: marks[found[0]], word) for word in words]
+    output = subprocess.PIPE if "--output=name" in words else None
+    try:
+        done = subprocess.run(["kubectl", *own, *filled], check=False, text=True, stdout=output)
+    except FileNotFoundError as error:
+        raise AiorlError("kubectl is not on PATH: run this where you use the cluster.") from error
+    if done.returncode:
+        raise AiorlError(f"kubectl {words[0]} failed with status {done.returncode}.")
+    return done.stdout or ""
+
+
+_OURS = f"--selector={_LABEL}instance=NAME"
+
+
+def _status(run: str) -> int:
+    _kubectl(run, "get", "jobs,pods,persistentvolumeclaims", _OURS, "--output=wide")
+    return 0
+
+
+def _logs(run: str) -> int:
+    follow = ["--follow"] if sys.stdout.isatty() else []
+    _kubectl(run, "logs", _OURS, "--prefix", "--tail=20", "--max-log-requests=1000", *follow)
+    return 0
+
+
+def _scale(run: str, number: str) -> int:
+    if not number.isdecimal():
+        raise ConfigError(f"N must be a whole number of pods, not {number!r:.50}.", key="N")
+    names = _kubectl(run, "get", "jobs", f"{_OURS},{_LABEL}component=worker", "--output=name")
+    for name in names.split():
+        _kubectl(run, "patch", name, f'--patch={{"spec": {{"parallelism": {number}}}}}')
+    return 0
+
+
+def _stop(run: str) -> int:
+    _kubectl(run, "delete", "KINDS", _OURS, "--cascade=foreground")
+    name = saved(run, "kubernetes")[1].get("name")
+    sys.stdout.write(f"The volume with the run stays, until: kubectl delete persistentvolumeclaim {name}-runs\n")
+    return 0
+
+
+VERBS = {
+    "status": Verb(_status, "", "Shows jobs and pods; READY pods are connected."),
+    "logs": Verb(_logs, "", "Shows the ends of all logs, and follows them in a terminal."),
+    "scale": Verb(_scale, "N", "Sets the number of worker pods."),
+    "stop": Verb(_stop, "", "Ends the run with a checkpoint; its volume stays."),
+}
