@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from benchmarks.measure import alternate, command_seconds
 from benchmarks.result import Figure
 
@@ -102,9 +104,8 @@ def startup_worker_memory() -> list[Figure]:
         results = run_dir / "result.jsonl"
         while not (results.exists() and results.read_text().count("\n") >= 5) and process.poll() is None:
             time.sleep(0.1)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        rollup = Path(f"/proc/{children[0]}/smaps_rollup").read_text()
-    megabytes = int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)[1]) / 1024  # type: ignore[index]
+        worker = psutil.Process(process.pid).children()[0]
+        megabytes = worker.memory_full_info().pss / 2**20
     return [Figure("startup/worker memory (PSS)", megabytes, "MiB", target=70.0, smaller_is_better=True)]
 
 

@@ -35,7 +35,7 @@ _IMPALA = PairSpec("vtrace", 1, 1024, True, 32, 32768, threads=1)
 
 def train_ppo_10_epochs() -> list[Figure]:
     """Measure PPO with 10 epochs and minibatches of 4096 on vectorised CartPole."""
-    pair = PairSpec("ppo", 2, 1024, True, 32, 65536, epochs=10, minibatch=4096)
+    pair = PairSpec("ppo", 2, 1024, True, 32, 65536, epochs=10, minibatch=4096, seconds=8.0)
     return _figure("train/ppo 10 epochs", pair, "ppo")
 
 
