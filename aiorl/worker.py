@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from aiorl.config.command_line import Parser, at_least, split_address
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, HOPELESS, WORKERS_TOGETHER
+from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, HOPELESS, RELAY, WORKERS_TOGETHER
 from aiorl.process.imports import child_python, find_modules_here, python_path
+from aiorl.process.program import log_to_stderr
 
 __all__ = ["command", "main"]
 
@@ -140,11 +141,14 @@ def _keep_workers(words: list[str]) -> int:
     from aiorl.process.keeper import Keeper
 
     args = parse_worker_args(words)
-    _log_to_stderr(args.log_level)
-    os.environ.update({**python_path(), WORKERS_TOGETHER: str(args.num_workers)})
-    command = [*child_python("aiorl.worker"), *words, _PARENTED]
+    log_to_stderr(args.log_level)
+    slots = range(0 if args.num_workers > 1 else 1, args.num_workers + 1)  # 0: the relay, which should be there first
+    name = f"relay-{os.urandom(6).hex()}" if 0 in slots else ""
+    os.environ.update({**python_path(), WORKERS_TOGETHER: str(args.num_workers), RELAY: name})
+    worker = [*child_python("aiorl.worker"), *words, _PARENTED]
+    relay = [*child_python("aiorl.net.transport.relay"), str(args.keys or ""), args.log_level or ""]
     try:
-        return Keeper(command, args.num_workers, args.max_worker_restarts).run()
+        return Keeper(lambda slot: worker if slot else relay, slots, args.max_worker_restarts).run()
     except OSError as error:
         logger.error("a worker process could not be started: %s", error)
         return FAILED
@@ -160,20 +164,13 @@ def _run_worker(words: list[str]) -> int:
 
     find_modules_here()
     args = parse_worker_args(words)
-    _log_to_stderr(args.log_level)
+    log_to_stderr(args.log_level)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_work(args))
     except AiorlError as error:
         logger.error("%s", error)
         return HOPELESS if isinstance(error, ConfigError) else FAILED
-
-
-def _log_to_stderr(level: str | None) -> None:
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
-    )
-    logging.getLogger("aiorl").setLevel((level or "INFO").replace("WARN", "WARNING"))
 
 
 async def _work(args: WorkerArgs) -> int:
@@ -183,9 +180,9 @@ async def _work(args: WorkerArgs) -> int:
     import threading
 
     from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+    from aiorl.net.transport.relay import worker_endpoint
     from aiorl.net.transport.security import load_worker_keys
     from aiorl.net.transport.system import raise_open_file_limit, share_one_heap
-    from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
     from aiorl.process.children import watch_parent
     from aiorl.process.program import on_stop_signals
     from aiorl.process.tasks import tell_of_stray_errors
@@ -200,7 +197,7 @@ async def _work(args: WorkerArgs) -> int:
         pid=os.getpid(),
         slot_hint=args.slot or 0,
     )
-    service = WorkerService(ZmqWorkerEndpoint(args.connect, keys=keys), WorkerSession(settings))
+    service = WorkerService(worker_endpoint(args.connect, keys), WorkerSession(settings))
     loop = asyncio.get_running_loop()
     tell_of_stray_errors(service.fail)
     if args.exit_with_parent:

@@ -40,6 +40,8 @@ STOPPED = 128 + signal.SIGTERM
 DEFAULT_MAX_RESTARTS = 3
 WORKERS_TOGETHER = "AIORL_WORKERS_TOGETHER"
 """Environment variable with the number of workers that were started together on this host."""
+RELAY = "AIORL_RELAY"
+"""Environment variable with the name of the relay's socket (see `aiorl.net.transport.relay`); empty without a relay."""
 _TRY_AGAIN_S = 10.0
 """Seconds to wait before another try if a start failed for a temporary lack of resources."""
 _LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
@@ -142,7 +144,10 @@ class _Child:
 
 
 class Children:
-    """Child processes, one for each slot. The owner calls `look` repeatedly, and `stop` at the end."""
+    """Child processes, one for each slot. The owner calls `look` repeatedly, and `stop` at the end.
+
+    A child in slot 0 serves the others: it decides neither when they are over nor their statuses.
+    """
 
     def __init__(
         self,
@@ -186,13 +191,13 @@ class Children:
 
     @property
     def is_over(self) -> bool:
-        """True if no child runs and none will be started again."""
-        return self.next_start is None and all(child.process is None for child in self._children.values())
+        """True if no child runs and none will be started again, except in slot 0."""
+        return all(child.due is None and child.process is None for slot, child in self._children.items() if slot)
 
     @property
     def statuses(self) -> set[int]:
-        """Last exit statuses of all children."""
-        return {child.status for child in self._children.values()}
+        """Last exit statuses of all children, except in slot 0."""
+        return {child.status for slot, child in self._children.items() if slot}
 
     def start(self) -> None:
         """Start every child.

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aiorl.process.children import (
     FAILED,
@@ -33,20 +33,21 @@ _TWICE_S = 0.5
 
 
 class Keeper:
-    """Runs copies of one command, and restarts those that end too early."""
+    """Runs workers, and restarts those that end too early."""
 
-    def __init__(self, command: Sequence[str], num_children: int, max_restarts: int, *, leave_s: float = 6.0) -> None:
+    def __init__(
+        self, command: Callable[[int], Sequence[str]], slots: range, max_restarts: int, *, leave_s: float = 6.0
+    ) -> None:
         """Prepare without starting any child yet.
 
         Args:
-            command: argument vector, the program first.
-            num_children: number of copies.
+            command: slot -> argument vector, the program first.
+            slots: a worker in each from 1 on. In slot 0, a process that serves them, and ends when this one does.
             max_restarts: restarts in a row after which a child stays down.
             leave_s: seconds that children get for an orderly end before they are killed.
         """
-        slots = range(1, num_children + 1)
-        self._children = Children(lambda slot: command, slots, max_restarts=max_restarts, on_event=self._tell)
-        self._is_single = num_children == 1
+        self._children = Children(command, slots, max_restarts=max_restarts, on_event=self._tell)
+        self._is_single = len(slots) == 1
         self._leave_s = leave_s
         self._signals: list[int] = []
         self._stopped_at: float | None = None
@@ -104,7 +105,7 @@ class Keeper:
         return None if due is None else max(0.0, due - now)
 
     def _tell(self, event: ChildEvent) -> None:
-        name = "worker process" if self._is_single else f"worker process {event.slot}"
+        name = "worker process" if self._is_single else f"worker process {event.slot}" if event.slot else "relay"
         match event:
             case ChildStarted(_, pid) if not self._is_single:
                 logger.info("%s runs (pid %d)", name, pid)

@@ -7,6 +7,7 @@ almost nothing, since a signal can come while a program is still importing.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -103,6 +104,14 @@ def _first_and_second(stop: Callable[[str], None]) -> Callable[[int], None]:
 
 def _name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def log_to_stderr(level: str | None) -> None:
+    """Send the log of a program without a display to `sys.stderr`, from this level of aiorl's on; None for INFO."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+    logging.getLogger("aiorl").setLevel((level or "INFO").replace("WARN", "WARNING"))
 
 
 _without_reader: set[int] = set()

@@ -20,7 +20,8 @@ from aiorl.process.keeper import Keeper
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 logging.getLogger().handlers[0].flush = sys.stdout.flush
 child, number, restarts, leave_s = sys.argv[1:]
-status = Keeper([sys.executable, "-S", "-c", child], int(number), int(restarts), leave_s=float(leave_s)).run()
+command = [sys.executable, "-S", "-c", child]
+status = Keeper(lambda slot: command, range(1, int(number) + 1), int(restarts), leave_s=float(leave_s)).run()
 os._exit(status)
 """
 SAY = "import os, sys; say = lambda text: os.write(1, f'{text}\\n'.encode())"  # one write: a pipe has many writers

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
-from aiorl.config.worker import TransportConfig
+if TYPE_CHECKING:
+    from aiorl.config.worker import TransportConfig
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

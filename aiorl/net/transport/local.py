@@ -37,22 +37,24 @@ def urls_of(path: Path | str) -> tuple[str, str]:
     return first, second
 
 
-def bind_local(sockets: Sequence[zmq.Socket[bytes]], port: int) -> Path:
-    """Bind the two sockets of the learner on a port, and return the path of the first.
+def bind_local(sockets: Sequence[zmq.Socket[bytes]], name: int | str) -> Path:
+    """Bind the two sockets of the learner on a port, or the one of a relay, and return the path of the first.
+
+    Without sockets, return the path that a process of this user on this host binds, or will bind, to this name.
 
     Raises:
         SecurityError: when there is no directory that only this user can enter.
     """
     problems = []
     for place in _places():
-        path = place / str(port)
+        path = place / str(name)
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(place, 0o700)
             with _own_directory(place):
                 if len(os.fsencode(f"{path}{_SUFFIXES[-1]}")) > _MAX_PATH_BYTES:
                     raise _unusable(place, "has too long a path")
-                for each, url in reversed([*zip(sockets, urls_of(path), strict=True)]):  # workers look for the first
+                for each, url in reversed([*zip(sockets, urls_of(path), strict=False)]):  # workers look for the first
                     each.bind(url)
         except (OSError, SecurityError, zmq.ZMQError) as error:
             problems.append(str(error))
@@ -101,13 +103,13 @@ def clear_local(port: int) -> None:
     forget_local(port)
 
 
-def forget_local(port: int) -> None:
-    """Delete the sockets of this port."""
+def forget_local(name: int | str) -> None:
+    """Delete the sockets of a port or relay."""
     for place in _places():
         with contextlib.suppress(OSError, SecurityError), _own_directory(place) as directory:
             for suffix in _SUFFIXES:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{port}{suffix}", dir_fd=directory)
+                    os.unlink(f"{name}{suffix}", dir_fd=directory)
 
 
 def _places() -> list[Path]:

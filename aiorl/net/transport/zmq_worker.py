@@ -75,6 +75,7 @@ class ZmqWorkerEndpoint:
         self._host, self._port = ("localhost", 0) if self._path else split_address(connect, key="connect")
         self._keys = keys
         self._urls = ("", "")
+        self._topic = b""
         self._limits = limits or EndpointLimits()
         self._channels: tuple[Channel, ...] = ()
         self._connected = False
@@ -189,11 +190,12 @@ class ZmqWorkerEndpoint:
             self.on_message(frames)
 
     def _receive_broadcast(self) -> None:
-        head, *frames = self._channels[1].receive() or [memoryview(b"")]
-        if head.nbytes != BROADCAST_HEAD.size:
+        channel = self._channels[-1]
+        head, *frames = channel.receive() or [memoryview(b"")]
+        if head.nbytes != len(self._topic) + BROADCAST_HEAD.size:
             return
-        if not self._channels[1].ready:  # our subscription is in force
-            self._channels[1].ready = True
+        if not channel.ready:  # our subscription is in force
+            channel.ready = True
             self._on_progress()
         if frames and self._connected:
             self.on_broadcast(frames)
@@ -213,29 +215,28 @@ class ZmqWorkerEndpoint:
             self._again(self._next_pause())
 
     def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
-        """Open two sockets that begin to connect; ``undo`` closes the first one if the second cannot be opened."""
-        ipv6 = ":" in self._host
-        dealer = make_socket(self._context, zmq.DEALER, self._limits, ipv6=ipv6)
-        undo.callback(dealer.close, 0)
-        dealer.routing_id = b"w" + secrets.token_bytes(_ROUTING_ID_BYTES)
-        # Not IMMEDIATE: with it, libzmq discards received, unread messages such as a goodbye when a connection ends.
-        # No messages queue up without a connection all the same, because we send only while connected.
-        sub = make_socket(self._context, zmq.SUB, self._limits, ipv6=ipv6)
-        undo.callback(sub.close, 0)
-        sub.rcvhwm = self._limits.broadcast_messages
-        sub.subscribe(b"")
-        first, second = self._urls
-        channels = (Channel(first, dealer, self._limits), Channel(second, sub, self._limits))
-        for channel, receive in zip(channels, (self._receive_message, self._receive_broadcast), strict=True):
-            present(channel.socket, self._keys)
-            channel.monitor = SocketMonitor(channel.socket, partial(self._on_monitor, channel))
-            undo.callback(channel.monitor.close)
-            channel.pump = SocketPump(
-                channel.socket, receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
-            )
-            undo.callback(channel.pump.close)
-            channel.socket.connect(channel.url)
-        return channels
+        """Open a socket for each address, which begins to connect; ``undo`` closes them if one cannot be opened."""
+        kinds = ((zmq.DEALER, self._receive_message), (zmq.SUB, self._receive_broadcast))
+        return tuple(self._open(undo, url, *kind) for url, kind in zip(self._urls, kinds, strict=True) if url)
+
+    def _open(self, undo: contextlib.ExitStack, url: str, kind: int, receive: Callable[[], None]) -> Channel:
+        socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)
+        undo.callback(socket.close, 0)
+        if kind == zmq.SUB:
+            socket.rcvhwm = self._limits.broadcast_messages
+            socket.subscribe(self._topic)
+        else:
+            # Not IMMEDIATE: with it, libzmq discards received, unread messages such as a goodbye when a connection
+            # ends. No messages queue up without a connection all the same, because we send only while connected.
+            socket.routing_id = b"w" + secrets.token_bytes(_ROUTING_ID_BYTES)
+        channel = Channel(url, socket, self._limits)
+        present(socket, None if url.startswith("ipc:") else self._keys)
+        channel.monitor = SocketMonitor(socket, partial(self._on_monitor, channel))
+        undo.callback(channel.monitor.close)
+        channel.pump = SocketPump(socket, receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush)
+        undo.callback(channel.pump.close)
+        socket.connect(url)
+        return channel
 
     def _on_monitor(self, channel: Channel, event: int, value: int) -> None:
         if self._ending or channel not in self._channels:
@@ -246,7 +247,7 @@ class ZmqWorkerEndpoint:
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             channel.tcp_since = None
             channel.shook_hands = True
-            if channel is self._channels[0]:
+            if channel.url == self._urls[0]:
                 channel.ready = True
                 channel.introduce()
                 self._on_progress()
