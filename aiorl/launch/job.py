@@ -92,7 +92,7 @@ class Job:
         words: the learner's options as the user typed them.
         config: effective values of the keys that `words` and config files set, for those that an engine looks at.
         num_workers: local workers that the user wants with the learner; None leaves it to the engine.
-        port: the learner's port that the user wants, which also uses the next one; None leaves it to the engine.
+        port: the learner's port that the user wants, which also uses the next one; None for any.
     """
 
     run_dir: Path
@@ -100,6 +100,11 @@ class Job:
     config: Mapping[str, Any]
     num_workers: int | None = None
     port: int | None = None
+
+    @property
+    def bind(self) -> str:
+        """Address for the learner to listen on, through any interface."""
+        return f"tcp://0.0.0.0:{self.port or 0}"
 
     @property
     def name(self) -> str:

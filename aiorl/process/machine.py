@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -25,9 +25,20 @@ from aiorl.errors import MemoryQuotaError
 from aiorl.process.children import WORKERS_TOGETHER
 
 
-def usable_cores() -> int:
-    """Return the number of cores that this process can use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return the number of cores that this process can use, by its affinity and the quotas of its control groups.
+
+    Args:
+        root: root of the file system; tests use their own.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    for group in _groups(root, "cpu"):
+        times = _text(group / "cpu.max").split() or [
+            _text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        if all(map(str.isdecimal, times)):
+            cores = min(cores, max(1, int(times[0]) // int(times[1])))
+    return cores
 
 
 def spare_cores() -> int:
@@ -63,6 +74,11 @@ def age_s() -> float:
 
 
 _EVERY_S = 0.2
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files of a control group with its limit and its use, and the name of its inactive bytes; of both versions."""
 
 
 def heap_bytes() -> int:
@@ -108,27 +124,25 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min([int(psutil.virtual_memory().available), *_left_in_groups(root)])
 
 
-def _left_in_groups(root: Path) -> list[int]:
-    """Return the bytes left in this process's control groups and their parents, for those with limits."""
-    left: list[int] = []
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield this process's control groups for a controller, of both versions, each followed by its parents."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if not controllers:
-            base, limit, usage, inactive = "", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            base, limit, usage = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            inactive = "total_inactive_file"
-        else:
-            continue
-        top = root / "sys/fs/cgroup" / base
-        group = top / path.strip("/")
-        for place in (group, *group.parents):
-            most, used = _text(place / limit).strip(), _text(place / usage).strip()
+        if not controllers or controller in controllers.split(","):
+            top = root / "sys/fs/cgroup" / (controller if controllers else "")
+            group = top / path.strip("/")
+            yield from (place for place in (group, *group.parents) if place.is_relative_to(top))
+
+
+def _left_in_groups(root: Path) -> list[int]:
+    """Return the bytes left in this process's control groups and their parents, for those with limits."""
+    left: list[int] = []
+    for group in _groups(root, "memory"):
+        for limit, usage, inactive in _MEMORY_FILES:
+            most, used = _text(group / limit).strip(), _text(group / usage).strip()
             if most.isdecimal() and used.isdecimal():
-                left.append(max(0, int(most) - int(used) + _reclaimable(place / "memory.stat", inactive)))
-            if place == top:
-                break
+                left.append(max(0, int(most) - int(used) + _reclaimable(group / "memory.stat", inactive)))
     return left
 
 

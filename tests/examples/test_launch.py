@@ -32,15 +32,7 @@ echo "arguments: $*"
 exec -a "$0 $*" sleep 60
 """
 
-FAKE_SRUN = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
-echo "srun: $*"
-if [[ "$*" == *aiorl.worker* ]]; then touch workers-began; exec sleep 60; fi
-until [[ -e workers-began ]]; do sleep 0.02; done # a learner outlives its workers' start
-"""
-
-
-@pytest.mark.parametrize("name", ["ssh.sh", "slurm.sbatch"])
+@pytest.mark.parametrize("name", ["ssh.sh"])
 def test_scripts_parse_and_are_clean_if_shellcheck_is_installed(name):
     subprocess.run(["bash", "-n", LAUNCH / name], check=True, timeout=20)
     if shutil.which("shellcheck"):
@@ -53,7 +45,7 @@ class Hosts:
         self.homes = folder / "homes"
         bin_folder = folder / "bin"
         bin_folder.mkdir()
-        for name, text in (("ssh", FAKE_SSH), ("worker-python", FAKE_PYTHON), ("srun", FAKE_SRUN)):
+        for name, text in (("ssh", FAKE_SSH), ("worker-python", FAKE_PYTHON)):
             (bin_folder / name).write_text(text)
             (bin_folder / name).chmod(0o755)
         self.environment = {
@@ -137,32 +129,3 @@ def test_wrong_usage_shows_examples(hosts, arguments):
     shown = hosts.ssh(*arguments)
     assert shown.returncode == 2
     assert "ssh.sh start tcp://LEARNER:5557 host1 host2=16" in shown.stderr
-
-
-def test_the_slurm_job_runs_the_learner_first_and_ends_the_workers_with_it(hosts):
-    bin_folder = hosts.folder / "bin"
-    (bin_folder / "scontrol").write_text("#!/usr/bin/env bash\nprintf 'node1\\nnode2\\nnode3\\n'\n")
-    (bin_folder / "scontrol").chmod(0o755)
-    environment = {
-        **hosts.environment,
-        "HOME": str(hosts.folder),
-        "SLURM_JOB_NAME": "aiorl",
-        "SLURM_JOB_ID": "4242",
-        "SLURM_JOB_NODELIST": "node[1-3]",
-        "SLURM_JOB_NUM_NODES": "3",
-        "SLURM_CPUS_PER_TASK": "8",
-        "STOP": "--stop-return 475",
-    }
-    make_keys(hosts.folder / ".aiorl" / "keys")
-    done = subprocess.run(
-        ["bash", LAUNCH / "slurm.sbatch"],
-        env=environment, cwd=hosts.folder, capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    learner, worker = sorted(line.partition("-m ")[2] for line in done.stdout.splitlines())
-    keys = hosts.folder / ".aiorl" / "keys"
-    assert learner == (
-        "aiorl.learner --run-dir runs/aiorl --env CartPole-v1 --algo ppo --stop-return 475 "
-        f"--bind tcp://0.0.0.0:28484 --keys {keys} --num-workers 6"
-    )
-    assert worker == f"aiorl.worker --connect tcp://node1:28484 --keys {keys} --num-workers 8"

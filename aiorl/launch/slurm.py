@@ -1,0 +1,290 @@
+"""Slurm: one job with a learner and workers on its nodes, or a learner's job and an array of workers.
+
+The scripts outlive time limits, preemption, lost nodes and requeues. Four rules make them do so:
+
+- The learner is a child of the batch script, without srun, which kills its task on SIGTERM instead of passing it on.
+- USR1 comes before the time limit, and at preemption where the site sends it: after the checkpoint, the script asks
+  for another turn. TERM comes from scancel and from plain preemption: the script stays until Slurm ends it, because
+  Slurm puts back only preempted jobs that have not ended, and a job that requeued itself could not be cancelled.
+- INT comes from ``stop``: the learner says goodbye for good, and the job completes.
+- Only the first signal is passed on, because a second one would break off the checkpoint.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiorl.config.command_line import Parser, at_least, spelt
+from aiorl.errors import AiorlError, ConfigError
+from aiorl.launch.job import Job, Verb, saved
+from aiorl.process.imports import python_path
+
+__all__ = ["ABOUT", "EXAMPLES", "VERBS", "add_arguments", "artefact", "run"]
+
+ABOUT = (
+    "Submits a Slurm job that trains on its nodes and continues by itself after time limits, preemption and lost "
+    "nodes. Any other option is passed on to sbatch, such as --account=NAME; write long names, such as --partition."
+)
+EXAMPLES = """
+Examples:
+  # a learner, and workers on all cores of three nodes
+  python -m aiorl.launch slurm --nodes 3 --cpus-per-node 16 --time 4:00:00 -- --env CartPole-v1 --run-dir runs/mine
+  # a learner, and up to 20 worker hosts that come and go
+  python -m aiorl.launch slurm --elastic 20 --worker-options=--partition=spot -- --env CartPole-v1 --algo impala
+  # show the script
+  python -m aiorl.launch slurm --nodes 3 --print -- --env CartPole-v1
+"""
+_CPUS = 8
+_LEARNER_CPUS = 2
+_OWN = ("nodes", "cpus_per_node", "elastic", "worker_options", "python")
+_FILES = ("learner.sbatch", "worker.sbatch")
+
+_MAIN = """\
+set -u
+{environment}again= ended= stopped= main=
+pass_on() {{  # the first signal only
+    [[ -z $main || $again$ended$stopped != 1 ]] || kill "-$1" "$main"
+}}
+trap 'again+=1; pass_on TERM' USR1  # time is nearly up, or preempted: ask for another turn
+trap 'ended+=1; pass_on TERM' TERM  # scancel, or preempted: Slurm decides
+trap 'stopped+=1; pass_on INT' INT  # aiorl launch slurm stop
+echo "=== start ${{SLURM_RESTART_COUNT:-0}} of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST"
+{start}
+main=$!
+[[ -z $again$ended$stopped ]] || kill -TERM "$main"  # a signal came early
+{workers}# a signal that is trapped ends a wait
+until before=$again$ended$stopped; status=0; wait "$main" || status=$?; [[ $before == "$again$ended$stopped" ]]; do
+    :
+done
+echo "=== ended with status $status"
+if [[ $status == 143 && -n $again ]]; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 600
+elif [[ -n $ended ]]; then
+    sleep 600  # Slurm puts a preempted job back only if it has not ended by itself; scancel ends this
+fi
+{after}exit "$status"
+"""
+_START_LEARNER = """\
+# the learner of a node that was lost may still hold it, and ends when it is gone
+if [[ -e {lock} ]]; then
+    flock --timeout 300 {lock} true || rm -f {lock}
+fi
+{learner}"$@" --bind {bind} --keys {keys} --num-workers {local} &"""
+_STEP = """\
+if ((SLURM_JOB_NUM_NODES > 1)); then
+    others=$((SLURM_JOB_NUM_NODES - 1))
+    srun --nodes="$others" --ntasks="$others" --cpus-per-task="$SLURM_CPUS_PER_TASK" --exclude="$SLURMD_NODENAME" \\
+        --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --output={log} \\
+        {worker} &
+fi
+"""
+_END_WORKERS = """\
+scancel --quiet --name={name} --state=PENDING  # those that run hear the learner's goodbye
+[[ $status == 0 ]] || scancel --quiet --name={name}
+"""
+
+
+def add_arguments(parser: Parser, words: Sequence[str]) -> None:
+    """Declare the engine's own options in `parser`, and all others in `words` for sbatch."""
+    add = parser.add_argument
+    add("--nodes", metavar="N", type=at_least(1), help="Nodes of the job; the learner runs on the first. (default: 1)")
+    add("--cpus-per-node", metavar="N", type=at_least(1), help=f"Cores of each node. (default: {_CPUS})")
+    add("--time", metavar="TIME", help="Time limit of one turn; the run continues in the next one.")
+    add("--partition", metavar="NAME", help="Partition of the job.")
+    add(
+        "--elastic", metavar="N", type=at_least(1),
+        help="Submit a job with the learner, and an array of N one-node jobs with workers that come and go.",
+    )  # fmt: skip
+    add(
+        "--worker-options",
+        metavar="OPTIONS",
+        help='Other options of sbatch for the array, such as --worker-options="--partition=spot --qos=low".',
+    )
+    add("--python", metavar="PYTHON", help="Python on the nodes. (default: the one that runs this)")
+    _pass_on(parser, words)
+
+
+def _pass_on(parser: Parser, words: Sequence[str]) -> None:
+    for name in dict.fromkeys(word.partition("=")[0] for word in spelt(words)):
+        if name.startswith("--") and name not in ("--", "--help", *parser.options()):
+            parser.add_argument(name, nargs="?", const="", help="==SUPPRESS==")
+
+
+def artefact(job: Job, options: dict[str, Any]) -> str:
+    """Return the scripts of `job` with `options`."""
+    return "\n".join(_scripts(job, options).values())
+
+
+def run(job: Job, options: dict[str, Any]) -> int:
+    """Write and submit the scripts of `job` with `options`, and return the exit status.
+
+    Raises:
+        ConfigError: a job of this run is there already.
+    """
+    if there := _tasks(job.name):
+        hint = f"End it first: aiorl launch slurm stop {job.run_dir}"
+        said = f"{job.run_dir} is trained by job {there[0][0]}, which is {there[0][1]}."
+        raise ConfigError(said, key="run_dir", value=str(job.run_dir), hint=hint)
+    scripts = _scripts(job, options)
+    (job.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    job.make_keys()
+    for name, text in scripts.items():
+        (job.run_dir / name).write_text(text, encoding="utf-8")
+    job.save("slurm", {"name": job.name, "elastic": "elastic" in options})
+    learner = _submit(job.run_dir / _FILES[0])
+    sys.stdout.write(f"submitted job {learner}, which trains {job.run_dir}\n")
+    if number := options.get("elastic"):
+        array = _submit(job.run_dir / _FILES[1], f"--dependency=after:{learner}")
+        sys.stdout.write(f"submitted array {array} of {number} worker hosts\n")
+    for name, verb in VERBS.items():
+        if name != "scale" or number:
+            words = f"{name} {shlex.quote(str(job.run_dir))} {verb.takes}".rstrip()
+            sys.stdout.write(f"  aiorl launch slurm {words}\n")
+    return 0
+
+
+# Scripts -----------------------------------------------------------------------------------------------------
+
+
+def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return name -> text of the learner's script, and of the workers' if they are elastic."""
+    elastic = options.get("elastic")
+    if elastic and "nodes" in options:
+        raise ConfigError("--nodes is for a job of fixed size, not for --elastic.", key="nodes", hint="Leave one out.")
+    if "worker_options" in options and not elastic:
+        raise ConfigError("--worker-options is for --elastic N.", key="worker_options", hint="Give --elastic, too.")
+    cpus = options.get("cpus_per_node", _CPUS)
+    local = max(1, cpus - _LEARNER_CPUS) if job.num_workers is None else job.num_workers
+    python, lock, keys = map(
+        shlex.quote, (options.get("python") or sys.executable, f"{job.run_dir}/lock", str(job.keys))
+    )
+    meeting = shlex.quote(f"run:{job.run_dir}")
+    worker = f'{python} -P -m aiorl worker --connect {meeting} --keys {keys} --num-workers "$SLURM_CPUS_PER_TASK"'
+    learner = job.learner_sh(python)
+    start = _START_LEARNER.format(lock=lock, learner=learner, bind=job.bind, keys=keys, local=local)
+    step = "" if elastic else _STEP.format(log=shlex.quote(_pattern(job.run_dir / "logs" / "%N.txt")), worker=worker)
+    after = _END_WORKERS.format(name=f"{job.name}-worker") if elastic else ""
+    given = {name.replace("_", "-"): value for name, value in options.items() if name not in _OWN}
+    if "job-name" in given:
+        hint = "Give --run-dir DIR after --, which the job is named after."
+        raise ConfigError("--job-name can't be chosen, because the run is found by it.", key="job_name", hint=hint)
+    common = {
+        "nodes": options.get("nodes", 1), "ntasks-per-node": 1, "cpus-per-task": cpus, "chdir": Path.cwd(),
+        "signal": "B:USR1@60", "requeue": "", "no-kill": "", "open-mode": "append",
+    }  # fmt: skip
+    header = {"job-name": job.name, "output": _pattern(job.run_dir / "slurm-%j.log"), **common, **given}
+    made = {_FILES[0]: _script(header, start, step, after)}
+    if elastic:
+        output = _pattern(job.run_dir / "logs" / "%A_%a.txt")
+        header |= {"job-name": f"{job.name}-worker", "output": output, "array": f"0-{elastic - 1}"}
+        made[_FILES[1]] = _script(
+            {**header, **_sbatch_options(options.get("worker_options", ""))}, f"{worker} &", "", ""
+        )
+    return made
+
+
+def _script(header: Mapping[str, object], start: str, workers: str, after: str) -> str:
+    lines = ["#!/usr/bin/env bash"]
+    for name, value in header.items():
+        lines.append(f"#SBATCH --{name}" + (f"={shlex.quote(str(value))}" if value != "" else ""))
+    environment = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in python_path().items())
+    body = _MAIN.format(environment=environment, start=start, workers=workers, after=after)
+    return "\n".join([*lines, body])
+
+
+def _pattern(path: Path) -> str:
+    """Return a path in which Slurm replaces only the pattern in its last part."""
+    return f"{str(path.parent).replace('%', '%%')}/{path.name}"
+
+
+def _sbatch_options(text: str) -> dict[str, str]:
+    parser, words = Parser("--worker-options", "", "", ""), shlex.split(text)
+    _pass_on(parser, words)
+    return {name.replace("_", "-"): value for name, value in parser.parse(words).items()}
+
+
+# Verbs -------------------------------------------------------------------------------------------------------
+
+
+def _status(run: str) -> int:
+    path, facts = saved(run, "slurm")
+    tasks = _tasks(f"{facts['name']},{facts['name']}-worker")
+    for task, state, *rest in tasks:
+        sys.stdout.write(f"{task:12} {state:12} {' '.join(rest)}\n")
+    if not tasks:
+        sys.stdout.write(f"no job of {path} is in the queue\n")
+    return 0 if tasks else 1
+
+
+def _logs(run: str) -> int:
+    path, _ = saved(run, "slurm")
+    files = sorted([*path.glob("slurm-*.log"), *path.glob("logs/*.txt")], key=lambda file: file.stat().st_mtime)
+    follow = ["-F"] if sys.stdout.isatty() else []
+    return subprocess.run(["tail", "-n", "20", *follow, "--", *files], check=False).returncode if files else 1
+
+
+def _scale(run: str, number: str) -> int:
+    path, facts = saved(run, "slurm")
+    if not facts["elastic"] or not _tasks(facts["name"]):
+        said = f"{path} has {'no learner in the queue' if facts['elastic'] else 'a fixed size'}."
+        raise ConfigError(said, key="RUN", hint="Launch it with --elastic N to scale it.")
+    if not number.isdecimal():
+        raise ConfigError(f"N must be a whole number of hosts, not {number!r:.50}.", key="N")
+    name = f"{facts['name']}-worker"
+    tasks = sorted(_tasks(name), key=lambda task: task[1] == "RUNNING", reverse=True)
+    surplus = [task[0] for task in tasks[int(number) :]]
+    if surplus:
+        _slurm("scancel", *surplus)
+    elif len(tasks) < int(number):
+        _submit(path / _FILES[1], f"--array=0-{int(number) - len(tasks) - 1}")
+    sys.stdout.write(f"{len(tasks)} worker hosts before, {number} now\n")
+    return 0
+
+
+def _stop(run: str) -> int:
+    _, facts = saved(run, "slurm")
+    for task, state, *_ in _tasks(facts["name"]):
+        if state == "RUNNING":
+            _slurm("scancel", "--signal=INT", "--batch", task)
+        else:
+            _slurm("scancel", task)
+            _slurm("scancel", "--quiet", f"--name={facts['name']}-worker")
+    sys.stdout.write("the learner writes its checkpoint, and all workers end\n")
+    return 0
+
+
+VERBS = {
+    "status": Verb(_status, "", "Shows the run's jobs."),
+    "logs": Verb(_logs, "", "Shows the ends of all logs, and follows them in a terminal."),
+    "scale": Verb(_scale, "N", "Sets the number of worker hosts of an elastic run."),
+    "stop": Verb(_stop, "", "Ends the run with a checkpoint."),
+}
+
+
+def _tasks(name: str) -> list[list[str]]:
+    """Return id, state, and nodes or reason of each queued or running job with a name, tasks of arrays one by one."""
+    return [line.split() for line in _slurm("squeue", "-hr", "--me", "-n", name, "-o", "%i %T %R").splitlines()]
+
+
+def _submit(script: Path, *options: str) -> str:
+    return _slurm("sbatch", "--parsable", *options, str(script)).strip().partition(";")[0]
+
+
+def _slurm(*words: str) -> str:
+    """Run one of Slurm's commands and return its output.
+
+    Raises:
+        AiorlError: it is missing or failed.
+    """
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise AiorlError(f"{words[0]} is not on PATH: run this on a login node of a Slurm cluster.") from error
+    if done.returncode:
+        raise AiorlError(f"{shlex.join(words)} failed: {done.stderr.strip() or done.returncode}")
+    return done.stdout
