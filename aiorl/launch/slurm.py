@@ -79,8 +79,7 @@ _STEP = """\
 if ((SLURM_JOB_NUM_NODES > 1)); then
     others=$((SLURM_JOB_NUM_NODES - 1))
     srun --nodes="$others" --ntasks="$others" --cpus-per-task="$SLURM_CPUS_PER_TASK" --exclude="$SLURMD_NODENAME" \\
-        --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --output={log} \\
-        {worker} &
+        --no-kill --kill-on-bad-exit=0 --wait=0 {worker} &
 fi
 """
 _END_WORKERS = """\
@@ -160,14 +159,14 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
         raise ConfigError("--worker-options is for --elastic N.", key="worker_options", hint="Give --elastic, too.")
     cpus = options.get("cpus_per_node", _CPUS)
     local = max(1, cpus - _LEARNER_CPUS) if job.num_workers is None else job.num_workers
-    python, lock, keys = map(
-        shlex.quote, (options.get("python") or sys.executable, f"{job.run_dir}/lock", str(job.keys))
-    )
-    meeting = shlex.quote(f"run:{job.run_dir}")
-    worker = f'{python} -P -m aiorl worker --connect {meeting} --keys {keys} --num-workers "$SLURM_CPUS_PER_TASK"'
-    learner = job.learner_sh(python)
-    start = _START_LEARNER.format(lock=lock, learner=learner, bind=job.bind, keys=keys, local=local)
-    step = "" if elastic else _STEP.format(log=shlex.quote(_pattern(job.run_dir / "logs" / "%N.txt")), worker=worker)
+    python, keys = options.get("python") or sys.executable, str(job.keys)
+    command = [python, "-P", "-m", "aiorl", "worker", "--connect", f"run:{job.run_dir}", "--keys", keys]
+    worker = f'{shlex.join([*command, "--log-dir", f"{job.run_dir}/logs"])} --num-workers "$SLURM_CPUS_PER_TASK"'
+    start = _START_LEARNER.format(
+        lock=shlex.quote(f"{job.run_dir}/lock"), learner=job.learner_sh(shlex.quote(python)), bind=job.bind,
+        keys=shlex.quote(keys), local=local,
+    )  # fmt: skip
+    step = "" if elastic else _STEP.format(worker=worker)
     after = _END_WORKERS.format(name=f"{job.name}-worker") if elastic else ""
     given = {name.replace("_", "-"): value for name, value in options.items() if name not in _OWN}
     if "job-name" in given:
@@ -180,11 +179,9 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
     header = {"job-name": job.name, "output": _pattern(job.run_dir / "slurm-%j.log"), **common, **given}
     made = {_FILES[0]: _script(header, start, step, after)}
     if elastic:
-        output = _pattern(job.run_dir / "logs" / "%A_%a.txt")
-        header |= {"job-name": f"{job.name}-worker", "output": output, "array": f"0-{elastic - 1}"}
-        made[_FILES[1]] = _script(
-            {**header, **_sbatch_options(options.get("worker_options", ""))}, f"{worker} &", "", ""
-        )
+        header |= {"job-name": f"{job.name}-worker", "output": _pattern(job.run_dir / "slurm-%A_%a.log")}
+        header |= {"array": f"0-{elastic - 1}", **_sbatch_options(options.get("worker_options", ""))}
+        made[_FILES[1]] = _script(header, f"{worker} &", "", "")
     return made
 
 
