@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from saved_runs import save_run
 
 from aiorl.errors import ConfigError
 from aiorl.launch import __main__ as program
@@ -90,7 +89,9 @@ def test_a_run_that_is_there_is_resumed(tmp_path: Path) -> None:
         return done.stdout.splitlines()[5:]
 
     assert command() == job.learner_words(resumed=False)
-    save_run(run, env="CartPole-v1")
+    run.mkdir()
+    config = [sys.executable, "-m", "aiorl.learner", *words, "--print-config"]
+    (run / "config.yaml").write_bytes(subprocess.run(config, capture_output=True, check=True).stdout)
     (run / "run.json").write_text('{"run_id": "a", "address": "tcp://127.0.0.1:5557"}')
     assert command() == job.learner_words(resumed=True)
     assert checked(command()).run_dir == run
