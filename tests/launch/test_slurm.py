@@ -297,6 +297,11 @@ def test_an_elastic_run_has_workers_that_come_and_go_and_follows_its_learner(clu
     assert re.search(rf"^{run.job} +RUNNING", status, re.MULTILINE)
     assert len(re.findall(r"^\d\S* +RUNNING", status, re.MULTILINE)) == 2
 
+    (worker,) = {"n1", "n2", "n3"} & set(re.findall(r"_0 +RUNNING +(n\d)", status))
+    cluster.call("sbatch", "-p", "urgent", "-w", worker, "--exclusive", "--wrap", "sleep 1")
+    until(lambda: len(run.rows()) and run.workers() == 1)
+    run.until_it_trains(1 + 2)
+
     (learner,) = re.findall(r"NodeList=(n\d)", cluster.call("scontrol", "show", "job", run.job, "-o"))
     rows = run.rows()
     cluster.kill(learner)
@@ -309,3 +314,12 @@ def test_an_elastic_run_has_workers_that_come_and_go_and_follows_its_learner(clu
     until(lambda: not cluster.call("squeue", "-h"))
     assert run.facts()["JobState"] == "COMPLETED"
     assert "Ended by Ctrl-C" in run.log()
+
+
+def test_srun_starts_copies_that_find_their_part(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(ENVIRONMENT)
+    command = [str(PYTHON), "-P", "-m", "aiorl", "launch", "here", "--", *LEARNER, "--num-workers=0"]
+    shell = 'cd "$0" && exec srun -N2 -n2 -c1 "$@"'
+    cluster.call("sh", "-c", shell, str(tmp_path), *command, "--stop-timesteps=2000")
+    last = (tmp_path / "runs" / "mine" / "result.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["num_healthy_workers"] == 1
