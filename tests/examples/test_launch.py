@@ -32,6 +32,7 @@ echo "arguments: $*"
 exec -a "$0 $*" sleep 60
 """
 
+
 @pytest.mark.parametrize("name", ["ssh.sh"])
 def test_scripts_parse_and_are_clean_if_shellcheck_is_installed(name):
     subprocess.run(["bash", "-n", LAUNCH / name], check=True, timeout=20)

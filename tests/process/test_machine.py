@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aiorl.process.machine import age_s, available_bytes, check_heap, heap_bytes
+from aiorl.process.machine import age_s, available_bytes, check_heap, heap_bytes, usable_cores
 
 TELL = "from aiorl.process.machine import age_s; print(age_s())"
 TICK_S = 0.02
@@ -72,6 +72,25 @@ def test_available_memory_respects_control_groups(
         write(tmp_path, {"proc/self/cgroup": groups})
     write(tmp_path, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
     assert available_bytes(tmp_path) == available
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        (None, {}, 8),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "350000 100000\n"}, 3),
+        ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 1),
+        ("3:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 8),
+    ],
+)
+def test_cores_respect_affinity_and_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str | None, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    if groups is not None:
+        write(tmp_path, {"proc/self/cgroup": groups})
+    write(tmp_path, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    assert usable_cores(tmp_path) == cores
 
 
 MIB = 2**20
