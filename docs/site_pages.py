@@ -61,7 +61,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def _site_paths() -> dict[Path, str]:
     """Files outside of docs/ that are shown on the site -> their path there."""
-    shown = [*EXAMPLES.glob("*.*"), *(EXAMPLES / "launch").glob("*.*")]
+    shown = EXAMPLES.glob("*.*")
     paths = {EXAMPLES / "README.md": "examples.md"}  # an index.md would be the page of its section in the navigation
     for source in sorted(shown):
         name = source.relative_to(EXAMPLES).as_posix()
@@ -92,8 +92,6 @@ def _linked(markdown: str, path: Path) -> str:
 
     def target(found: re.Match[str]) -> str:
         source, anchor = Path(os.path.normpath(folder / found[1])), found[2] or ""
-        if source == EXAMPLES / "launch":
-            return f"]({_relative('examples/launch/ssh.sh.md', path)})"
         if source in paths:
             return f"]({_relative(paths[source], path)}{anchor})"
         if source.is_relative_to(DOCS):

@@ -1,0 +1,509 @@
+"""`aiorl launch ssh`: a learner here or on a host, and workers on hosts that ssh can log in to.
+
+One connection serves a host. All that goes there, keys too, goes through its standard input to
+`aiorl.launch.ssh_host`, and the log comes back. Processes on hosts end with their connection, and so with this program,
+which ``--detach`` moves into the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Self
+
+import aiorl
+from aiorl.config.command_line import Parser
+from aiorl.errors import AiorlError, ConfigError
+from aiorl.launch import ssh_host
+from aiorl.launch.job import CORES, Job, Verb, saved
+from aiorl.launch.shipped import archive, code_archive, shipped
+from aiorl.process.imports import child_python, python_path
+from aiorl.text import one_line
+
+ABOUT = "Trains with workers on hosts that ssh can log in to without a password."
+EXAMPLES = """
+Examples:
+  # a learner here, and as many workers as cores on two hosts
+  aiorl launch ssh --hosts host1 host2 -- --env my_envs:Heavy --stop-return 100
+  # hosts in a file, HOST or HOST=N on each line; the learner on one of them
+  aiorl launch ssh --hosts hosts.txt --learner host1 -- --env CartPole-v1
+  # in the background
+  aiorl launch ssh --hosts hosts.txt --detach -- --env CartPole-v1 --run-dir runs/mine
+
+The current directory is sent to the hosts, except files that Git ignores. Commands for a launched run:
+"""
+_MODULES = (
+    "gymnasium", "lz4", "msgpack", "numpy", "onnxruntime", "orjson", "psutil", "pydantic", "rich", "safetensors",
+    "yaml", "zmq",
+)  # fmt: skip
+"""Modules of the packages that aiorl needs."""
+_HOST = re.compile(r"[A-Za-z0-9_][\w.@:%-]*")
+_SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
+_PACKAGE = Path(aiorl.__file__).parent
+_SOURCE = Path(ssh_host.__file__).read_bytes()
+_CHECK = "import sys; sys.version_info >= (3, 11) or sys.exit(sys.executable + ' is older than Python 3.11'); "
+_AGAIN_S, _LOOK_S, _TWICE_S, _GOODBYE_S, _END_S = 5.0, 0.3, 0.5, 5.0, 25.0
+_LEARNER_LEAVE_S, _WORKERS_LEAVE_S = 20.0, 10.0
+_BY_SIGNAL = 128
+"""From here on, exit statuses are those of a process that a signal ended; 255 is that of a broken connection."""
+_OWN = ("keys", "lock", "launch.json", "launch.lock")
+"""Files of a run directory that neither go to a host nor come from there."""
+
+
+def add_arguments(parser: Parser, words: Sequence[str]) -> None:
+    """See `Engine`."""
+    for name, metavar, about in (
+        ("learner", "HOST", "Host of the learner. (default: this machine)"),
+        ("code", "DIR", "Directory, or wheel, to send to hosts. (default: the current directory)"),
+        ("python", "PATH", "Python on the hosts. (default: the path of this Python, or python3)"),
+        ("address", "HOST", "Name or address of the learner's machine, for hosts. (default: as ssh sees it)"),
+        ("ssh", "COMMAND", "ssh with options of its own, such as 'ssh -p 2222'. (default: ssh)"),
+        ("hosts", "HOST=N", "Hosts, with numbers of workers; or a file with one on each line."),
+    ):
+        parser.add_argument(f"--{name}", metavar=metavar, help=about, nargs="+" if name == "hosts" else None)
+    parser.add_argument("--detach", action="store_true", help="Train in the background, also after a logout.")
+
+
+def parse_hosts(words: Iterable[str]) -> dict[str, int | None]:
+    """Return host -> number of workers, None for as many as it has cores.
+
+    Args:
+        words: HOST, HOST=N, or files with such lines, in which # begins a comment.
+
+    Raises:
+        ConfigError: a word is none of these, or a host is given twice.
+    """
+    hosts: dict[str, int | None] = {}
+    for word in words:
+        lines = Path(word).read_text("utf-8").splitlines() if os.path.isfile(word) else [word]
+        for line in filter(None, (re.sub(r"#.*|\s", "", line) for line in lines)):
+            host, equals, number = line.partition("=")
+            if not _HOST.fullmatch(host) or host in hosts or (equals and not number.isdecimal()):
+                hint = "write each host once, as HOST or HOST=N, or name a file with such lines."
+                raise ConfigError(f"--hosts: {line!r:.100} is no new host:", key="hosts", value=word, hint=hint)
+            hosts[host] = int(number) if equals else None
+    if not hosts:
+        raise ConfigError("--hosts names no host:", key="hosts", hint="write --hosts host1 host2=16")
+    return hosts
+
+
+@dataclasses.dataclass
+class Launch:
+    """A launched run, as ``launch.json`` keeps it for the verbs.
+
+    Attributes:
+        run_dir: the run's directory here.
+        place: directory of the run on each host.
+        hosts: host -> number of workers, None for as many as it has cores.
+        keys: directory of the run's keys here; "" if it has none.
+        port: the learner's port; 0 until it is known.
+        pid: process of the launcher.
+    """
+
+    run_dir: Path
+    place: str
+    hosts: dict[str, int | None]
+    keys: str
+    port: int
+    pid: int
+    learner: str = ""
+    code: str = "."
+    python: str = ""
+    address: str = ""
+    ssh: str = "ssh"
+
+    def __post_init__(self) -> None:
+        self.ending, self.to_learner = threading.Event(), sys.stderr.buffer
+
+    @classmethod
+    def of(cls, run: str) -> Self:
+        """Return the launch of a run's directory."""
+        path, facts = saved(run, "ssh")
+        return cls(path, **{field.name: facts[field.name] for field in dataclasses.fields(cls)[1:]})
+
+    def save(self) -> None:
+        """Write ``launch.json``."""
+        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
+        Job(self.run_dir, (), {}).save("ssh", facts)
+
+    @cached_property
+    def code_archive(self) -> bytes:
+        """Archive of the code."""
+        return code_archive(Path(self.code))
+
+    def files_for(self, *, is_learner: bool) -> bytes:
+        """Return an archive of the keys that a host needs, and of the run for a learner that resumes it."""
+        keys, files = Path(self.keys), dict[str, Path | bytes]()
+        if self.keys:
+            own = keys.rglob("*.key*") if is_learner else [keys / "worker.key_secret", keys / "learner.key"]
+            files |= {f"keys/{path.relative_to(keys)}": path for path in own}
+        if is_learner and (self.run_dir / "run.json").exists():
+            found = {path.relative_to(self.run_dir): path for path in self.run_dir.rglob("*") if path.is_file()}
+            files |= {f"run/{at}": path for at, path in found.items() if at.parts[0] not in _OWN}
+        return archive(files)
+
+    def say(self, line: str) -> None:
+        """Show a line, among the learner's own if it runs here, and write it to ``logs/launch.txt``."""
+        with (self.run_dir / "logs" / "launch.txt").open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        try:
+            self.to_learner.write(f"{line}\n".encode())
+            self.to_learner.flush()
+        except (OSError, ValueError):
+            sys.stderr.write(f"aiorl: {line}\n")
+
+    def learner_words(self, job: Job, run_dir: str = "", keys: str = "") -> list[str]:
+        """Return the learner's options; its directories of run and keys can be others where it runs."""
+        words = job.learner_words(resumed=(self.run_dir / "run.json").exists(), run_dir=run_dir)
+        words += ["--bind", f"tcp://0.0.0.0:{self.port}", *(["--keys", keys or self.keys] if self.keys else [])]
+        return words if job.num_workers is not None else [*words, "--num-workers", "0"]
+
+    def program(self, host: str) -> list[str]:
+        """Return the command that runs `aiorl.launch.ssh_host` on a host."""
+        path = re.sub("^~/", "$HOME/", self.python)
+        python = f'p="{path}"' if path else f"p={shlex.quote(sys.executable)}; [ -x $p ] || p=python3"
+        read = shlex.quote(f"{_CHECK}exec(sys.stdin.buffer.read({len(_SOURCE)}))")
+        shell = shlex.join(["sh", "-c", f'{python}; exec "$p" -c {read}'])
+        return [*shlex.split(self.ssh), *_SSH, host, f"exec {shell}"]
+
+
+@cache
+def _package_archive() -> bytes:
+    files = {path for path in _PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    return archive({f"package/aiorl/{path.relative_to(_PACKAGE)}": path for path in files})
+
+
+class HostError(Exception):
+    """Reason why a host can't be used, without its name."""
+
+
+class Host(threading.Thread):
+    """Process on one host: the parent of its workers, or the learner."""
+
+    def __init__(self, launch: Launch, name: str, workers: int | None = None, job: Job | None = None) -> None:
+        """Set the host.
+
+        Args:
+            launch: the run.
+            name: the host as ssh knows it.
+            workers: number of workers; None for as many as it has cores.
+            job: the run's job if the process is the learner.
+        """
+        super().__init__(daemon=True)
+        self.launch, self._name, self.workers, self._job = launch, name, workers, job
+        self.label = name + (" (learner)" if job else "")
+        directory = ("learner-" if job else "") + re.sub(r"[^\w.-]", "_", name)
+        self._place = f"{launch.place}/{directory}"
+        self._log = launch.run_dir / "logs" / f"{directory}.txt"
+        self._hint = f"its run stays there, in {self._place}-*/run" if job else f"its log is {self._log}"
+        self.status: int | None = None
+        self._last = self._told = ""
+        self._process: Any = None
+        self._is_ready = self._is_changed = False
+
+    def run(self) -> None:
+        """Keep the process running, through failures of the host, until it has ended for good, with `status`."""
+        launch, ending = self.launch, self.launch.ending
+        while self.status is None:
+            self._is_changed = False
+            try:
+                status = self._try_once()
+            except (HostError, AiorlError, OSError, LookupError, ValueError, tarfile.TarError) as error:
+                self.status = 1
+                launch.say(f"{self.label}: {error}; {self._hint}")
+                return
+            if self.workers == 0:
+                self.status = 0
+            elif self._job or ending.is_set() or (status < _BY_SIGNAL and not self._is_changed):
+                self.status = status
+                if not ending.is_set() and status and (not self._job or status > _BY_SIGNAL):
+                    launch.say(f"{self.label}: {self._last} (status {status}); {self._hint}")
+            elif not self._is_changed:
+                if self._last != self._told:
+                    self._told = self._last
+                    launch.say(f"{self.label}: {self._last}; trying again")
+                if ending.wait(_AGAIN_S):
+                    self.status = status
+
+    def _try_once(self) -> int:
+        """Start the process, bring its log until it ends, and return its status, or that of ssh.
+
+        Raises:
+            HostError: the host can't be used.
+        """
+        launch, pipe, command = self.launch, subprocess.PIPE, self.launch.program(self._name)
+        self._is_ready = False
+        with (
+            self._log.open("ab", 0) as log,
+            # Ctrl-C in the terminal must not reach it
+            subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+            ) as self._process,
+        ):
+            if (facts := self._greeted()) is None:
+                return int(self._process.wait())
+            self._send(*self._request(facts))
+            self._is_ready = True
+            if launch.ending.is_set():
+                self.send_signal()
+            if self._told:
+                launch.say(f"{self.label}: is back")
+                self._told = ""
+            for line in self._process.stdout:
+                if line == ssh_host.RUN_FOLLOWS and self._job:
+                    self._take_run(self._process.stdout)
+                    break
+                log.write(line)
+                self._last = one_line(line.decode(errors="replace").strip(), 300)
+                if self._job:
+                    sys.stdout.write(f"{self._last}\n")
+            return int(self._process.wait())
+
+    def _greeted(self) -> dict[str, Any] | None:
+        """Begin with the program on the host, and return the facts that it sends; None if it does not run."""
+        modules = (*_MODULES, "tensorflow") if self._job else _MODULES
+        begin = {"place": f"{self._place}-{secrets.token_hex(2)}", "modules": modules}
+        self._send(_SOURCE, json.dumps(begin).encode() + b"\n")
+        for raw in self._process.stdout:
+            line = raw.decode(errors="replace")
+            if line.startswith(ssh_host.GREETING):
+                facts: dict[str, Any] = json.loads(line.removeprefix(ssh_host.GREETING))
+                return facts
+            self._last = one_line(line.strip(), 300)
+        return None
+
+    def _send(self, *parts: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the process ends then, and its output says why
+            for part in parts:
+                self._process.stdin.write(part)
+            self._process.stdin.flush()
+
+    def _request(self, facts: dict[str, Any]) -> list[bytes]:
+        """Return the request for the program on the host: a line, and archives."""
+        launch, place = self.launch, facts["place"]
+        if facts["missing"]:
+            hint = "install aiorl's packages there, or name another Python by --python"
+            raise HostError(f"{facts['python']} lacks {', '.join(facts['missing'])}: {hint}")
+        archives = [launch.code_archive, launch.files_for(is_learner=self._job is not None)]
+        archives += [_package_archive()] if facts["digest"] != ssh_host.package_digest(_PACKAGE) else []
+        if self._job:
+            launch.address, launch.port = launch.address or facts["server"], self._job.port or facts["port"]
+            command = ["aiorl", "train", *launch.learner_words(self._job, f"{place}/run", f"{place}/keys")]
+        else:
+            host = launch.address or facts["client"]
+            address = f"tcp://{f'[{host}]' if ':' in host else host}:{launch.port}"
+            number = ssh_host.CORES if self.workers is None else str(self.workers)
+            command = ["aiorl.worker", "--connect", address, "--num-workers", number]
+            command += ["--keys", f"{place}/keys"] if launch.keys else []
+        request = {
+            "command": [facts["python"], "-P", "-m", *command],
+            "cores": CORES,
+            "spare": int(self._name == launch.learner),
+            "leave_s": _LEARNER_LEAVE_S if self._job else _WORKERS_LEAVE_S,
+            "archives": [*map(len, archives)],
+        }
+        return [json.dumps(request).encode() + b"\n", *archives]
+
+    def _take_run(self, stream: IO[bytes]) -> None:
+        """Take the run directory that a learner's host sends."""
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            for member in tar:
+                _, *parts = PurePosixPath(member.name).parts
+                content = tar.extractfile(member) if member.isfile() else None
+                if content is not None and parts and ".." not in parts and parts[0] not in _OWN:
+                    path = self.launch.run_dir.joinpath(*parts)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content.read())
+
+    def beat(self) -> None:
+        """Tell the program on the host that this one is alive."""
+        if self._is_ready:
+            self._send(b"\n")
+
+    def poll(self) -> int | None:
+        """Return `status`; None while the process runs."""
+        return self.status
+
+    def send_signal(self, number: int = signal.SIGTERM) -> None:
+        """Ask the process to end; a host knows no other signal."""
+        if self._process is not None and self._is_ready:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        elif self._process is not None:
+            self._process.terminate()
+
+    def change(self, workers: int | None) -> None:
+        """Start the workers again with another number; 0 ends them."""
+        if workers != self.workers:
+            self.workers, self._is_changed = workers, True
+            self.send_signal()
+
+
+# The engine --------------------------------------------------------------------------------------------------
+
+
+def artefact(job: Job, options: dict[str, Any]) -> str:
+    """See `Engine`."""
+    launch = _launch_of(job, options)
+    lines = [f"# on {launch.learner or 'this machine'}", shlex.join(["aiorl", "train", *launch.learner_words(job)])]
+    for host, workers in launch.hosts.items():
+        lines += [f"# on {host}: {workers or 'as many workers as cores'}, by", shlex.join(launch.program(host))]
+    names = shipped(Path(launch.code)) if os.path.isdir(launch.code) else [launch.code]
+    return "\n".join([*lines, f"# sent to {launch.place}:", *(f"#   {name}" for name in names)]) + "\n"
+
+
+def run(job: Job, options: dict[str, Any]) -> int:
+    """See `Engine`."""
+    launch = _launch_of(job, options)
+    size = len(launch.code_archive)
+    launch.run_dir.joinpath("logs").mkdir(parents=True, exist_ok=True)
+    if (lock := _lock(launch)) is None:
+        raise ConfigError(f"{job.run_dir} is being launched:", key="run_dir", hint="stop that run, or name another.")
+    if launch.keys:
+        job.make_keys()
+    launch.save()
+    sys.stderr.write(f"aiorl: {launch.run_dir}; {size >> 10} kB of code go to {', '.join(launch.hosts)}\n")
+    with lock:
+        return 0 if options.get("detach") and not _in_background(launch) else _attached(launch, job)
+
+
+def _launch_of(job: Job, options: dict[str, Any]) -> Launch:
+    names = ("address", "learner", "python", "ssh")
+    return Launch(
+        job.run_dir,
+        place=f"~/.aiorl/runs/{job.name}-{secrets.token_hex(3)}",
+        hosts=parse_hosts(options.get("hosts", ())),
+        keys="" if job.config["insecure"] else str(job.keys),
+        port=0 if options.get("learner") else job.port or ssh_host.free_port(),
+        pid=os.getpid(),
+        code=os.path.abspath(os.path.expanduser(options.get("code", "."))),
+        **{name: options[name] for name in names if name in options},
+    )
+
+
+def _attached(launch: Launch, job: Job) -> int:
+    """Run learner and workers until the learner ends, and return its status."""
+    learner: Host | subprocess.Popen[bytes]
+    if launch.learner:
+        learner = Host(launch, launch.learner, job=job)
+        learner.start()
+    else:
+        command = [*child_python("aiorl.launch.ssh_learner"), *launch.learner_words(job)]
+        learner = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **python_path()})
+        assert learner.stdin is not None
+        launch.to_learner = learner.stdin
+    signalled: list[float] = []
+
+    def on_signal(number: int, frame: object) -> None:
+        signalled.append(time.monotonic())
+        launch.ending.set()
+        if signalled[-1] - signalled[0] > _TWICE_S:
+            os._exit(128 + number)  # processes on hosts end by themselves
+        if len(signalled) == 1:
+            learner.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, on_signal)
+    hosts: dict[str, Host] = {}
+    has_failed = False
+    while learner.poll() is None:
+        is_time = launch.port and not launch.ending.is_set()
+        for name, workers in Launch.of(str(launch.run_dir)).hosts.items() if is_time else ():
+            if name in hosts and hosts[name].is_alive():
+                hosts[name].change(workers)
+            elif name not in hosts or workers != hosts[name].workers:
+                hosts[name] = Host(launch, name, workers)
+                hosts[name].start()
+        if not has_failed and hosts and all(host.status for host in hosts.values()):
+            has_failed = True
+            launch.say("no host is left; the run ends")
+            learner.send_signal(signal.SIGTERM)
+        for host in (*hosts.values(), learner):
+            if isinstance(host, Host):
+                host.beat()
+        time.sleep(_LOOK_S)
+    launch.ending.set()
+    for within_s in (_GOODBYE_S, _END_S):
+        deadline = time.monotonic() + within_s
+        for host in hosts.values():
+            host.join(max(0.0, deadline - time.monotonic()))
+            if host.is_alive():
+                host.send_signal()
+    for host in hosts.values():
+        if host.is_alive():
+            launch.say(f"{host.label}: did not end in time; its processes end by themselves")
+    return learner.poll() or int(has_failed)
+
+
+def _in_background(launch: Launch) -> bool:
+    """Continue in a process without this terminal; return False in the process that was there before."""
+    if pid := os.fork():
+        launch.pid = pid
+        launch.save()
+        run = shlex.quote(str(launch.run_dir))
+        sys.stdout.write("".join(f"aiorl launch ssh {verb} {run}\n" for verb in VERBS if verb != "add"))
+        return False
+    os.setsid()
+    screen = os.open(launch.run_dir / "logs" / "screen.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), screen, screen)):
+        os.dup2(descriptor, number)
+    return True
+
+
+def _lock(launch: Launch) -> IO[str] | None:
+    """Lock a run for its launcher, until the file is closed; return None if there is one."""
+    file = (launch.run_dir / "launch.lock").open("a")
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+    file.close()
+    return None
+
+
+def _status(run: str, count: int = 1) -> int:
+    launch = Launch.of(run)
+    sys.stdout.write(f"{launch.run_dir}: {'ended' if _lock(launch) else 'runs'}\n")
+    for path in sorted(launch.run_dir.glob("logs/*.txt")):
+        lines = path.read_text("utf-8", errors="replace").splitlines()[-count:]
+        sys.stdout.write("\n".join([f"==> {path} <==", *lines]) + "\n")
+    return 0
+
+
+def _stop(run: str) -> int:
+    launch = Launch.of(run)
+    if not _lock(launch):
+        os.kill(launch.pid, signal.SIGTERM)
+    while not _lock(launch):
+        time.sleep(_LOOK_S)
+    return 0
+
+
+def _add(run: str, word: str) -> int:
+    launch = Launch.of(run)
+    launch.hosts |= parse_hosts([word])
+    launch.save()  # its launcher looks at it
+    return int(_lock(launch) is not None)
+
+
+VERBS = {
+    "status": Verb(_status, "", "whether it runs, and the last words of each host"),
+    "logs": Verb(lambda run: _status(run, 10), "", "the ends of all logs"),
+    "add": Verb(_add, "HOST", "HOST or HOST=N joins, or starts again with N workers; HOST=0 leaves"),
+    "stop": Verb(_stop, "", "ends the run everywhere"),
+}
