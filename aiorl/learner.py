@@ -19,6 +19,7 @@ import logging
 import logging.handlers
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -98,7 +99,10 @@ _BACK_WITHIN_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train and return the exit status: 0 a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage.
+    """Train and return the exit status, by which engines decide on a restart.
+
+    0 means that a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage, 143 that SIGTERM ended the
+    run after its checkpoint was written.
 
     Args:
         argv: the command's arguments; None takes those of the process.
@@ -378,7 +382,7 @@ def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | N
         return status
 
     on_debugger(make_way)
-    loop.on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."))
+    loop.on_stop_signals(lambda name: run.request_stop(f"Ended by {name}.", final=name != "SIGTERM"))
     try:
         return loop.call(train())
     finally:
@@ -400,7 +404,9 @@ async def _status_of(run: Run, directory: RunDirectory) -> int:
         sys.stderr.write(f"aiorl: {said}\n{where}")
         return 2 if run.is_misconfigured else 1
     run.show(run.summary(outcome))
-    return 0 if outcome.ok else 1
+    if not outcome.ok:
+        return 1
+    return 0 if run.is_final else 128 + signal.SIGTERM
 
 
 def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:

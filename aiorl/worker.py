@@ -44,7 +44,10 @@ _LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run workers until the run is over and return the exit status: 0 over or stopped, 1 failed, 2 wrong usage.
+    """Run workers until the run is over and return the exit status, by which engines decide on a restart.
+
+    0 means that the learner has said that the run is over, 1 failed, 2 wrong usage or useless to try again, 143 ended
+    by SIGTERM, 130 by Ctrl-C.
 
     A worker with a parent that watches it (it gets an option that is not in the help) ends with one of the statuses in
     `aiorl.process.children`.

@@ -59,7 +59,8 @@ class Keeper:
         Takes over this process's signals; call it once, in the main thread.
 
         Returns:
-            The exit status: 0 the run is over or a signal arrived, 1 every child failed, 2 wrong usage.
+            The exit status: 0 the run is over, 1 every child failed, 2 wrong usage or no child could ever succeed, 128
+            plus the number of the signal that ended the children.
 
         Raises:
             OSError: the program could not be started.
@@ -90,7 +91,7 @@ class Keeper:
         while self._signals:
             number = self._signals.pop(0)
             if self._stopped_at is None:
-                self._stopped_at = now
+                self._stopped_at, self._status = now, 128 + number
                 self._children.stop(signal.SIGTERM)
             elif now - self._stopped_at > _TWICE_S:  # `timeout` sends a signal to a process and again to its group
                 self._status = 128 + number
@@ -115,9 +116,9 @@ class Keeper:
                 logger.error("%s ended with %s after %d restarts: given up", name, status_text(status), restarts)
 
     def _end_status(self) -> int:
-        if self._stopped_at is not None:
-            return self._status
         statuses = self._children.statuses
         if RUN_IS_OVER in statuses:
             return 0
-        return WRONG_USAGE if statuses == {WRONG_USAGE} else FAILED
+        if self._stopped_at is not None:
+            return self._status
+        return WRONG_USAGE if statuses <= {WRONG_USAGE, HOPELESS} else FAILED

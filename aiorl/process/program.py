@@ -23,14 +23,15 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_at_once_on_stop_signals(program: str) -> None:
-    """End this process with one line and status 0 when a stop signal comes, until ``on_stop_signals`` takes over.
+    """End this process with one line when a stop signal comes, until ``on_stop_signals`` takes over.
 
-    Use it while there is nothing to save or to end yet; otherwise Python would print a traceback.
+    Use it while there is nothing to save or to end yet; otherwise Python would print a traceback. The status is 0 after
+    Ctrl-C, and 143 after SIGTERM.
     """
 
     def end(number: int, frame: object) -> None:
         os.write(2, f"{program}: ended by {_name(number)} before the run began\n".encode())
-        os._exit(0)
+        os._exit(0 if number == signal.SIGINT else 128 + number)
 
     for number in _STOP_SIGNALS:
         signal.signal(number, end)

@@ -100,6 +100,11 @@ class Run:
         """True if the run failed because of an impossible setting before anything was trained."""
         return self.training is not None and self.training.is_misconfigured
 
+    @property
+    def is_final(self) -> bool:
+        """False if the run was stopped to be continued later."""
+        return self.training is None or self.training.end.is_final
+
     # The way through ------------------------------------------------------------------------------------------
 
     async def run(self) -> Outcome:
@@ -127,13 +132,13 @@ class Run:
                 self._tell(text, logging.INFO)
             await training.ready()
             await self._train(training)
-            final, reason = True, training.end.reason
+            final, reason = self.is_final, training.end.reason
             outcome = await self._finish(training, reason)
             if outcome.result:  # the picture takes a second, and so do the goodbyes
                 drawing = tasks.start(asyncio.to_thread(self._draw), "picture")
             return outcome
         except Ended as ended:  # before there was anything to save
-            final, reason = True, ended.reason
+            final, reason = self.is_final, ended.reason
             return Outcome(True, f"{ended.reason} Nothing has been trained yet, so there is nothing to save.", {})
         finally:
             self.on_release()
@@ -210,10 +215,13 @@ class Run:
             except CheckpointError as error:
                 self._tell(str(error), logging.ERROR)
 
-    def request_stop(self, reason: str) -> None:
-        """End the run in an orderly way within seconds: checkpoint, goodbyes, exit status 0."""
+    def request_stop(self, reason: str, *, final: bool = True) -> None:
+        """End the run in an orderly way within seconds: checkpoint and goodbyes.
+
+        Unless ``final``, workers of other hosts wait for the learner that continues the run.
+        """
         if self.training is not None:
-            self.training.stop(reason, hurry=True)
+            self.training.stop(reason, hurry=True, final=final)
 
     def _fail(self, error: BaseException) -> None:
         if self.training is not None:

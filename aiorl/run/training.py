@@ -69,10 +69,12 @@ class End:
 
     Attributes:
         hurry: set as soon as there is no time to wait for a running update.
+        is_final: False if the run is to be continued, here or on another host.
     """
 
     def __init__(self) -> None:
         self.hurry = asyncio.Event()
+        self.is_final = True
         self._reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
@@ -89,11 +91,12 @@ class End:
         """
         return self._reason.result()
 
-    def come(self, reason: str, *, hurry: bool = False) -> None:
+    def come(self, reason: str, *, hurry: bool = False, final: bool = True) -> None:
         """End training in an orderly way."""
         if hurry:
             self.hurry.set()
         if not self.has_come:
+            self.is_final = final
             self._reason.set_result(reason)
 
     def fail(self, error: BaseException) -> None:
@@ -562,14 +565,15 @@ class Training:
         self.source.set_weights(weights)
         self.saver.keep(self.learning.group.hold_state())
 
-    def stop(self, reason: str, *, hurry: bool = False) -> None:
+    def stop(self, reason: str, *, hurry: bool = False, final: bool = True) -> None:
         """End training in an orderly way; no updates are started and no results added afterwards.
 
         Args:
             reason: reason for the end, one plain sentence.
             hurry: True if there is no time to wait for a long update.
+            final: False if the run is to be continued.
         """
-        self.end.come(reason, hurry=hurry)
+        self.end.come(reason, hurry=hurry, final=final)
         if hurry and self._learning is not None:
             self._learning.group.hurry()
         self.source.stop(hurry=hurry)
@@ -585,7 +589,7 @@ class Training:
 
         Args:
             reason: reason sent to the workers.
-            final: False asks workers of other hosts to come back, since training will continue at this address.
+            final: False asks workers of other hosts to come back, since training will continue, here or elsewhere.
         """
         await self.source.close(reason, final=final)
         await self.tasks.close()

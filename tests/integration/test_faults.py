@@ -98,7 +98,7 @@ def test_a_worker_waits_for_a_learner_and_says_so(processes) -> None:
     names_learner = worker.wait_for(f":{port}")
     worker.wait_for(f":{port}|:{port + 1}", 20.0, after=names_learner)
     worker.send(signal.SIGTERM)
-    assert worker.wait(5) == 0
+    assert worker.wait(5) == 143
 
 
 @pytest.mark.parametrize(

@@ -189,11 +189,11 @@ class LearnerSession:
         self._roster.reserved[slot] = worker_id
 
     def shutdown(self, reason: str, final: bool, now: float) -> None:
-        """Say goodbye to all workers now, and to every later Hello."""
+        """Say goodbye to all workers now, and to every later Hello; for workers that we started it is always final."""
         self._goodbye = goodbye = m.Bye(reason, final)
         self._say(BROADCAST, goodbye)
         for worker in self._roster.workers():
-            self._say_to(worker, goodbye)
+            self._say_to(worker, m.Bye(reason, final=final or worker.local))
 
     # Queries ----------------------------------------------------------------------------------------------
 
