@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
 
+from aiorl.config.addresses import dialable
 from aiorl.config.command_line import Parser, as_typed
 from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.net.transport.security import ADMITTED, read_public_key, read_secret_key
@@ -124,14 +126,15 @@ def _next_steps(directory: Path, workers: tuple[str, ...], made: list[Path]) -> 
     copies = "\n".join(
         f"  {directory / name}.key_secret and {directory / 'learner.key'} to the hosts of {name!r}" for name in workers
     )
+    shown, address = shlex.quote(str(directory)), dialable("tcp://0.0.0.0:5557")[0]
     return (
         f"Made:\n{files}\n\n"
-        f"Copy, for example with scp -p, into one directory per host (files ending in key_secret keep mode 0600):\n"
+        f"Copy, for example with scp -p, into {shown} on each host (files ending in key_secret keep mode 0600):\n"
         f"{copies}\n\n"
         "Start the learner:\n"
-        f"  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys {directory}\n"
+        f"  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys {shown}\n"
         "Start workers on another host:\n"
-        "  python -m aiorl.worker --connect tcp://THIS-HOST:5557 --keys THAT-DIRECTORY\n"
+        f"  python -m aiorl.worker --connect {address} --keys {shown}\n"
         f"The public keys in {directory / ADMITTED} may connect. Add or delete files there at any time; changes\n"
         "take effect without a restart.\n"
     )
@@ -155,7 +158,7 @@ def parse_key_args(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
         help="Names of the worker keys to make; letters, digits, '.', '_' and '-'. (default: worker)",
     )  # fmt: skip
     found = parser.parse(arguments)
-    return found["directory"].expanduser(), tuple(found["workers"])
+    return found["directory"].expanduser().absolute(), tuple(found["workers"])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aiorl.config.command_line import Parser, at_least, split_address
+from aiorl.config.addresses import places_of
+from aiorl.config.command_line import Parser, at_least
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, HOPELESS, RELAY, WORKERS_TOGETHER
 from aiorl.process.imports import child_python, find_modules_here, python_path
@@ -36,6 +37,8 @@ Examples:
   python -m aiorl.worker --connect tcp://127.0.0.1:5557
   # eight workers on this host for a learner on another one
   python -m aiorl.worker --connect tcp://learner-host:5557 --num-workers 8 --keys keys
+  # find the learner by its run directory on a shared disk, also after it was resumed on another host
+  python -m aiorl.worker --connect run:/shared/runs/mine --keys /shared/keys
 
 Environment, policy and config come from the learner: a worker needs only its address, and keys if they are in use. A
 learner of the same user on the same host needs no keys.
@@ -66,7 +69,7 @@ class WorkerArgs(NamedTuple):
     """Command line of a worker, or of the supervisor of several.
 
     Attributes:
-        connect: the learner's address, tcp://HOST:PORT; ipc://PATH for a worker started by the learner.
+        connect: places of the learner, as `aiorl.config.addresses.places_of` returns them.
         num_workers: number of worker processes on this host.
         keys: directory of this host's CURVE keys, or None.
         log_level: level of the log on stderr; None uses the learner's.
@@ -76,7 +79,7 @@ class WorkerArgs(NamedTuple):
         exit_with_parent: end as soon as the parent process is gone.
     """
 
-    connect: str
+    connect: Sequence[str]
     num_workers: int = 1
     keys: Path | None = None
     log_level: str | None = None
@@ -98,7 +101,11 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     defaults = WorkerArgs._field_defaults
     parser = Parser("python -m aiorl.worker", "--connect tcp://HOST:PORT [options]", _ABOUT, _EXAMPLES)
     add = parser.add_argument
-    add("--connect", metavar="ADDRESS", type=_address, help="The learner's address, which it shows when it starts.")
+    add(
+        "--connect", metavar="ADDRESS", type=_places, action="extend",
+        help="The learner's address, which it shows when it starts; or run:DIR or @FILE, to look it up there at each "
+        "try. Several, separated by commas, are tried in turn.",
+    )  # fmt: skip
     add(
         "--num-workers", metavar="N", type=at_least(1),
         help=f"Worker processes on this host. (default: {defaults['num_workers']})",
@@ -119,16 +126,11 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     return WorkerArgs(**found)
 
 
-def _address(text: str) -> str:
-    if text.startswith("ipc://"):
-        return text
+def _places(text: str) -> list[str]:
     try:
-        _, port = split_address(text, key="--connect")
+        return places_of(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("--connect ")) from error
-    if port == 0:
-        raise argparse.ArgumentTypeError(f"needs the learner's port, not 0, in {text!r}.")
-    return text
 
 
 def _level(text: str) -> str:
@@ -207,7 +209,7 @@ async def _work(args: WorkerArgs) -> int:
         reason = "the process that started this worker is gone"
         watch_parent(lambda: loop.call_soon_threadsafe(service.stop, reason))
     on_stop_signals(lambda name: service.stop(f"ended by {name}"))
-    logger.info("worker %d connects to the learner at %s", os.getpid(), args.connect)
+    logger.info("worker %d connects to the learner at %s", os.getpid(), ", ".join(args.connect))
     outcome = await service.run()
     logger.log(logging.INFO if outcome.ok else logging.ERROR, "%s", outcome.reason)
     at_last = threading.Timer(_END_WITHIN_S, os._exit, (outcome.status,))  # closing the loop waits for threads

@@ -26,6 +26,7 @@ import shutil
 import socket
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +35,8 @@ from typing import Any, Self
 import psutil
 
 from aiorl.acting.checkpoint import clear_partial
-from aiorl.config.command_line import split_address
+from aiorl.config.addresses import RUN_FILE as _RUN
+from aiorl.config.addresses import run_facts, split_address
 from aiorl.config.files import check_regular, parse_json, read_regular
 from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig
@@ -162,8 +164,6 @@ def _in_use(directory: Path, owner: dict[str, Any] | None) -> ConfigError:
 
 
 _RESULTS_ROOT = "runs"
-_RUN = "run.json"
-_MAX_RUN_BYTES = 1 << 16
 _OWN_FILE = re.compile(
     rf"{re.escape(CONFIG_FILE)}(\.tmp)?|{re.escape(_RUN)}(\.tmp)?|log\.txt.*|progress\.csv.*|result\.jsonl.*|worker-\d+\.txt.*"
 )
@@ -179,7 +179,7 @@ class RunDirectory:
         path: absolute path of the directory.
         lock: lock of the directory.
         run_id: random name of the run, kept over a resume.
-        last_address: address of the learner before the resume, "" for a new run.
+        last_port: port of the learner before the resume, 0 for a new run.
         seed: seed of the run.
         is_new: True unless the run is resumed.
         is_made: True if the directory was created for this run.
@@ -188,7 +188,7 @@ class RunDirectory:
     path: Path
     lock: RunLock
     run_id: str
-    last_address: str = ""
+    last_port: int = 0
     seed: int | None = None
     is_new: bool = False
     is_made: bool = False
@@ -232,15 +232,15 @@ class RunDirectory:
         is_new, is_made = config.resume is None, False
         if config.resume is not None:
             path = Path(config.resume).absolute()  # the working directory may change later
-            run_id, address = _facts(path)
+            run_id, port = _facts(path)
         else:
             path, is_made = _make_new(config)
-            run_id, address = secrets.token_hex(8), ""
+            run_id, port = secrets.token_hex(8), 0
         try:
             lock = RunLock.acquire(path)
         except OSError as error:
             raise _unwritable(path, error.strerror) from error
-        directory = cls(path, lock, run_id, address, seed=config.seed, is_new=is_new, is_made=is_made)
+        directory = cls(path, lock, run_id, port, seed=config.seed, is_new=is_new, is_made=is_made)
         try:
             if is_new and (path / _RUN).exists():
                 hint = f"Continue it with --resume {path}, or give another directory."
@@ -279,13 +279,19 @@ class RunDirectory:
         """
         save_config(config, self.path)
 
-    def save_address(self, address: str) -> None:
-        """Save the learner's address, so that workers find it again after a resume.
+    def save_address(self, address: str, dialable: Sequence[str] = ()) -> None:
+        """Save the learner's addresses, by which workers find it, also after a resume.
+
+        Args:
+            address: address that it is bound to.
+            dialable: addresses for workers, if they are others.
 
         Raises:
             ConfigError: when the file cannot be written.
         """
-        facts = {"run_id": self.run_id, "address": address, "seed": self.seed}
+        addresses = [*dialable] or [address]
+        facts = {"run_id": self.run_id, "address": addresses[0], "addresses": addresses}
+        facts |= {"port": split_address(address)[1], "seed": self.seed}
         temporary = self.path / f"{_RUN}.tmp"
         try:
             temporary.write_text(json.dumps(facts) + "\n", encoding="utf-8")
@@ -346,29 +352,21 @@ def _unusable(path: Path, said: str, hint: str = "", *, key: str = "run_dir") ->
     return ConfigError(said, key=key, value=str(path), hint=hint)
 
 
-def _facts(path: Path) -> tuple[str, str]:
-    """Return run id and address in ``run.json``.
+def _facts(path: Path) -> tuple[str, int]:
+    """Return run id and port in ``run.json``.
 
     Raises:
         ConfigError: when the file is missing or invalid.
     """
     try:
-        facts = parse_json(read_regular(path / _RUN, max_bytes=_MAX_RUN_BYTES))
-        if not isinstance(facts, dict):
-            raise ValueError("it contains no run id and address")
-        run_id, address = facts.get("run_id"), facts.get("address")
-        if not isinstance(run_id, str) or not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
-            raise ValueError(f"{run_id!r:.100} is not a run id")
-        if not isinstance(address, str) or not address.isprintable():
-            raise ValueError(f"{address!r:.100} is not an address")
-        split_address(address, key="address")
+        facts = run_facts(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         hint = "Give the directory that the run named when it ended."
         raise _unusable(path, f"{path} is not a run directory: it has no {_RUN}.", hint, key="resume") from error
     except (OSError, ValueError) as error:
         said = f"{path / _RUN} can't be read: {getattr(error, 'strerror', None) or error}."
         raise _unusable(path, said, key="resume") from error
-    return run_id, address
+    return facts["run_id"], facts["port"]
 
 
 def _make_new(config: CommonConfig) -> tuple[Path, bool]:

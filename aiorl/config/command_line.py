@@ -1,4 +1,4 @@
-"""Command lines of aiorl's programs: argparse with errors in one plain sentence, and addresses tcp://HOST:PORT.
+"""Command lines of aiorl's programs: argparse with errors in one plain sentence.
 
 The module imports almost nothing, because workers are started often.
 """
@@ -6,14 +6,13 @@ The module imports almost nothing, because workers are started often.
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from aiorl.errors import AiorlError, ConfigError, SecurityError, UnknownPolicyError, nearest
+from aiorl.errors import AiorlError, ConfigError, UnknownPolicyError, nearest
 from aiorl.text import one_line
 
 _MAX_SHOWN = 2000
@@ -23,7 +22,7 @@ _WORDINGS = (
     (r"argument (\S+): (.*)", r"\1 \2"),
 )
 """Messages of argparse -> our messages."""
-_COMMAND = re.compile(r"python -m aiorl\.(learner|worker|evaluate|plot|export|estimate|data|keys|launch)\b(?!\.)")
+_COMMAND = re.compile(r"python -m aiorl\.(learner|worker|evaluate|plot|export|estimate|data|keys|launch|status)\b(?!\.)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -140,85 +139,3 @@ def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ct
         sys.stderr.write(f"aiorl: {one_line(str(error), _MAX_SHOWN)}\n")
         return 2 if isinstance(error, ConfigError | UnknownPolicyError) else 1
     return status or 0
-
-
-# Addresses ---------------------------------------------------------------------------------------------------
-
-MAX_PORT = 65_534
-"""Largest port of a learner, which also uses the next one for broadcasts."""
-_ADDRESS = re.compile(r"tcp://(?:\[([^\]]+)\]|([^\[\]:/;@?#\s]+)):(\d{1,5})", re.ASCII)
-
-
-def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
-    """Return host and port of "tcp://HOST:PORT".
-
-    Args:
-        address: text of the user. HOST is a name, an IPv4 address, an IPv6 address in brackets, or *.
-        key: name of the setting, for the error.
-
-    Returns:
-        The host without brackets, and the port, at most MAX_PORT.
-
-    Raises:
-        ConfigError: the address has another form (also a ValueError).
-    """
-    found = _ADDRESS.fullmatch(address)
-    in_brackets, name, port = found.groups() if found else (None, None, "")
-    if not found or int(port) > MAX_PORT or (in_brackets is not None and not _is_ipv6(in_brackets)):
-        raise ConfigError(
-            f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not {address!r:.200}.",
-            key=key,
-            value=address,
-            hint=f"PORT goes up to {MAX_PORT}, because the next one is used as well. An IPv6 address needs brackets: "
-            "tcp://[::1]:5557.",
-        )
-    return str(in_brackets or name), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a socket bound to `host`.
-
-    Addresses that are not canonical (127.000.0.1, 127.1) don't count, because programs read them differently.
-    """
-    if host.lower() == "localhost":
-        return True
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
-
-
-def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
-    """Return whether anyone on the network can reach a learner that binds `address`, which the user must have allowed.
-
-    Args:
-        address: address that the learner listens on.
-        has_keys: True if connections are authenticated.
-        insecure: True if the user allows everyone to connect.
-
-    Raises:
-        SecurityError: anyone can, and the user has not allowed it.
-        ConfigError: the address is malformed.
-    """
-    host, _ = split_address(address, key="bind")
-    if has_keys or is_loopback(host):
-        return False
-    if not insecure:
-        raise SecurityError(
-            f"bind {address} can be reached from other hosts, so it needs keys.",
-            key="bind",
-            value=address,
-            hint="Make them with `aiorl keys DIR` and give --keys DIR, or give --insecure if you trust "
-            "everyone who can reach that address.",
-        )
-    return True
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError:
-        return False
-    return True

@@ -20,8 +20,8 @@ from pydantic import ConfigDict, PositiveInt, PrivateAttr, ValidationError, fiel
 
 import aiorl.config
 from aiorl.config import deep_update, to_plain, with_base_config
+from aiorl.config.addresses import dialable, is_open_bind
 from aiorl.config.code import code_named_in, import_object, is_local, named, not_importable, plain_code
-from aiorl.config.command_line import is_open_bind
 from aiorl.config.key import all_keys, check_extras, check_known, check_values, fact_of, key, plain_error, refuse
 from aiorl.config.layers import (
     AUTO,
@@ -234,6 +234,9 @@ class CommonConfig(WorkerConfig):
     bind: str = _hosts("tcp://127.0.0.1:0")
     """Address that the learner listens on; port 0 picks a free port. Any address other than loopback requires keys or
     insecure."""
+    advertise: str | None = _hosts(None)
+    """Addresses by which other hosts reach the learner, HOST or tcp://HOST:PORT, separated by commas; null takes the
+    address of bind, or all of this host if it binds all."""
     keys: str | None = _hosts(None)
     """Directory of CURVE keys, created by aiorl keys."""
     insecure: bool = _hosts(False)
@@ -575,6 +578,8 @@ class CommonConfig(WorkerConfig):
                 hint=error.hint or "It takes keys of workers, and explore.",
             ) from error  # fmt: skip
         is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
+        if self.advertise is not None:
+            dialable(self.bind, self.advertise)
 
     @property
     def state_dependent_noise(self) -> SDESettings | None:

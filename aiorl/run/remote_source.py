@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
+import os
 import secrets
 import shlex
 import threading
@@ -18,11 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from aiorl.config.addresses import dialable
 from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
 from aiorl.net.transport.endpoint import EndpointLimits, Event, EventKind
-from aiorl.net.transport.security import load_learner_keys, reachable_from_elsewhere
+from aiorl.net.transport.security import load_learner_keys
 from aiorl.net.transport.system import give_back_regularly, raise_open_file_limit
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
@@ -62,6 +64,7 @@ class RemoteSource(Source):
 
     Attributes:
         session: state of the protocol.
+        addresses: addresses at which workers on other hosts reach it, best first.
         workers: the workers started by this process.
         updates: the thread that makes the updates; None before ``begin``.
     """
@@ -97,6 +100,7 @@ class RemoteSource(Source):
         self._rates = EventRates()
         self._pump_due = self._is_over = False
         self._endpoint = self._listen()
+        self.addresses = dialable(self.address, config.advertise)
         self.workers = LocalWorkers(training, self.session, self._endpoint.local_address)
         self._tasks = Tasks(training.fail)
         self._tasks.start(self._tick(), "tick")
@@ -105,10 +109,11 @@ class RemoteSource(Source):
             self._tasks.start(keep_within(config.memory, "memory"), "memory quota")
 
     def _listen(self) -> ZmqLearnerEndpoint:
-        """Listen at the address used before a resume if it is free, else at the config's address."""
-        config, last = self._config, self._training.directory.last_address
+        """Listen at the config's address, on the port used before a resume if any will do and it is free."""
+        config, last = self._config, self._training.directory.last_port
         raise_open_file_limit()
-        for bind in [last, config.bind] if last and config.bind.endswith(":0") else [config.bind]:
+        before = [f"{config.bind[:-1]}{last}"] if last and config.bind.endswith(":0") else []
+        for bind in [*before, config.bind]:
             endpoint = self.endpoint_at(bind)
             endpoint.on_message = self._on_message
             endpoint.on_event = self._on_endpoint_event
@@ -134,14 +139,15 @@ class RemoteSource(Source):
 
     @property
     def address(self) -> str:
-        """Address that workers connect to."""
+        """Address that it is bound to."""
         return self._endpoint.address
 
     @property
     def join_command(self) -> str:
         """See `Source`."""
-        keys = "" if self._config.keys is None else f" --keys {shlex.quote(self._config.keys)}"
-        return f"aiorl worker --connect {reachable_from_elsewhere(self.address)}{keys}"
+        keys = "" if self._config.keys is None else f" --keys {shlex.quote(os.path.abspath(self._config.keys))}"
+        addresses = self.addresses if self._config.advertise else self.addresses[:1]
+        return f"aiorl worker --connect {','.join(addresses)}{keys}"
 
     @property
     def status(self) -> str:
@@ -181,7 +187,7 @@ class RemoteSource(Source):
             ConfigError: the run directory cannot be written.
             OSError: a worker could not be started.
         """
-        self._training.directory.save_address(self.address)
+        self._training.directory.save_address(self.address, self.addresses)
         await self.workers.start()
 
     async def build(self, step: Callable[[], T]) -> T:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.config.command_line import MAX_PORT, exit_status, is_loopback, is_open_bind, split_address
+from aiorl.config.addresses import MAX_PORT, is_loopback, is_open_bind, split_address
+from aiorl.config.command_line import exit_status
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError, SecurityError, UnknownAlgorithmError, UnknownPolicyError
@@ -186,13 +187,13 @@ def test_help_has_examples_and_no_internal_options(
 
 
 def test_a_worker_needs_only_an_address_and_a_local_worker_gets_more() -> None:
-    assert parse_worker_args(["--connect", "tcp://host:5557"]) == WorkerArgs(connect="tcp://host:5557")
+    assert parse_worker_args(["--connect", "tcp://host:5557"]) == WorkerArgs(connect=["tcp://host:5557"])
     line = (
         "--connect tcp://h:1 --num-workers 3 --keys K --log-level debug --max-worker-restarts 0 "
         "--slot 0 --exit-with-parent"
     )
     assert parse_worker_args(line.split()) == WorkerArgs(
-        connect="tcp://h:1", num_workers=3, keys=Path("K"), log_level="DEBUG", max_worker_restarts=0,
+        connect=["tcp://h:1"], num_workers=3, keys=Path("K"), log_level="DEBUG", max_worker_restarts=0,
         slot=0, exit_with_parent=True,
     )  # fmt: skip
 

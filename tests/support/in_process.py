@@ -150,7 +150,7 @@ class InProcess:
         self._endpoints: list[Any] = []
         self.outcomes: list[asyncio.Task[WorkerOutcome]] = []
         self.counters, self.ledger, self.results = Counters(), Ledger(), Results(100, time.monotonic())
-        self.directory = SimpleNamespace(run_id="run", last_address="", worker_log=lambda slot: Path("/dev/null"))
+        self.directory = SimpleNamespace(run_id="run", last_port=0, worker_log=lambda slot: Path("/dev/null"))
         self.end = SimpleNamespace(has_come=False)
 
     def start(self, num_workers: int = 2) -> None:

@@ -24,7 +24,6 @@ import grp
 import logging
 import os
 import pwd
-import socket
 import stat
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -34,7 +33,6 @@ from pathlib import Path
 import zmq
 import zmq.utils.z85
 
-from aiorl.config.command_line import split_address
 from aiorl.errors import SecurityError
 from aiorl.net.transport.sockets import SocketPump
 
@@ -124,20 +122,6 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
     keys = WorkerKeys(public_key, secret_key, read_public_key(learner_file), str(secret_file.with_suffix(".key")))
     _check_trusted(directory, secret_file, learner_file)
     return keys
-
-
-def reachable_from_here(address: str) -> str:
-    """Return the address at which processes of this host reach a bound address: loopback if bound to all interfaces."""
-    host, port = split_address(address)
-    if host in ("*", "0.0.0.0"):
-        return f"tcp://127.0.0.1:{port}"
-    return f"tcp://[::1]:{port}" if host == "::" else address
-
-
-def reachable_from_elsewhere(address: str) -> str:
-    """Return the address, for people, at which other hosts reach a bound address: this host's name if bound to all."""
-    host, port = split_address(address)
-    return f"tcp://{socket.gethostname()}:{port}" if host in ("*", "0.0.0.0", "::") else address
 
 
 def read_public_key(path: Path) -> bytes:

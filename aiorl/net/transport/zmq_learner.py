@@ -13,7 +13,7 @@ from pathlib import Path
 
 import zmq
 
-from aiorl.config.command_line import is_loopback, split_address
+from aiorl.config.addresses import is_loopback, reachable_from_here, split_address
 from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.net.transport.connections import (
     CAN_TELL_BYTES,
@@ -30,7 +30,6 @@ from aiorl.net.transport.security import (
     AdmittedKeys,
     Authenticator,
     LearnerKeys,
-    reachable_from_here,
     serve,
     serve_local,
 )

@@ -19,7 +19,7 @@ from socket import getaddrinfo
 
 import zmq
 
-from aiorl.config.command_line import is_loopback, split_address
+from aiorl.config.addresses import Addresses, is_loopback, split_address
 from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.net.transport.connections import bytes_received
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind
@@ -54,7 +54,7 @@ class ZmqWorkerEndpoint:
 
     Args:
         connect: "tcp://HOST:PORT" of the learner, with broadcasts on PORT + 1; or "ipc://PATH", which a learner gives
-            to workers that it starts.
+            to workers that it starts; or several places in which to look for it (`Addresses`).
         keys: the worker's keys. Without keys, the endpoint uses the Unix sockets of this user's learner on this host if
             there are any, and searches for them before each connection (see `aiorl.net.transport.local`).
         limits: the bounds.
@@ -63,16 +63,16 @@ class ZmqWorkerEndpoint:
         on_message: called with the frames of a message addressed to this worker.
         on_broadcast: called with the frames of a broadcast, in sending order.
         on_event: called with each `Event`.
-        address: address of the learner, as given.
     """
 
-    def __init__(self, connect: str, *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None) -> None:
+    def __init__(
+        self, connect: str | Sequence[str], *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None
+    ) -> None:
         self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_event: Callable[[Event], None] = lambda event: None
-        self.address = connect
-        self._path = connect.removeprefix("ipc://") if connect.startswith("ipc://") else ""
-        self._host, self._port = ("localhost", 0) if self._path else split_address(connect, key="connect")
+        self._addresses = Addresses([connect] if isinstance(connect, str) else connect)
+        self._path, self._host, self._port = "", "", 0
         self._keys = keys
         self._urls = ("", "")
         self._topic = b""
@@ -91,6 +91,11 @@ class ZmqWorkerEndpoint:
         self._lookup: asyncio.Future[object] | None = None
         self._started = False
         self._closed = False
+
+    @property
+    def address(self) -> str:
+        """Address of the learner that was tried last."""
+        return self._addresses.current
 
     @property
     def connected(self) -> bool:
@@ -205,6 +210,13 @@ class ZmqWorkerEndpoint:
     def _connect(self) -> None:
         self._ending = False
         self._since = self._loop.time()
+        address = self._addresses.next()
+        if not address:
+            self._wait_for(f"{self._addresses.problem or f'{self.address} names no address yet'}.", kind="no address")
+            self._again(self._limits.retry_s)
+            return
+        self._path = address.removeprefix("ipc://") if address.startswith("ipc://") else ""
+        self._host, self._port = ("localhost", 0) if self._path else split_address(address, key="connect")
         self._urls = self._find()
         try:
             with contextlib.ExitStack() as undo:
@@ -260,11 +272,18 @@ class ZmqWorkerEndpoint:
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_ended(channel)
         elif event == zmq.EVENT_CLOSED and not self._connected:
-            self._wait_for(f"nothing answers at {channel.url}: is the learner running there?", kind="nothing answers")
+            kind = f"nothing answers at {self.address}"
+            self._wait_for(f"nothing answers at {channel.url}: is the learner running there?", kind=kind)
             if self._find() != self._urls:  # a learner has appeared, or a different one
-                self._ending = True
-                self._loop.call_soon(self._close_refused)
-                self._again(_RETRY_S)
+                self._move_on(_RETRY_S)
+            elif self._addresses.has_others():
+                self._move_on(self._limits.retry_s)
+
+    def _move_on(self, pause_s: float) -> None:
+        """Give up a connection that is not made yet, and try the next address."""
+        self._ending = True
+        self._loop.call_soon(self._close_refused)
+        self._again(pause_s)
 
     def _find(self) -> tuple[str, str]:
         """Return the addresses of the learner: this user's Unix sockets for its port if there are any, else TCP."""
@@ -284,6 +303,7 @@ class ZmqWorkerEndpoint:
         if self._connected or not all(channel.ready for channel in self._channels):
             return
         self._connected = True
+        self._addresses.confirm()
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
         self._said.clear()
@@ -380,6 +400,13 @@ class ZmqWorkerEndpoint:
                     channel, "it took our connection but made no ZeroMQ handshake: is that the learner's port?"
                 )
                 return
+        is_quiet = any(channel.tcp_since is None and not channel.shook_hands for channel in self._channels)
+        patience_s = max(_PATIENCE_S, min(self._pause_s, 2 * _PATIENCE_S))
+        if is_quiet and now - self._since > patience_s and self._addresses.has_others():
+            self._wait_for(f"no answer from {self.address}.", kind=f"no answer from {self.address}")
+            self._next_pause()  # over a slow link, each round takes longer
+            self._move_on(_RETRY_S)
+            return
         if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
             self._lookup = self._loop.run_in_executor(None, getaddrinfo, self._host, self._port)
             self._lookup.add_done_callback(self._explain_wait)
