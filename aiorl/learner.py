@@ -414,7 +414,8 @@ def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
 
     Keeps that file and the logs of local workers small from now on.
     """
-    from aiorl.run.report.log_files import KeptSmall, LogFile
+    from aiorl.process.kept_logs import KeptSmall
+    from aiorl.run.report.log_files import LogFile
 
     handler = LogFile(logs[0])
     root = logging.getLogger()

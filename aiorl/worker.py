@@ -73,6 +73,7 @@ class WorkerArgs(NamedTuple):
         num_workers: number of worker processes on this host.
         keys: directory of this host's CURVE keys, or None.
         log_level: level of the log on stderr; None uses the learner's.
+        log_dir: directory for the output of each worker process; None uses that of this process.
         max_worker_restarts: restarts of one worker process before it stays down.
         slot: index of a worker started by the learner; None for all others.
         worker_id: name of a worker started by the learner; "" for all others.
@@ -83,6 +84,7 @@ class WorkerArgs(NamedTuple):
     num_workers: int = 1
     keys: Path | None = None
     log_level: str | None = None
+    log_dir: Path | None = None
     max_worker_restarts: int = DEFAULT_MAX_RESTARTS
     slot: int | None = None
     worker_id: str = ""
@@ -116,6 +118,10 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
         help=f"Restarts of one worker process before it stays down. (default: {DEFAULT_MAX_RESTARTS})",
     )  # fmt: skip
     add("--log-level", metavar="|".join(_LEVELS), type=_level, help="Level of the log. (default: the learner's)")
+    add(
+        "--log-dir", metavar="DIR", type=Path,
+        help="Directory for the output of each worker process: worker-HOST-N.txt, appended and kept small.",
+    )  # fmt: skip
     # options of workers that are started by the learner
     add("--slot", type=at_least(0), help=argparse.SUPPRESS)
     add("--worker-id", help=argparse.SUPPRESS)
@@ -144,6 +150,7 @@ def _level(text: str) -> str:
 
 def _keep_workers(words: list[str]) -> int:
     from aiorl.process.keeper import Keeper
+    from aiorl.process.kept_logs import MAX_BYTES, KeptSmall, own_logs
 
     args = parse_worker_args(words)
     log_to_stderr(args.log_level)
@@ -153,7 +160,13 @@ def _keep_workers(words: list[str]) -> int:
     worker = [*child_python("aiorl.worker"), *words, _PARENTED]
     relay = [*child_python("aiorl.net.transport.relay"), str(args.keys or ""), args.log_level or ""]
     try:
-        return Keeper(lambda slot: worker if slot else relay, slots, args.max_worker_restarts).run()
+        logs = [] if args.log_dir is None else own_logs(args.log_dir, args.num_workers)
+        if logs:
+            KeptSmall(logs, MAX_BYTES)
+        return Keeper(
+            lambda slot: worker if slot else relay, slots, args.max_worker_restarts,
+            log_path=lambda slot: logs[slot - 1] if logs and slot else None,
+        ).run()  # fmt: skip
     except OSError as error:
         logger.error("a worker process could not be started: %s", error)
         return FAILED

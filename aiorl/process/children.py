@@ -156,7 +156,7 @@ class Children:
         *,
         max_restarts: int,
         on_event: Callable[[ChildEvent], None],
-        log_path: Callable[[int], Path] | None = None,
+        log_path: Callable[[int], Path | None] | None = None,
         environment: Mapping[str, str] | None = None,
         has_worked: Callable[[int], bool] = lambda slot: True,
     ) -> None:

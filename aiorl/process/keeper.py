@@ -13,6 +13,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from aiorl.process.children import (
     FAILED,
@@ -36,8 +37,9 @@ class Keeper:
     """Runs workers, and restarts those that end too early."""
 
     def __init__(
-        self, command: Callable[[int], Sequence[str]], slots: range, max_restarts: int, *, leave_s: float = 6.0
-    ) -> None:
+        self, command: Callable[[int], Sequence[str]], slots: range, max_restarts: int, *, leave_s: float = 6.0,
+        log_path: Callable[[int], Path | None] | None = None,
+    ) -> None:  # fmt: skip
         """Prepare without starting any child yet.
 
         Args:
@@ -45,8 +47,11 @@ class Keeper:
             slots: a worker in each from 1 on. In slot 0, a process that serves them, and ends when this one does.
             max_restarts: restarts in a row after which a child stays down.
             leave_s: seconds that children get for an orderly end before they are killed.
+            log_path: slot -> file to which its output is appended; None uses this process's output.
         """
-        self._children = Children(command, slots, max_restarts=max_restarts, on_event=self._tell)
+        self._children = Children(
+            command, slots, max_restarts=max_restarts, on_event=self._tell, log_path=log_path
+        )
         self._is_single = len(slots) == 1
         self._leave_s = leave_s
         self._signals: list[int] = []

@@ -110,8 +110,9 @@ def _name(number: int) -> str:
 def log_to_stderr(level: str | None) -> None:
     """Send the log of a program without a display to `sys.stderr`, from this level of aiorl's on; None for INFO."""
     logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
-    )
+        level=logging.WARNING, datefmt="%H:%M:%S", stream=sys.stderr,
+        format=f"%(asctime)s {os.uname().nodename} %(levelname).1s %(message)s",  # logs of many hosts may be joined
+    )  # fmt: skip
     logging.getLogger("aiorl").setLevel((level or "INFO").replace("WARN", "WARNING"))
 
 

@@ -41,7 +41,7 @@ from aiorl.run.policy_group import UpdateDone, Updater, WarmUpDone
 from aiorl.run.report.results import Progress
 from aiorl.run.training import Source, Training, wait_for_last
 from aiorl.run.update_thread import UpdateEvent, UpdatesEnded, UpdateThread
-from aiorl.text import without_numbers
+from aiorl.text import indented, many_lines, without_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ _TICK_S = 0.1
 _QUEUED_BYTES = 1 << 30
 _HUNG_S = 60.0
 _MAX_NAMED = 8
+_LOGGED_PER_KIND, _MAX_LOGGED = 1000, 24_000
 _JOIN_WAIT_S = 60.0
 _SAY_WAITING_S = 10.0
 _UPDATE_WAIT_S = 2.0
@@ -98,6 +99,7 @@ class RemoteSource(Source):
         self._hung: set[str] = set()  # incarnations of live workers only
         self._slow: set[int] = set()  # slots of live workers only
         self._rates = EventRates()
+        self._rates_of_hosts = EventRates(per_kind=_LOGGED_PER_KIND)
         self._pump_due = self._is_over = False
         self._endpoint = self._listen()
         self.addresses = dialable(self.address, config.advertise)
@@ -432,19 +434,19 @@ class RemoteSource(Source):
                 self._tell_of("workers that joined", slot, f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
                 self._joined.set()
                 self.flow.stream()
-            case ev.WorkerLost(slot, incarnation, reason, lost_env_steps):
+            case ev.WorkerLost(slot, incarnation, reason, lost_env_steps, host):
                 lost = f"; {lost_env_steps:,} env steps in transit are lost" if lost_env_steps else ""
-                said = f"worker {slot} lost: {reason}{lost}"
+                said = f"{_named(slot, host)} lost: {reason}{lost}"
                 what = without_numbers(reason) if reason.startswith("failed: ") else None  # already reported
-                self._tell_of("workers lost", slot, said, logging.WARNING, what=what)
+                self._tell_of("workers lost", slot, said, logging.WARNING, what=what, host=host)
                 self.flow.publisher.forget(incarnation)
-            case ev.WorkerFailed(slot, _, message, text):
-                said = f"worker {slot} failed: {message}\n{text}".rstrip()
-                self._tell_of("failures of workers", slot, said, logging.ERROR, what=without_numbers(message))
+            case ev.WorkerFailed(slot, _, message, text, host):
+                said, what = f"{_named(slot, host)} failed: {message}\n{text}".rstrip(), without_numbers(message)
+                self._tell_of("failures of workers", slot, said, logging.ERROR, what=what, host=host)
                 self.workers.on_failed(event)
             case ev.LeaseOverdue(slot, fragments, waited_s):
                 said = (
-                    f"worker {slot} is alive, but has sent nothing for {waited_s:.0f} s: "
+                    f"{_named(slot, self.session.host_of(slot))} is alive, but has sent nothing for {waited_s:.0f} s: "
                     f"the {fragments} fragments that it owes are leased to others"
                 )
                 self._tell_of("workers that bring nothing", slot, said, logging.WARNING)
@@ -454,18 +456,30 @@ class RemoteSource(Source):
                     self._tell_of("stacks of workers", slot, f"stacks of worker {slot}:\n{said}", logging.WARNING)
 
     def _tell_of(
-        self, kind: str, source: object, text: str, level: int, *, at_most: int | None = None, what: str | None = None
+        self,
+        kind: str,
+        source: object,
+        text: str,
+        level: int,
+        *,
+        at_most: int | None = None,
+        what: str | None = None,
+        host: str = "",
     ) -> bool:
         """Report news about a peer to the user, but not more often than anyone can read.
 
-        ``at_most`` and ``what`` are the arguments of `EventRates.allow`.
+        ``at_most`` and ``what`` are the arguments of `EventRates.allow`. With a ``host``, the log also gets what other
+        hosts' news leave no room for.
 
         Returns:
-            False if the news was only counted.
+            False if the news was only counted or logged.
         """
-        is_told = self._rates.allow(kind, source, time.monotonic(), at_most=at_most, what=what)
+        now = time.monotonic()
+        is_told = self._rates.allow(kind, source, now, at_most=at_most, what=what)
         if is_told:
             self._tell(text, level)
+        elif host and self._rates_of_hosts.allow(kind, host, now, what=what and f"{host}: {what}"):
+            logger.log(level, "%s", indented(many_lines(text, _MAX_LOGGED)), extra={"shown": True})
         return is_told
 
     def _tell_of_the_rest(self) -> None:
@@ -482,8 +496,8 @@ class RemoteSource(Source):
         for info in hung:
             if info.incarnation not in self._hung:
                 said = (
-                    f"worker {info.slot}: its environment has not returned for {info.in_env_s:.0f} s; "
-                    "its stacks follow in the log"
+                    f"{_named(info.slot, info.host_elsewhere)}: its environment has not returned for "
+                    f"{info.in_env_s:.0f} s; its stacks follow in the log"
                 )
                 if self._tell_of("environments that hang", info.slot, said, logging.WARNING):
                     self.session.call(info.slot, "stacks", {})
@@ -537,3 +551,8 @@ class RemoteSource(Source):
                     if training.end.has_come:
                         self._tell(f"the last update failed and is left out: {error}", logging.ERROR)
                     training.fail(error)
+
+
+def _named(slot: int, host: str) -> str:
+    """Return a worker's name for people, with its host if that is another one."""
+    return f"worker {slot} on {host}" if host else f"worker {slot}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from netns import LEARNER_HOST, NEEDS_NAMESPACES, PORT, WORKER_HOST, Network, network
-from processes import CARTPOLE, SMALL, Processes, free_address
+from processes import CARTPOLE, SMALL, Processes, Started, free_address, wait_until
 
 from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.config.addresses import Addresses, dialable, places_of
@@ -82,6 +84,38 @@ def test_workers_follow_a_learner_that_was_resumed_on_another_host(
     second.send(signal.SIGINT)
     assert second.wait(20) == 0, second.text
     assert worker.wait(15) == 0, worker.text
+
+
+# Failures and logs ------------------------------------------------------------------------------------------
+
+
+def test_a_failure_on_another_host_is_in_the_learners_log_with_the_hosts_name(processes: Processes) -> None:
+    learner = processes.learner(
+        "--num-workers=0",
+        f"--bind={free_address()}",
+        "--env=aiorl.testing.envs:FaultyEnv",
+        "--env-config={fault: reset}",
+    )
+    worker = processes.worker(f"run:{learner.run_dir}", "--max-worker-restarts=0")
+    assert worker.wait(60) == 1, worker.text
+    host = re.escape(socket.gethostname())
+    wait_until(lambda: re.search(rf"worker 1 on {host} failed: .*(\n.*)+worker 1 on {host} lost: ", learner.log))
+
+
+def test_worker_processes_append_to_logs_of_their_own(processes: Processes, tmp_path: Path) -> None:
+    def start(number: int) -> Started:
+        return processes.worker(free_address(), f"--log-dir={tmp_path}", f"--num-workers={number}")
+
+    def counts() -> list[int]:
+        return sorted(path.read_text().count("connects to") for path in tmp_path.iterdir())
+
+    started = [start(2), start(1)]
+    wait_until(lambda: counts() == [1, 1, 1])
+    for each in started:
+        each.send(signal.SIGTERM)
+        assert each.wait(10) == 143
+    start(3)
+    wait_until(lambda: counts() == [2, 2, 2])
 
 
 # Addresses --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ LIMITS = {"aiorl": (36_000, 250), "many hosts": (2_000, 16), "tests": (42_000, 3
 _GROUPS = {
     "many hosts": (
         "aiorl/launch/", "aiorl/doctor.py", "aiorl/status.py", "aiorl/net/transport/relay", "aiorl/config/addresses.py",
+        "aiorl/process/kept_logs.py",
     ),
     "tests of many hosts": ("tests/launch/",),
 }  # fmt: skip

@@ -23,12 +23,16 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """An incarnation has ended: its slot is free, and its ``lost_env_steps`` in flight count as lost."""
+    """An incarnation has ended: its slot is free, and its ``lost_env_steps`` in flight count as lost.
+
+    ``host`` is its host, "" if we started it.
+    """
 
     slot: int
     incarnation: str
     reason: str
     lost_env_steps: int
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,12 +58,13 @@ class LeaseOverdue:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker has reported a failure of its own."""
+    """A worker has reported a failure of its own; ``host`` is its host, "" if we started it."""
 
     slot: int
     kind: str
     message: str
     traceback: str
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,11 @@ class LearnerSession:
         worker = self._roster.by_slot.get(slot)
         return worker is not None and worker.last_seq > 0
 
+    def host_of(self, slot: int) -> str:
+        """Return the host of the live worker in a slot, "" for none and if we started it."""
+        worker = self._roster.by_slot.get(slot)
+        return "" if worker is None else worker.host_elsewhere
+
     def knows(self, peer: bytes) -> bool:
         """Return whether a registered worker uses this peer; for other peers, decode only a Hello."""
         return peer in self._roster.by_peer
@@ -290,7 +295,7 @@ class LearnerSession:
             case m.Failure(kind, text, fatal=fatal, traceback=traceback):
                 if not fatal and not self._needless(worker, "failures", _FAILURE_COST):
                     return
-                self._events.append(ev.WorkerFailed(worker.slot, kind, text, traceback))
+                self._events.append(ev.WorkerFailed(worker.slot, kind, text, traceback, worker.host_elsewhere))
                 if fatal:
                     self._bury(worker, f"failed: {one_line(text, _MAX_REASON)}", notify=False)
             case m.Reply(call_id, ok, result):
@@ -597,7 +602,7 @@ class LearnerSession:
         self._calls = {call_id: asked for call_id, asked in self._calls.items() if asked is not worker}
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
         self.leases.drop_slot(worker.slot)
-        self._events.append(ev.WorkerLost(worker.slot, worker.incarnation, reason, lost))
+        self._events.append(ev.WorkerLost(worker.slot, worker.incarnation, reason, lost, worker.host_elsewhere))
         self._redeal()
 
     def _worker_violated(self, worker: Worker, reason: str) -> None:

@@ -55,6 +55,11 @@ class Worker:
     hung_up: bool = False
     needless: Allowance = field(default_factory=lambda: Allowance(_NEEDLESS_AT_ONCE, _NEEDLESS_PER_S))
 
+    @property
+    def host_elsewhere(self) -> str:
+        """Name of its host, "" if we started it."""
+        return "" if self.local else self.host
+
 
 class Roster:
     """Live workers by slot, incarnation or peer; at most ``max_workers``, one for each slot.

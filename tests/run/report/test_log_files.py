@@ -13,8 +13,9 @@ from full_disk import disk_full_after
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.process.children import Children
+from aiorl.process.kept_logs import rotate
 from aiorl.run.report.console import DisplayHandler
-from aiorl.run.report.log_files import LogFile, RunLog, rotate
+from aiorl.run.report.log_files import LogFile, RunLog
 
 
 def test_a_large_log_is_set_aside_from_the_beginning_of_a_line(tmp_path: Path) -> None:
