@@ -27,6 +27,7 @@ _COMMANDS = {
     "export": ("aiorl.export", "export a trained policy to files that run without aiorl"),
     "estimate": ("aiorl.estimate", "estimate the return of a trained policy from stored episodes"),
     "data": ("aiorl.data.__main__", "inspect, check, convert and merge stored experience"),
+    "status": ("aiorl.status", "show what runs where, and what each worker said last"),
     "keys": ("aiorl.keys", "make the keys that let workers on other hosts join"),
     "launch": ("aiorl.launch.__main__", "train on many hosts: ssh, Slurm, Kubernetes, or copies of one command"),
 }
@@ -45,6 +46,7 @@ examples:
   aiorl evaluate runs/mine --episodes 20 --video mine.mp4
   aiorl plot runs
   aiorl worker --connect tcp://learner-host:5557 --keys keys
+  aiorl status runs/mine
   aiorl COMMAND --help                                     # Shows a command's options and examples.
 
 `aiorl --version` shows the version. Each command is also a module: `aiorl train` is `python -m aiorl.learner`, the

@@ -104,7 +104,7 @@ def test_every_aiorl_command_line_is_valid(name: str, command: str) -> None:
         check_learner(arguments)
     elif module == "aiorl.worker":
         if arguments:
-            assert parse_worker_args(arguments).connect.startswith("tcp://")
+            assert parse_worker_args(arguments).connect[0].startswith(("tcp://", "run:"))
     elif module == "aiorl.keys":
         if arguments:
             assert parse_key_args(arguments)[0]

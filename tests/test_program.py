@@ -141,5 +141,5 @@ def test_a_module_in_the_current_directory_hides_no_module_of_python(script: Pat
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
     assert run(script, "keys", tmp_path / "keys", cwd=tmp_path).returncode == 0
     worker = run(script, "worker", "--connect=tcp://127.0.0.1:9", f"--keys={tmp_path / 'nowhere'}", cwd=tmp_path)
-    assert worker.returncode == 1
+    assert worker.returncode == 2
     assert str(tmp_path / "nowhere") in worker.stderr

@@ -51,7 +51,7 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
     return str(in_brackets or name), int(port)
 
 
-def joined(host: str, port: int) -> str:
+def url(host: str, port: int) -> str:
     """Return "tcp://HOST:PORT", with an IPv6 address in brackets."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
@@ -111,7 +111,7 @@ def _is_ipv6(host: str) -> bool:
 def reachable_from_here(address: str) -> str:
     """Return the address at which processes of this host reach a bound address: loopback if bound to all interfaces."""
     host, port = split_address(address)
-    return joined("::1" if host == "::" else "127.0.0.1", port) if host in _WILDCARDS else address
+    return url("::1" if host == "::" else "127.0.0.1", port) if host in _WILDCARDS else address
 
 
 def dialable(address: str, advertise: str | None = None) -> list[str]:
@@ -126,14 +126,14 @@ def dialable(address: str, advertise: str | None = None) -> list[str]:
     """
     host, port = split_address(address)
     if advertise is None:
-        return [joined(each, port) for each in _own_hosts(host)] if host in _WILDCARDS else [address]
+        return [url(each, port) for each in _own_hosts(host)] if host in _WILDCARDS else [address]
     found = []
     for text in filter(None, map(str.strip, advertise.split(","))):
         host, its_port = split_address(text if "://" in text else f"tcp://{text}:{port}", key="advertise")
         if host in _WILDCARDS or (its_port == 0 and "://" in text):
             said = f"advertise {text!r:.200} can't be dialled: give a host that others can reach, and its port."
             raise ConfigError(said, key="advertise", value=advertise)
-        found.append(joined(host, its_port))
+        found.append(url(host, its_port))
     if not found:
         raise ConfigError("advertise names no address: leave it out, or give HOST.", key="advertise", value=advertise)
     return found

@@ -22,7 +22,7 @@ _WORDINGS = (
     (r"argument (\S+): (.*)", r"\1 \2"),
 )
 """Messages of argparse -> our messages."""
-_COMMAND = re.compile(r"python -m aiorl\.(learner|worker|evaluate|plot|export|estimate|data|keys|launch|status)\b(?!\.)")
+_COMMAND = re.compile(r"python -m aiorl\.([a-z]+)\b(?!\.)")
 
 
 class Parser(argparse.ArgumentParser):

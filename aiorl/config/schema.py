@@ -578,8 +578,7 @@ class CommonConfig(WorkerConfig):
                 hint=error.hint or "It takes keys of workers, and explore.",
             ) from error  # fmt: skip
         is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
-        if self.advertise is not None:
-            dialable(self.bind, self.advertise)
+        dialable(self.bind, self.advertise)
 
     @property
     def state_dependent_noise(self) -> SDESettings | None:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aiorl.config.command_line import Parser, at_least, split_address
+from aiorl.config.addresses import split_address
+from aiorl.config.command_line import Parser, at_least
 from aiorl.errors import ConfigError
 from aiorl.launch.job import Job, Verb
 from aiorl.process.imports import child_python, python_path

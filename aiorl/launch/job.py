@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from aiorl.config.command_line import Parser, as_typed, split_address
+from aiorl.config.addresses import split_address
+from aiorl.config.command_line import Parser, as_typed
 from aiorl.errors import ConfigError
 from aiorl.process.imports import child_python, find_modules_here, prepare_import, python_path
 from aiorl.process.replaced_file import write_json

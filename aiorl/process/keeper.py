@@ -49,9 +49,7 @@ class Keeper:
             leave_s: seconds that children get for an orderly end before they are killed.
             log_path: slot -> file to which its output is appended; None uses this process's output.
         """
-        self._children = Children(
-            command, slots, max_restarts=max_restarts, on_event=self._tell, log_path=log_path
-        )
+        self._children = Children(command, slots, max_restarts=max_restarts, on_event=self._tell, log_path=log_path)
         self._is_single = len(slots) == 1
         self._leave_s = leave_s
         self._signals: list[int] = []

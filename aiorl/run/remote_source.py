@@ -30,7 +30,7 @@ from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import ACK_BYTES, limits_of, max_workers_of
-from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, SnapshotRequest, Welcome
+from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, SnapshotRequest, Status, Welcome
 from aiorl.process.log_once import EventRates
 from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks, end_in_time
@@ -65,7 +65,6 @@ class RemoteSource(Source):
 
     Attributes:
         session: state of the protocol.
-        addresses: addresses at which workers on other hosts reach it, best first.
         workers: the workers started by this process.
         updates: the thread that makes the updates; None before ``begin``.
     """
@@ -103,6 +102,7 @@ class RemoteSource(Source):
         self._pump_due = self._is_over = False
         self._endpoint = self._listen()
         self.addresses = dialable(self.address, config.advertise)
+        self.overview.workers = lambda: self.session.workers
         self.workers = LocalWorkers(training, self.session, self._endpoint.local_address)
         self._tasks = Tasks(training.fail)
         self._tasks.start(self._tick(), "tick")
@@ -403,6 +403,7 @@ class RemoteSource(Source):
             return
         events = self.session.events()
         for event in events:
+            self.overview.note(event, self.session.version)
             self._handle(event)
         if self._flow is not None:
             self._flow.feed_updates()
@@ -450,22 +451,18 @@ class RemoteSource(Source):
                     f"the {fragments} fragments that it owes are leased to others"
                 )
                 self._tell_of("workers that bring nothing", slot, said, logging.WARNING)
+            case ev.StatusRequested(peer, max_bytes):
+                most = min(max_bytes, self._limits.max_header_bytes // 2)
+                self._say(peer, Status(self.overview.account(self._training, max_bytes=most)))
             case ev.CallReplied(slot, _, ok, result):
                 if ok:
                     said = result if isinstance(result, str) else "(no answer)"
                     self._tell_of("stacks of workers", slot, f"stacks of worker {slot}:\n{said}", logging.WARNING)
 
     def _tell_of(
-        self,
-        kind: str,
-        source: object,
-        text: str,
-        level: int,
-        *,
-        at_most: int | None = None,
-        what: str | None = None,
+        self, kind: str, source: object, text: str, level: int, *, at_most: int | None = None, what: str | None = None,
         host: str = "",
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         """Report news about a peer to the user, but not more often than anyone can read.
 
         ``at_most`` and ``what`` are the arguments of `EventRates.allow`. With a ``host``, the log also gets what other

@@ -123,6 +123,7 @@ class Run:
             training = self.training = self._make_training()
             tell_of_stray_errors(self._fail)
             tasks.start(self._tick(training), "display")
+            tasks.start(training.source.overview.keep(training), "account")
             await training.start()
             if command := training.source.join_command:
                 logger.info("more workers join with: %s", command)
@@ -148,6 +149,8 @@ class Run:
             if drawing is not None:
                 await end_in_time("the picture", lambda: drawing)
             await end_in_time("the run's tasks", tasks.close)
+            if (made := self.training) is not None:
+                await end_in_time("the account", lambda: made.source.overview.keep(made, end=reason))
             await end_in_time("the files", self._files.close)
             await end_in_time("the display", self._close_display)
             if self.is_misconfigured:

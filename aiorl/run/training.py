@@ -34,6 +34,7 @@ from aiorl.net.wire.messages import PolicyArrays
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.run.build import Learning, LearningPlan, build_learning
 from aiorl.run.flow import Counters, Flow, progress_of
+from aiorl.run.overview import Overview
 from aiorl.run.policy_group import UpdateDone
 from aiorl.run.report.results import Progress, Results, SystemUsage
 from aiorl.run.restoring import Restored, give_back
@@ -228,9 +229,12 @@ class Source:
 
     Attributes:
         play: plays a checkpoint for an evaluation; None leaves that to separate processes.
+        addresses: addresses at which workers on other hosts reach the learner, best first; none if no worker can join.
+        overview: the account of the run.
     """
 
     play: Play | None = None
+    addresses: Sequence[str] = ()
 
     def __init__(self, training: Training) -> None:
         """Prepare for the given training without building anything yet."""
@@ -238,6 +242,7 @@ class Source:
         self._tell = training.tell
         self._training = training
         self._flow: Flow | None = None
+        self.overview = Overview()
         self._news = asyncio.Event()
         self._status = ""
 
@@ -546,6 +551,7 @@ class Training:
         perf = self._usage.look() if self._usage is not None else None
         result = self.results.finish_iteration(time.monotonic(), self.source.progress(perf), timestamp=time.time())
         result["run_id"] = self.directory.run_id
+        self.source.overview.result = result
         self.iteration.look_at_episodes(self.results.episodes_total)
         self.iteration.begin()
         return result

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.acting.run_dir import RunDirectory, RunLock
+from aiorl.acting.run_dir import RunDirectory
+from aiorl.acting.run_lock import RunLock
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.registry import config_class
 
@@ -134,7 +135,7 @@ def test_partial_checkpoints_of_a_killed_learner_are_removed(tmp_path: Path) -> 
 HOLD = """
 import sys
 from pathlib import Path
-from aiorl.acting.run_dir import RunLock
+from aiorl.acting.run_lock import RunLock
 lock = RunLock.acquire(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from netns import LEARNER_HOST, NEEDS_NAMESPACES, PORT, WORKER_HOST, Network, network
+from netns import LEARNER_HOST, NEEDS_NAMESPACES, WORKER_HOST, Network, network
 from processes import CARTPOLE, SMALL, Processes, Started, free_address, wait_until
 
 from aiorl.acting.checkpoint import find_checkpoint
@@ -27,6 +27,7 @@ from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
 __all__ = ["network"]
 
+PORT = 5571  # not that of other tests: the sockets for workers of the same user have names that all namespaces share
 FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2)
 
 

@@ -85,9 +85,18 @@ class CallReplied:
     result: Plain
 
 
+@dataclass(frozen=True, slots=True)
+class StatusRequested:
+    """A peer, registered or not, asks for the account of the run, of at most ``max_bytes``."""
+
+    peer: bytes
+    max_bytes: int
+
+
 LearnerEvent: TypeAlias = (
-    WorkerJoined | WorkerLost | SamplesAccepted | LeaseOverdue | WorkerFailed | PeerRejected | CallReplied
-)
+    WorkerJoined | WorkerLost | SamplesAccepted | LeaseOverdue | WorkerFailed | PeerRejected | CallReplied |
+    StatusRequested
+)  # fmt: skip
 
 # Worker ---------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ batch of messages it drains ``messages_to_send()`` and ``events()``; draining on
 acknowledgements. A peer is a connection; an incarnation is a worker's registration life. An incarnation can come back
 over another peer, and a peer can bring a new incarnation. No message of a peer affects the others.
 
-From a peer without a registered worker (see ``knows``), only a Hello is decoded. A registered worker is trusted not to
-be malicious, but it may be broken: then it loses its own place and affects no other worker.
+From a peer without a registered worker (see ``knows``), only a Hello or a StatusRequest is decoded. A registered worker
+is trusted not to be malicious, but it may be broken: then it loses its own place and affects no other worker.
 
 Every structure that peers can fill is bounded where it is declared: by the number of workers (``max_workers``), by the
 number of connections remembered (`roster.MAX_REMEMBERED`), or by a set of kinds that we define.
@@ -43,6 +43,8 @@ _NEW_COST = 5.0
 """Cost of a registration in Hellos, because it costs us a whole snapshot."""
 _REGISTRATIONS_AT_FIRST, _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S = 1024, 64, 64.0
 """Limits over all connections, so that more connections gain nothing; the first lets a whole run join together."""
+_ACCOUNTS_AT_ONCE, _ACCOUNTS_PER_S = 16, 4.0
+"""Limit of the accounts of the run that are sent, over all connections."""
 _SNAPSHOT_UNIT = 4 << 20
 """Bytes of a snapshot that count as one more registration."""
 _FAILURE_COST = 1024.0
@@ -101,6 +103,7 @@ class LearnerSession:
         self._peers: Newest[bytes, Peer] = Newest(MAX_REMEMBERED)
         self._line = Line()
         self._registrations = Allowance(_REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST)
+        self._accounts = Allowance(_ACCOUNTS_AT_ONCE, _ACCOUNTS_PER_S)
         self._calls: dict[int, Worker] = {}  # unanswered ones; only we add any
         self._next_call = 1
         self._config: Mapping[str, Any] | None = None
@@ -279,6 +282,11 @@ class LearnerSession:
         match message:
             case m.Hello():
                 self._hello(Waiting(peer, message, key, key or host, now), has_unsent)
+            case m.StatusRequest(max_bytes):
+                if not self._peer(peer).hellos.take(self._now):
+                    self._violated(peer, "asked for the status too often")
+                elif self._accounts.take(self._now):  # otherwise it asks again
+                    self._events.append(ev.StatusRequested(peer, max_bytes))
             case _ if worker is None:
                 self._stranger(peer, 0)
             case m.Beat():

@@ -27,7 +27,7 @@ from functools import partial
 
 import zmq
 
-from aiorl.config.command_line import split_address
+from aiorl.config.addresses import split_address
 from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event
 from aiorl.net.transport.local import bind_local, forget_local, urls_of
@@ -146,15 +146,16 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
     Without keys, a learner with Unix sockets on this host needs no relay.
 
     Args:
-        connect: the learner's address.
+        connect: places of the learner, as for `ZmqWorkerEndpoint`.
         relay: name of the relay's socket.
         keys: the worker's keys.
         limits: the bounds.
     """
 
     def __init__(
-        self, connect: str, relay: str, *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None
-    ) -> None:
+        self, connect: str | Sequence[str], relay: str, *, keys: WorkerKeys | None = None,
+        limits: EndpointLimits | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(connect, keys=keys, limits=limits)
         self._relay = relay
         self._is_left_out = False  # it did not answer: this connection has to do without
@@ -201,7 +202,7 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
         return self.is_relayed and len(self._channels) == 2 and self._channels[0].ready and not self._channels[1].ready
 
 
-def worker_endpoint(connect: str, keys: WorkerKeys | None) -> ZmqWorkerEndpoint:
+def worker_endpoint(connect: Sequence[str], keys: WorkerKeys | None) -> ZmqWorkerEndpoint:
     """Make the endpoint of a worker, which uses a relay if its parent has started one."""
     name = os.environ.get(RELAY)
     return RelayedEndpoint(connect, name, keys=keys) if name else ZmqWorkerEndpoint(connect, keys=keys)

@@ -23,6 +23,7 @@ from functools import partial
 
 import zmq
 
+from aiorl.config.addresses import url
 from aiorl.errors import ConfigError
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits
 
@@ -352,11 +353,6 @@ class SocketMonitor:
         head, *_ = self._pair.recv_multipart(zmq.DONTWAIT)
         event, value = _EVENT.unpack(head)
         self._handler(event, value)
-
-
-def url(host: str, port: int) -> str:
-    """Return the address in ZeroMQ's form."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def make_socket(

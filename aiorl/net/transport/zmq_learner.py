@@ -13,7 +13,7 @@ from pathlib import Path
 
 import zmq
 
-from aiorl.config.addresses import is_loopback, reachable_from_here, split_address
+from aiorl.config.addresses import is_loopback, reachable_from_here, split_address, url
 from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.net.transport.connections import (
     CAN_TELL_BYTES,
@@ -46,7 +46,6 @@ from aiorl.net.transport.sockets import (
     send_frames,
     term,
     total_bytes,
-    url,
     user_id_of,
 )
 from aiorl.net.transport.system import keep_message_buffers, open_file_limit, peers_per_port

@@ -19,7 +19,7 @@ from socket import getaddrinfo
 
 import zmq
 
-from aiorl.config.addresses import Addresses, is_loopback, split_address
+from aiorl.config.addresses import Addresses, is_loopback, split_address, url
 from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.net.transport.connections import bytes_received
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind
@@ -34,7 +34,6 @@ from aiorl.net.transport.sockets import (
     make_socket,
     send_frames,
     term,
-    url,
 )
 from aiorl.net.transport.system import keep_message_buffers
 
@@ -400,7 +399,8 @@ class ZmqWorkerEndpoint:
                     channel, "it took our connection but made no ZeroMQ handshake: is that the learner's port?"
                 )
                 return
-        is_quiet = any(channel.tcp_since is None and not channel.shook_hands for channel in self._channels)
+        over_tcp = [channel for channel in self._channels if channel.url.startswith("tcp:")]  # not from the relay
+        is_quiet = any(channel.tcp_since is None and not channel.shook_hands for channel in over_tcp)
         patience_s = max(_PATIENCE_S, min(self._pause_s, 2 * _PATIENCE_S))
         if is_quiet and now - self._since > patience_s and self._addresses.has_others():
             self._wait_for(f"no answer from {self.address}.", kind=f"no answer from {self.address}")

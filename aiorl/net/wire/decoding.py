@@ -91,8 +91,8 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
     return kind.cls(**values)
 
 
-def decode_hello(frames: Sequence[Buffer]) -> m.Hello | None:
-    """Decode the Hello in frames; return None, without decoding more than the header, if they contain no Hello.
+def decode_hello(frames: Sequence[Buffer]) -> m.Hello | m.StatusRequest | None:
+    """Decode the Hello or the StatusRequest in frames; return None, after no more than the header, if there is neither.
 
     A message of an unregistered peer costs no more than unpacking 4 KiB without arrays.
 
@@ -102,10 +102,10 @@ def decode_hello(frames: Sequence[Buffer]) -> m.Hello | None:
     """
     if len(frames) != 1 or memoryview(frames[0]).nbytes > MAX_HELLO_BYTES:
         return None
-    if _read_header(frames[0], _HELLO_LIMITS)[0] != "hello":
+    if _read_header(frames[0], _HELLO_LIMITS)[0] not in ("hello", "status_request"):
         return None
     message = decode(frames, _HELLO_LIMITS)
-    assert isinstance(message, m.Hello)
+    assert isinstance(message, m.Hello | m.StatusRequest)
     return message
 
 

@@ -47,6 +47,8 @@ Arrays: TypeAlias = Mapping[str, AnyArray]
 """Column or weight name -> array."""
 PolicyArrays: TypeAlias = Mapping[str, Arrays]
 """Policy id -> name -> array."""
+Account: TypeAlias = Mapping[str, Any]
+"""Plain data without arrays, with all texts printable."""
 Plain: TypeAlias = "bool | int | float | str | bytes | AnyArray | Sequence[Plain] | Mapping[str, Plain] | None"
 """Data of a call: plain data, including arrays. Tuples arrive as lists."""
 
@@ -187,6 +189,13 @@ class Leaving:
     abandoned_total: Count = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """Anyone who may connect asks for the account of the run, of at most ``max_bytes``; it needs no registration."""
+
+    max_bytes: Count32
+
+
 # Down -----------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +310,13 @@ class Bye:
     final: bool
 
 
-UpMessage: TypeAlias = Hello | Samples | Beat | SnapshotRequest | Failure | Reply | Leaving
-DownMessage: TypeAlias = Welcome | Refused | Lease | Ack | Snapshot | LearnerBeat | Call | Bye
+@dataclass(frozen=True, slots=True, eq=False)
+class Status:
+    """The account of the run (`aiorl.run.overview`), for people."""
+
+    account: Account
+
+
+UpMessage: TypeAlias = Hello | Samples | Beat | SnapshotRequest | Failure | Reply | Leaving | StatusRequest
+DownMessage: TypeAlias = Welcome | Refused | Lease | Ack | Snapshot | LearnerBeat | Call | Bye | Status
 Message: TypeAlias = UpMessage | DownMessage

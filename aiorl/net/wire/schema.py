@@ -239,6 +239,7 @@ _FIELDS: Final[dict[str, tuple[Check | None, ArrayTree]]] = {
     "Arrays": (None, _ARRAYS),
     "PolicyArrays": (None, _POLICY_ARRAYS),
     "Plain": (_Text(_fit_plain, is_plain=True), _ARRAYS),
+    "Account": (_Text(_fit_plain, is_plain=True), {}),
     "Mapping[str, Plain]": (_check_plain_map, _ARRAYS),
     "Mapping[str, PolicyGraph]": (_check_specs, {"*": {"graph": ARRAY}}),
     "Snapshot": (_check_snapshot, {"weights": _POLICY_ARRAYS, "filters": _POLICY_ARRAYS}),

@@ -51,6 +51,8 @@ def example_messages() -> list[m.Message]:
         m.Failure("EnvError", "it broke", "Traceback", fatal=True),
         m.Reply(1, True, {"a": [1, np.arange(3)], "b": None}),
         m.Leaving("by user", 4, 0),
+        m.StatusRequest(99),
+        m.Status({"workers": [{"slot": 1}]}),
         make_snapshot(),
         m.Welcome(
             1, 2, "run", "L", {"env": "x"}, {"default_policy": {"graph": b"\x08\x08", "spec": {"format": 1}}},

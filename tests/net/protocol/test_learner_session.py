@@ -418,7 +418,7 @@ def test_a_worker_that_leaves_frees_its_slot_immediately() -> None:
 def test_failures_are_passed_on_with_their_traceback() -> None:
     session = make("a")
     session.receive(A, m.Failure("EnvError", "boom", "Traceback...", fatal=False), 1.0)
-    assert told(session) == [ev.WorkerFailed(1, "EnvError", "boom", "Traceback...")]
+    assert told(session) == [ev.WorkerFailed(1, "EnvError", "boom", "Traceback...", "host")]
     session.receive(A, m.Failure("EnvError", "boom", "", fatal=True), 1.0)
     assert [type(event) for event in told(session)] == [ev.WorkerFailed, ev.WorkerLost]
 

@@ -90,6 +90,8 @@ message_strategies: dict[str, st.SearchStrategy[Any]] = {
     "failure": st.builds(m.Failure, texts, texts, texts, fatal=st.booleans()),
     "reply": st.builds(m.Reply, counts, st.booleans(), plain_with_arrays),
     "leaving": st.builds(m.Leaving, texts, counts, counts),
+    "status_request": st.builds(m.StatusRequest, small),
+    "status": st.builds(m.Status, plain_maps),
     "snapshot": snapshots,
     "welcome": st.builds(
         m.Welcome, counts, counts, ids, ids, plain_maps, graphs, snapshots, ids, counts
@@ -650,9 +652,9 @@ def test_no_text_of_a_message_can_do_anything_to_a_terminal_or_begin_a_line_of_a
         taken += 1
         lines = [line for text in texts_in(message) for line in text.split("\n")]
         assert all(line.isprintable() for line in lines)
-        may_have_lines = isinstance(message, m.Reply | m.Failure)
+        may_have_lines = isinstance(message, m.Reply | m.Failure | m.Status)
         assert may_have_lines or not any("\n" in text for text in texts_in(message))
-    assert taken == 11, "host, state, kind, message, traceback, three reasons, code, method and the reply"
+    assert taken == 12, "host, state, kind, message, traceback, three reasons, code, method, the reply and the account"
 
 
 @pytest.mark.parametrize(
@@ -718,9 +720,11 @@ def test_a_snapshot_with_the_longest_names_of_all_workers_a_run_may_have_leaves_
     assert decode(frames, limits).filter_acks == acks
 
 
-def test_only_a_hello_is_decoded_from_an_unregistered_peer() -> None:
+def test_only_a_hello_or_a_status_request_is_decoded_from_an_unregistered_peer() -> None:
     hello = m.Hello(1, "r" * 64, "w" * 64, "i" * 64, 2**31 - 1, "h" * 255, 2**31 - 1, "l" * 64)
     assert same(decode_hello(encode(hello)), hello)
+    assert decode_hello(encode(EXAMPLES["status_request"])) == EXAMPLES["status_request"]
+    others = [message for message in example_messages() if not isinstance(message, m.Hello | m.StatusRequest)]
     assert len(wire(hello)[0]) < MAX_HELLO_BYTES / 2
     compressible = samples({"obs": np.zeros((1024, 1024), np.uint8)})
     with (
@@ -728,7 +732,7 @@ def test_only_a_hello_is_decoded_from_an_unregistered_peer() -> None:
         patch.object(decoding, "_parse_layout", side_effect=AssertionError("its layout was read")),
         patch.object(decoding, "_cached_layout", side_effect=AssertionError("its layout was read")),
     ):
-        for frames in (*map(wire, example_messages()[1:]), wire(compressible), [b"x" * 1_000_000], [b""] * 9, []):
+        for frames in (*map(wire, others), wire(compressible), [b"x" * 1_000_000], [b""] * 9, []):
             assert decode_hello(frames) is None
     with patch.object(msgpack, "unpackb", side_effect=AssertionError("it was unpacked")):
         for frames in (wire(compressible), [b"x" * 5000], [b"x"] * 2):

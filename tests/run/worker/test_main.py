@@ -41,9 +41,9 @@ def test_wrong_usage_is_reported_once_and_ends_with_2(words: tuple[str, ...], va
     assert text.count("`python -m aiorl.worker --help`") == 1
 
 
-def test_a_failure_that_would_repeat_is_reported_once_and_ends_with_1(tmp_path: Path) -> None:
+def test_a_failure_that_would_repeat_is_reported_once_and_ends_with_2(tmp_path: Path) -> None:
     status, text = run(NOBODY, f"--keys={tmp_path / 'nowhere'}")
-    assert status == 1
+    assert status == 2
     assert len(text.splitlines()) == 1
     assert str(tmp_path / "nowhere") in text
 

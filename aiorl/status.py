@@ -1,0 +1,315 @@
+"""`aiorl status RUN_DIR|ADDRESS`: what runs where, rates, lag, and the last words of each worker.
+
+A run directory is read without asking anyone, so it works for a run that has ended, too. An address is asked over the
+network, like a worker would connect. Both give the account of `aiorl.run.overview`, of which nothing is trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from aiorl.acting.run_lock import lock_owner
+from aiorl.config.addresses import RUN_FILE, places_of, run_facts
+from aiorl.config.command_line import Parser, exit_status, usage_error
+from aiorl.config.files import open_regular, parse_json, read_regular
+from aiorl.errors import AiorlError, ConfigError, RemoteProtocolError
+from aiorl.run.overview import MAX_BYTES, STATUS_FILE
+from aiorl.text import one_line, return_text
+
+__all__ = ["main", "status_of_learner", "status_of_run"]
+
+_PROG = "python -m aiorl.status"
+_ABOUT = "Show what runs where, how fast, how far behind, and what each worker said last."
+_EXAMPLES = """
+Examples:
+  # a run on this host or on a shared disk, running or ended
+  python -m aiorl.status runs/mine
+  # the learner itself, from any host
+  python -m aiorl.status tcp://learner-host:5557 --keys keys
+  # for programs
+  python -m aiorl.status runs/mine --json
+"""
+_WAIT_S, _ASK_AGAIN_S = 10.0, 1.0
+_SILENT_S = 20.0
+"""Age of an account from which its learner counts as silent; it writes one every few seconds."""
+_MAX_LOGS, _MAX_WORDS, _RESULT_BYTES = 4096, 300, 1 << 20
+_COLUMNS = {"#": "slot", "host": "host", "pid": "pid", "doing": "state", "env steps": "env_steps",
+            "steps/s": "env_steps_per_s", "lag": "lag", "heard": "heard_s", "last words": "words"}  # fmt: skip
+
+
+# Getting an account ------------------------------------------------------------------------------------------
+
+
+def status_of_run(directory: Path) -> dict[str, Any]:
+    """Return the account of a run from its files, with its age ``silent_s`` and ``is_alive`` (None if unknown).
+
+    Raises:
+        ConfigError: it is no run directory.
+    """
+    try:
+        facts = run_facts(directory)
+    except (OSError, ValueError) as error:
+        said = f"{directory} is not a run directory: its run.json can't be read ({error})."
+        raise ConfigError(said, key="RUN_DIR", hint="Give a run directory, or tcp://HOST:PORT.") from error
+    account: dict[str, Any] = {"run_id": facts["run_id"]}
+    try:
+        found = parse_json(read_regular(directory / STATUS_FILE, max_bytes=2 * MAX_BYTES))
+        account = found if isinstance(found, dict) and found.get("run_id") == facts["run_id"] else account
+    except (OSError, ValueError):  # it has just begun, or was made without
+        pass
+    learner = account.setdefault("learner", {})
+    account["run_dir"] = str(directory.absolute())
+    last = max(_changed(directory / name) for name in (RUN_FILE, STATUS_FILE, "log.txt", "result.jsonl"))
+    account["silent_s"] = max(0.0, time.time() - last)
+    ended = isinstance(learner, dict) and bool(learner.get("end"))
+    account["is_alive"] = False if ended else _is_alive(directory, account["silent_s"])
+    account["learner_words"] = _words(directory / "log.txt")
+    if not account.get("result"):  # the account is missing, or older than the results
+        with contextlib.suppress(ValueError):
+            last_line = _last_line(directory / "result.jsonl", _RESULT_BYTES)
+            account["result"] = parse_json(last_line.encode(), is_strict=False)
+    logs = directory / "logs"
+    names = sorted(path.name for path in logs.iterdir() if path.suffix == ".txt") if logs.is_dir() else []
+    account["logs"] = {name: _words(logs / name) for name in names[:_MAX_LOGS]}
+    return account
+
+
+def _is_alive(directory: Path, silent_s: float) -> bool | None:
+    owner = lock_owner(directory)
+    if owner is not None and owner["host"] == socket.gethostname():
+        return psutil.pid_exists(owner["pid"])
+    return True if silent_s < _SILENT_S else None
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _last_line(path: Path, tail_bytes: int = 16 << 10) -> str:
+    """Return the last whole line of a file, "" if there is none."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
+            lines = file.read(tail_bytes).decode(errors="replace").split("\n")[:-1]
+    except OSError:
+        return ""
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def _words(path: Path) -> str:
+    return one_line(_last_line(path), _MAX_WORDS)
+
+
+async def status_of_learner(places: Sequence[str], keys: Path | None, *, wait_s: float = _WAIT_S) -> dict[str, Any]:
+    """Ask a learner for the account of its run.
+
+    Args:
+        places: where it is, as `places_of` returns them.
+        keys: CURVE keys of a worker, or None.
+        wait_s: seconds to wait for an answer.
+
+    Raises:
+        ConfigError: the keys cannot be used.
+        AiorlError: there is no answer, or none that can be read.
+    """
+    from aiorl.net.transport.endpoint import Event, EventKind
+    from aiorl.net.transport.security import load_worker_keys
+    from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
+    from aiorl.net.wire.decoding import decode
+    from aiorl.net.wire.encoding import encode
+    from aiorl.net.wire.format import DEFAULT_LIMITS
+    from aiorl.net.wire.messages import Refused, Status, StatusRequest
+
+    answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    reason = ["it did not answer"]
+
+    def hear(frames: list[memoryview]) -> None:
+        try:
+            message = decode(frames)
+        except RemoteProtocolError as error:
+            reason.append(f"its answer was not understood: {error}")
+            return
+        if isinstance(message, Status) and isinstance(message.account, dict) and not answer.done():
+            answer.set_result(message.account)
+        elif isinstance(message, Refused):
+            reason.append(f"it refused: {message.reason}; is its version of aiorl older?")
+
+    def note(event: Event) -> None:
+        if event.kind is not EventKind.CONNECTED:
+            reason.append(event.reason)
+
+    endpoint = ZmqWorkerEndpoint(places, keys=None if keys is None else load_worker_keys(keys))
+    endpoint.on_message, endpoint.on_event = hear, note
+    endpoint.start()
+    try:
+        async with asyncio.timeout(wait_s):
+            while not answer.done():
+                if endpoint.connected:
+                    endpoint.send(encode(StatusRequest(DEFAULT_LIMITS.max_header_bytes // 2)))
+                await asyncio.wait([answer], timeout=_ASK_AGAIN_S if endpoint.connected else 0.05)
+    except TimeoutError:
+        said = f"the learner at {endpoint.address} gave no account in {wait_s:g} s: {reason[-1]}"
+        raise AiorlError(one_line(said, 1000)) from None
+    finally:
+        await endpoint.close()
+    return {**answer.result(), "silent_s": 0.0, "is_alive": True}
+
+
+# Showing it --------------------------------------------------------------------------------------------------
+
+
+class _Part:
+    """Reader of a part of an account, which may hold anything."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value if isinstance(value, dict) else {}
+
+    def part(self, name: str) -> _Part:
+        return _Part(self._value.get(name))
+
+    def parts(self, name: str) -> list[_Part]:
+        found = self._value.get(name)
+        return [_Part(each) for each in found] if isinstance(found, list) else []
+
+    def texts(self, name: str) -> list[str]:
+        found = self._value.get(name)
+        return [one_line(each, 100) for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+    def items(self) -> Iterator[tuple[str, str]]:
+        return ((one_line(str(name), 64), self.text(name)) for name in self._value)
+
+    def number(self, name: str) -> float | None:
+        found = self._value.get(name)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            return None
+        return found if abs(found) < 1e18 else None  # not NaN or infinity
+
+    def text(self, name: str, most: int = _MAX_WORDS) -> str:
+        """Return a text or a number as one printable line, "" for anything else."""
+        found, number = self._value.get(name), self.number(name)
+        if number is not None:
+            return f"{number:,.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
+        return one_line(found, most) if isinstance(found, str) else ""
+
+
+def shown(account: dict[str, Any]) -> str:
+    """Return an account as text for people."""
+    whole, learner = _Part(account), _Part(account).part("learner")
+    result, silent_s = whole.part("result"), max(0.0, whole.number("silent_s") or 0.0)
+    state = learner.text("state") or "nothing is known of its state"
+    if learner.text("end"):
+        state = f"ended {_ago(silent_s)}: {learner.text('end')}"
+    elif account.get("is_alive") is False or silent_s >= _SILENT_S:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(max(0.0, time.time() - silent_s)))
+        state = "its process is gone" if account.get("is_alive") is False else state
+        state += f"; silent since {since}, for {_span(silent_s)}"
+    dialable = ", ".join(learner.texts("addresses")[:4])
+    facts = {
+        "run": f"{whole.text('run_id')} in {whole.text('run_dir', 4000)}",
+        "state": state,
+        "learner": f"{learner.text('host') or '-'} (pid {learner.text('pid').replace(',', '') or '-'}) {dialable}",
+        "trained": f"{result.text('env_steps_trained_total') or 0} env steps "
+        f"in {result.text('updates_total') or 0} updates",
+        "rates": f"{result.text('sampled_steps_per_s') or '-'} sampled, {result.text('trained_steps_per_s') or '-'} "
+        "trained env steps/s",
+        "lag": ", ".join(f"{name} {value}" for name, value in whole.part("policy_lag").items()),
+        "return": "" if (mean := result.number("episode_reward_mean_last_100")) is None else return_text(mean),
+        "workers": f"{whole.text('num_workers') or 0}, and {whole.text('num_gone') or 0} that are gone",
+        "last words": whole.text("learner_words"),
+    }
+    lines = [f"{name:11}{text}".rstrip() for name, text in facts.items() if text]
+    rows = [_row(part) for part in whole.parts("workers")]
+    if rows:
+        lines += ["", *_table([[*_COLUMNS], *rows])]
+    gone = whole.parts("gone")[:8]
+    if gone:
+        when = [_ago(max(0.0, time.time() - (part.number("time") or 0.0))) for part in gone]
+        named = [
+            [part.text("slot"), part.text("host"), at, part.text("words")] for part, at in zip(gone, when, strict=True)
+        ]
+        lines += ["", "gone:", *_table(named)]
+    logs = [[name, words] for name, words in whole.part("logs").items()]
+    if logs:
+        lines += ["", "logs:", *_table(logs)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(part: _Part) -> list[str]:
+    texts = {name: part.text(name) for name in _COLUMNS.values()}
+    texts["pid"] = texts["pid"].replace(",", "")
+    texts["heard_s"] = _ago(part.number("heard_s") or 0.0)
+    return list(texts.values())
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [min(60, max(map(len, column))) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _span(seconds: float) -> str:
+    for size, name in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _ago(seconds: float) -> str:
+    return f"{_span(seconds)} ago"
+
+
+def _plain(value: object) -> Any:
+    """Return what JSON can hold: no infinities, and texts for all other kinds."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show an account, and return the exit status: 0 shown, 1 no answer, 2 wrong usage.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
+    """
+    parser = Parser(_PROG, "RUN_DIR|ADDRESS [options]", _ABOUT, _EXAMPLES)
+    parser.add_argument("target", metavar="RUN_DIR|ADDRESS", nargs="?",
+                        help="A run directory; or the learner: tcp://HOST:PORT, run:DIR or @FILE.")  # fmt: skip
+    parser.add_argument("--keys", metavar="DIR", type=Path, help="CURVE keys of a worker, to ask a learner with keys.")
+    parser.add_argument("--json", action="store_true", help="Print the whole account as JSON.")
+    found = parser.parse(sys.argv[1:] if argv is None else argv)
+    target: str | None = found.get("target")
+    if not target:
+        usage_error(_PROG, "Name a run directory, or the address of a learner.")
+    logging.getLogger("aiorl").addHandler(logging.NullHandler())  # the error says it all
+
+    def do() -> None:
+        if target.startswith(("tcp:", "run:", "@", "ipc:")):
+            account = asyncio.run(status_of_learner(places_of(target), found.get("keys")))
+        else:
+            account = status_of_run(Path(target).expanduser())
+        sys.stdout.write(json.dumps(_plain(account), indent=1) + "\n" if found.get("json") else shown(account))
+
+    return exit_status(do, interrupted="ended by Ctrl-C")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

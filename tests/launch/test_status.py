@@ -1,0 +1,158 @@
+"""`aiorl status`: from the files of a run, and from its learner over the network."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import Processes, Started, StartedLearner, free_address, wait_until
+
+from aiorl.errors import AiorlError
+from aiorl.keys import make_keys
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import LearnerSession
+from aiorl.net.protocol.roster import Worker
+from aiorl.net.wire import messages as m
+from aiorl.run.overview import Overview
+from aiorl.status import main, shown, status_of_learner, status_of_run
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    started = Processes(tmp_path)
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def run(processes: Processes, tmp_path: Path) -> tuple[StartedLearner, Started]:
+    """A learner with keys and one worker of its own, and a worker that has joined; both have sampled."""
+    make_keys(tmp_path / "keys")
+    keys = f"--keys={tmp_path / 'keys'}"
+    learner = processes.learner("--num-workers=1", f"--bind={free_address()}", keys, "--min-iter-time-s=0.2")
+    worker = processes.worker(learner.address, keys)
+    learner.wait_for_result(lambda result: result["num_healthy_workers"] == 2 and result["training_iteration"] > 3)
+    return learner, worker
+
+
+def workers_in(account: dict[str, Any]) -> set[tuple[str, bool, bool]]:
+    return {(row["host"], row["local"], row["env_steps"] > 0) for row in account["workers"]}
+
+
+def test_a_learner_tells_who_runs_where_to_those_who_have_a_key(
+    run: tuple[StartedLearner, Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner, worker = run
+    account = asyncio.run(status_of_learner([learner.address], tmp_path / "keys"))
+    here = socket.gethostname()
+    assert workers_in(account) == {(here, True, True), (here, False, True)}
+    assert (account["learner"]["host"], account["learner"]["pid"]) == (here, learner.pid)
+    assert account["result"]["updates_total"] > 0
+    text = shown(account)
+    assert all(f"{row['pid']}" in text for row in account["workers"])
+    make_keys(tmp_path / "others")
+    with pytest.raises(AiorlError, match=learner.address):
+        asyncio.run(status_of_learner([learner.address], tmp_path / "others", wait_s=1.0))
+    assert main([f"run:{learner.run_dir}", f"--keys={tmp_path / 'keys'}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["is_alive"] is True
+    assert learner.process.poll() is None
+    assert worker.process.poll() is None
+
+
+def test_the_files_of_a_run_tell_the_same_and_how_it_ended(run: tuple[StartedLearner, Started]) -> None:
+    learner, worker = run
+    wait_until(
+        lambda: (
+            workers_in(status_of_run(learner.run_dir))
+            == {(socket.gethostname(), local, True) for local in (True, False)}
+        )
+    )
+    worker.send(signal.SIGTERM)
+    wait_until(lambda: [gone["words"] for gone in status_of_run(learner.run_dir)["gone"]] == ["left: ended by SIGTERM"])
+    account = status_of_run(learner.run_dir)
+    assert account["is_alive"]
+    assert "worker-1.txt" in account["logs"]
+    learner.send(signal.SIGINT)
+    assert learner.wait(15) == 0
+    account = status_of_run(learner.run_dir)
+    assert (account["is_alive"], account["learner"]["end"]) == (False, "Ended by Ctrl-C.")
+    assert "Ctrl-C" in shown(account)
+
+
+def test_a_killed_learner_is_seen_to_be_gone(run: tuple[StartedLearner, Started]) -> None:
+    learner, _ = run
+    learner.send(signal.SIGKILL)
+    learner.wait()
+    account = status_of_run(learner.run_dir)
+    assert account["is_alive"] is False
+    assert account["result"]["updates_total"] > 0
+    assert "is gone" in shown(account)
+
+
+def test_wrong_targets_take_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert main(["run:" + str(tmp_path), "--keys", str(tmp_path / "none")]) == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), str(tmp_path) in said) == (2, True)
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+
+
+# Never trusting a byte ----------------------------------------------------------------------------------------
+
+NAMES = ("run_id", "learner", "result", "workers", "gone", "logs", "slot", "host", "words", "end", "addresses", "time")
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=5),
+)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), anything))
+def test_any_account_is_shown_in_printable_lines(account: dict[str, Any]) -> None:
+    text = shown(account)
+    assert text.replace("\n", "").isprintable()
+
+
+@given(st.binary(max_size=99))
+def test_any_files_of_a_run_are_shown(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "logs").mkdir()
+    (folder / "run.json").write_text('{"run_id": "r", "address": "tcp://h:1"}')
+    for name in ("status.json", "lock", "result.jsonl", "log.txt", "logs/worker-1.txt"):
+        (folder / name).write_bytes(content)
+    assert shown(status_of_run(folder))
+
+
+def test_a_learner_answers_strangers_but_not_without_end() -> None:
+    session = LearnerSession("run", "life")
+    for _ in range(1000):
+        session.receive(b"p", m.StatusRequest(100), 1.0)
+    asked = session.events()
+    assert asked[:16] == [ev.StatusRequested(b"p", 100)] * 16
+    assert [type(event) for event in asked[16:]] == [ev.PeerRejected]
+
+
+def test_an_account_is_bounded() -> None:
+    overview = Overview()
+    overview.workers = lambda: [
+        Worker(slot, f"i{slot}", "w", "\u2028h" * 100, 7, False, None, None, 0.0) for slot in range(1, 4097)
+    ]
+    for slot in range(1, 4097):
+        overview.note(ev.WorkerJoined(slot, f"i{slot}", "h", 7, False), 0)
+        overview.note(ev.WorkerFailed(slot, "env", "m" * 4000, ""), 0)
+        overview.note(ev.WorkerLost(slot, f"i{slot}", "r" * 4000, 0), 0)
+    directory, source = SimpleNamespace(run_id="r", path=Path("/r")), SimpleNamespace(addresses=())
+    training: Any = SimpleNamespace(directory=directory, source=source, status="", silent_s=0.0)
+    account = overview.account(training, max_bytes=100_000)
+    assert len(json.dumps(account)) <= 100_000
+    assert 0 < len(account["workers"]) < account["num_workers"] == account["num_gone"] == 4096
