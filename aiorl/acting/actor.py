@@ -169,13 +169,16 @@ class Actor:
         """Return the rows with an action mask that forbids every action, so that no action is possible."""
         return self.policy.rows_without_action(obs) if self._has_mask else _NO_ROWS
 
-    def act(self, obs: Array, states: Sequence[Array], question: Callable[[], Question]) -> Acted:
+    def act(
+        self, obs: Array, states: Sequence[Array], question: Callable[[], Question], *, with_logp: bool = True
+    ) -> Acted:
         """Evaluate the policy once.
 
         Args:
             obs: [N, ...] from `observe`; the policy may write into it.
             states: recurrent state, [N, ...] of each component.
             question: returns the other inputs; called only if the policy uses them.
+            with_logp: see `GraphPolicy.act`; other policies always return what they have.
 
         Raises:
             BatchError: when the policy returns another number of rows or states than it was given, other columns than
@@ -187,7 +190,7 @@ class Actor:
         if self.is_plain and isinstance(policy, GraphPolicy):
             prev = question()[:2] if policy.spec.prev_action is not None else None
             began = time.perf_counter()
-            actions, columns, states_out = policy.act(obs, states, prev=prev)
+            actions, columns, states_out = policy.act(obs, states, prev=prev, with_logp=with_logp)
             seconds = time.perf_counter() - began
             report("compute_actions_result", self.policy_id, [actions, states_out, columns])
             return Acted(actions, states_out, columns, seconds)

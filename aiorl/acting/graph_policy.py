@@ -26,6 +26,8 @@ from aiorl.data.spaces import space_from_dict
 from aiorl.errors import BatchError, PolicyError
 from aiorl.process.imports import install_command, load_tensorflow, needed_by
 
+_CALLS_AHEAD = 16
+"""Number of calls that noise is drawn for together."""
 _LEARNING, _TF_POLICY = "aiorl.learning.algorithms.policy_learning", "aiorl.learning.models.tf_policy"
 
 _log = logging.getLogger(__name__)
@@ -154,6 +156,7 @@ class GraphPolicy(Policy):
         self.return_discount: float | None = self.config.get("return_discount")
         self._explores = bool(self.config.get("explore", True))
         self._rng = np.random.default_rng(seed)
+        self._noise_ahead = np.zeros((0, 0), np.float32)
 
     @property
     def logp_is_apart(self) -> bool:
@@ -206,6 +209,7 @@ class GraphPolicy(Policy):
         explore: bool | None = None,
         timestep: int | None = None,
         keys: Sequence[Hashable] | None = None,
+        with_logp: bool = True,
     ) -> ActResult:
         """Return actions for N observations.
 
@@ -218,26 +222,29 @@ class GraphPolicy(Policy):
             timestep: timestep for the exploration's schedules; None = the global timestep.
             keys: identities of the rows across calls, for exploration with memory. None identifies rows by position,
                 for which `noise` can be drawn in advance.
+            with_logp: False leaves out the log-probabilities, which is allowed if `logp_is_apart`.
 
         Raises:
             PolicyError: when the arrays don't fit or there are no weights yet.
         """
         num_rows = len(obs)
+        logp: F32 | None
         if not (self._explores if explore is None else explore):
             outputs, values, state_out = self.graph.run(obs, state, prev)
             dist_inputs = self._dist_inputs(outputs)
             actions = self.distribution.deterministic(dist_inputs)
-            logp = self.distribution.logp(dist_inputs, actions)
+            logp = self.distribution.logp(dist_inputs, actions) if with_logp else None
         else:
             if noise is None:
-                noise = self.draw_noise(self._rng, num_rows)
+                noise = self._next_noise(num_rows)
                 keys = range(num_rows) if keys is None else keys  # no noise was drawn in advance
             actions = np.empty((num_rows, *self.layout.shape), self.layout.dtype)
             dist_inputs = np.empty((num_rows, self.spec.num_dist_inputs), np.float32)
-            values, logp = np.empty(num_rows, np.float32), np.empty(num_rows, np.float32)
+            values, logp = np.empty(num_rows, np.float32), np.empty(num_rows, np.float32) if with_logp else None
             rows = ActRows(actions, dist_inputs, values, logp)
             state_out = self.act_into(obs, state, noise, rows, prev, timestep=timestep, keys=keys)
-        columns = {c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
+        columns = {} if logp is None else {c.ACTION_LOGP: logp}
+        columns |= {c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
         return ActResult(actions, columns, state_out)
 
     def act_into(
@@ -484,6 +491,17 @@ class GraphPolicy(Policy):
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Replace all weights together; see `ActingGraph.set_weights` for errors."""
         self.graph.set_weights(weights)
+
+    def _next_noise(self, num_rows: int) -> F32:
+        """Return noise for N rows, drawn for several calls together, since most of a draw's time is its call."""
+        if self.exploration is not None:
+            return self.draw_noise(self._rng, num_rows)
+        ahead = self._noise_ahead
+        if len(ahead) < num_rows:
+            drawn = self.draw_noise(self._rng, _CALLS_AHEAD * num_rows)
+            ahead = np.concatenate([ahead, drawn]) if len(ahead) else drawn
+        self._noise_ahead = ahead[num_rows:]
+        return ahead[:num_rows]
 
     def _parted(self, noise: F32) -> tuple[F32 | None, F32]:
         """Split noise [N, K] into the parts for noisy layers (None without them) and for the choice of actions."""

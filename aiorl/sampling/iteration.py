@@ -18,7 +18,7 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.policy import Policy
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
-from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, checked_horizon
+from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, SteppedBaseEnv, checked_horizon
 from aiorl.env.gym_like import copied
 from aiorl.env.vector_env import episode_limit
 from aiorl.errors import EnvContractError, UnknownPolicyError
@@ -94,7 +94,11 @@ class Iteration:
         )
         self._lanes = {
             actor.policy_id: Lane(
-                actor, clip_rewards=settings.reward_limit, is_shown=is_shown, shows_trajectories=shows_trajectories
+                actor,
+                clip_rewards=settings.reward_limit,
+                is_shown=is_shown,
+                shows_trajectories=shows_trajectories,
+                is_on_policy=isinstance(self.base_env, SteppedBaseEnv),
             )
             for actor in actors
         }

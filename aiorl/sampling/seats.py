@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.acting.actor import Actor, Question
+from aiorl.acting.distributions import ActionDistribution
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
@@ -203,10 +204,18 @@ class Lane:
         turn: number of the turn.
         is_shown: True if user code can read the agents' latest observations and actions.
         in_bulk: True if its rows are postprocessed together, because neither the policy nor a hook needs trajectories.
+        late_logp: distribution that computes log-probabilities of all rows together when they are taken out; None if
+            the policy computes them at each evaluation.
     """
 
     def __init__(
-        self, actor: Actor, *, clip_rewards: float = 0.0, is_shown: bool = True, shows_trajectories: bool = True
+        self,
+        actor: Actor,
+        *,
+        clip_rewards: float = 0.0,
+        is_shown: bool = True,
+        shows_trajectories: bool = True,
+        is_on_policy: bool = False,
     ) -> None:
         """Prepare the table for a policy's agents.
 
@@ -215,6 +224,7 @@ class Lane:
             clip_rewards: limit of rewards and previous rewards in rows: ``[-clip_rewards, clip_rewards]``; 0 = none.
             is_shown: True if user code can read the agents' latest observations and actions.
             shows_trajectories: True if a hook sees every trajectory, regardless of the policy.
+            is_on_policy: True if no environment replaces the policy's actions by its own.
         """
         self.policy_id, self.policy = actor.policy_id, actor.policy
         self.actor = actor
@@ -230,6 +240,9 @@ class Lane:
         self.is_shown = is_shown
         own = getattr(actor.policy.postprocess_trajectory, "__func__", None)
         self.in_bulk = own in _OURS and not shows_trajectories
+        self.late_logp: ActionDistribution | None = None
+        if self.in_bulk and is_on_policy and not is_shown and actor.is_plain and isinstance(self.policy, GraphPolicy):
+            self.late_logp = self.policy.distribution if self.policy.logp_is_apart else None
         table.define(c.OBS, actor.obs_shape, actor.obs_dtype)
         table.define(c.ACTIONS, actor.layout.shape, actor.layout.dtype, actor.layout.zeros())
         table.define(c.REWARDS, (), np.float64, 0.0)
@@ -335,7 +348,7 @@ class Lane:
             fault: BadObservationError = seat.episode.fault(BadObservationError, message)
             raise fault
         states = [table.read(name, table.before(index)) for name in self.state_columns]
-        acted = self.actor.act(obs, states, lambda: self._question(seats, index))
+        acted = self.actor.act(obs, states, lambda: self._question(seats, index), with_logp=self.late_logp is None)
         table.write(c.ACTIONS, index, acted.actions)
         for name, values in zip(self.state_columns, acted.states, strict=True):
             table.write(name, index, values)
@@ -406,6 +419,8 @@ class Lane:
             c.DONES: end != 0,
             c.INFOS: self._infos(places),
         }
+        if self.late_logp is not None:
+            columns[c.ACTION_LOGP] = self.late_logp.logp(columns[c.ACTION_DIST_INPUTS], columns[c.ACTIONS])
         counts = np.cumsum(lengths)
         gaps = table.gaps(places)
         return Rows(columns, counts, np.union1d(counts, gaps) if len(gaps) else counts)
