@@ -33,6 +33,7 @@ MODULES = (
     "train_presets",
     "apex",
     "leases",
+    "host_link",
     "startup",
     "library",
     "attacks",
