@@ -140,7 +140,10 @@ def _item(file: str) -> str:
 def _learner(job: Job, facts: Mapping[str, object]) -> str:
     """Return the spec of the learner's Job."""
     command = job.learner_sh("python", f"/runs/{facts['name']}")
-    own = f'--bind tcp://0.0.0.0:{facts["port"]} --keys "$HOME/keys" --num-workers {job.num_workers or 0}'
+    own = (
+        f"--bind tcp://0.0.0.0:{facts['port']} --advertise {facts['name']}-learner "
+        f'--keys "$HOME/keys" --num-workers {job.num_workers or 0}'
+    )
     return _job(
         "learner", f'{command}exec "$@" {own}', _LEARNER_KEYS, facts,
         counts="  parallelism: 1\n  completions: 1\n  backoffLimit: 10",

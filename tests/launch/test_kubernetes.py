@@ -8,20 +8,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from processes import CARTPOLE, SMALL
 
 import aiorl
+from aiorl.keys import make_keys
 from aiorl.launch import kubernetes
 from aiorl.launch.__main__ import main
 from aiorl.launch.job import Job
 
 ROOT = Path(aiorl.__file__).parents[1]
-OPTIONS = {"image": "registry/aiorl:learner"}
+ROLE, ROLES = "app.kubernetes.io/component", ("learner", "worker")
 VARIANTS = [{}, {"queue": "mine", "namespace": "lab", "cpus": 16}, {"jobset": True}, {"jobset": True, "queue": "mine"}]
 JOBSET = {
     "": {"network", "successPolicy", "failurePolicy", "replicatedJobs"},
@@ -29,69 +34,63 @@ JOBSET = {
     "successPolicy": {"operator", "targetReplicatedJobs"},
     "failurePolicy": {"maxRestarts", "restartStrategy", "rules"},
     "rule": {"name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns", "targetReplicatedJobs"},
-    "replicatedJob": {"name", "groupName", "template", "replicas", "dependsOn"},
+    "job": {"name", "groupName", "template", "replicas", "dependsOn"},
 }
 """Fields of jobset.x-k8s.io/v1alpha2, as JobSet 0.12 documents them."""
 
 
-def job(folder: Path, *words: str) -> Job:
+class Manifests:
+    """What is printed: ``found`` by kind, the jobs' specs and containers by role."""
+
+    def __init__(self, made: Job, **options: Any) -> None:
+        text = kubernetes.artefact(made, {"image": "registry/aiorl:learner", **options})
+        self.documents = list(yaml.safe_load_all(text))
+        self.found = {document["kind"]: document for document in self.documents}
+        jobs = [document for document in self.documents if document["kind"] == "Job"]
+        if "JobSet" in self.found:
+            jobs = [each["template"] for each in self.found["JobSet"]["spec"]["replicatedJobs"]]
+        self.specs = {each["metadata"]["labels"][ROLE]: each["spec"] for each in jobs}
+        self.pods = {role: spec["template"] for role, spec in self.specs.items()}
+        self.containers = {role: pod["spec"]["containers"][0] for role, pod in self.pods.items()}
+        self.scripts = {role: container["args"][0] for role, container in self.containers.items()}
+
+
+def job(*words: str) -> Job:
     config = dict.fromkeys(("keys", "resume", "preset", "init_from"))
-    return Job(folder / "My run_1", words or ("--env", "CartPole-v1", "--preset", "auto"), {**config, "preset": "auto"})
-
-
-def objects(text: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the objects by kind and component."""
-    found = {}
-    for document in yaml.safe_load_all(text):
-        metadata = document["metadata"]
-        role = metadata["labels"].get("app.kubernetes.io/component", "")
-        found[document["kind"], role] = document
-    return found
-
-
-def jobs(found: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the specs of the jobs of learner and workers."""
-    if ("JobSet", "") in found:
-        replicated = found["JobSet", ""]["spec"]["replicatedJobs"]
-        return {each["name"]: each["template"]["spec"] for each in replicated}
-    return {role: document["spec"] for (kind, role), document in found.items() if kind == "Job"}
+    return Job(Path("/nowhere/My run_1"), words or ("--env", "CartPole-v1", "--preset", "auto"), config)
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.34", "1.37"])
 @pytest.mark.parametrize("options", VARIANTS)
-def test_the_objects_have_the_schemas_of_three_versions_of_kubernetes(
-    tmp_path: Path, options: dict[str, Any], version: str
-) -> None:
+def test_the_objects_have_the_schemas_of_three_versions_of_kubernetes(options: dict[str, Any], version: str) -> None:
     validator = pytest.importorskip("kubernetes_validate")
-    found = objects(kubernetes.artefact(job(tmp_path), OPTIONS | options))
+    made = Manifests(job(), **options)
     named = {"metadata": {"name": "job"}, "apiVersion": "batch/v1", "kind": "Job"}
-    checked = [document for (kind, _), document in found.items() if kind != "JobSet"]
-    for document in [*checked, *({**named, "spec": spec} for spec in jobs(found).values())]:
+    documents = [document for document in made.documents if document["kind"] != "JobSet"]
+    for document in [*documents, *({**named, "spec": spec} for spec in made.specs.values())]:
         validator.validate(document, version, strict=True)
     kinds = {"Secret", "PersistentVolumeClaim", "Service", "PodDisruptionBudget"}
-    assert {kind for kind, _ in found} == kinds | {"JobSet" if options.get("jobset") else "Job"}
-    assert {document["metadata"].get("namespace") for document in found.values()} == {options.get("namespace")}
-    queues = [each["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") for each in found.values()]
+    assert made.found.keys() == kinds | {"JobSet" if options.get("jobset") else "Job"}
+    metadata = [document["metadata"] for document in made.documents]
+    assert {each.get("namespace") for each in metadata} == {options.get("namespace")}
+    assert all(len(each["name"]) <= 58 for each in metadata), "pods get five characters more"
+    queues = [each["labels"].get("kueue.x-k8s.io/queue-name") for each in metadata]
     assert queues.count("mine") == ("queue" in options) * (1 if options.get("jobset") else 2)
 
 
-def test_the_jobset_has_fields_and_values_of_its_api(tmp_path: Path) -> None:
-    document = objects(kubernetes.artefact(job(tmp_path), OPTIONS | {"jobset": True}))["JobSet", ""]
+def test_the_jobset_has_fields_and_values_of_its_api() -> None:
+    document = Manifests(job(), jobset=True).found["JobSet"]
     assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
     spec = document["spec"]
-    assert spec.keys() <= JOBSET[""]
-    assert all(spec[name].keys() <= JOBSET[name] for name in ("network", "successPolicy", "failurePolicy"))
-    assert all(rule.keys() <= JOBSET["rule"] for rule in spec["failurePolicy"]["rules"])
-    assert all(
-        re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", r["name"]) for r in spec["failurePolicy"]["rules"]
-    )
     learner, worker = spec["replicatedJobs"]
-    assert (learner.keys() | worker.keys()) <= JOBSET["replicatedJob"]
+    rules = spec["failurePolicy"]["rules"]
+    parts = [("", spec), *spec.items(), *(("rule", rule) for rule in rules), ("job", learner), ("job", worker)]
+    assert all(part.keys() <= JOBSET[name] for name, part in parts if name in JOBSET)
+    assert all(re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"]) for rule in rules)
     assert "dependsOn" not in learner, "the first job can depend on none"
     assert worker["dependsOn"] == [{"name": "learner", "status": "Ready"}]
     assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["learner"]}
-    actions = [(rule["action"], rule.get("targetReplicatedJobs")) for rule in spec["failurePolicy"]["rules"]]
-    assert actions == [
+    assert [(rule["action"], rule.get("targetReplicatedJobs")) for rule in rules] == [
         ("FailJobSet", None), ("FailJobSet", ["learner"]), ("RestartJobAndIgnoreMaxRestarts", ["worker"]),
     ]  # fmt: skip
     # JobSet makes jobs indexed unless they say otherwise, and an indexed job cannot be a work queue
@@ -99,89 +98,64 @@ def test_the_jobset_has_fields_and_values_of_its_api(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-def test_what_refers_to_another_object_finds_it(tmp_path: Path, options: dict[str, Any]) -> None:
-    text = kubernetes.artefact(job(tmp_path), OPTIONS | options)
-    found, specs = objects(text), jobs(objects(text))
-    pods = {role: spec["template"] for role, spec in specs.items()}
-    service = found["Service", ""]
-    budget = found["PodDisruptionBudget", ""]["spec"]
-    for selector in (service["spec"]["selector"], budget["selector"]["matchLabels"]):
-        assert selector.items() <= pods["learner"]["metadata"]["labels"].items()
-        assert not selector.items() <= pods["worker"]["metadata"]["labels"].items()
+def test_what_refers_to_another_object_finds_it(options: dict[str, Any]) -> None:
+    made = Manifests(job(), **options)
+    service, budget = made.found["Service"], made.found["PodDisruptionBudget"]
+    for selector in (service["spec"]["selector"], budget["spec"]["selector"]["matchLabels"]):
+        assert [selector.items() <= made.pods[role]["metadata"]["labels"].items() for role in ROLES] == [True, False]
     samples, broadcast = (port["port"] for port in service["spec"]["ports"])
     assert broadcast == samples + 1
-    scripts = {role: pod["spec"]["containers"][0]["args"][0] for role, pod in pods.items()}
-    assert f"--connect tcp://{service['metadata']['name']}:{samples} " in scripts["worker"]
-    assert f"--bind tcp://0.0.0.0:{samples} " in scripts["learner"]
-    kept = found["Secret", ""]["stringData"]
-    for role, pod in pods.items():
-        subprocess.run(["sh", "-n", "-c", scripts[role]], check=True, timeout=20)
+    name = service["metadata"]["name"]
+    assert f"--connect tcp://{name}:{samples} " in made.scripts["worker"]
+    assert f"--bind tcp://0.0.0.0:{samples} --advertise {name} " in made.scripts["learner"]
+    for role, pod in made.pods.items():
+        subprocess.run(["sh", "-n", "-c", made.scripts[role]], check=True, timeout=20)
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-        (container,) = pod["spec"]["containers"]
-        assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
+        assert {mount["name"] for mount in made.containers[role]["volumeMounts"]} == volumes.keys()
         secret = volumes["keys"]["secret"]
-        assert secret["secretName"] == found["Secret", ""]["metadata"]["name"]
-        assert {item["key"] for item in secret["items"]} <= kept.keys()
-        paths = {item["path"] for item in secret["items"]}
-        others = {"learner": "worker", "worker": "learner"}[role]
-        assert f"{others}.key_secret" not in paths, "each has its own private key only"
-    claim = volumes_of(pods["learner"])["runs"]["persistentVolumeClaim"]["claimName"]
-    assert claim == found["PersistentVolumeClaim", ""]["metadata"]["name"]
-    assert all(len(document["metadata"]["name"]) <= 58 for document in found.values())
-    assert specs["worker"]["parallelism"] == 2
-    assert "completions" not in specs["worker"], "a work queue: the first worker that ends with the run ends it"
-
-
-def volumes_of(pod: dict[str, Any]) -> dict[str, Any]:
-    return {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        assert secret["secretName"] == made.found["Secret"]["metadata"]["name"]
+        assert {item["key"] for item in secret["items"]} <= made.found["Secret"]["stringData"].keys()
+        private = [item["path"] for item in secret["items"] if item["path"].endswith("_secret")]
+        assert private == [f"{role}.key_secret"], "and no other's"
+    claim = made.pods["learner"]["spec"]["volumes"][-1]["persistentVolumeClaim"]["claimName"]
+    assert claim == made.found["PersistentVolumeClaim"]["metadata"]["name"]
+    assert made.specs["worker"]["parallelism"] == 2
+    assert "completions" not in made.specs["worker"], "a work queue: the first worker that ends with the run ends it"
 
 
 @pytest.mark.parametrize(
-    ("status", "conditions", "action"),
-    [
-        (143, {"DisruptionTarget"}, "Ignore"),
-        (137, {"DisruptionTarget"}, "Ignore"),
-        (2, set(), "FailJob"),
-        (143, set(), "Ignore"),
-        (1, set(), "Count"),
-        (137, set(), "Count"),
-    ],
+    ("status", "is_disrupted", "action"),
+    [(143, True, "Ignore"), (137, True, "Ignore"), (2, False, "FailJob"), (143, False, "Ignore"), (1, False, "Count")],
 )
-def test_ends_of_pods_count_as_they_should(tmp_path: Path, status: int, conditions: set[str], action: str) -> None:
-    for role, spec in jobs(objects(kubernetes.artefact(job(tmp_path), OPTIONS))).items():
+def test_ends_of_pods_count_as_they_should(status: int, is_disrupted: bool, action: str) -> None:
+    for role, spec in Manifests(job()).specs.items():
         assert spec["template"]["spec"]["restartPolicy"] == "Never", "or the policy has no effect"
-        actions = [
-            rule["action"]
-            for rule in spec["podFailurePolicy"]["rules"]
-            if conditions & {each["type"] for each in rule.get("onPodConditions", [])}
-            or (
-                status in rule.get("onExitCodes", {}).get("values", []) and rule["onExitCodes"]["containerName"] == role
-            )
-        ]
-        assert [*actions, "Count"][0] == action
+        for rule in spec["podFailurePolicy"]["rules"]:
+            by_status = rule.get("onExitCodes", {"values": [], "containerName": role})
+            assert by_status["containerName"] == role
+            if status in by_status["values"] or (is_disrupted and "onPodConditions" in rule):
+                assert rule["action"] == action
+                break
+        else:
+            assert action == "Count"
 
 
-def test_pods_are_as_restricted_as_the_strictest_standard_of_kubernetes_wants(tmp_path: Path) -> None:
-    for spec in jobs(objects(kubernetes.artefact(job(tmp_path), OPTIONS))).values():
-        pod = spec["template"]["spec"]
-        (container,) = pod["containers"]
-        own, whole = container["securityContext"], pod["securityContext"]
-        assert whole["runAsNonRoot"]
-        assert whole["runAsUser"] > 0
-        assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert own == {
+def test_pods_are_as_restricted_as_the_strictest_standard_of_kubernetes_wants() -> None:
+    made = Manifests(job())
+    for role in ROLES:
+        pod, container = made.pods[role]["spec"], made.containers[role]
+        assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["runAsUser"]) == (True, 1000)
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
         }  # fmt: skip
         assert pod["automountServiceAccountToken"] is False
-        assert volumes_of(spec["template"])["keys"]["secret"]["defaultMode"] == 0o440
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
-        assert 30 <= pod["terminationGracePeriodSeconds"] <= 60
 
 
-def test_options_pass_through_shell_and_yaml_unchanged(tmp_path: Path) -> None:
+def test_options_pass_through_shell_and_yaml_unchanged() -> None:
     words = ("--env-config", '{"text": "it\'s $HOME: {a}\n\n  # b"}', "--env", "a b")
-    spec = jobs(objects(kubernetes.artefact(job(tmp_path, *words), OPTIONS)))["learner"]
-    script = spec["template"]["spec"]["containers"][0]["args"][0]
+    script = Manifests(job(*words)).scripts["learner"]
     seen = re.sub(r"^(umask|mkdir|cp) .*\n", "", script, flags=re.MULTILINE).replace('exec "$@"', 'printf "%s\\0" "$@"')
     done = subprocess.run(["sh", "-c", seen, "sh"], capture_output=True, text=True, check=True, timeout=20)
     assert done.stdout.split("\0")[5 : 5 + len(words)] == [*words]
@@ -220,32 +194,21 @@ def test_launching_again_keeps_the_keys_and_printing_makes_none(
     assert launch(tmp_path) == launch(tmp_path, "--workers", "9") == 0
     first, second = (f"# {text}" for text in capsys.readouterr().out.split("# Who can read")[1:])
     assert first.replace("parallelism: 2 ", "parallelism: 9 ") == second
-    secret = objects(first)["Secret", ""]["stringData"]
+    secret, shown_secret = (next(yaml.safe_load_all(text))["stringData"] for text in (first, shown))
     keys = tmp_path / "mine" / "keys"
     assert secret["worker.key_secret"] == (keys / "worker.key_secret").read_text()
     assert (keys / "worker.key_secret").stat().st_mode & 0o777 == 0o600
-    assert objects(shown)["Secret", ""]["stringData"].keys() == secret.keys()
+    assert shown_secret.keys() == secret.keys()
     private = re.search('secret-key = "(.*)"', secret["worker.key_secret"])
     assert private is not None
     assert first.count(private[1]) == 1, "in the Secret, and nowhere else"
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--image"], "--image"),
-        (["--image=i", "--cpus=0"], "--cpus"),
-        (["--image=i", "--memory=much"], "--memory"),
-        (["--workers=1"], "image"),
-    ],
-)
-def test_wrong_usage_ends_with_status_2(options: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status = main(["kubernetes", *options, "--", "--env", "CartPole-v1"])
-    except SystemExit as ended:
-        status = int(str(ended.code))
-    assert status == 2
-    assert named in capsys.readouterr().err
+@pytest.mark.parametrize("words", ["--image", "--image=i --cpus=0", "--image=i --memory=much", "--workers=1"])
+def test_wrong_usage_ends_with_status_2(words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main(["kubernetes", *words.split(), "--", "--env", "CartPole-v1"]))
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
@@ -264,3 +227,40 @@ def test_verbs_use_kubectl_on_the_runs_objects(
     assert patch.endswith('patch job.batch/one-worker --patch={"spec": {"parallelism": 5}}')
     assert f" delete {kind},service,poddisruptionbudget,secret " in stop
     assert f"{name}-runs" in capsys.readouterr().out, "the volume stays, and it says so"
+
+
+# The containers' commands ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux for namespaces")
+@pytest.mark.skipif(not shutil.which("unshare") or not shutil.which("ip"), reason="needs unshare and ip")
+@pytest.mark.parametrize("how", ["by_chroot", "by_podman"])
+def test_containers_run_as_another_user_in_a_root_that_cannot_be_written_and_the_learner_resumes(
+    tmp_path: Path, how: str
+) -> None:
+    if how == "by_podman" and (not shutil.which("podman") or ROOT.is_relative_to("/tmp")):
+        pytest.skip("podman is not installed, or hides this copy of the sources")
+    words = (CARTPOLE, *SMALL, "--min-iter-time-s=0.2", "--stop-timesteps=8192", "--seed=1")
+    made = Manifests(replace(job(*words), run_dir=tmp_path), cpus=1)
+    make_keys(tmp_path / "keys")
+    places = {ROOT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]}
+    probes = [container["readinessProbe"]["exec"]["command"][2] for container in made.containers.values()]
+    environment = {
+        "HOW": how,
+        "NAME": made.found["Service"]["metadata"]["name"],
+        "PLACES": " ".join(str(place) for place in places if not place.is_relative_to("/usr")),
+        "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PYTHONPATH": str(ROOT),
+        **{role.upper(): script for role, script in made.scripts.items()},
+        **dict(zip(("LISTENS", "CONNECTED"), probes, strict=True)),
+    }
+    (tmp_path / "c").mkdir()
+    command = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash"]
+    done = subprocess.run(
+        [*command, Path(__file__).with_name("containers.sh")],
+        cwd=tmp_path / "c", env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    logs = "".join(path.read_text() for path in sorted((tmp_path / "c").glob("*.log")))
+    assert done.stdout.splitlines() == ["preempted 143", "learner 0", "worker 0"], f"{done.stderr}\n{logs}"
+    assert "resuming from" in logs
