@@ -28,6 +28,7 @@ _COMMANDS = {
     "estimate": ("aiorl.estimate", "estimate the return of a trained policy from stored episodes"),
     "data": ("aiorl.data.__main__", "inspect, check, convert and merge stored experience"),
     "status": ("aiorl.status", "show what runs where, and what each worker said last"),
+    "doctor": ("aiorl.doctor", "check this machine, and the way to a learner"),
     "keys": ("aiorl.keys", "make the keys that let workers on other hosts join"),
     "launch": ("aiorl.launch.__main__", "train on many hosts: ssh, Slurm, Kubernetes, or copies of one command"),
 }

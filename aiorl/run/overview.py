@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from aiorl.errors import ConfigError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.roster import Worker
+from aiorl.process.versions import versions
 from aiorl.text import one_line
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Overview:
             "learner": {
                 "host": socket.gethostname(), "pid": os.getpid(), "began": self._began, "state": state, "end": end,
                 "no_update_s": training.silent_s, "addresses": list(training.source.addresses),
+                "versions": versions(), "env": str(training.config.env),
             },
             "result": {name: number for name in _RESULT if _is_finite(number := self.result.get(name))},
             "policy_lag": {name: lag for name, lag in self.result.get("policy_lag", {}).items() if _is_finite(lag)},

@@ -40,7 +40,7 @@ JOBSET = {
 
 
 class Manifests:
-    """What is printed: ``found`` by kind, the jobs' specs and containers by role."""
+    """Printed objects: ``found`` by kind, the jobs' specs and containers by role."""
 
     def __init__(self, made: Job, **options: Any) -> None:
         text = kubernetes.artefact(made, {"image": "registry/aiorl:learner", **options})

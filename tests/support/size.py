@@ -13,12 +13,12 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LIMITS = {"aiorl": (36_000, 250), "many hosts": (2_680, 21), "tests": (42_000, 317), "tests of many hosts": (1_500, 16)}
+LIMITS = {"aiorl": (36_000, 250), "many hosts": (2_680, 21), "tests": (42_000, 317), "tests of many hosts": (1_560, 16)}
 """Folder or group -> the most code lines and files that it may have."""
 _GROUPS = {
     "many hosts": (
         "aiorl/launch/", "aiorl/doctor.py", "aiorl/status.py", "aiorl/net/transport/relay", "aiorl/config/addresses.py",
-        "aiorl/process/kept_logs.py", "aiorl/run/overview.py", "aiorl/acting/run_lock.py",
+        "aiorl/process/kept_logs.py", "aiorl/process/versions.py", "aiorl/run/overview.py", "aiorl/acting/run_lock.py",
     ),
     "tests of many hosts": ("tests/launch/",),
 }  # fmt: skip

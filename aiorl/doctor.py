@@ -1,0 +1,334 @@
+"""`python -m aiorl.doctor [ADDRESS]`: check this machine, and the way to a learner, with a remedy for each problem.
+
+Nothing is changed, and no worker joins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aiorl import __version__
+from aiorl.config.addresses import Addresses, dialable, places_of, split_address
+from aiorl.config.command_line import Parser, exit_status
+from aiorl.errors import AiorlError, ConfigError, SecurityError
+from aiorl.net.transport.security import ADMITTED, AdmittedKeys, load_learner_keys, load_worker_keys
+from aiorl.net.wire.messages import PROTOCOL_VERSION
+from aiorl.process.imports import find_modules_here
+from aiorl.process.machine import usable_cores
+from aiorl.process.program import keep_output_from_failing
+from aiorl.process.versions import NEEDED, versions
+from aiorl.status import status_of_learner
+from aiorl.text import one_line
+
+__all__ = ["Finding", "main"]
+
+_ABOUT = "Checks this machine, and the way from here to a learner. Each problem has its remedy on the same line."
+_EXAMPLES = """
+Examples:
+  # a host for workers or the learner
+  python -m aiorl.doctor
+  # a worker's host, and whether it can join this learner
+  python -m aiorl.doctor tcp://learner-host:5557 --keys keys
+"""
+_PORT = 5557
+_MIN_FILES, _GOOD_FILES = 256, 4096
+_GOOD_FREE = 1 << 30
+_DIAL_S, _ANSWER_S, _APART_S = 3.0, 5.0, 2.0
+_NOT_SYNCHRONIZED = 5
+"""Result of adjtimex, TIME_ERROR: nothing keeps the clock right."""
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+
+class Finding(NamedTuple):
+    """Result of one check.
+
+    Attributes:
+        level: "ok", "warn" or "fail".
+        check: name of the check.
+        text: a sentence or some facts.
+        remedy: what the user can do, "" if there is nothing to do.
+    """
+
+    level: str
+    check: str
+    text: str
+    remedy: str = ""
+
+
+# This machine ------------------------------------------------------------------------------------------------
+
+
+def _software() -> Finding:
+    where = Path(__file__).parent
+    text = f"aiorl {__version__} in {where}, Python {platform.python_version()}, protocol {PROTOCOL_VERSION}"
+    return Finding(OK, "software", text)
+
+
+def _packages() -> Finding:
+    lines = (Path(__file__).parent / "constraints.txt").read_text("utf-8").split()
+    here, tested = versions(), dict(line.split("==") for line in lines)
+    missing = [name for name in NEEDED if not here.get(name, "")]
+    others = [
+        f"{name} {version} (tested: {tested[name]})"
+        for name, version in here.items()
+        if name in tested and version.split(".")[0] != tested[name].split(".")[0]
+    ]
+    if missing:
+        return Finding(FAIL, "packages", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    if others:
+        return Finding(WARN, "packages", ", ".join(others), "install with `-c aiorl/constraints.txt`")
+    if importlib.util.find_spec("tensorflow") is None:
+        return Finding(OK, "packages", "for workers only", "for a learner: pip install '.[learner]'")
+    return Finding(OK, "packages", "for learner and workers")
+
+
+def _cores() -> Finding:
+    machine, usable = os.cpu_count() or 1, usable_cores()
+    text = f"{usable} of {machine} can be used"
+    if usable < machine:
+        return Finding(WARN, "cores", f"{text}: affinity or a control group limits them", f"--num-workers {usable}")
+    return Finding(OK, "cores", text)
+
+
+def _files() -> Finding:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    text = "no limit" if limit == sys.maxsize else f"up to {limit} open files"
+    level = FAIL if limit < _MIN_FILES else WARN if limit < _GOOD_FILES else OK
+    if level == OK:
+        return Finding(OK, "files", text)
+    said = f"{text}: a learner takes at most about {max(1, limit // 4)} workers"
+    return Finding(
+        level, "files", said, f"raise the hard limit: `ulimit -Hn {4 * _GOOD_FILES}` as root, or limits.conf"
+    )
+
+
+def _room() -> Finding:
+    remedy = "free some space, or set TMPDIR to a directory that you can write"
+    try:
+        folder = tempfile.gettempdir()
+        with tempfile.TemporaryFile():
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Finding(FAIL, "room", f"no temporary file can be written: {error.strerror or error}", remedy)
+    text = f"{free / 2**30:.1f} GiB free in {folder}"
+    return Finding(OK, "room", text) if free >= _GOOD_FREE else Finding(WARN, "room", text, remedy)
+
+
+def _name() -> Finding:
+    name = socket.gethostname()
+    own = [split_address(address)[0] for address in dialable("tcp://0.0.0.0:1")[:-1]]
+    others = f"other hosts dial {', '.join(own) or 'no address'}"
+    try:
+        found = sorted({str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)})
+    except OSError as error:
+        remedy = f"for a learner here: --advertise {own[0] if own else 'ADDRESS'}"
+        return Finding(WARN, "name", f"{name} has no address ({error.strerror}); {others}", remedy)
+    return Finding(OK, "name", f"{name} is {', '.join(found)} here; {others}")
+
+
+def _ports() -> Finding:
+    taken = []
+    for port in (_PORT, _PORT + 1):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                taken.append(str(port))
+    if taken:
+        return Finding(
+            WARN, "ports", f"{' and '.join(taken)} in use", "for another learner here: --bind with another port"
+        )
+    return Finding(OK, "ports", f"{_PORT} and {_PORT + 1} are free for a learner here")
+
+
+def _clock() -> Finding:
+    now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    with contextlib.suppress(OSError, AttributeError):  # another system
+        if ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) == _NOT_SYNCHRONIZED:
+            remedy = "run chrony or systemd-timesyncd; only times in logs depend on it"
+            return Finding(WARN, "clock", f"{now}; nothing seems to keep it right", remedy)
+    return Finding(OK, "clock", now)
+
+
+# Keys, and the way to a learner ------------------------------------------------------------------------------
+
+
+def _keys(path: Path) -> Finding:
+    """Check permissions and contents, and that the keys in one directory belong together."""
+    said = []
+    try:
+        learner = load_learner_keys(path) if (path / "learner.key_secret").exists() else None
+        has_worker = path.is_file() or any(each.name != "learner.key_secret" for each in path.glob("*.key_secret"))
+        worker = load_worker_keys(path) if has_worker or learner is None else None
+        if learner is not None:
+            admitted = AdmittedKeys(learner.admitted).refresh()
+            said.append(f"a learner that admits {', '.join(admitted.values()) or 'no one'}")
+            if worker is not None and worker.public_key not in admitted:
+                remedy = f"cp {worker.public_key_file} {path / ADMITTED}"
+                return Finding(FAIL, "keys", f"{worker.public_key_file} is not admitted", remedy)
+            if worker is not None and worker.learner_key != learner.public_key:
+                remedy = "make new ones in an empty directory: aiorl keys DIR"
+                return Finding(FAIL, "keys", f"{path}/learner.key belongs to another learner", remedy)
+        if worker is not None:
+            said.append("a worker")
+    except SecurityError as error:
+        return Finding(FAIL, "keys", error.message, error.hint)
+    return Finding(OK, "keys", f"{path} has those of {' and '.join(said)}")
+
+
+def _way(places: Sequence[str], keys: Path | None) -> Iterator[Finding]:
+    addresses = Addresses(places)
+    address = addresses.next()
+    if not address:
+        problem = addresses.problem or f"{', '.join(places)} names no address"
+        yield Finding(FAIL, "address", problem, "start the learner, or give its address: tcp://HOST:PORT")
+        return
+    host, port = split_address(address)
+    try:
+        found = sorted({str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+    except OSError as error:
+        text = f"{host} has no address here: {error.strerror or error}"
+        yield Finding(FAIL, "address", text, f"give an IP address, or add {host} to DNS or /etc/hosts")
+        return
+    yield Finding(OK, "address", f"{address}, {', '.join(found)}")
+    dialled = [_dial(host, number) for number in (port, port + 1)]
+    yield from dialled
+    if all(finding.level == OK for finding in dialled):
+        yield from _learner(address, keys)
+
+
+def _dial(host: str, port: int) -> Finding:
+    began = time.monotonic()
+    try:
+        socket.create_connection((host, port), _DIAL_S).close()
+    except TimeoutError:
+        text = f"no answer from {host} port {port} within {_DIAL_S:g} s"
+        return Finding(FAIL, "port", text, "let a firewall pass this port, or give an address of the right network")
+    except OSError as error:
+        remedy = "start the learner, with --bind tcp://0.0.0.0:PORT for other hosts"
+        return Finding(FAIL, "port", f"{host} port {port}: {error.strerror or error}", remedy)
+    return Finding(OK, "port", f"{host} port {port} answers in {1000 * (time.monotonic() - began):.1f} ms")
+
+
+def _learner(address: str, keys: Path | None) -> Iterator[Finding]:
+    """Ask the learner as `aiorl status` does, and compare its answer with this host. Its answer may be anything."""
+    try:
+        account = asyncio.run(status_of_learner([address], keys, wait_s=_ANSWER_S))
+    except AiorlError as error:
+        remedy = "give keys of this learner, --keys DIR, and install the same version of aiorl on both sides"
+        yield Finding(FAIL, "learner", str(error), remedy)
+        return
+    accepts = "" if keys is None else ", accepts these keys"
+    text = f"it answers{accepts}, speaks protocol {PROTOCOL_VERSION}, run {_text(account, 'run_id')}"
+    yield Finding(OK, "learner", text)
+    theirs = account.get("learner")
+    theirs = theirs if isinstance(theirs, dict) else {}
+    there = theirs.get("versions")
+    if isinstance(there, dict):
+        here = {name: version for name, version in versions().items() if version != there.get(name)}
+        others = ", ".join(f"{name} {version} here, {_text(there, name)} there" for name, version in here.items())
+        remedy = "install the same versions on both sides"
+        yield Finding(WARN, "versions", others, remedy) if here else Finding(OK, "versions", "the same there")
+    module, colon, _ = _text(theirs, "env").partition(":")
+    if colon and re.fullmatch(r"[\w.]+", module):
+        yield _code(module)
+    if isinstance(now := account.get("time"), float):
+        late_s = time.time() - now
+        said = f"{abs(late_s):.1f} s {'ahead of' if late_s > 0 else 'behind'} the learner's"
+        remedy = "run chrony or systemd-timesyncd on both hosts; only times in logs depend on it"
+        yield Finding(WARN, "clocks", said, remedy) if abs(late_s) > _APART_S else Finding(OK, "clocks", said)
+
+
+def _text(facts: dict[str, Any], name: str) -> str:
+    """Return a text that a learner sent, fit to be shown."""
+    return one_line(str(facts.get(name, "none")), 100)
+
+
+def _code(module: str) -> Finding:
+    remedy = f"start workers in the directory that has {module}, or set PYTHONPATH"
+    with contextlib.suppress(ImportError, ValueError):
+        if importlib.util.find_spec(module) is not None:
+            return Finding(OK, "code", f"{module} of the environment is found here")
+    return Finding(FAIL, "code", f"there is no module {module} here, which has the environment", remedy)
+
+
+# The command -------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the findings, and return the exit status: 0, or 1 if a check failed, or 2 for wrong usage.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
+    """
+    parser = Parser("python -m aiorl.doctor", "[ADDRESS] [options]", _ABOUT, _EXAMPLES)
+    add = parser.add_argument
+    add(
+        "address",
+        metavar="ADDRESS",
+        nargs="?",
+        type=_places,
+        default=None,
+        help="The learner: tcp://HOST:PORT, run:DIR or @FILE.",
+    )
+    add("--keys", metavar="DIR", type=Path, help="Keys of this host, which are checked too.")
+    add("--json", action="store_true", help="Print a JSON list of objects with level, check, text and remedy.")
+    logging.getLogger("aiorl").addHandler(logging.NullHandler())  # the findings say it
+    found = parser.parse(sys.argv[1:] if argv is None else argv)
+    return exit_status(lambda: _report(found.get("address") or [], found.get("keys"), is_json="json" in found))
+
+
+def _places(text: str) -> list[str]:
+    try:
+        return places_of(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--connect ")) from error
+
+
+def _findings(places: Sequence[str], keys: Path | None) -> Iterator[Finding]:
+    for check in (_software, _packages, _cores, _files, _room, _name, _ports, _clock):
+        yield check()
+    if keys is not None:
+        yield _keys(keys)
+    if places:
+        yield from _way(places, keys)
+
+
+def _report(places: Sequence[str], keys: Path | None, *, is_json: bool) -> int:
+    findings = []
+    for finding in _findings(places, keys):
+        findings.append(finding)
+        if not is_json:
+            remedy = f" -> {finding.remedy}" if finding.remedy else ""
+            sys.stdout.write(f"{finding.level:5}{finding.check:10}{finding.text}{remedy}\n")
+            sys.stdout.flush()
+    if is_json:
+        sys.stdout.write(json.dumps([finding._asdict() for finding in findings], indent=1) + "\n")
+    return int(any(finding.level == FAIL for finding in findings))
+
+
+if __name__ == "__main__":
+    keep_output_from_failing()
+    find_modules_here()
+    sys.exit(main())
