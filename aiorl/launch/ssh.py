@@ -22,7 +22,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Self
 
@@ -40,23 +40,20 @@ EXAMPLES = """
 Examples:
   # a learner here, and as many workers as cores on two hosts
   aiorl launch ssh --hosts host1 host2 -- --env my_envs:Heavy --stop-return 100
-  # hosts in a file, HOST or HOST=N on each line; the learner on one of them
-  aiorl launch ssh --hosts hosts.txt --learner host1 -- --env CartPole-v1
-  # in the background
-  aiorl launch ssh --hosts hosts.txt --detach -- --env CartPole-v1 --run-dir runs/mine
+  # hosts in a file, HOST or HOST=N on each line; the learner on one of them; in the background
+  aiorl launch ssh --hosts hosts.txt --learner host1 --detach -- --env CartPole-v1
 
 The current directory is sent to the hosts, except files that Git ignores. Commands for a launched run:
 """
-_MODULES = (
-    "gymnasium", "lz4", "msgpack", "numpy", "onnxruntime", "orjson", "psutil", "pydantic", "rich", "safetensors",
-    "yaml", "zmq",
-)  # fmt: skip
-"""Modules of the packages that aiorl needs."""
+_MODULES = ("gymnasium", "lz4", "msgpack", "numpy", "onnxruntime", "orjson", "psutil", "pydantic", "yaml", "zmq")
+"""Modules that a host with aiorl's packages has."""
 _HOST = re.compile(r"[A-Za-z0-9_][\w.@:%-]*")
 _SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 _PACKAGE = Path(aiorl.__file__).parent
 _SOURCE = Path(ssh_host.__file__).read_bytes()
 _CHECK = "import sys; sys.version_info >= (3, 11) or sys.exit(sys.executable + ' is older than Python 3.11'); "
+_PIPED: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+_PIPED |= {"start_new_session": True}  # Ctrl-C in the terminal does not reach ssh
 _AGAIN_S, _LOOK_S, _TWICE_S, _GOODBYE_S, _END_S = 5.0, 0.3, 0.5, 5.0, 25.0
 _LEARNER_LEAVE_S, _WORKERS_LEAVE_S = 20.0, 10.0
 _BY_SIGNAL = 128
@@ -119,8 +116,8 @@ class Launch:
     place: str
     hosts: dict[str, int | None]
     keys: str
-    port: int
-    pid: int
+    port: int = 0
+    pid: int = 0
     learner: str = ""
     code: str = "."
     python: str = ""
@@ -128,7 +125,7 @@ class Launch:
     ssh: str = "ssh"
 
     def __post_init__(self) -> None:
-        self.ending, self.to_learner = threading.Event(), sys.stderr.buffer
+        self.ending, self.to_learner, self.packed_code = threading.Event(), sys.stderr.buffer, b""
 
     @classmethod
     def of(cls, run: str) -> Self:
@@ -140,11 +137,6 @@ class Launch:
         """Write ``launch.json``."""
         facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
         Job(self.run_dir, (), {}).save("ssh", facts)
-
-    @cached_property
-    def code_archive(self) -> bytes:
-        """Archive of the code."""
-        return code_archive(Path(self.code))
 
     def files_for(self, *, is_learner: bool) -> bytes:
         """Return an archive of the keys that a host needs, and of the run for a learner that resumes it."""
@@ -171,6 +163,7 @@ class Launch:
         """Return the learner's options; its directories of run and keys can be others where it runs."""
         words = job.learner_words(resumed=(self.run_dir / "run.json").exists(), run_dir=run_dir)
         words += ["--bind", f"tcp://0.0.0.0:{self.port}", *(["--keys", keys or self.keys] if self.keys else [])]
+        words += ["--advertise", self.address] if self.address else []
         return words if job.num_workers is not None else [*words, "--num-workers", "0"]
 
     def program(self, host: str) -> list[str]:
@@ -186,10 +179,6 @@ class Launch:
 def _package_archive() -> bytes:
     files = {path for path in _PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     return archive({f"package/aiorl/{path.relative_to(_PACKAGE)}": path for path in files})
-
-
-class HostError(Exception):
-    """Reason why a host can't be used, without its name."""
 
 
 class Host(threading.Thread):
@@ -223,7 +212,7 @@ class Host(threading.Thread):
             self._is_changed = False
             try:
                 status = self._try_once()
-            except (HostError, AiorlError, OSError, LookupError, ValueError, tarfile.TarError) as error:
+            except (AiorlError, OSError, LookupError, ValueError, tarfile.TarError) as error:
                 self.status = 1
                 launch.say(f"{self.label}: {error}; {self._hint}")
                 return
@@ -244,17 +233,11 @@ class Host(threading.Thread):
         """Start the process, bring its log until it ends, and return its status, or that of ssh.
 
         Raises:
-            HostError: the host can't be used.
+            ConfigError: the host lacks packages.
         """
-        launch, pipe, command = self.launch, subprocess.PIPE, self.launch.program(self._name)
+        launch, command = self.launch, self.launch.program(self._name)
         self._is_ready = False
-        with (
-            self._log.open("ab", 0) as log,
-            # Ctrl-C in the terminal must not reach it
-            subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
-            ) as self._process,
-        ):
+        with self._log.open("ab", 0) as log, subprocess.Popen(command, **_PIPED) as self._process:
             if (facts := self._greeted()) is None:
                 return int(self._process.wait())
             self._send(*self._request(facts))
@@ -298,8 +281,8 @@ class Host(threading.Thread):
         launch, place = self.launch, facts["place"]
         if facts["missing"]:
             hint = "install aiorl's packages there, or name another Python by --python"
-            raise HostError(f"{facts['python']} lacks {', '.join(facts['missing'])}: {hint}")
-        archives = [launch.code_archive, launch.files_for(is_learner=self._job is not None)]
+            raise ConfigError(f"{facts['python']} lacks {', '.join(facts['missing'])}:", key="hosts", hint=hint)
+        archives = [launch.packed_code, launch.files_for(is_learner=self._job is not None)]
         archives += [_package_archive()] if facts["digest"] != ssh_host.package_digest(_PACKAGE) else []
         if self._job:
             launch.address, launch.port = launch.address or facts["server"], self._job.port or facts["port"]
@@ -310,13 +293,9 @@ class Host(threading.Thread):
             number = ssh_host.CORES if self.workers is None else str(self.workers)
             command = ["aiorl.worker", "--connect", address, "--num-workers", number]
             command += ["--keys", f"{place}/keys"] if launch.keys else []
-        request = {
-            "command": [facts["python"], "-P", "-m", *command],
-            "cores": CORES,
-            "spare": int(self._name == launch.learner),
-            "leave_s": _LEARNER_LEAVE_S if self._job else _WORKERS_LEAVE_S,
-            "archives": [*map(len, archives)],
-        }
+        leave_s = _LEARNER_LEAVE_S if self._job else _WORKERS_LEAVE_S
+        request = {"command": [facts["python"], "-P", "-m", *command], "cores": CORES, "leave_s": leave_s}
+        request |= {"spare": int(self._name == launch.learner), "archives": [*map(len, archives)]}
         return [json.dumps(request).encode() + b"\n", *archives]
 
     def _take_run(self, stream: IO[bytes]) -> None:
@@ -370,30 +349,30 @@ def artefact(job: Job, options: dict[str, Any]) -> str:
 def run(job: Job, options: dict[str, Any]) -> int:
     """See `Engine`."""
     launch = _launch_of(job, options)
-    size = len(launch.code_archive)
+    launch.packed_code = code_archive(Path(launch.code))
     launch.run_dir.joinpath("logs").mkdir(parents=True, exist_ok=True)
     if (lock := _lock(launch)) is None:
         raise ConfigError(f"{job.run_dir} is being launched:", key="run_dir", hint="stop that run, or name another.")
     if launch.keys:
         job.make_keys()
     launch.save()
-    sys.stderr.write(f"aiorl: {launch.run_dir}; {size >> 10} kB of code go to {', '.join(launch.hosts)}\n")
+    size = f"{len(launch.packed_code) / 1024:.1f} kB of code"
+    sys.stderr.write(f"aiorl: {launch.run_dir}; {size} go to {', '.join(launch.hosts)}\n")
     with lock:
-        return 0 if options.get("detach") and not _in_background(launch) else _attached(launch, job)
+        if options.get("detach"):
+            if os.fork():
+                sys.stdout.write("".join(f"aiorl launch ssh {verb} {launch.run_dir}\n" for verb in ("status", "stop")))
+                return 0
+            _leave_terminal(launch)
+        return _attached(launch, job)
 
 
 def _launch_of(job: Job, options: dict[str, Any]) -> Launch:
-    names = ("address", "learner", "python", "ssh")
-    return Launch(
-        job.run_dir,
-        place=f"~/.aiorl/runs/{job.name}-{secrets.token_hex(3)}",
-        hosts=parse_hosts(options.get("hosts", ())),
-        keys="" if job.config["insecure"] else str(job.keys),
-        port=0 if options.get("learner") else job.port or ssh_host.free_port(),
-        pid=os.getpid(),
-        code=os.path.abspath(os.path.expanduser(options.get("code", "."))),
-        **{name: options[name] for name in names if name in options},
-    )
+    own: dict[str, Any] = {name: options[name] for name in ("address", "learner", "python", "ssh") if name in options}
+    own |= {"code": os.path.abspath(os.path.expanduser(options.get("code", "."))), "pid": os.getpid()}
+    own |= {"port": 0 if "learner" in options else job.port or ssh_host.free_port()}
+    place, keys = f"~/.aiorl/runs/{job.name}-{secrets.token_hex(3)}", "" if job.config["insecure"] else str(job.keys)
+    return Launch(job.run_dir, place, parse_hosts(options.get("hosts", ())), keys, **own)
 
 
 def _attached(launch: Launch, job: Job) -> int:
@@ -451,19 +430,13 @@ def _attached(launch: Launch, job: Job) -> int:
     return learner.poll() or int(has_failed)
 
 
-def _in_background(launch: Launch) -> bool:
-    """Continue in a process without this terminal; return False in the process that was there before."""
-    if pid := os.fork():
-        launch.pid = pid
-        launch.save()
-        run = shlex.quote(str(launch.run_dir))
-        sys.stdout.write("".join(f"aiorl launch ssh {verb} {run}\n" for verb in VERBS if verb != "add"))
-        return False
+def _leave_terminal(launch: Launch) -> None:
     os.setsid()
-    screen = os.open(launch.run_dir / "logs" / "screen.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), screen, screen)):
-        os.dup2(descriptor, number)
-    return True
+    with open(os.devnull) as nothing, (launch.run_dir / "logs" / "screen.txt").open("a") as screen:
+        for number, file in enumerate((nothing, screen, screen)):
+            os.dup2(file.fileno(), number)
+    launch.pid = os.getpid()
+    launch.save()
 
 
 def _lock(launch: Launch) -> IO[str] | None:

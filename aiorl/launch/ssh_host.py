@@ -2,13 +2,12 @@
 
 It takes code and keys into a directory of its own, runs one process, a learner or the parent of workers, and removes
 the directory. Its standard output is the log, and at the end a learner's run directory. The process ends when this
-program's standard input does, or is silent for half a minute: the launcher is gone, or the connection is cut.
+program's standard input does, or is silent for 20 seconds: the launcher is gone, or the connection is cut.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -32,7 +31,7 @@ RUN_FOLLOWS = b"aiorl launch: the run directory\n"
 """Line before the archive of a learner's run directory."""
 CORES = "CORES"
 """Word of a command that is replaced by the number of usable cores."""
-_SILENT_S, _LOOK_S = 30.0, 0.3
+_SILENT_S, _LOOK_S = 20.0, 0.3
 _SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
@@ -118,9 +117,7 @@ def _run(place: Path, wanted: dict[str, Any]) -> int:
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # the host shuts down
         signal.signal(number, lambda number, frame: asked.append(number))
-    child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_follow_parent
-    )
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
     heard = time.monotonic()
     while child.poll() is None and not asked and time.monotonic() - heard < _SILENT_S:
         if select.select([0], [], [], _LOOK_S)[0]:
@@ -135,12 +132,6 @@ def _run(place: Path, wanted: dict[str, Any]) -> int:
         os.killpg(child.pid, signal.SIGKILL)
     status = child.wait()
     return 128 - status if status < 0 else status
-
-
-def _follow_parent() -> None:
-    """Make the kernel end this process with its parent."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":
