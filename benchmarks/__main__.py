@@ -34,6 +34,7 @@ MODULES = (
     "apex",
     "leases",
     "host_link",
+    "scale",
     "startup",
     "library",
     "attacks",

@@ -64,7 +64,7 @@ class Publisher:
         Raises:
             BatchError: a delta does not fit its filter; those of other policies are still merged.
         """
-        if incarnation in self._merged:
+        if incarnation in self._merged and any(deltas.values()):
             self._merged[incarnation] = max(sequence, self._merged[incarnation])
         fault: BatchError | None = None
         for policy_id, delta in sorted(deltas.items()):

@@ -128,7 +128,7 @@ class BatchAssembler:
         self._plan = plan
         self._newest_bytes = self._queued_bytes = 0
         self._queue: deque[SamplesAccepted] = deque()
-        self._version = 0
+        self._version = self._oldest = 0  # no fragment in the queue has an older version
         self._wanted = plan.fragments_per_batch
         self._discarded: list[tuple[str, SamplesAccepted]] = []
 
@@ -173,8 +173,8 @@ class BatchAssembler:
         self._wanted += more
         return more
 
-    def add(self, fragment: SamplesAccepted) -> None:
-        """Queue a fragment, or discard it for a reason that `take_discarded` returns.
+    def add(self, fragment: SamplesAccepted, ahead: int = 0) -> None:
+        """Queue a fragment, or discard it for a reason that `take_discarded` returns; see `prune`.
 
         Raises:
             InternalError: the fragment has a version that the learner has not reached.
@@ -182,12 +182,13 @@ class BatchAssembler:
         version = fragment.message.first_version
         if version > self._version:
             raise InternalError(f"a fragment of version {version} at version {self._version}")
-        if self._is_stale(fragment):
+        if self._is_stale(version, ahead):
             self._discarded.append((STALE, fragment))
         elif self._plan.mode == "on_policy" and len(self._queue) >= self._wanted:
             self._discarded.append(("surplus", fragment))
         else:
             self._queue.append(fragment)
+            self._oldest = min(self._oldest, version)
             self._newest_bytes = _bytes_of(fragment)
             self._queued_bytes += self._newest_bytes
 
@@ -207,11 +208,11 @@ class BatchAssembler:
 
     def prune(self, ahead: int = 0) -> None:
         """Discard fragments that will be too old to train on after ``ahead`` more updates."""
-        stale = [fragment for fragment in self._queue if self._is_stale(fragment, ahead)]
-        if stale:
-            self._queue = deque(fragment for fragment in self._queue if fragment not in stale)
-            self._queued_bytes -= sum(map(_bytes_of, stale))
-            self._discarded += [(STALE, fragment) for fragment in stale]
+        if self._is_stale(self._oldest, ahead):
+            waiting, self._queue = self._queue, deque()
+            self._oldest, self._queued_bytes = self._version, 0
+            for fragment in waiting:
+                self.add(fragment, ahead)
 
     def take_discarded(self) -> list[tuple[str, SamplesAccepted]]:
         """Return the fragments discarded since the last call, each with its reason.
@@ -221,9 +222,9 @@ class BatchAssembler:
         discarded, self._discarded = self._discarded, []
         return discarded
 
-    def _is_stale(self, fragment: SamplesAccepted, ahead: int = 0) -> bool:
+    def _is_stale(self, version: int, ahead: int) -> bool:
         bound = self._plan.max_policy_lag
-        return bound is not None and self._version + ahead - fragment.message.first_version > bound
+        return bound is not None and self._version + ahead - version > bound
 
 
 def _bytes_of(fragment: SamplesAccepted) -> int:

@@ -15,7 +15,7 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from aiorl.config.addresses import dialable
 from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
-from aiorl.net.transport.endpoint import EndpointLimits, Event, EventKind
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind
 from aiorl.net.transport.security import load_learner_keys
 from aiorl.net.transport.system import give_back_regularly, raise_open_file_limit
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
@@ -100,6 +100,7 @@ class RemoteSource(Source):
         self._rates = EventRates()
         self._rates_of_hosts = EventRates(per_kind=_LOGGED_PER_KIND)
         self._pump_due = self._is_over = False
+        self._encoded: tuple[DownMessage | None, Sequence[Buffer]] = (None, ())
         self._endpoint = self._listen()
         self.addresses = dialable(self.address, config.advertise)
         self.overview.workers = lambda: self.session.workers
@@ -415,15 +416,16 @@ class RemoteSource(Source):
 
     def _say(self, target: bytes | None, message: DownMessage) -> None:
         try:
-            frames = encode(message, compress=self._compress, limits=self._limits)
+            if message is not self._encoded[0]:  # a heartbeat is one message to all workers
+                self._encoded = message, encode(message, compress=self._compress, limits=self._limits)
         except LocalProtocolError as error:  # impossible by the bounds on names and texts and the check in `begin`
             kind = type(message).__name__
             self._tell_of("messages that cannot be sent", kind, f"a {kind} cannot be sent: {error}", logging.ERROR)
             return
         if target is BROADCAST:
-            self._endpoint.broadcast(frames)
+            self._endpoint.broadcast(self._encoded[1])
         else:
-            self._endpoint.send(target, frames)
+            self._endpoint.send(target, self._encoded[1])
 
     def _handle(self, event: ev.LearnerEvent) -> None:
         match event:

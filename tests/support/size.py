@@ -13,7 +13,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LIMITS = {"aiorl": (36_000, 250), "many hosts": (2_680, 21), "tests": (42_000, 317), "tests of many hosts": (1_560, 16)}
+LIMITS = {"aiorl": (36_000, 250), "many hosts": (2_680, 21), "tests": (42_000, 317), "tests of many hosts": (1_700, 16)}
 """Folder or group -> the most code lines and files that it may have."""
 _GROUPS = {
     "many hosts": (

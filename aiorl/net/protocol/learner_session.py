@@ -182,10 +182,9 @@ class LearnerSession:
             self._bury(worker, reason)
 
     def lose_worker_id(self, worker_id: str, reason: str, now: float) -> None:
-        """Count all workers of a worker process as lost; see `lose`."""
-        self._now = now
-        for worker in self._roster.of_process(worker_id):
-            self._bury(worker, reason)
+        """Count the worker of a worker process as lost; see `lose`."""
+        if worker_id in self._roster.by_process:
+            self.lose(self._roster.by_process[worker_id].slot, reason, now)
 
     def reserve_slot(self, slot: int, worker_id: str) -> None:
         """Reserve a slot for a worker that we are starting; others get the next free slots."""
@@ -195,7 +194,7 @@ class LearnerSession:
         """Say goodbye to all workers now, and to every later Hello; for workers that we started it is always final."""
         self._goodbye = goodbye = m.Bye(reason, final)
         self._say(BROADCAST, goodbye)
-        for worker in self._roster.workers():
+        for worker in self._roster.by_slot.values():
             self._say_to(worker, m.Bye(reason, final=final or worker.local))
 
     # Queries ----------------------------------------------------------------------------------------------
@@ -213,7 +212,7 @@ class LearnerSession:
     @property
     def workers(self) -> list[Worker]:
         """Live workers in slot order, read-only."""
-        return self._roster.workers()
+        return [self._roster.by_slot[slot] for slot in self.slots]
 
     @property
     def num_waiting(self) -> int:
@@ -348,7 +347,7 @@ class LearnerSession:
         transport = self.settings.transport
         self._note_time(now)
         self._last_tick = now
-        for worker in self._roster.workers():
+        for worker in list(self._roster.by_slot.values()):
             patience_s = transport.heartbeat_timeout_s
             if worker.state == m.BUILDING and not worker.hung_up:  # building can block the whole worker process
                 patience_s = max(patience_s, transport.build_timeout_s)
@@ -358,14 +357,13 @@ class LearnerSession:
             if now - waiting.since > transport.heartbeat_timeout_s:
                 self._line.remove(waiting.peer)
         self._admit_waiting()
-        for overdue in self.leases.take_overdue(transport.lease_timeout_s, now):
-            self._events.append(overdue)
-            self._redeal()
+        self._events += self.leases.take_overdue(transport.lease_timeout_s, now)
+        self._redeal()
         if now - self._last_beat >= transport.heartbeat_interval_s:
             self._last_beat = now
             beat = m.LearnerBeat(self.learner_incarnation, self.version)
             self._say(BROADCAST, beat)
-            for worker in self._roster.workers():
+            for worker in self._roster.by_slot.values():
                 self._say_to(worker, beat)
             for waiting in self._line:
                 self._say(waiting.peer, beat)
@@ -378,7 +376,7 @@ class LearnerSession:
             return
         self._last_tick = now
         self.leases.forgive(stood_still)
-        for worker in self._roster.workers():  # first process the messages that arrived meanwhile
+        for worker in self._roster.by_slot.values():  # first process the messages that arrived meanwhile
             worker.last_heard += stood_still
 
     # Registration -----------------------------------------------------------------------------------------
@@ -428,7 +426,7 @@ class LearnerSession:
 
     def _has_ended(self, hello: m.Hello) -> bool:
         """Return whether an incarnation that is not registered was so before, here or with an earlier learner."""
-        return self._roster.is_buried(hello.incarnation) or bool(hello.learner_incarnation)
+        return hello.incarnation in self._roster.buried or bool(hello.learner_incarnation)
 
     def _is_settled(self, waiting: Waiting, has_unsent: bool = False) -> bool:
         """Return whether this Hello needs no registration because its incarnation has or had one; answer it if so."""
@@ -469,14 +467,11 @@ class LearnerSession:
 
     def _admit(self, waiting: Waiting) -> None:
         hello, peer = waiting.hello, waiting.peer
-        twins = self._roster.of_process(hello.worker_id)
-        if any(twin.key != waiting.key for twin in twins):
+        twin, over_peer = self._roster.by_process.get(hello.worker_id), self._roster.by_peer.get(peer)
+        if twin is not None and twin.key != waiting.key:
             self._violated(peer, "used the name of a worker with another key")
             return
-        over_peer = self._roster.by_peer.get(peer)
-        if over_peer is not None and over_peer not in twins:
-            twins.append(over_peer)
-        for former in twins:
+        for former in filter(None, dict.fromkeys((twin, over_peer))):
             self._bury(former, "its worker came back as a new incarnation", notify=False)
         slot = self._roster.free_slot(hello.slot_hint, hello.worker_id)
         if not slot:

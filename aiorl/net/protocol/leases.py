@@ -101,11 +101,6 @@ class LeaseBook:
             return sum(holder.owed for holder in self._holders.values())
         return self._holders[slot].owed if slot in self._holders else 0
 
-    def deal_outstanding(self) -> int:
-        """Return the number of fragments of the current deal not received yet, including held ones."""
-        leases = (lease for holder in self._holders.values() for lease in holder.leases.values())
-        return self.held + sum(lease.left for lease in leases if lease.deal)
-
     def join(self, slot: int) -> None:
         """Open the account of a worker that has joined."""
         self._holders[slot] = _Holder()
@@ -134,10 +129,10 @@ class LeaseBook:
 
     def redeal(self, now: float) -> list[Grant]:
         """Lease the held fragments of the current deal; overdue workers get some only if there are no others."""
+        if not self.held or not self._holders:
+            return []
         slots = sorted(slot for slot, holder in self._holders.items() if not holder.is_overdue)
         slots = slots or sorted(self._holders)
-        if not slots:
-            return []
         share, larger = divmod(self.held, len(slots))
         self.held = 0
         shares = [share + (position < larger) for position in range(len(slots))]
@@ -213,14 +208,17 @@ class LeaseBook:
             if now - holder.since > timeout_s and not holder.is_overdue and holder.owed
         ]
         taken: list[LeaseOverdue] = []
-        slowest = self._slowest_two() if late else []
+        live = (each for each in self._holders.values() if not each.is_overdue)
+        slow = nlargest(len(late) + 1, live, key=lambda each: each.fragment_s)[::-1] if late else []
         for slot, holder in late:
             waited_s = now - holder.since
-            others_s = [fragment_s for fragment_s, number in slowest if number != slot]
-            if waited_s > _PATIENCE * others_s[0] if others_s else self._may_pass_over(waited_s, timeout_s):
+            while slow[-1].is_overdue:
+                slow.pop()
+            others = (each for each in reversed(slow) if each is not holder and not each.is_overdue)
+            slowest_s = next(others, _Holder()).fragment_s
+            if waited_s > _PATIENCE * slowest_s if slowest_s >= 0 else self._may_pass_over(waited_s, timeout_s):
                 taken.append(LeaseOverdue(slot, holder.owed, waited_s))
                 self.retire(slot)
-                slowest = self._slowest_two()
         return taken
 
     def retire(self, slot: int) -> bool:
@@ -258,15 +256,6 @@ class LeaseBook:
         return waited_s > _FIRST_PATIENCE * timeout_s and any(
             not holder.is_overdue and not holder.owed for holder in self._holders.values()
         )
-
-    def _slowest_two(self) -> list[tuple[float, int]]:
-        """Return fragment time and slot of the two slowest workers that are not overdue, slowest first."""
-        times = (
-            (holder.fragment_s, slot)
-            for slot, holder in self._holders.items()
-            if holder.fragment_s >= 0 and not holder.is_overdue
-        )
-        return nlargest(2, times)
 
 
 @dataclass(slots=True)

@@ -128,6 +128,7 @@ class Pacing:
         self._ready: list[_Turn] = []
         self._trials: list[_Turn] = []
         self._num_turns = 0
+        self._level_s = 0.0  # ``share_s`` of the worker that was leased a fragment last, except for trials
         self._num_on_trial = 0  # workers that owe a trial
         self._update_s = 0.0
         self._last_update = float("-inf")
@@ -138,9 +139,8 @@ class Pacing:
     # Workers ------------------------------------------------------------------------------------------------
 
     def join(self, slot: int) -> None:
-        """Add a worker; it begins level with the worker that was given the least work."""
-        share_s = min((known.share_s for known in self._paces.values()), default=0.0)
-        pace = self._paces[slot] = _Pace(slot, share_s)
+        """Add a worker; it begins level with the worker whose turn came last."""
+        pace = self._paces[slot] = _Pace(slot, self._level_s)
         self._line_up(pace)
 
     def leave(self, slot: int) -> None:
@@ -257,6 +257,7 @@ class Pacing:
                 next_one.owes_trial = True
                 self._num_on_trial += 1
             else:
+                self._level_s = next_one.share_s
                 self._line_up(next_one)
         self._held_back = True
         return chosen

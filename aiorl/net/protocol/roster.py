@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from aiorl.net.protocol.rates import Allowance, Newest
 from aiorl.net.wire.messages import Hello
@@ -62,53 +63,46 @@ class Worker:
 
 
 class Roster:
-    """Live workers by slot, incarnation or peer; at most ``max_workers``, one for each slot.
+    """Live workers by slot, process, incarnation or peer; at most ``max_workers``, one for each slot and process.
 
     Attributes:
         by_slot: slot -> worker.
+        by_process: name of a worker process -> worker.
         by_peer: peer -> the worker on that connection.
         by_incarnation: incarnation -> worker.
+        buried: incarnations that have ended, as keys.
         lives: slot -> number of ended incarnations that sampled there.
         reserved: slot -> worker process it is reserved for; one for each worker that we start.
     """
 
     def __init__(self, max_workers: int) -> None:
         self.by_slot: dict[int, Worker] = {}
+        self.by_process: dict[str, Worker] = {}
         self.by_peer: dict[bytes, Worker] = {}
         self.by_incarnation: dict[str, Worker] = {}
         self.lives: Counter[int] = Counter()
         self.reserved: dict[int, str] = {}
         self._max_workers = max_workers
-        self._buried: Newest[str, None] = Newest(MAX_REMEMBERED)
-
-    def workers(self) -> list[Worker]:
-        """Return the live workers in slot order."""
-        return [self.by_slot[slot] for slot in sorted(self.by_slot)]
-
-    def of_process(self, worker_id: str) -> list[Worker]:
-        """Return the live incarnations of a worker process."""
-        return [worker for worker in self.by_slot.values() if worker.worker_id == worker_id]
-
-    def is_buried(self, incarnation: str) -> bool:
-        """Return whether this incarnation has ended."""
-        return incarnation in self._buried
+        self._free = list(range(1, max_workers + 1))  # heap that contains every free slot
+        self._taken: set[int] = set()  # slots that it does not contain
+        self.buried: Newest[str, None] = Newest(MAX_REMEMBERED)
 
     def free_slot(self, hint: int, worker_id: str) -> int:
-        """Return the slot reserved for this process, else the hinted one, else the lowest free one; 0 for none."""
-        for slot, owner in self.reserved.items():
-            if owner == worker_id and slot not in self.by_slot:
-                return slot
-        slots = (
-            (hint, *range(1, self._max_workers + 1)) if hint <= self._max_workers else range(1, self._max_workers + 1)
-        )
-        return next((slot for slot in slots if slot and slot not in self.by_slot and slot not in self.reserved), 0)
+        """Return the hinted slot if it is free and not another process's, else the lowest free one; 0 for none."""
+        is_own = self.reserved.get(hint, worker_id) == worker_id
+        if is_own and 0 < hint <= self._max_workers and hint not in self.by_slot:
+            return hint
+        while self._free and (self._free[0] in self.by_slot or self._free[0] in self.reserved):
+            self._taken.add(heappop(self._free))
+        return self._free[0] if self._free else 0
 
     def add(self, slot: int, hello: Hello, peer: bytes, key: str | None, now: float) -> Worker:
         """Register an incarnation."""
         is_local = self.reserved.get(slot) == hello.worker_id
         names = (hello.incarnation, hello.worker_id, hello.host, hello.pid)
         worker = Worker(slot, *names, is_local, key, peer, now)
-        self.by_slot[slot] = self.by_peer[peer] = self.by_incarnation[hello.incarnation] = worker
+        self.by_slot[slot] = self.by_process[hello.worker_id] = worker
+        self.by_peer[peer] = self.by_incarnation[hello.incarnation] = worker
         return worker
 
     def bind(self, worker: Worker, peer: bytes) -> None:
@@ -128,9 +122,13 @@ class Roster:
         """End an incarnation for good."""
         self.unbind(worker)
         del self.by_slot[worker.slot]
+        if worker.slot in self._taken:
+            self._taken.remove(worker.slot)
+            heappush(self._free, worker.slot)
+        del self.by_process[worker.worker_id]
         del self.by_incarnation[worker.incarnation]
         self.lives[worker.slot] += worker.last_seq > 0
-        self._buried[worker.incarnation] = None
+        self.buried[worker.incarnation] = None
 
 
 @dataclass(slots=True, eq=False)
@@ -168,7 +166,7 @@ class Line:
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, Waiting] = {}
-        self._turns: dict[str, None] = {}  # their sources, next one first
+        self._turns: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()  # their peers by source, next one first
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -182,20 +180,22 @@ class Line:
 
     def put(self, waiting: Waiting) -> None:
         """Add a Hello; it replaces an earlier one of the same connection and keeps its place in line."""
+        waiting.source = self._waiting.get(waiting.peer, waiting).source
         self._waiting[waiting.peer] = waiting
-        self._turns.setdefault(waiting.source)
+        self._turns.setdefault(waiting.source, OrderedDict()).setdefault(waiting.peer)
 
     def pop(self) -> Waiting:
         """Remove and return the next Hello in turn."""
-        source = next(iter(self._turns))
-        waiting = next(each for each in self if each.source == source)
-        del self._turns[source]
-        self._turns[source] = None
+        source, peers = next(iter(self._turns.items()))
+        waiting = self._waiting[next(iter(peers))]
+        self._turns.move_to_end(source)
         self.remove(waiting.peer)
         return waiting
 
     def remove(self, peer: bytes) -> None:
         """Remove the waiting Hello of this connection, if there is one."""
         waiting = self._waiting.pop(peer, None)
-        if waiting is not None and not any(each.source == waiting.source for each in self):
-            del self._turns[waiting.source]
+        if waiting is not None:
+            del self._turns[waiting.source][peer]
+            if not self._turns[waiting.source]:
+                del self._turns[waiting.source]

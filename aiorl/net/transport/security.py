@@ -20,6 +20,7 @@ used even then because it makes libzmq refuse peers that do not speak ZeroMQ 4.
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import logging
 import os
@@ -439,6 +440,7 @@ def present(socket: zmq.Socket[bytes], keys: WorkerKeys | None) -> None:
         socket.curve_serverkey = keys.learner_key
 
 
+NO_HANDSHAKE = "it took our connection but made no ZeroMQ handshake in time: is it a learner, and too busy?"
 _ONE_HAS_KEYS = "only one side has keys: start the learner and its workers with --keys DIR, or none of them"
 
 
@@ -455,9 +457,13 @@ def reason_seen_by_learner(event: int, code: int) -> str:
             return f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
 
 
-def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None) -> str:
-    """Return the cause of a failed handshake, for the worker's user."""
+def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None, *, is_late: bool) -> str:
+    """Return the cause of a failed handshake, for the worker's user; ``is_late`` if its time was over."""
     match _fault(event, code):
+        case "silent" if is_late:  # keys that do not match end it at once
+            return NO_HANDSHAKE
+        case "silent" if code == errno.ECONNRESET:
+            return "it cut our connection off in the handshake: the learner's log says why"
         case "auth" if keys is not None:
             file = keys.public_key_file
             return f"the learner refused our key: add {file} to its 'admitted' directory (no restart is needed)"

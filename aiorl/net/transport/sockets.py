@@ -369,6 +369,7 @@ def make_socket(
     socket.maxmsgsize = limits.max_frame_bytes
     socket.rcvhwm = limits.receive_messages
     socket.sndhwm = limits.send_messages
+    socket.backlog = limits.max_peers  # all workers may join at once
     socket.handshake_ivl = int(limits.handshake_s * 1000)
     socket.heartbeat_ivl = 0
     socket.setsockopt(zmq.TCP_MAXRT, int(limits.dead_after_s * 1000))

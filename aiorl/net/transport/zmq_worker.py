@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import secrets
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.net.transport.connections import bytes_received
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind
 from aiorl.net.transport.local import find_local, urls_of
-from aiorl.net.transport.security import WorkerKeys, present, reason_seen_by_worker
+from aiorl.net.transport.security import NO_HANDSHAKE, WorkerKeys, present, reason_seen_by_worker
 from aiorl.net.transport.sockets import (
     BROADCAST_HEAD,
     SendQueue,
@@ -40,6 +41,8 @@ from aiorl.net.transport.system import keep_message_buffers
 logger = logging.getLogger(__name__)
 
 _TRIES = 3
+_LATE = 0.8
+"""Share of the time for a handshake after which its end counts as a timeout, of either side."""
 _KEPT_BYTES = 16 << 20
 
 _SETTLE_S = 0.1
@@ -256,7 +259,6 @@ class ZmqWorkerEndpoint:
             channel.tcp_since = self._loop.time()
             channel.fd = value
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            channel.tcp_since = None
             channel.shook_hands = True
             if channel.url == self._urls[0]:
                 channel.ready = True
@@ -267,7 +269,8 @@ class ZmqWorkerEndpoint:
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
         ):
-            self._on_refused(channel, reason_seen_by_worker(event, value, self._keys))
+            is_late = self._loop.time() - channel.tcp_since > _LATE * self._limits.handshake_s
+            self._on_refused(channel, reason_seen_by_worker(event, value, self._keys, is_late=is_late))
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_ended(channel)
         elif event == zmq.EVENT_CLOSED and not self._connected:
@@ -339,16 +342,9 @@ class ZmqWorkerEndpoint:
             self._again(self._next_pause())
 
     def _on_refused(self, channel: Channel, reason: str) -> None:
-        was_connected, self._connected = self._connected, False
-        self._ending = True
-        address = channel.url
-        pause_s = self._next_pause()
-        self._loop.call_soon(self._close_refused)
-        if was_connected:
-            self.on_event(Event(EventKind.DISCONNECTED, f"the connection to {address} ended", address=self.address))
-        self._log_once(f"{address}: {reason}; trying again")
-        self.on_event(Event(EventKind.REFUSED, reason, address=address))
-        self._again(pause_s)
+        self._move_on(self._next_pause())
+        self._log_once(f"{channel.url}: {reason}; trying again")
+        self.on_event(Event(EventKind.REFUSED, reason, address=channel.url))
 
     def _close_refused(self) -> None:
         if not self._closed and self._ending:
@@ -393,14 +389,13 @@ class ZmqWorkerEndpoint:
                 return
         if self._connected:
             return
-        for channel in self._channels:
-            if channel.tcp_since is not None and now - channel.tcp_since > self._limits.handshake_s:
-                self._on_refused(
-                    channel, "it took our connection but made no ZeroMQ handshake: is that the learner's port?"
-                )
-                return
+        waiting = [each for each in self._channels if not each.shook_hands]
+        # libzmq itself waits forever if the other side speaks another protocol
+        if late := [each for each in waiting if now - each.tcp_since > self._limits.handshake_s]:
+            self._on_refused(late[0], NO_HANDSHAKE)
+            return
         over_tcp = [channel for channel in self._channels if channel.url.startswith("tcp:")]  # not from the relay
-        is_quiet = any(channel.tcp_since is None and not channel.shook_hands for channel in over_tcp)
+        is_quiet = any(channel.tcp_since == math.inf for channel in over_tcp)
         patience_s = max(_PATIENCE_S, min(self._pause_s, 2 * _PATIENCE_S))
         if is_quiet and now - self._since > patience_s and self._addresses.has_others():
             self._wait_for(f"no answer from {self.address}.", kind=f"no answer from {self.address}")
@@ -453,7 +448,7 @@ class Channel:
         socket: a DEALER or a SUB.
         limits: bounds of a message.
         fd: descriptor of its connection, -1 before there is one.
-        tcp_since: time since which a connection waits for its handshake, None if there is none.
+        tcp_since: time since which there is a connection, infinity if there is none.
         shook_hands: True after the handshake.
         ready: True once the channel is usable.
         heard: True if a message has arrived since the last check.
@@ -467,7 +462,7 @@ class Channel:
     socket: zmq.Socket[bytes]
     limits: EndpointLimits
     fd: int = -1
-    tcp_since: float | None = None
+    tcp_since: float = math.inf
     shook_hands: bool = False
     ready: bool = False
     heard: bool = True

@@ -286,7 +286,9 @@ class FaultyNetwork(RuleBasedStateMachine):
 
     @rule(fragments=st.integers(1, 7))
     def learner_deals(self, fragments: int) -> None:
-        if self.learner.version >= 0 and not self.learner.leases.deal_outstanding():
+        book = self.learner.leases
+        is_dealt = any(lease.deal and lease.left for each in book._holders.values() for lease in each.leases.values())
+        if self.learner.version >= 0 and not is_dealt and not book.held:
             self.dealt += fragments
             self.learner.deal(self.learner.version, fragments)
             self.learner_shell()

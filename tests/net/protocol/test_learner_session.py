@@ -134,7 +134,7 @@ def test_a_reserved_slot_is_kept_for_the_local_worker() -> None:
     session = make()
     session.reserve_slot(1, "w-local")
     assert join(session, A, "a").slot == 2
-    session.receive(B, hello("local"), 0.0)
+    session.receive(B, hello("local", slot_hint=1), 0.0)
     (joined,) = told(session)
     assert (joined.slot, joined.local) == (1, True)
     session.lose(1, "killed", 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -123,6 +124,15 @@ def _is_served(peer: RawPeer) -> bool:
 
 
 _PING = b"\x04\x07\x04PING\x00\x00"
+
+
+def test_hundreds_can_connect_before_the_learner_takes_the_first_one(start):
+    learner = start()
+    os.kill(learner.pid, signal.SIGSTOP)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.kill, learner.pid, signal.SIGCONT)
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", learner.port), 10))
 
 
 @pytest.mark.parametrize("said", [frame(bytes(1000)) * 50, (frame(bytes(100)) * 10 + _PING) * 20])

@@ -312,6 +312,15 @@ async def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sid
     assert (await stage.exchange(learner, worker))[1] == read_public_key(keys / "other.key").decode()
 
 
+async def test_a_learner_that_answers_a_handshake_too_late_is_not_taken_for_one_with_other_keys(stage, keys):
+    learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+    learner.endpoint._authenticator.pump.close()  # as while its loop stands still
+    worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
+    reason = (await worker.until_event(EventKind.REFUSED)).reason
+    assert "in time" in reason
+    assert "key" not in reason
+
+
 async def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking_and_others_stay(stage, keys, tmp_path):
     make_keys(tmp_path / "stranger")
     shutil.copy(keys / "learner.key", tmp_path / "stranger" / "learner.key")
