@@ -1,0 +1,18 @@
+"""Server parts that serving and the live page share: HTTP and WebSocket with limits, tokens, TLS and an access log.
+
+    app = App()
+    app.get("/live", is_live, is_open=True)      # async def is_live(request: Request) -> Response; without a token
+    app.post("/models/{name}", answer)           # request.names["name"], await request.json()
+    app.websocket("/stream", talk)               # async def talk(socket: WebSocket) -> None
+
+    add_web_options(parser)                      # --host, --port, --token-file, --insecure, --tls-cert, ...
+    async with WebServer(app, web_options(found)) as server:
+        print(server.url)
+        await stopped.wait()                     # leaving the block answers accepted requests, then closes
+
+`json_response`, `text_response` and `Response(stream=...)` make answers; a stream ends when its client leaves or the
+server closes (`app.closing`). Raise `Refusal(400, "one sentence")` in a handler to answer {"error": sentence}. Any
+other error is logged, and answered by a 500 without its text. `metrics_response(registry)` is Prometheus's text.
+
+The modules need the packages of the extra `serve`; `want_web` raises the error that says how to install them.
+"""

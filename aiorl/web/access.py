@@ -1,0 +1,240 @@
+"""Tokens, options of command lines, and the access log."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import os
+import secrets
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiorl.config.addresses import is_loopback
+from aiorl.config.command_line import Parser, at_least
+from aiorl.errors import ConfigError, SecurityError
+from aiorl.process.imports import want_packages
+from aiorl.process.kept_logs import MAX_BYTES, rotate
+from aiorl.text import one_line
+from aiorl.web.app import MAX_BODY_BYTES
+from aiorl.web.messages import Refusal, Request
+
+_MIN_TOKEN, _MAX_TOKEN = 16, 4096
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def want_web(by: str) -> None:
+    """Check that the packages of the extra `serve` are installed.
+
+    Args:
+        by: the feature that needs them; the message begins with it.
+
+    Raises:
+        ConfigError: packages are missing.
+    """
+    want_packages(by, ("uvicorn", "httptools", "websockets", "prometheus_client"), "serve", key="")
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """Address, safety and limits of a server.
+
+    Attributes:
+        host: address that it listens on.
+        port: its port; 0 picks a free one.
+        token_file: file with the token that each request has to carry; it is made if it doesn't exist.
+        is_insecure: True lets everyone in who reaches it.
+        tls_cert: file with its certificate chain, in PEM.
+        tls_key: file with the key of the certificate, in PEM.
+        access_log: file that gets a line for each request; None = no log.
+        access_log_bytes: size in bytes at which the access log is rotated.
+        max_body_bytes: size limit of a body or of a message of a WebSocket, in bytes.
+        max_connections: number of connections at a time.
+        head_s: seconds in which the headers of a request have to arrive.
+        body_s: seconds in which a body has to arrive after its headers.
+        idle_s: seconds that a connection is kept without a request.
+        grace_s: seconds for answers under way when the server closes.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token_file: Path | None = None
+    is_insecure: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    access_log: Path | None = None
+    access_log_bytes: int = MAX_BYTES
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_connections: int = 4096
+    head_s: float = 10.0
+    body_s: float = 30.0
+    idle_s: float = 75.0
+    grace_s: float = 10.0
+
+
+def add_web_options(parser: Parser, *, port: int) -> None:
+    """Add the options of a server to a command; `port` is the default of its port."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1: this host only).")
+    group.add_argument("--port", type=at_least(0), metavar="N", help=f"Port; 0 picks a free one ({port}).")
+    group.add_argument("--token-file", type=Path, metavar="FILE", help="Every request must carry the token in FILE, as "
+                       "'Authorization: Bearer TOKEN'. FILE is made if it doesn't exist.")  # fmt: skip
+    group.add_argument("--insecure", action="store_true", dest="is_insecure",
+                       help="Listen on another address without a token: anyone who reaches it is let in.")  # fmt: skip
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="Certificate chain, PEM; needs --tls-key.")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="Key of the certificate, PEM.")
+    group.add_argument("--access-log", type=Path, metavar="FILE", help="Write a line for each request.")
+    group.add_argument("--max-body-bytes", type=at_least(1024), metavar="N",
+                       help=f"Size limit of a request ({MAX_BODY_BYTES:,}).")  # fmt: skip
+    group.add_argument("--max-connections", type=at_least(1), metavar="N", help="Connections at a time (4,096).")
+    parser.set_defaults(port=port)
+
+
+def web_options(found: dict[str, Any]) -> WebOptions:
+    """Return the options of a command that has those of `add_web_options`, and remove them from `found`.
+
+    Raises:
+        SecurityError: another address than loopback without a token or ``--insecure``.
+        ConfigError: an option doesn't fit another one.
+    """
+    return checked(WebOptions(**{name: found.pop(name) for name in WebOptions.__slots__ if name in found}))
+
+
+def checked(options: WebOptions) -> WebOptions:
+    """Return options that were checked against each other, with the errors of `web_options`."""
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key need each other.", key="tls_key")
+    if options.port > 65_535:
+        raise ConfigError(f"--port is {options.port}, but ports end at 65535.", key="port", value=options.port)
+    if not (is_loopback(options.host) or options.token_file or options.is_insecure):
+        raise SecurityError(
+            f"--host {options.host} can be reached by other hosts, so requests need a token.", key="host",
+            value=options.host, hint="Add --token-file FILE, or --insecure to let everyone in.",
+        )  # fmt: skip
+    return options
+
+
+class Guard:
+    """Check of tokens, and of where a browser's requests come from.
+
+    A browser sends requests for any page that it shows. So those of pages of other sites are refused; and, without a
+    token, those to a name that is not this host's, which another site could have given this address.
+    """
+
+    def __init__(self, options: WebOptions) -> None:
+        """Read the token, or make it.
+
+        Raises:
+            SecurityError: its file can be read by others, or contains none.
+            ConfigError: its file can't be read or written.
+        """
+        self._token = None if options.token_file is None else _token_in(options.token_file)
+        self._hosts = None if self._token or options.is_insecure else _LOCAL_NAMES | {options.host.lower()}
+
+    def check(self, request: Request) -> None:
+        """Check a request.
+
+        Raises:
+            Refusal: it may not be answered.
+        """
+        if self._token is not None and not hmac.compare_digest(_token_of(request), self._token):
+            challenge = ((b"www-authenticate", b'Bearer, Basic realm="aiorl"'),)
+            raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
+        host = request.header(b"host")
+        if self._hosts is not None and _name_in(f"//{host}") not in self._hosts:
+            raise Refusal(403, f"This server answers to localhost, not to {host:.100}.")
+        origin = request.header(b"origin")
+        if origin and origin.partition("://")[2].lower() != host.lower():
+            raise Refusal(403, f"Pages of {origin:.100} may not use this server.")
+
+
+def _name_in(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _token_of(request: Request) -> bytes:
+    scheme, _, value = request.header(b"authorization").partition(" ")
+    if scheme.lower() == "basic":  # a browser's: any name, with the token as password
+        try:
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return value.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+
+
+def _token_in(path: Path) -> bytes:
+    """Return the token in a file, which is made if it doesn't exist."""
+    try:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            pass
+        else:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stored:
+            found = os.fstat(stored.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise SecurityError(f"--token-file {path} is no regular file.", key="token_file", value=str(path))
+            if found.st_mode & 0o077:
+                mode = stat.S_IMODE(found.st_mode)
+                said = f"--token-file {path} can be read or written by others (mode {mode:04o})."
+                raise SecurityError(said, key="token_file", value=str(path), hint=f"Run: chmod 600 {path}")
+            token = stored.read(_MAX_TOKEN + 1).strip()
+    except OSError as error:
+        said = f"--token-file {path} can't be used: {error.strerror}."
+        raise ConfigError(said, key="token_file", value=str(path)) from error
+    if not (_MIN_TOKEN <= len(token) <= _MAX_TOKEN) or not all(0x21 <= byte <= 0x7E for byte in token):
+        said = f"--token-file {path} must contain one word of {_MIN_TOKEN} to {_MAX_TOKEN} visible ASCII characters."
+        raise SecurityError(said, key="token_file", value=str(path), hint="Remove it, and it is made.")
+    return token
+
+
+class AccessLog:
+    """File with a line for each request: time, client, method, path, status, milliseconds. It never has a query."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Open the file.
+
+        Raises:
+            ConfigError: it can't be written.
+        """
+        self._path, self._max_bytes = path.absolute(), max_bytes
+        self._lines: list[str] = []
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            said = f"--access-log {path} can't be written: {error.strerror}."
+            raise ConfigError(said, key="access_log", value=str(path)) from error
+
+    def note(self, request: Request, status: int, seconds: float) -> None:
+        """Add a line, which is written by the next `flush`."""
+        now, client = time.time(), request.scope.get("client") or ("-",)
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+        method = "WEBSOCKET" if request.scope["type"] == "websocket" else request.method
+        path = one_line(request.path, 200)
+        self._lines.append(
+            f"{at}.{int(now % 1 * 1000):03d}Z {client[0]} {method} {path} {status} {seconds * 1000:.2f}\n"
+        )
+
+    def flush(self) -> None:
+        """Write the lines, and rotate the file if it is full; a full disk costs lines and nothing else."""
+        lines, self._lines = self._lines, []
+        try:
+            self._file.write("".join(lines))
+            self._file.flush()
+            rotate(self._path, self._max_bytes)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Write the last lines."""
+        self.flush()
+        self._file.close()

@@ -1,0 +1,182 @@
+"""App: routes of a server, and its ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from aiorl.process.tasks import first_of
+from aiorl.web.messages import Gone, Receive, Refusal, Request, Response, Send, WebSocket
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Awaitable[Response]]
+Talk = Callable[[WebSocket], Awaitable[None]]
+
+MAX_BODY_BYTES = 16 << 20
+_ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+_FAILED = Response(b'{"error":"The server failed at this request. Its log has the reason."}', 500)
+
+
+class _Route(NamedTuple):
+    handle: Callable[[Any], Awaitable[Any]]
+    is_open: bool
+
+
+class App:
+    """Routes, and the ASGI application that answers by them.
+
+    Attributes:
+        closing: done when the server closes; exists once it runs.
+        max_body_bytes: size limit of bodies, in bytes; the server sets it.
+        check: called with each request to a route that isn't open; raises a `Refusal`. The server sets it.
+        on_answer: called with each request, the status and the seconds until the answer was complete.
+    """
+
+    closing: asyncio.Future[None]
+
+    def __init__(self) -> None:
+        """Start without routes."""
+        self.max_body_bytes = MAX_BODY_BYTES
+        self.check: Callable[[Request], None] = lambda request: None
+        self.on_answer: list[Callable[[Request, int, float], None]] = []
+        self._exact: dict[str, dict[str, _Route]] = {}
+        self._patterns: list[tuple[list[str], dict[str, _Route]]] = []
+
+    def get(self, path: str, handler: Handler, *, is_open: bool = False) -> None:
+        """Add a route for GET and HEAD.
+
+        Args:
+            path: its path; a part in braces takes any text and names it.
+            handler: returns the answer to a request.
+            is_open: True needs no token.
+        """
+        self._add("GET", path, handler, is_open)
+
+    def post(self, path: str, handler: Handler) -> None:
+        """Add a route for POST, with arguments as for `get`."""
+        self._add("POST", path, handler, False)
+
+    def delete(self, path: str, handler: Handler) -> None:
+        """Add a route for DELETE, with arguments as for `get`."""
+        self._add("DELETE", path, handler, False)
+
+    def websocket(self, path: str, talk: Talk) -> None:
+        """Add a route for WebSockets; `talk` is called with each one at `path`, and closes it by returning."""
+        self._add("WEBSOCKET", path, talk, False)
+
+    def _add(self, method: str, path: str, handle: Callable[[Any], Awaitable[Any]], is_open: bool) -> None:
+        route = _Route(handle, is_open)
+        if "{" not in path:
+            self._exact.setdefault(path, {})[method] = route
+            return
+        parts = path.split("/")
+        known = next((methods for pattern, methods in self._patterns if pattern == parts), None)
+        if known is None:
+            self._patterns.append((parts, known := {}))
+        known[method] = route
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer as ASGI's application."""
+        began = time.perf_counter()
+        request = Request(scope, receive, self.max_body_bytes)
+        if scope["type"] == "websocket":
+            status = await self._talk(request, receive, send)
+        else:
+            try:
+                response = await self._route_of(request, request.method)(request)
+            except Refusal as refusal:
+                response = refusal.response()
+            except Gone:
+                return
+            except Exception:
+                logger.exception("answering %s %s failed", request.method, request.path)
+                response = _FAILED
+            status = response.status
+            await self._answer(request, response, send)
+        for note in self.on_answer:
+            note(request, status, time.perf_counter() - began)
+
+    def _route_of(self, request: Request, method: str) -> Callable[[Any], Awaitable[Any]]:
+        methods = self._exact.get(request.path)
+        if methods is None:
+            methods = self._match(request)
+        route = methods.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = ", ".join(sorted(methods))
+            raise Refusal(405, f"{request.path} takes {allowed}, not {method}.", ((b"allow", allowed.encode()),))
+        if not route.is_open:
+            self.check(request)
+        return route.handle
+
+    def _match(self, request: Request) -> dict[str, _Route]:
+        given = request.scope.get("raw_path", b"").decode("latin-1").split("/")
+        for pattern, methods in self._patterns:
+            if len(pattern) == len(given) and all(
+                part[:1] == "{" or part == own for part, own in zip(pattern, given, strict=True)
+            ):
+                pairs = zip(pattern, given, strict=True)
+                request.names = {part[1:-1]: unquote(own) for part, own in pairs if part[:1] == "{"}
+                return methods
+        raise Refusal(404, f"There is nothing at {request.path}.")
+
+    async def _answer(self, request: Request, response: Response, send: Send) -> None:
+        body, stream = response.body, response.stream
+        size = () if stream is not None else ((b"content-length", b"%d" % len(body)),)
+        headers = [(b"content-type", response.content_type), *size, *_ALWAYS, *response.headers]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if stream is not None:
+            if request.method != "HEAD":
+                await self._send_parts(request, aiter(stream), send)
+            if (aclose := getattr(stream, "aclose", None)) is not None:
+                await aclose()
+        await send({"type": "http.response.body", "body": body})
+
+    async def _send_parts(self, request: Request, parts: Any, send: Send) -> None:
+        async def part() -> bytes:
+            found: bytes = await anext(parts)
+            return found
+
+        gone = asyncio.ensure_future(request.until_gone())
+        over = asyncio.ensure_future(asyncio.wait([gone, self.closing], return_when=asyncio.FIRST_COMPLETED))
+        try:
+            while (step := await first_of(part(), over)) is not None:
+                await send({"type": "http.response.body", "body": step.result(), "more_body": True})
+        except StopAsyncIteration:
+            pass
+        except Exception:
+            logger.exception("the stream at %s failed", request.path)
+        finally:
+            for task in (gone, over):
+                task.cancel()
+            await asyncio.gather(gone, over, return_exceptions=True)
+
+    async def _talk(self, request: Request, receive: Receive, send: Send) -> int:
+        try:
+            talk = self._route_of(request, "WEBSOCKET")
+        except Refusal as refusal:
+            response = refusal.response()
+            headers = [(b"content-type", response.content_type), *response.headers]
+            start = {"type": "websocket.http.response.start", "status": response.status, "headers": headers}
+            await send(start)
+            await send({"type": "websocket.http.response.body", "body": response.body})
+            return response.status
+        await receive()
+        await send({"type": "websocket.accept"})
+        code = 1001 if self.closing.done() else 1000
+        with contextlib.suppress(OSError, RuntimeError):  # the client is gone, or it is closed already
+            try:
+                await talk(WebSocket(request, receive, send, self.closing))
+                code = 1001 if self.closing.done() else 1000
+            except OSError:
+                raise
+            except Exception:
+                logger.exception("the WebSocket at %s failed", request.path)
+                code = 1011
+            await send({"type": "websocket.close", "code": code})
+        return 101

@@ -1,0 +1,212 @@
+"""Requests and responses of HTTP, messages of WebSockets, and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import orjson
+
+from aiorl.text import one_line
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = tuple[tuple[bytes, bytes], ...]
+
+JSON = b"application/json"
+_MAX_SENTENCE = 500
+
+
+class Refusal(Exception):
+    """Refusal of a request, answered as {"error": sentence}.
+
+    Attributes:
+        status: status of HTTP, 4xx or 503.
+        sentence: the fault and how to correct it, on one line.
+        headers: headers of the answer.
+    """
+
+    def __init__(self, status: int, sentence: str, headers: Headers = ()) -> None:
+        super().__init__(status, sentence)
+        self.status = status
+        self.sentence = one_line(sentence, _MAX_SENTENCE)
+        self.headers = headers
+
+    def response(self) -> Response:
+        """Return the answer."""
+        return json_response({"error": self.sentence}, status=self.status, headers=self.headers)
+
+
+class Gone(Exception):
+    """The client closed its connection before its request was complete."""
+
+
+class Response(NamedTuple):
+    """Answer to a request.
+
+    Attributes:
+        body: the whole body.
+        status: status of HTTP.
+        content_type: type of the body.
+        headers: further headers, in lower case.
+        stream: parts of the body instead of `body`; for example server-sent events.
+    """
+
+    body: bytes = b""
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Headers = ()
+    stream: AsyncIterator[bytes] | None = None
+
+
+def json_response(value: Any, *, status: int = 200, headers: Headers = ()) -> Response:
+    """Return an answer in JSON; NaN and infinities become null, arrays of NumPy become lists."""
+    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, JSON, headers)
+
+
+def text_response(text: str, *, content_type: str = "text/plain; charset=utf-8", headers: Headers = ()) -> Response:
+    """Return an answer in text of any type, for example HTML."""
+    return Response(text.encode(), 200, content_type.encode(), headers)
+
+
+def metrics_response(registry: CollectorRegistry) -> Response:
+    """Return the metrics of a registry in Prometheus's text format."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return Response(generate_latest(registry), 200, CONTENT_TYPE_LATEST.encode())
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        Refusal: it is none.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(400, f"The body is not valid JSON: {error}.") from None
+
+
+class Request:
+    """Request whose headers have arrived.
+
+    Attributes:
+        scope: its ASGI scope.
+        names: parts of its path that the route names.
+        max_bytes: size limit of its body, in bytes.
+    """
+
+    __slots__ = ("_receive", "max_bytes", "names", "scope")
+
+    def __init__(self, scope: Mapping[str, Any], receive: Receive, max_bytes: int) -> None:
+        """Take over a request; its body is read on demand."""
+        self.scope = scope
+        self.names: Mapping[str, str] = {}
+        self.max_bytes = max_bytes
+        self._receive = receive
+
+    @property
+    def method(self) -> str:
+        """Its method, in upper case."""
+        return str(self.scope.get("method", "GET"))
+
+    @property
+    def path(self) -> str:
+        """Its path, without the query, decoded."""
+        return str(self.scope["path"])
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Its query; the last of several equal names counts."""
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+
+    def header(self, name: bytes) -> str:
+        """Return a header by its `name` in lower case, "" if it is missing."""
+        for known, value in self.scope["headers"]:
+            if known == name:
+                return str(value.decode("latin-1"))
+        return ""
+
+    async def body(self) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            Refusal: it is too large.
+            Gone: the client closed the connection.
+        """
+        announced = self.header(b"content-length")
+        if announced.isdecimal() and int(announced) > self.max_bytes:
+            raise self._too_large()
+        message = await self._receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            parts, size = [body], len(body)
+            while message.get("more_body") and size <= self.max_bytes:
+                message = await self._receive()
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+            body = b"".join(parts)
+        if len(body) > self.max_bytes:
+            raise self._too_large()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        return body
+
+    async def json(self) -> Any:
+        """Read the body as JSON.
+
+        Raises:
+            Refusal: it is too large, or no JSON.
+            Gone: the client closed the connection.
+        """
+        return parse_json(await self.body())
+
+    async def until_gone(self) -> None:
+        """Wait until the client closes the connection; only after the whole body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _too_large(self) -> Refusal:
+        return Refusal(413, f"The body may have at most {self.max_bytes:,} bytes.")
+
+
+class WebSocket:
+    """Accepted WebSocket.
+
+    Attributes:
+        request: the request that opened it.
+        closing: done when the server closes: answer the messages received so far, then return.
+    """
+
+    def __init__(self, request: Request, receive: Receive, send: Send, closing: asyncio.Future[None]) -> None:
+        """Take over a WebSocket after its handshake."""
+        self.request = request
+        self.closing = closing
+        self._receive, self._send = receive, send
+
+    async def receive(self) -> bytes | str | None:
+        """Return the next message, None when the WebSocket is over."""
+        message = await self._receive()
+        if message["type"] != "websocket.receive":
+            return None
+        data: bytes | str | None = message.get("bytes")
+        return message.get("text", "") if data is None else data
+
+    async def send(self, data: bytes | str) -> None:
+        """Send a message; waits while the client does not read.
+
+        Raises:
+            OSError: the client is gone.
+        """
+        await self._send({"type": "websocket.send", "bytes" if isinstance(data, bytes) else "text": data})
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Close the WebSocket with a code of RFC 6455 and a reason of at most 123 bytes."""
+        await self._send({"type": "websocket.close", "code": code, "reason": reason})

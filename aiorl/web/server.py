@@ -1,0 +1,204 @@
+"""WebServer: an app on a port, by uvicorn's protocols, with limits of time, size and number."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import ssl
+import time
+from email.utils import formatdate
+from types import TracebackType
+from typing import Any, Self, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from aiorl.config.addresses import is_loopback
+from aiorl.errors import ConfigError
+from aiorl.web.access import AccessLog, Guard, WebOptions, checked
+from aiorl.web.app import App
+
+logger = logging.getLogger(__name__)
+
+_MAX_HEAD_BYTES = 64 << 10
+_MAX_DROPPED_BYTES = 64 << 20
+_NEVER = float("inf")
+_FULL = (
+    b'{"error":"The server has as many connections as it takes. Try again later."}',
+    b"503 Service Unavailable",
+)
+_LATE = b'{"error":"The request did not arrive in time."}', b"408 Request Timeout"
+_LONG = b'{"error":"The headers may have at most 65,536 bytes."}', b"431 Request Header Fields Too Large"
+_SPARE_FILES = 256
+
+
+class WebServer:
+    """App on a port; an async context manager that starts and closes it.
+
+    Attributes:
+        app: the app.
+        options: the options.
+        port: its port.
+        url: its address, such as ``http://127.0.0.1:8000``.
+    """
+
+    def __init__(self, app: App, options: WebOptions) -> None:
+        """Prepare to listen.
+
+        Raises:
+            ConfigError: options can't be applied.
+            SecurityError: the token is unsafe, or missing where it is required (also a ConfigError).
+        """
+        self.app, self.options, self.port, self.url = app, checked(options), options.port, ""
+        self.state = ServerState()
+        app.check, app.max_body_bytes = Guard(options).check, options.max_body_bytes
+        self._log = None if options.access_log is None else AccessLog(options.access_log, options.access_log_bytes)
+        if self._log is not None:
+            app.on_answer.append(self._log.note)
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each malformed request
+        self.config = uvicorn.Config(
+            cast("Any", app), http=HttpToolsProtocol, ws="websockets-sansio", lifespan="off", log_config=None,
+            access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=int(options.idle_s),
+            ws_max_size=options.max_body_bytes, ws_per_message_deflate=False, ssl_certfile=options.tls_cert,
+            ssl_keyfile=options.tls_key,
+        )  # fmt: skip
+        try:
+            self.config.load()
+        except (OSError, ssl.SSLError) as error:
+            said = f"--tls-cert {options.tls_cert} can't be used: {error.strerror or error}."
+            raise ConfigError(said, key="tls_cert", value=str(options.tls_cert)) from error
+
+    async def __aenter__(self) -> Self:
+        """Start to listen.
+
+        Raises:
+            ConfigError: the address can't be listened on.
+        """
+        loop, options = asyncio.get_running_loop(), self.options
+        self.app.closing = loop.create_future()
+        _allow_files(options.max_connections + _SPARE_FILES)
+        try:
+            self._server = await loop.create_server(
+                lambda: _Connection(self, loop), options.host, options.port, ssl=self.config.ssl, backlog=2048
+            )
+        except (OSError, UnicodeError) as error:
+            said = f"{options.host} port {options.port} can't be listened on: {getattr(error, 'strerror', error)}."
+            hint = "Choose another one with --port N; 0 picks a free one."
+            raise ConfigError(said, key="port", value=options.port, hint=hint) from error
+        self.port = self._server.sockets[0].getsockname()[1]
+        name = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"{'http' if self.config.ssl is None else 'https'}://{name}:{self.port}"
+        if self.config.ssl is None and not is_loopback(options.host):
+            logger.warning("%s is not encrypted: others on its way can read requests and the token", self.url)
+        self._sweeper = loop.create_task(self._sweep(), name="web-sweeper")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        """Answer the accepted requests, for at most ``grace_s`` seconds, and close."""
+        self._server.close()
+        self.app.closing.set_result(None)  # streams and WebSockets end by themselves
+        for connection in list(self.state.connections):
+            if isinstance(connection, _Connection):
+                connection.shutdown()
+        end = time.monotonic() + self.options.grace_s
+        while (self.state.connections or self.state.tasks) and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for task in list(self.state.tasks):
+            task.cancel()
+        for connection in list(self.state.connections):
+            connection.transport.abort()
+        self._sweeper.cancel()
+        await asyncio.gather(self._sweeper, *self.state.tasks, return_exceptions=True)
+        if self._log is not None:
+            self._log.close()
+
+    async def _sweep(self) -> None:
+        """Once a second: set the date, close late connections, write the access log."""
+        while True:
+            now = time.monotonic()
+            self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            for connection in list(self.state.connections):
+                if getattr(connection, "deadline", _NEVER) < now:
+                    cast("_Connection", connection).refuse(*_LATE)
+            if self._log is not None:
+                self._log.flush()
+            await asyncio.sleep(1.0)
+
+
+class _Connection(HttpToolsProtocol):
+    """Connection with deadlines for headers and bodies, and a size limit for headers.
+
+    Attributes:
+        deadline: time at which the peer is late, by the monotonic clock.
+    """
+
+    def __init__(self, server: WebServer, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(server.config, server.state, {}, loop)
+        self._options = server.options
+        self._head_bytes = self._dropped_bytes = 0
+        self._is_in_head = False
+        self.deadline = time.monotonic() + self._options.head_s
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        if len(self.connections) > self._options.max_connections:
+            self.refuse(*_FULL)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self.refuse(*_LONG)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head, self._head_bytes = True, 0
+        if self.deadline == _NEVER:  # the first request has to come within that of the connection
+            self.deadline = time.monotonic() + self._options.head_s
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self.deadline = time.monotonic() + self._options.body_s
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle is not None and self.cycle.response_complete:  # a refused body: let the client send some of it,
+            self._dropped_bytes += len(body)  # or it would meet a reset and never read the answer
+            if self._dropped_bytes > _MAX_DROPPED_BYTES:
+                self.transport.close()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self.deadline, self._dropped_bytes = _NEVER, 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(b'{"error":"The request is not valid HTTP."}', b"400 Bad Request")
+
+    def refuse(self, body: bytes, status: bytes) -> None:
+        """Answer without the app, and close the connection."""
+        self.deadline = _NEVER
+        if self.transport.is_closing():
+            return
+        if self._is_in_head or self.cycle is None or not self.cycle.response_started:
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            with contextlib.suppress(OSError, RuntimeError):
+                self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
+        self.transport.close()
+
+
+def _allow_files(number: int) -> None:
+    """Raise the limit of open files to a number, as far as this process may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

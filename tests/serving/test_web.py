@@ -1,0 +1,321 @@
+"""Server parts: routes, errors, limits, tokens, TLS, access log, streams, WebSockets and a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from aiorl.config.command_line import Parser
+from aiorl.errors import ConfigError, SecurityError
+from aiorl.process.tasks import new_event_loop
+from aiorl.web.access import WebOptions, add_web_options, web_options
+from aiorl.web.app import App
+from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response, metrics_response, text_response
+from aiorl.web.server import WebServer
+
+
+class Site:
+    """An app whose handlers wait for the test, in a thread with a loop of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        self.app = App()
+        self.app.get("/live", self.live, is_open=True)
+        self.app.get("/failing", self.fail)
+        self.app.get("/slow", self.slow)
+        self.app.get("/events", self.events)
+        self.app.post("/echo/{name}/end", self.echo)
+        self.app.websocket("/talk", self.talk)
+        self.asked, self.go_on, self.left = threading.Event(), threading.Event(), threading.Event()
+        self.server = WebServer(self.app, WebOptions(**options))
+        self._started, self._stop = threading.Event(), asyncio.Event()
+        self._loop = new_event_loop()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()), daemon=True)
+
+    async def _run(self) -> None:
+        async with self.server:
+            self._started.set()
+            await self._stop.wait()
+
+    def __enter__(self) -> Site:
+        self._thread.start()
+        assert self._started.wait(10)
+        return self
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def __exit__(self, *error: object) -> None:
+        self.go_on.set()
+        self.stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        self._loop.close()
+
+    async def live(self, request: Request) -> Response:
+        return text_response("live")
+
+    async def fail(self, request: Request) -> Response:
+        raise ValueError("a secret of the server")
+
+    async def slow(self, request: Request) -> Response:
+        self.asked.set()
+        await asyncio.to_thread(self.go_on.wait, 10)
+        return json_response({"done": True})
+
+    async def events(self, request: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            try:
+                for number in range(1 << 30):
+                    yield b"data: %d\n\n" % number
+                    await asyncio.sleep(0 if number < 2 else 60)
+            finally:
+                self.left.set()
+
+        return Response(content_type=b"text/event-stream", stream=parts())
+
+    async def echo(self, request: Request) -> Response:
+        given = await request.json()
+        if not isinstance(given, dict):
+            raise Refusal(422, f"Expected an object,\nnot {given}.")
+        return json_response({**given, "name": request.names["name"], "query": request.query})
+
+    async def talk(self, talk: WebSocket) -> None:
+        while (said := await talk.receive()) is not None:
+            await talk.send(said)
+
+    def ask(self, method: str, path: str, body: Any = None, headers: Any = None) -> tuple[int, Any, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            said = answer.read()
+            is_json = answer.headers["content-type"] == "application/json"
+            return answer.status, json.loads(said) if is_json and said else said, dict(answer.headers)
+        finally:
+            connection.close()
+
+    @contextmanager
+    def raw(self) -> Iterator[socket.socket]:
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as found:
+            yield found
+
+
+def everything(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_answers_and_errors_are_plain_json() -> None:
+    with Site(max_body_bytes=2000) as site:
+        assert site.ask("GET", "/live")[:2] == (200, b"live")
+        status, said, headers = site.ask("HEAD", "/live")
+        assert (status, said, headers["content-length"]) == (200, b"", "4")
+        status, said, _ = site.ask("POST", "/echo/a%2Fb/end?x=1", b'{"a": [1, null]}')
+        assert (status, said) == (200, {"a": [1, None], "name": "a/b", "query": {"x": "1"}})
+        for method, path, body, expected, fact in [
+            ("POST", "/echo/a/end", b"[1", 400, "JSON"),
+            ("POST", "/echo/a/end", b"[" * 1500, 400, "JSON"),
+            ("POST", "/echo/a/end", b"[1]", 422, "[1]"),
+            ("POST", "/echo/a/end", b" " * 2001, 413, "2,000"),
+            ("POST", "/echo/a/end", b" " * 3_000_000, 413, "2,000"),
+            ("POST", "/echo/a/end", iter([b" " * 1500] * 3), 413, "2,000"),
+            ("POST", "/live", b"{}", 405, "GET"),
+            ("GET", "/echo/a/end", None, 405, "POST"),
+            ("GET", "/nothing", None, 404, "/nothing"),
+            ("GET", "/failing", None, 500, "log"),
+        ]:
+            status, said, headers = site.ask(method, path, body)
+            assert status == expected, path
+            assert fact in said["error"]
+            assert "\n" not in said["error"]
+            assert "secret" not in said["error"]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n"]
+)
+def test_bytes_that_are_no_http_are_refused(sent: bytes) -> None:
+    with Site() as site, site.raw() as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert everything(connection)[:12] in (b"HTTP/1.1 400", b"")
+        assert site.ask("GET", "/live")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"GET /live HT", 408), (b"", 408),
+     (b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n12", 408),
+     (b"GET /live HTTP/1.1\r\nx: " + b"y" * 65_600, 431)],
+)  # fmt: skip
+def test_slow_and_endless_requests_are_refused(sent: bytes, status: int) -> None:
+    with Site(head_s=0.1, body_s=0.1) as site, site.raw() as connection:
+        connection.sendall(sent)
+        assert b" %d " % status in everything(connection)[:13]
+
+
+def test_further_connections_than_allowed_are_refused_until_one_ends() -> None:
+    with Site(max_connections=2) as site:
+        with site.raw() as first, site.raw() as second:
+            for connection in (first, second):
+                connection.sendall(b"GET /live HTTP/1.1\r\n\r\n")
+                assert connection.recv(100).startswith(b"HTTP/1.1 200")
+            assert site.ask("GET", "/live")[0] == 503
+        while site.ask("GET", "/live")[0] == 503:
+            pass
+
+
+def test_a_token_is_required_and_made_in_a_private_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    with Site(token_file=path) as site:
+        token = path.read_text().strip()
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert site.ask("GET", "/live")[0] == 200
+        status, said, headers = site.ask("GET", "/slow")
+        assert (status, "Bearer" in said["error"]) == (401, True)
+        assert "Basic" in headers["www-authenticate"]
+        for header in (f"Bearer {token}x", "Bearer", "Basic !", "Basic bm86bm8=", f"Digest {token}", "Bearer \xff"):
+            assert site.ask("GET", "/failing", headers={"Authorization": header})[0] == 401
+        with pytest.raises(Exception, match="401"), connect(f"ws://127.0.0.1:{site.server.port}/talk"):
+            pass
+        assert site.ask("GET", "/failing", headers={"Authorization": f"Bearer {token}"})[0] == 500
+        headers = {"Authorization": f"Bearer {token}"}
+        with connect(f"ws://127.0.0.1:{site.server.port}/talk", additional_headers=headers) as talk:
+            talk.send("hello")
+            assert talk.recv() == "hello"
+    path.chmod(0o644)
+    with pytest.raises(SecurityError, match="0644"):
+        WebServer(App(), WebOptions(token_file=path))
+    path.chmod(0o600)
+    path.write_text("short")
+    with pytest.raises(SecurityError, match=str(path)):
+        WebServer(App(), WebOptions(token_file=path))
+
+
+def test_other_addresses_need_a_token_or_a_word(tmp_path: Path) -> None:
+    parser = Parser("prog", "", "", "")
+    add_web_options(parser, port=8000)
+    found: Callable[..., WebOptions] = lambda *words: web_options(parser.parse(words))  # noqa: E731
+    assert (found().host, found().port) == ("127.0.0.1", 8000)
+    with pytest.raises(SecurityError, match=r"0\.0\.0\.0"):
+        found("--host", "0.0.0.0")
+    assert found("--host", "0.0.0.0", "--insecure").is_insecure
+    assert found("--host", "::", "--token-file", str(tmp_path / "token")).host == "::"
+    with pytest.raises(ConfigError, match="--tls-key"):
+        found("--tls-cert", "a")
+    with Site() as site, pytest.raises(ConfigError, match=str(site.server.port)):
+        Site(port=site.server.port)._loop.run_until_complete(
+            WebServer(App(), WebOptions(port=site.server.port)).__aenter__()
+        )
+
+
+def test_pages_of_other_sites_may_not_ask() -> None:
+    with Site() as site:
+        here = f"127.0.0.1:{site.server.port}"
+        for headers, expected in [
+            ({"Host": "evil.example"}, 403),
+            ({"Host": "[::1"}, 403),
+            ({"Host": "localhost:1"}, 500),
+            ({"Origin": "http://evil.example"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Host": here, "Origin": f"http://{here}"}, 500),
+        ]:
+            assert site.ask("GET", "/failing", headers=headers)[0] == expected, headers
+        with pytest.raises(Exception, match="403"), connect(f"ws://{here}/talk", origin="http://evil.example"):
+            pass
+
+
+def test_a_stream_ends_when_its_client_leaves() -> None:
+    with Site() as site:
+        with site.raw() as connection:
+            connection.sendall(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            said = b""
+            while b"data: 2" not in said:
+                said += connection.recv(1000)
+            assert not site.left.is_set()
+        assert site.left.wait(10)
+
+
+def test_the_end_answers_what_was_accepted_and_ends_streams() -> None:
+    with Site() as site, site.raw() as slow, site.raw() as events, site.raw() as idle:
+        slow.sendall(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        events.sendall(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        idle.sendall(b"GET /live HTTP/1.1\r\n\r\n")
+        assert idle.recv(1000).endswith(b"live")
+        assert site.asked.wait(10)
+        with connect(f"ws://127.0.0.1:{site.server.port}/talk") as talk:
+            talk.send(b"1")
+            assert talk.recv() == b"1"
+            site.stop()
+            assert everything(idle) == b""
+            assert everything(events).endswith(b"0\r\n\r\n")
+            with pytest.raises(ConnectionClosed):
+                talk.recv(timeout=10)
+            with pytest.raises(OSError), site.raw():
+                pass
+            site.go_on.set()
+            assert everything(slow).endswith(b'{"done":true}')
+
+
+def test_the_access_log_has_a_line_for_each_request_and_rotates(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    with Site(access_log=path, access_log_bytes=2000, token_file=tmp_path / "token") as site:
+        token = (tmp_path / "token").read_text().strip()
+        site.ask("GET", f"/failing?token={token}", headers={"Authorization": f"Bearer {token}"})
+        site.ask("GET", "/a%0Ab")
+        site.ask("GET", "/live")
+        for _ in range(60):
+            site.ask("GET", "/live")
+    text = path.with_name("access.log.1").read_text() + path.read_text()
+    assert path.stat().st_size < 2000
+    assert token not in text
+    assert all(len(line.split()) == 6 for line in text.splitlines())
+    assert " GET /live 200 " in text
+
+
+def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2",
+               "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    with Site(tls_cert=cert, tls_key=key) as site:
+        context = ssl.create_default_context(cafile=str(cert))
+        connection = http.client.HTTPSConnection("localhost", site.server.port, timeout=10, context=context)
+        connection.request("GET", "/live")
+        assert connection.getresponse().read() == b"live"
+        connection.close()
+        assert site.server.url.startswith("https://")
+    with pytest.raises(ConfigError, match=str(key)):
+        WebServer(App(), WebOptions(tls_cert=key, tls_key=key))
+
+
+def test_metrics_are_prometheus_text() -> None:
+    from prometheus_client import CollectorRegistry, Counter
+
+    registry = CollectorRegistry()
+    Counter("asked", "Requests.", registry=registry).inc(3)
+    assert b"asked_total 3.0" in metrics_response(registry).body
+    assert os.environ.get("PROMETHEUS_MULTIPROC_DIR") is None
