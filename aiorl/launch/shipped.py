@@ -53,7 +53,7 @@ def code_archive(code: Path, max_mb: int = _MAX_MB) -> bytes:
         max_mb: most megabytes to send.
 
     Raises:
-        ConfigError: it is neither, or it has more; the message names the largest files.
+        ConfigError: it is neither, it is a home directory, or it has more; the message names the largest files.
     """
     if code.suffix == ".whl" and code.is_file():
         with zipfile.ZipFile(code) as wheel:
@@ -61,6 +61,9 @@ def code_archive(code: Path, max_mb: int = _MAX_MB) -> bytes:
     if not code.is_dir():
         hint = "give the directory of your environment's modules, or a wheel."
         raise ConfigError(f"--code {code} is neither a directory nor a .whl file:", key="code", hint=hint)
+    if code in (Path.home(), Path("/")):
+        hint = "change to the directory of your code, or give --code DIR."
+        raise ConfigError(f"{code} is a home directory, which is not sent to hosts:", key="code", hint=hint)
     sizes = {path: (code / path).stat().st_size for path in shipped(code)}
     if (total := sum(sizes.values())) > max_mb << 20:
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]

@@ -48,7 +48,7 @@ The current directory is sent to the hosts, except files that Git ignores. Comma
 _MODULES = ("gymnasium", "lz4", "msgpack", "numpy", "onnxruntime", "orjson", "psutil", "pydantic", "yaml", "zmq")
 """Modules that a host with aiorl's packages has."""
 _HOST = re.compile(r"[A-Za-z0-9_][\w.@:%-]*")
-_SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
+_SSH = ["-T", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5", "-oControlMaster=no"]
 _PACKAGE = Path(aiorl.__file__).parent
 _SOURCE = Path(ssh_host.__file__).read_bytes()
 _CHECK = "import sys; sys.version_info >= (3, 11) or sys.exit(sys.executable + ' is older than Python 3.11'); "
@@ -199,7 +199,7 @@ class Host(threading.Thread):
         directory = ("learner-" if job else "") + re.sub(r"[^\w.-]", "_", name)
         self._place = f"{launch.place}/{directory}"
         self._log = launch.run_dir / "logs" / f"{directory}.txt"
-        self._hint = f"its run stays there, in {self._place}-*/run" if job else f"its log is {self._log}"
+        self._hint = f"its run stays there, in {self._place}+*/run" if job else f"its log is {self._log}"
         self.status: int | None = None
         self._last = self._told = ""
         self._process: Any = None
@@ -260,7 +260,7 @@ class Host(threading.Thread):
     def _greeted(self) -> dict[str, Any] | None:
         """Begin with the program on the host, and return the facts that it sends; None if it does not run."""
         modules = (*_MODULES, "tensorflow") if self._job else _MODULES
-        begin = {"place": f"{self._place}-{secrets.token_hex(2)}", "modules": modules}
+        begin = {"place": f"{self._place}+{secrets.token_hex(2)}", "modules": modules}
         self._send(_SOURCE, json.dumps(begin).encode() + b"\n")
         for raw in self._process.stdout:
             line = raw.decode(errors="replace")

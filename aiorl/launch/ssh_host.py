@@ -78,9 +78,9 @@ def main() -> int:
         for size in wanted["archives"]:
             with tarfile.open(fileobj=io.BytesIO(requests.read(size))) as archive:
                 archive.extractall(place, **_SAFELY)
-        status = _run(place, wanted)
-        if (place / "run").exists():
-            kept = ["run"]  # until it was sent
+        status, is_cut = _run(place, wanted)
+        kept = ["run"]
+        if (place / "run").exists() and not is_cut:
             os.write(1, RUN_FOLLOWS)
             with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
                 archive.add(place / "run", "run")
@@ -99,13 +99,14 @@ def main() -> int:
 def _remove_remains(place: Path) -> None:
     """Remove directories of the same kind whose program was killed; this program's is locked while it runs."""
     fcntl.flock(os.open(place / "lock", os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
-    for other in place.parent.glob(place.name.rpartition("-")[0] + "-*"):
+    for other in place.parent.glob(place.name.partition("+")[0] + "+*"):
         with contextlib.suppress(OSError), (other / "lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(other)
 
 
-def _run(place: Path, wanted: dict[str, Any]) -> int:
+def _run(place: Path, wanted: dict[str, Any]) -> tuple[int, bool]:
+    """Run the process to its end, and return its status, and True if the launcher has fallen silent."""
     path = [str(place / "package"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     os.chdir(place / "code")
@@ -124,6 +125,7 @@ def _run(place: Path, wanted: dict[str, Any]) -> int:
             heard = time.monotonic()
             if not os.read(0, 4096):
                 break
+    is_cut = time.monotonic() - heard >= _SILENT_S
     if child.poll() is None:
         child.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -131,7 +133,7 @@ def _run(place: Path, wanted: dict[str, Any]) -> int:
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
     status = child.wait()
-    return 128 - status if status < 0 else status
+    return (128 - status if status < 0 else status), is_cut
 
 
 if __name__ == "__main__":

@@ -99,10 +99,16 @@ def test_too_much_code_is_an_error_that_names_the_largest_file(tmp_path: Path) -
         code_archive(tmp_path / "missing", 1)
 
 
+def test_a_home_directory_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="home"):
+        code_archive(tmp_path)
+
+
 def test_a_wheel_is_sent_unpacked(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "mine-1.0-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(tmp_path / "mine.whl", "w") as wheel:
         wheel.writestr("mine.py", "x = 1")
-    assert code_archive(tmp_path / "mine-1.0-py3-none-any.whl", 1)
+    assert code_archive(tmp_path / "mine.whl")
 
 
 # With hosts --------------------------------------------------------------------------------------------------
@@ -186,16 +192,10 @@ class Hosts:
         there = [process for host in self._sshd for process in self.processes(host)]
         return [*there, *(path for host in self._sshd for path in self.home(host).glob(".aiorl/runs/*"))]
 
-    def launch(self, *words: str, terminal: int | None = None) -> Started:
-        self._started.append(_Launched([*AIORL, *words], self.work, terminal))
+    def start(self, *words: str, hosts: str = "n1=1 n2=1 n3=1", terminal: int | None = None) -> Started:
+        ssh = ("--ssh", f"ssh -F {self.folder}/config", "--hosts", *hosts.split())
+        self._started.append(_Launched([*AIORL, *ssh, *words, *LANE, "--run-dir=run"], self.work, terminal))
         return self._started[-1]
-
-    def start(
-        self, *words: str, hosts: tuple[str, ...] = ("n1=1", "n2=1", "n3=1"), terminal: int | None = None
-    ) -> Started:
-        at = words.index("--")
-        own = ["--hosts", *hosts, "--ssh", f"ssh -F {self.folder}/config", *words[:at]]
-        return self.launch(*own, *words[at:], "--run-dir=run", terminal=terminal)
 
     def close(self) -> None:
         for started in self._started:
@@ -241,7 +241,7 @@ def joined(started: Started, count: int) -> None:
 @needs_hosts
 def test_three_hosts_train_an_environment_of_the_current_directory(hosts: Hosts) -> None:
     """A host that can't be reached is named, keys are private, and nothing is left on hosts."""
-    started = hosts.start("--", *LANE, "--stop-return=7.9", hosts=("n1=1", "n2=1", "n3=1", "down"))
+    started = hosts.start("--", "--stop-return=7.9", hosts="n1=1 n2=1 n3=1 down")
     joined(started, 1)
     homes = [hosts.home(host) for host in ("n1", "n2", "n3")]
     keys = [path for home in homes for path in home.glob(".aiorl/runs/*/*/keys/*")]
@@ -263,10 +263,17 @@ def test_three_hosts_train_an_environment_of_the_current_directory(hosts: Hosts)
 
 
 @needs_hosts
+def test_hosts_that_lack_packages_are_named(hosts: Hosts) -> None:
+    started = hosts.start("--python=/usr/bin/python3", "--", hosts="n1=1 n2=1")
+    assert started.wait(60) not in (0, 2)
+    assert len(re.findall("^.*n[12]: .*(?:lacks|older|not found)", started.text, re.MULTILINE)) == 2, started.text
+
+
+@needs_hosts
 @pytest.mark.parametrize("how", ["Ctrl-C", "terminal", "SIGKILL"])
 def test_all_ends_with_the_launcher(hosts: Hosts, how: str) -> None:
     ours, terminal = pty.openpty()
-    started = hosts.start("--", *LANE, terminal=terminal)
+    started = hosts.start("--", terminal=terminal)
     os.close(terminal)
     started.wait_for("iteration")
     if how == "terminal":
@@ -281,7 +288,7 @@ def test_all_ends_with_the_launcher(hosts: Hosts, how: str) -> None:
 @needs_hosts
 def test_hosts_come_and_go(hosts: Hosts) -> None:
     """A host that crashed joins again, one that is cut off ends by itself, and hosts can be added."""
-    started = hosts.start("--", *LANE, hosts=("n1=1", "n2=1"))
+    started = hosts.start("--", hosts="n1=1 n2=1")
     joined(started, 2)
     hosts.crash("n1")
     hosts.cut("n2")
@@ -301,7 +308,7 @@ def test_hosts_come_and_go(hosts: Hosts) -> None:
 
 @needs_hosts
 def test_a_learner_on_a_host_brings_its_run_back(hosts: Hosts) -> None:
-    started = hosts.start("--learner=n1", "--", *LANE, "--stop-return=7.9", hosts=("n2=1", "n3=1"))
+    started = hosts.start("--learner=n1", "--", "--stop-return=7.9", hosts="n2=1 n3=1")
     assert started.wait(120) == 0, started.text
     assert "iteration 1" in started.text
     assert [*(hosts.work / "run/checkpoints").glob("checkpoint-*")]
@@ -310,7 +317,7 @@ def test_a_learner_on_a_host_brings_its_run_back(hosts: Hosts) -> None:
 
 @needs_hosts
 def test_a_run_in_the_background_continues_until_it_is_stopped(hosts: Hosts) -> None:
-    started = hosts.start("--detach", "--", *LANE, hosts=("n2=1",))
+    started = hosts.start("--detach", "--", hosts="n2=1")
     assert started.wait(60) == 0, started.text
     place = hosts.work / "run"
     wait_until(lambda: "iteration" in run(*AIORL, "logs", place), 60, "an iteration")
