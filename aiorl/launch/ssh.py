@@ -427,7 +427,9 @@ def _attached(launch: Launch, job: Job) -> int:
     for host in hosts.values():
         if host.is_alive():
             launch.say(f"{host.label}: did not end in time; its processes end by themselves")
-    return learner.poll() or int(has_failed)
+    if has_failed:  # perhaps before there was a display
+        sys.stderr.write((launch.run_dir / "logs" / "launch.txt").read_text("utf-8"))
+    return int(has_failed) or learner.poll() or 0
 
 
 def _leave_terminal(launch: Launch) -> None:
