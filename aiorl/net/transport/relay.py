@@ -5,12 +5,10 @@ takes subscriptions to an address of a learner. The relay then subscribes there,
 keys, and publishes what arrives. The first frame is the address, a space, and a head (see `sockets.BROADCAST_HEAD`).
 All other messages pass through the worker's own connection.
 
-No worker depends on the relay:
-
-- The relay announces a subscription only while its own is in force, so ``CONNECTED`` means the same as without it. If
-  it missed something, workers learn so from the learner's heartbeats, and ask for it.
-- A worker connects again when its relay has ended or stands still. If the learner accepts the worker, but the relay
-  does not answer, it subscribes to the learner itself, until its next connection.
+No worker depends on the relay: each subscribes to the learner itself, and changes over when the relay has announced a
+subscription, which it does only while its own is in force. What passes a worker by in that moment, or while the relay
+connects again, shows in the learner's heartbeats, and the worker asks for it. A worker whose relay has ended, or stands
+still, connects again.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ logger = logging.getLogger(__name__)
 _MAX_SUBSCRIPTION_BYTES = 512
 _MAX_SOURCES = 8
 """Learners at a time; while an address changes, there may be more than one."""
-_PATIENCE_S = 5.0
 
 
 class Relay:
@@ -137,11 +134,11 @@ class _Source(ZmqWorkerEndpoint):
     def hurry(self) -> None:
         """Connect now if the next try is due later, because a worker is trying as well."""
         if not self._channels:
-            self._connect()
+            self._again(0.0)
 
 
 class RelayedEndpoint(ZmqWorkerEndpoint):
-    """Endpoint of a worker that gets the learner's broadcasts from the relay of its host, if that answers.
+    """Endpoint of a worker that gets the learner's broadcasts through the relay of its host while that has them.
 
     Without keys, a learner with Unix sockets on this host needs no relay.
 
@@ -158,48 +155,55 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
     ) -> None:  # fmt: skip
         super().__init__(connect, keys=keys, limits=limits)
         self._relay = relay
-        self._is_left_out = False  # it did not answer: this connection has to do without
+        self._relayed: Channel | None = None  # a subscription to the relay that has not taken the place of our own
 
     @property
     def is_relayed(self) -> bool:
-        """True if the current connection, or the one being made, gets its broadcasts from the relay."""
-        return self._urls[1].endswith(self._relay)
-
-    def _find(self) -> tuple[str, str]:
-        first, second = super()._find()
-        if not first.startswith("ipc:") and not self._is_left_out:
-            try:
-                second, _ = urls_of(bind_local((), self._relay))
-            except SecurityError as error:
-                self._log_once(str(error))
-        return first, second
+        """True if broadcasts come through the relay."""
+        return bool(self._channels and self._channels[-1].topic)
 
     def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
-        self._topic = f"{self._urls[0]} ".encode() if self.is_relayed else b""
-        return super()._open_channels(undo)
+        channels = super()._open_channels(undo)
+        if not self.is_local:
+            try:
+                url, _ = urls_of(bind_local((), self._relay))
+            except SecurityError as error:
+                self._log_once(str(error))
+            else:
+                topic = f"{self._urls[0]} ".encode()
+                self._relayed = self._open(undo, url, zmq.SUB, self._receive_broadcast, topic)
+        return channels
 
-    def _on_progress(self) -> None:
-        super()._on_progress()
-        self._is_left_out &= not self._connected
-
-    def _on_monitor(self, channel: Channel, event: int, value: int) -> None:
-        if event != zmq.EVENT_CLOSED or self._relay not in channel.url:  # it may be about to start
-            super()._on_monitor(channel, event, value)
+    def _receive_broadcast(self, channel: Channel) -> None:
+        if channel is self._relayed:
+            channel.ready |= bool(channel.receive())  # for now, everything comes over our own subscription
+        else:
+            super()._receive_broadcast(channel)
 
     def _tick(self) -> None:
         super()._tick()
-        if self._lacks_relay() and not self._ending and self._channels[0].silent_s > _PATIENCE_S:
-            self._on_ended(self._channels[-1])
+        relayed = self._relayed
+        if relayed is None:
+            return
+        relayed.pump.look()
+        if not relayed.ready or not self._connected or self._ending:
+            return
+        own = self._channels[-1]
+        own.pump.drain()
+        if self._relayed is relayed:  # no callback has closed us
+            self._channels, self._relayed = (self._channels[0], relayed), None
+            relayed.shook_hands = True
+            own.close()
+            own.socket.close(0)
+            logger.info("weights come through the relay of this host")
 
     def _give_up_channels(self) -> list[zmq.Socket[bytes]]:
-        if self._lacks_relay():
-            self._log_once("the relay of this host does not answer: this worker subscribes to the learner itself")
-            self._is_left_out = True
-        return super()._give_up_channels()
-
-    def _lacks_relay(self) -> bool:
-        """Return whether the learner waits for our hello, but the relay has not announced our subscription."""
-        return self.is_relayed and len(self._channels) == 2 and self._channels[0].ready and not self._channels[1].ready
+        sockets = super()._give_up_channels()
+        if self._relayed is not None:
+            self._relayed.close()
+            sockets.append(self._relayed.socket)
+            self._relayed = None
+        return sockets
 
 
 def worker_endpoint(connect: Sequence[str], keys: WorkerKeys | None) -> ZmqWorkerEndpoint:

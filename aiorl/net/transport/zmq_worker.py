@@ -77,7 +77,6 @@ class ZmqWorkerEndpoint:
         self._path, self._host, self._port = "", "", 0
         self._keys = keys
         self._urls = ("", "")
-        self._topic = b""
         self._limits = limits or EndpointLimits()
         self._channels: tuple[Channel, ...] = ()
         self._connected = False
@@ -191,15 +190,14 @@ class ZmqWorkerEndpoint:
 
     # --- receiving
 
-    def _receive_message(self) -> None:
-        frames = self._channels[0].receive()
+    def _receive_message(self, channel: Channel) -> None:
+        frames = channel.receive()
         if frames and self._connected and (len(frames) > 1 or frames[0].nbytes):  # else only a sign of life
             self.on_message(frames)
 
-    def _receive_broadcast(self) -> None:
-        channel = self._channels[-1]
+    def _receive_broadcast(self, channel: Channel) -> None:
         head, *frames = channel.receive() or [memoryview(b"")]
-        if head.nbytes != len(self._topic) + BROADCAST_HEAD.size:
+        if head.nbytes != len(channel.topic) + BROADCAST_HEAD.size:
             return
         if not channel.ready:  # our subscription is in force
             channel.ready = True
@@ -233,21 +231,24 @@ class ZmqWorkerEndpoint:
         kinds = ((zmq.DEALER, self._receive_message), (zmq.SUB, self._receive_broadcast))
         return tuple(self._open(undo, url, *kind) for url, kind in zip(self._urls, kinds, strict=True) if url)
 
-    def _open(self, undo: contextlib.ExitStack, url: str, kind: int, receive: Callable[[], None]) -> Channel:
+    def _open(
+        self, undo: contextlib.ExitStack, url: str, kind: int, receive: Callable[[Channel], None], topic: bytes = b""
+    ) -> Channel:
         socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)
         undo.callback(socket.close, 0)
         if kind == zmq.SUB:
             socket.rcvhwm = self._limits.broadcast_messages
-            socket.subscribe(self._topic)
+            socket.subscribe(topic)
         else:
             # Not IMMEDIATE: with it, libzmq discards received, unread messages such as a goodbye when a connection
             # ends. No messages queue up without a connection all the same, because we send only while connected.
             socket.routing_id = b"w" + secrets.token_bytes(_ROUTING_ID_BYTES)
-        channel = Channel(url, socket, self._limits)
+        channel = Channel(url, socket, self._limits, topic)
         present(socket, None if url.startswith("ipc:") else self._keys)
         channel.monitor = SocketMonitor(socket, partial(self._on_monitor, channel))
         undo.callback(channel.monitor.close)
-        channel.pump = SocketPump(socket, receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush)
+        per_turn = self._limits.messages_per_turn
+        channel.pump = SocketPump(socket, partial(receive, channel), per_turn=per_turn, after_turn=self._flush)
         undo.callback(channel.pump.close)
         socket.connect(url)
         return channel
@@ -394,8 +395,7 @@ class ZmqWorkerEndpoint:
         if late := [each for each in waiting if now - each.tcp_since > self._limits.handshake_s]:
             self._on_refused(late[0], NO_HANDSHAKE)
             return
-        over_tcp = [channel for channel in self._channels if channel.url.startswith("tcp:")]  # not from the relay
-        is_quiet = any(channel.tcp_since == math.inf for channel in over_tcp)
+        is_quiet = any(channel.tcp_since == math.inf for channel in self._channels)
         patience_s = max(_PATIENCE_S, min(self._pause_s, 2 * _PATIENCE_S))
         if is_quiet and now - self._since > patience_s and self._addresses.has_others():
             self._wait_for(f"no answer from {self.address}.", kind=f"no answer from {self.address}")
@@ -447,6 +447,7 @@ class Channel:
         url: address that it connects to.
         socket: a DEALER or a SUB.
         limits: bounds of a message.
+        topic: what broadcasts begin with.
         fd: descriptor of its connection, -1 before there is one.
         tcp_since: time since which there is a connection, infinity if there is none.
         shook_hands: True after the handshake.
@@ -461,6 +462,7 @@ class Channel:
     url: str
     socket: zmq.Socket[bytes]
     limits: EndpointLimits
+    topic: bytes = b""
     fd: int = -1
     tcp_since: float = math.inf
     shook_hands: bool = False

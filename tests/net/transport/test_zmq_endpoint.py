@@ -149,7 +149,7 @@ async def test_a_slow_subscriber_misses_broadcasts_and_hears_later_ones(stage):
     from aiorl.net.transport.sockets import SocketPump
 
     await asyncio.sleep(0.1)
-    sub.pump = SocketPump(sub.socket, worker.endpoint._receive_broadcast)
+    sub.pump = SocketPump(sub.socket, lambda: worker.endpoint._receive_broadcast(sub))
     await asyncio.sleep(0.3)
     learner.endpoint.broadcast([b"last"])
     await worker.until(lambda: worker.broadcasts and worker.broadcasts[-1] == [b"last"])
