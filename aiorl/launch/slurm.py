@@ -12,6 +12,8 @@ The scripts outlive time limits, preemption, lost nodes and requeues. Four rules
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -71,7 +73,7 @@ fi
 """
 _START_LEARNER = """\
 # the learner of a node that was lost may still hold it, and ends when it is gone
-if [[ -e {lock} ]]; then
+if [[ ${{SLURM_RESTART_COUNT:-0}} != 0 && -e {lock} ]]; then
     flock --timeout 300 {lock} true || rm -f {lock}
 fi
 {learner}"$@" --bind {bind} --keys {keys} --num-workers {local} &"""
@@ -111,7 +113,7 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
 def _pass_on(parser: Parser, words: Sequence[str]) -> None:
     for name in dict.fromkeys(word.partition("=")[0] for word in spelt(words)):
         if name.startswith("--") and name not in ("--", "--help", *parser.options()):
-            parser.add_argument(name, nargs="?", const="", help="==SUPPRESS==")
+            parser.add_argument(name, nargs="?", const="", help=argparse.SUPPRESS)
 
 
 def artefact(job: Job, options: dict[str, Any]) -> str:
@@ -125,7 +127,10 @@ def run(job: Job, options: dict[str, Any]) -> int:
     Raises:
         ConfigError: a job of this run is there already.
     """
-    if there := _tasks(job.name):
+    names = [job.name]
+    with contextlib.suppress(ConfigError):  # launched on another login node, the same run has another name
+        names.append(saved(str(job.run_dir), "slurm")[1]["name"])
+    if there := _tasks(",".join(names)):
         hint = f"End it first: aiorl launch slurm stop {job.run_dir}"
         said = f"{job.run_dir} is trained by job {there[0][0]}, which is {there[0][1]}."
         raise ConfigError(said, key="run_dir", value=str(job.run_dir), hint=hint)

@@ -243,6 +243,8 @@ def test_a_job_continues_after_time_limit_preemption_and_lost_nodes(cluster: Clu
     )
     until(lambda: run.facts()["JobState"] == "RUNNING")
     assert run.facts()["Comment"] == "passed"
+    with pytest.raises(AssertionError, match="is trained by job"):
+        Launched(cluster, tmp_path)
     keys = sorted((run.run / "keys").glob("*.key_secret"))
     assert [stat.S_IMODE(key.stat().st_mode) for key in keys] == [0o600, 0o600]
     until(run.rows)
