@@ -8,7 +8,6 @@ which ``--detach`` moves into the background.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
@@ -24,7 +23,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import aiorl
 from aiorl.config.command_line import Parser
@@ -35,15 +34,13 @@ from aiorl.launch.shipped import archive, code_archive, shipped
 from aiorl.process.imports import child_python, python_path
 from aiorl.text import one_line
 
-ABOUT = "Trains with workers on hosts that ssh can log in to without a password."
+ABOUT = "Trains with workers on hosts that ssh can log in to, where the current directory is sent."
 EXAMPLES = """
 Examples:
-  # a learner here, and as many workers as cores on two hosts
-  aiorl launch ssh --hosts host1 host2 -- --env my_envs:Heavy --stop-return 100
+  # a learner here, 16 workers on host2, and as many as it has cores on host1
+  aiorl launch ssh --hosts host1 host2=16 -- --env my_envs:Heavy --stop-return 100
   # hosts in a file, HOST or HOST=N on each line; the learner on one of them; in the background
   aiorl launch ssh --hosts hosts.txt --learner host1 --detach -- --env CartPole-v1
-
-The current directory is sent to the hosts, except files that Git ignores. Commands for a launched run:
 """
 _MODULES = ("gymnasium", "lz4", "msgpack", "numpy", "onnxruntime", "orjson", "psutil", "pydantic", "yaml", "zmq")
 """Modules that a host with aiorl's packages has."""
@@ -99,44 +96,31 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int | None]:
     return hosts
 
 
-@dataclasses.dataclass
 class Launch:
-    """A launched run, as ``launch.json`` keeps it for the verbs.
+    """A run that this program launches.
 
     Attributes:
-        run_dir: the run's directory here.
-        place: directory of the run on each host.
+        job: the run.
         hosts: host -> number of workers, None for as many as it has cores.
+        code: directory or wheel that is sent to hosts, and an archive of it.
+        place: directory of the run on each host.
         keys: directory of the run's keys here; "" if it has none.
+        learner: host of the learner; "" for this machine.
+        address: name or address of the learner for hosts; "" for the one from which ssh comes.
         port: the learner's port; 0 until it is known.
-        pid: process of the launcher.
+        ending: set when the run ends.
     """
 
-    run_dir: Path
-    place: str
-    hosts: dict[str, int | None]
-    keys: str
-    port: int = 0
-    pid: int = 0
-    learner: str = ""
-    code: str = "."
-    python: str = ""
-    address: str = ""
-    ssh: str = "ssh"
-
-    def __post_init__(self) -> None:
-        self.ending, self.to_learner, self.packed_code = threading.Event(), sys.stderr.buffer, b""
-
-    @classmethod
-    def of(cls, run: str) -> Self:
-        """Return the launch of a run's directory."""
-        path, facts = saved(run, "ssh")
-        return cls(path, **{field.name: facts[field.name] for field in dataclasses.fields(cls)[1:]})
-
-    def save(self) -> None:
-        """Write ``launch.json``."""
-        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
-        Job(self.run_dir, (), {}).save("ssh", facts)
+    def __init__(self, job: Job, options: dict[str, Any]) -> None:
+        """Take the engine's options."""
+        self.job, self.hosts = job, parse_hosts(options.get("hosts", ()))
+        self.code, self.packed_code = Path(os.path.abspath(os.path.expanduser(options.get("code", ".")))), b""
+        self.place = f"~/.aiorl/runs/{job.name}-{secrets.token_hex(3)}"
+        self.keys = "" if job.config["insecure"] else str(job.keys)
+        self.learner, self.address = options.get("learner", ""), options.get("address", "")
+        self.port = 0 if self.learner else job.port or ssh_host.free_port()
+        self._ssh, self._python = options.get("ssh", "ssh"), options.get("python", "")
+        self.ending, self.to_learner = threading.Event(), sys.stderr.buffer
 
     def files_for(self, *, is_learner: bool) -> bytes:
         """Return an archive of the keys that a host needs, and of the run for a learner that resumes it."""
@@ -144,14 +128,14 @@ class Launch:
         if self.keys:
             own = keys.rglob("*.key*") if is_learner else [keys / "worker.key_secret", keys / "learner.key"]
             files |= {f"keys/{path.relative_to(keys)}": path for path in own}
-        if is_learner and (self.run_dir / "run.json").exists():
-            found = {path.relative_to(self.run_dir): path for path in self.run_dir.rglob("*") if path.is_file()}
+        if is_learner and (self.job.run_dir / "run.json").exists():
+            found = {path.relative_to(self.job.run_dir): path for path in self.job.run_dir.rglob("*") if path.is_file()}
             files |= {f"run/{at}": path for at, path in found.items() if at.parts[0] not in _OWN}
         return archive(files)
 
     def say(self, line: str) -> None:
         """Show a line, among the learner's own if it runs here, and write it to ``logs/launch.txt``."""
-        with (self.run_dir / "logs" / "launch.txt").open("a") as file:
+        with (self.job.run_dir / "logs" / "launch.txt").open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
         try:
             self.to_learner.write(f"{line}\n".encode())
@@ -159,20 +143,20 @@ class Launch:
         except (OSError, ValueError):
             sys.stderr.write(f"aiorl: {line}\n")
 
-    def learner_words(self, job: Job, run_dir: str = "", keys: str = "") -> list[str]:
+    def learner_words(self, run_dir: str = "", keys: str = "") -> list[str]:
         """Return the learner's options; its directories of run and keys can be others where it runs."""
-        words = job.learner_words(resumed=(self.run_dir / "run.json").exists(), run_dir=run_dir)
+        words = self.job.learner_words(resumed=(self.job.run_dir / "run.json").exists(), run_dir=run_dir)
         words += ["--bind", f"tcp://0.0.0.0:{self.port}", *(["--keys", keys or self.keys] if self.keys else [])]
         words += ["--advertise", self.address] if self.address else []
-        return words if job.num_workers is not None else [*words, "--num-workers", "0"]
+        return words if self.job.num_workers is not None else [*words, "--num-workers", "0"]
 
     def program(self, host: str) -> list[str]:
         """Return the command that runs `aiorl.launch.ssh_host` on a host."""
-        path = re.sub("^~/", "$HOME/", self.python)
+        path = re.sub("^~/", "$HOME/", self._python)
         python = f'p="{path}"' if path else f"p={shlex.quote(sys.executable)}; [ -x $p ] || p=python3"
         read = shlex.quote(f"{_CHECK}exec(sys.stdin.buffer.read({len(_SOURCE)}))")
         shell = shlex.join(["sh", "-c", f'{python}; exec "$p" -c {read}'])
-        return [*shlex.split(self.ssh), *_SSH, host, f"exec {shell}"]
+        return [*shlex.split(self._ssh), *_SSH, host, f"exec {shell}"]
 
 
 @cache
@@ -184,22 +168,22 @@ def _package_archive() -> bytes:
 class Host(threading.Thread):
     """Process on one host: the parent of its workers, or the learner."""
 
-    def __init__(self, launch: Launch, name: str, workers: int | None = None, job: Job | None = None) -> None:
+    def __init__(self, launch: Launch, name: str, workers: int | None = None, *, is_learner: bool = False) -> None:
         """Set the host.
 
         Args:
             launch: the run.
             name: the host as ssh knows it.
             workers: number of workers; None for as many as it has cores.
-            job: the run's job if the process is the learner.
+            is_learner: True if the process is the learner.
         """
         super().__init__(daemon=True)
-        self.launch, self._name, self.workers, self._job = launch, name, workers, job
-        self.label = name + (" (learner)" if job else "")
-        directory = ("learner-" if job else "") + re.sub(r"[^\w.-]", "_", name)
+        self.launch, self._name, self.workers, self._is_learner = launch, name, workers, is_learner
+        self.label = name + " (learner)" * is_learner
+        directory = "learner-" * is_learner + re.sub(r"[^\w.-]", "_", name)
         self._place = f"{launch.place}/{directory}"
-        self._log = launch.run_dir / "logs" / f"{directory}.txt"
-        self._hint = f"its run stays there, in {self._place}+*/run" if job else f"its log is {self._log}"
+        self._log = launch.job.run_dir / "logs" / f"{directory}.txt"
+        self._hint = f"its run stays there, in {self._place}+*/run" if is_learner else f"its log is {self._log}"
         self.status: int | None = None
         self._last = self._told = ""
         self._process: Any = None
@@ -218,9 +202,9 @@ class Host(threading.Thread):
                 return
             if self.workers == 0:
                 self.status = 0
-            elif self._job or ending.is_set() or (status < _BY_SIGNAL and not self._is_changed):
+            elif self._is_learner or ending.is_set() or (status < _BY_SIGNAL and not self._is_changed):
                 self.status = status
-                if not ending.is_set() and status and (not self._job or status > _BY_SIGNAL):
+                if not ending.is_set() and status and (not self._is_learner or status > _BY_SIGNAL):
                     launch.say(f"{self.label}: {self._last} (status {status}); {self._hint}")
             elif not self._is_changed:
                 if self._last != self._told:
@@ -248,18 +232,18 @@ class Host(threading.Thread):
                 launch.say(f"{self.label}: is back")
                 self._told = ""
             for line in self._process.stdout:
-                if line == ssh_host.RUN_FOLLOWS and self._job:
+                if line == ssh_host.RUN_FOLLOWS and self._is_learner:
                     self._take_run(self._process.stdout)
                     break
                 log.write(line)
                 self._last = one_line(line.decode(errors="replace").strip(), 300)
-                if self._job:
+                if self._is_learner:
                     sys.stdout.write(f"{self._last}\n")
             return int(self._process.wait())
 
     def _greeted(self) -> dict[str, Any] | None:
         """Begin with the program on the host, and return the facts that it sends; None if it does not run."""
-        modules = (*_MODULES, "tensorflow") if self._job else _MODULES
+        modules = (*_MODULES, "tensorflow") if self._is_learner else _MODULES
         begin = {"place": f"{self._place}+{secrets.token_hex(2)}", "modules": modules}
         self._send(_SOURCE, json.dumps(begin).encode() + b"\n")
         for raw in self._process.stdout:
@@ -282,18 +266,18 @@ class Host(threading.Thread):
         if facts["missing"]:
             hint = "install aiorl's packages there, or name another Python by --python"
             raise ConfigError(f"{facts['python']} lacks {', '.join(facts['missing'])}:", key="hosts", hint=hint)
-        archives = [launch.packed_code, launch.files_for(is_learner=self._job is not None)]
+        archives = [launch.packed_code, launch.files_for(is_learner=self._is_learner)]
         archives += [_package_archive()] if facts["digest"] != ssh_host.package_digest(_PACKAGE) else []
-        if self._job:
-            launch.address, launch.port = launch.address or facts["server"], self._job.port or facts["port"]
-            command = ["aiorl", "train", *launch.learner_words(self._job, f"{place}/run", f"{place}/keys")]
+        if self._is_learner:
+            launch.address, launch.port = launch.address or facts["server"], launch.job.port or facts["port"]
+            command = ["aiorl", "train", *launch.learner_words(f"{place}/run", f"{place}/keys")]
         else:
             host = launch.address or facts["client"]
             address = f"tcp://{f'[{host}]' if ':' in host else host}:{launch.port}"
             number = ssh_host.CORES if self.workers is None else str(self.workers)
             command = ["aiorl.worker", "--connect", address, "--num-workers", number]
             command += ["--keys", f"{place}/keys"] if launch.keys else []
-        leave_s = _LEARNER_LEAVE_S if self._job else _WORKERS_LEAVE_S
+        leave_s = _LEARNER_LEAVE_S if self._is_learner else _WORKERS_LEAVE_S
         request = {"command": [facts["python"], "-P", "-m", *command], "cores": CORES, "leave_s": leave_s}
         request |= {"spare": int(self._name == launch.learner), "archives": [*map(len, archives)]}
         return [json.dumps(request).encode() + b"\n", *archives]
@@ -305,7 +289,7 @@ class Host(threading.Thread):
                 _, *parts = PurePosixPath(member.name).parts
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None and parts and ".." not in parts and parts[0] not in _OWN:
-                    path = self.launch.run_dir.joinpath(*parts)
+                    path = self.launch.job.run_dir.joinpath(*parts)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content.read())
 
@@ -338,51 +322,47 @@ class Host(threading.Thread):
 
 def artefact(job: Job, options: dict[str, Any]) -> str:
     """See `Engine`."""
-    launch = _launch_of(job, options)
-    lines = [f"# on {launch.learner or 'this machine'}", shlex.join(["aiorl", "train", *launch.learner_words(job)])]
+    launch = Launch(job, options)
+    lines = [f"# on {launch.learner or 'this machine'}", shlex.join(["aiorl", "train", *launch.learner_words()])]
     for host, workers in launch.hosts.items():
         lines += [f"# on {host}: {workers or 'as many workers as cores'}, by", shlex.join(launch.program(host))]
-    names = shipped(Path(launch.code)) if os.path.isdir(launch.code) else [launch.code]
+    names = shipped(launch.code) if launch.code.is_dir() else [launch.code]
     return "\n".join([*lines, f"# sent to {launch.place}:", *(f"#   {name}" for name in names)]) + "\n"
 
 
 def run(job: Job, options: dict[str, Any]) -> int:
     """See `Engine`."""
-    launch = _launch_of(job, options)
-    launch.packed_code = code_archive(Path(launch.code))
-    launch.run_dir.joinpath("logs").mkdir(parents=True, exist_ok=True)
-    if (lock := _lock(launch)) is None:
+    launch, logs = Launch(job, options), job.run_dir / "logs"
+    launch.packed_code = code_archive(launch.code)
+    logs.mkdir(parents=True, exist_ok=True)
+    if (lock := _lock(job.run_dir)) is None:
         raise ConfigError(f"{job.run_dir} is being launched:", key="run_dir", hint="stop that run, or name another.")
     if launch.keys:
         job.make_keys()
-    launch.save()
     size = f"{len(launch.packed_code) / 1024:.1f} kB of code"
-    sys.stderr.write(f"aiorl: {launch.run_dir}; {size} go to {', '.join(launch.hosts)}\n")
+    sys.stderr.write(f"aiorl: {job.run_dir}; {size} go to {', '.join(launch.hosts)}\n")
+    job.save("ssh", {"pid": os.getpid(), "hosts": launch.hosts})
     with lock:
         if options.get("detach"):
             if os.fork():
-                sys.stdout.write("".join(f"aiorl launch ssh {verb} {launch.run_dir}\n" for verb in ("status", "stop")))
+                sys.stdout.write("".join(f"aiorl launch ssh {verb} {job.run_dir}\n" for verb in ("status", "stop")))
                 return 0
-            _leave_terminal(launch)
-        return _attached(launch, job)
+            os.setsid()
+            with open(os.devnull) as nothing, (logs / "screen.txt").open("a") as screen:
+                for number, file in enumerate((nothing, screen, screen)):
+                    os.dup2(file.fileno(), number)
+            job.save("ssh", {"pid": os.getpid(), "hosts": launch.hosts})
+        return _attached(launch)
 
 
-def _launch_of(job: Job, options: dict[str, Any]) -> Launch:
-    own: dict[str, Any] = {name: options[name] for name in ("address", "learner", "python", "ssh") if name in options}
-    own |= {"code": os.path.abspath(os.path.expanduser(options.get("code", "."))), "pid": os.getpid()}
-    own |= {"port": 0 if "learner" in options else job.port or ssh_host.free_port()}
-    place, keys = f"~/.aiorl/runs/{job.name}-{secrets.token_hex(3)}", "" if job.config["insecure"] else str(job.keys)
-    return Launch(job.run_dir, place, parse_hosts(options.get("hosts", ())), keys, **own)
-
-
-def _attached(launch: Launch, job: Job) -> int:
+def _attached(launch: Launch) -> int:
     """Run learner and workers until the learner ends, and return its status."""
     learner: Host | subprocess.Popen[bytes]
     if launch.learner:
-        learner = Host(launch, launch.learner, job=job)
+        learner = Host(launch, launch.learner, is_learner=True)
         learner.start()
     else:
-        command = [*child_python("aiorl.launch.ssh_learner"), *launch.learner_words(job)]
+        command = [*child_python("aiorl.launch.ssh_learner"), *launch.learner_words()]
         learner = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **python_path()})
         assert learner.stdin is not None
         launch.to_learner = learner.stdin
@@ -403,7 +383,7 @@ def _attached(launch: Launch, job: Job) -> int:
     has_failed = False
     while learner.poll() is None:
         is_time = launch.port and not launch.ending.is_set()
-        for name, workers in Launch.of(str(launch.run_dir)).hosts.items() if is_time else ():
+        for name, workers in saved(str(launch.job.run_dir), "ssh")[1]["hosts"].items() if is_time else ():
             if name in hosts and hosts[name].is_alive():
                 hosts[name].change(workers)
             elif name not in hosts or workers != hosts[name].workers:
@@ -418,32 +398,22 @@ def _attached(launch: Launch, job: Job) -> int:
                 host.beat()
         time.sleep(_LOOK_S)
     launch.ending.set()
-    for within_s in (_GOODBYE_S, _END_S):
-        deadline = time.monotonic() + within_s
-        for host in hosts.values():
-            host.join(max(0.0, deadline - time.monotonic()))
-            if host.is_alive():
-                host.send_signal()
+    deadline = time.monotonic() + _GOODBYE_S
     for host in hosts.values():
+        host.join(max(0.0, deadline - time.monotonic()))
+        host.send_signal()
+    for host in hosts.values():
+        host.join(_END_S)
         if host.is_alive():
             launch.say(f"{host.label}: did not end in time; its processes end by themselves")
     if has_failed:  # perhaps before there was a display
-        sys.stderr.write((launch.run_dir / "logs" / "launch.txt").read_text("utf-8"))
+        sys.stderr.write((launch.job.run_dir / "logs" / "launch.txt").read_text("utf-8"))
     return int(has_failed) or learner.poll() or 0
 
 
-def _leave_terminal(launch: Launch) -> None:
-    os.setsid()
-    with open(os.devnull) as nothing, (launch.run_dir / "logs" / "screen.txt").open("a") as screen:
-        for number, file in enumerate((nothing, screen, screen)):
-            os.dup2(file.fileno(), number)
-    launch.pid = os.getpid()
-    launch.save()
-
-
-def _lock(launch: Launch) -> IO[str] | None:
+def _lock(run_dir: Path) -> IO[str] | None:
     """Lock a run for its launcher, until the file is closed; return None if there is one."""
-    file = (launch.run_dir / "launch.lock").open("a")
+    file = (run_dir / "launch.lock").open("a")
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file
@@ -452,28 +422,27 @@ def _lock(launch: Launch) -> IO[str] | None:
 
 
 def _status(run: str, count: int = 1) -> int:
-    launch = Launch.of(run)
-    sys.stdout.write(f"{launch.run_dir}: {'ended' if _lock(launch) else 'runs'}\n")
-    for path in sorted(launch.run_dir.glob("logs/*.txt")):
+    run_dir, _ = saved(run, "ssh")
+    sys.stdout.write(f"{run_dir}: {'ended' if _lock(run_dir) else 'runs'}\n")
+    for path in sorted(run_dir.glob("logs/*.txt")):
         lines = path.read_text("utf-8", errors="replace").splitlines()[-count:]
         sys.stdout.write("\n".join([f"==> {path} <==", *lines]) + "\n")
     return 0
 
 
 def _stop(run: str) -> int:
-    launch = Launch.of(run)
-    if not _lock(launch):
-        os.kill(launch.pid, signal.SIGTERM)
-    while not _lock(launch):
+    run_dir, facts = saved(run, "ssh")
+    if not _lock(run_dir):
+        os.kill(facts["pid"], signal.SIGTERM)
+    while not _lock(run_dir):
         time.sleep(_LOOK_S)
     return 0
 
 
 def _add(run: str, word: str) -> int:
-    launch = Launch.of(run)
-    launch.hosts |= parse_hosts([word])
-    launch.save()  # its launcher looks at it
-    return int(_lock(launch) is not None)
+    run_dir, facts = saved(run, "ssh")
+    Job(run_dir, (), {}).save("ssh", {**facts, "hosts": facts["hosts"] | parse_hosts([word])})  # the launcher looks
+    return int(_lock(run_dir) is not None)
 
 
 VERBS = {
