@@ -1,6 +1,6 @@
 # Images of aiorl, with the versions that are tested together:
 #
-#   docker build --target base -t aiorl:base .           # workers, a third of the size
+#   docker build --target base -t aiorl:base .           # workers, a quarter of the size
 #   docker build -t aiorl:learner .                      # learner and workers
 #   docker build --build-arg EXTRAS=atari,mujoco ...     # with the packages of other environments
 #

@@ -56,6 +56,7 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
         return f"(default: {_DEFAULTS[key]})"
 
     add("--image", metavar="IMAGE", help="Image with aiorl, its extra `learner`, and the environment.")
+    add("--worker-image", metavar="IMAGE", help="Image for workers, which need no `learner`. (default: --image's)")
     add("--workers", metavar="N", type=at_least(0), help=f"Worker pods. {default('workers')}")
     add("--cpus", metavar="N", type=at_least(1), help=f"Cores of a worker pod, each for a worker. {default('cpus')}")
     add("--memory", metavar="SIZE", type=quantity, help=f"Memory of a worker pod. {default('memory')}")
@@ -84,6 +85,7 @@ def artefact(job: Job, options: dict[str, Any]) -> str:
     queue = {"kueue.x-k8s.io/queue-name": given["queue"]} if given["queue"] else {}
     facts: dict[str, object] = given | {
         "name": name, "port": port, "next_port": port + 1, "image": json.dumps(given["image"]),
+        "worker_image": json.dumps(given.get("worker_image", given["image"])),
         "labels": labels, "set_labels": labels | queue, "keys": _secret(job.keys),
         "elastic": {"kueue.x-k8s.io/elastic-job": "true"} if queue else {},
     }  # fmt: skip
@@ -163,8 +165,8 @@ def _worker(facts: Mapping[str, object]) -> str:
         _WORKER_KEYS, facts,
         counts=f"  parallelism: {facts['workers']} # completions are not set: pods are replaced until one succeeds\n"
         "  backoffLimit: 1000000",
-        grace_s="30", ready="it is connected to the learner", connection=f":{facts['port']:04X} 01 ",
-        mount="", volume="",
+        image=facts["worker_image"], grace_s="30", ready="it is connected to the learner",
+        connection=f":{facts['port']:04X} 01 ", mount="", volume="",
     )  # fmt: skip
 
 

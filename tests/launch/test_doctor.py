@@ -7,7 +7,6 @@ import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -117,5 +116,4 @@ def test_a_real_learner_says_whether_a_worker_from_here_could_join(
     assert found["clocks"][0][0] == "ok"
     level, text, remedy = answer(learner.address, "--keys", str(others))
     assert (level, "learner.key" in text, "--keys" in remedy) == ("fail", True, True), text
-    results: list[dict[str, Any]] = learner.results()
-    assert {result["num_healthy_workers"] for result in results} == {1}, "the doctor did not join"
+    assert {result["num_healthy_workers"] for result in learner.results()} == {1}, "the doctor did not join"

@@ -27,7 +27,8 @@ from aiorl.launch.job import Job
 
 ROOT = Path(aiorl.__file__).parents[1]
 ROLE, ROLES = "app.kubernetes.io/component", ("learner", "worker")
-VARIANTS = [{}, {"queue": "mine", "namespace": "lab", "cpus": 16}, {"jobset": True}, {"jobset": True, "queue": "mine"}]
+QUEUED = {"queue": "mine", "namespace": "lab", "worker_image": "aiorl:base"}
+VARIANTS = [{}, QUEUED, {"jobset": True}, {"jobset": True, "queue": "mine"}]
 JOBSET = {
     "": {"network", "successPolicy", "failurePolicy", "replicatedJobs"},
     "network": {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"},
@@ -119,7 +120,7 @@ def test_what_refers_to_another_object_finds_it(options: dict[str, Any]) -> None
         assert private == [f"{role}.key_secret"], "and no other's"
     claim = made.pods["learner"]["spec"]["volumes"][-1]["persistentVolumeClaim"]["claimName"]
     assert claim == made.found["PersistentVolumeClaim"]["metadata"]["name"]
-    assert made.specs["worker"]["parallelism"] == 2
+    assert made.containers["worker"]["image"] == options.get("worker_image", "registry/aiorl:learner")
     assert "completions" not in made.specs["worker"], "a work queue: the first worker that ends with the run ends it"
 
 
