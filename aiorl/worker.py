@@ -20,7 +20,7 @@ from typing import NamedTuple
 from aiorl.config.addresses import places_of
 from aiorl.config.command_line import Parser, at_least
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, HOPELESS, RELAY, WORKERS_TOGETHER
+from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, FORMER_END, HOPELESS, RELAY, WORKERS_TOGETHER
 from aiorl.process.imports import child_python, find_modules_here, python_path
 from aiorl.process.program import log_to_stderr
 
@@ -216,6 +216,7 @@ async def _work(args: WorkerArgs) -> int:
         slot_hint=args.slot or 0,
     )
     service = WorkerService(worker_endpoint(args.connect, keys), WorkerSession(settings))
+    service.former_end = os.environ.get(FORMER_END, "") if args.slot is None else ""  # a learner knows how its own end
     loop = asyncio.get_running_loop()
     tell_of_stray_errors(service.fail)
     if args.exit_with_parent:

@@ -40,6 +40,8 @@ STOPPED = 128 + signal.SIGTERM
 DEFAULT_MAX_RESTARTS = 3
 WORKERS_TOGETHER = "AIORL_WORKERS_TOGETHER"
 """Environment variable with the number of workers that were started together on this host."""
+FORMER_END = "AIORL_FORMER_END"
+"""Environment variable of a worker that was started again: how its former process ended without reporting a failure."""
 RELAY = "AIORL_RELAY"
 """Environment variable with the name of the relay's socket (see `aiorl.net.transport.relay`); empty without a relay."""
 _TRY_AGAIN_S = 10.0
@@ -250,6 +252,8 @@ class Children:
         child.began, child.due = time.monotonic(), None
         command = self._command(slot)
         path = self._log_path(slot) if self._log_path else None
+        is_silent = child.restarts.in_a_row and child.status != FAILED  # otherwise it has reported its failure
+        ended = {FORMER_END: status_text(child.status)} if is_silent else {}
         with contextlib.ExitStack() as stack:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
@@ -259,7 +263,7 @@ class Children:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self._environment},
+                env={**os.environ, **self._environment, **ended},
                 start_new_session=True,
             )
         child.is_lacking = False

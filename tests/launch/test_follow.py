@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from netns import LEARNER_HOST, NEEDS_NAMESPACES, WORKER_HOST, Network, network
 from processes import CARTPOLE, SMALL, Processes, Started, free_address, wait_until
@@ -44,6 +45,10 @@ def test_after_sigterm_workers_elsewhere_follow_the_resumed_learner_and_end_with
     learner = processes.learner("--num-workers=1", f"--bind={free_address()}", "--min-iter-time-s=0.2")
     worker = processes.worker(f"run:{learner.run_dir}", "--num-workers=2")
     learner.wait_for_result(lambda result: result["num_healthy_workers"] == 3)
+    (killed, _) = (each for each in psutil.Process(worker.pid).children() if "aiorl.worker" in each.cmdline())
+    killed.kill()
+    said = rf"on {re.escape(socket.gethostname())} failed: .*SIGKILL"
+    wait_until(lambda: re.search(said, learner.log), what="the end of the killed process in the log")
     before = learner.address
     learner.send(signal.SIGTERM)
     assert learner.wait(15) == 143, learner.text

@@ -43,7 +43,7 @@ from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import DEFAULT_LIMITS, limits_of
-from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Message, RefusalCode, Samples, Snapshot, Welcome
+from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Failure, Message, RefusalCode, Samples, Snapshot, Welcome
 from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.machine import age_s, check_heap, keep_children_out
 from aiorl.process.tasks import Tasks
@@ -114,10 +114,15 @@ class _Running:
 
 
 class WorkerService:
-    """Samples for the learner at the endpoint's address until the run is over or ``stop`` is called."""
+    """Samples for the learner at the endpoint's address until the run is over or ``stop`` is called.
+
+    Attributes:
+        former_end: how the former process ended, reported to the learner once; "" if there was none.
+    """
 
     def __init__(self, endpoint: ZmqWorkerEndpoint, session: WorkerSession) -> None:
         """Prepare with an endpoint that has not been started and a new session."""
+        self.former_end = ""
         self._endpoint = endpoint
         self._session = session
         self._limits = DEFAULT_LIMITS
@@ -245,6 +250,9 @@ class WorkerService:
         match event:
             case ev.Registered(welcome):
                 logger.info("registered as worker %d of run %s", welcome.slot, welcome.run_id)
+                if self.former_end:
+                    said, self.former_end = f"its former process ended with {self.former_end}", ""
+                    self._say(Failure("process", said, "", fatal=False))
                 self._restart_units(welcome)
             case ev.SnapshotReceived(snapshot):
                 self._newest = snapshot
