@@ -1,4 +1,4 @@
-"""The parts that all engines share: the run, its learner's command, keys, quoting, facts for verbs, polite ends.
+"""The parts that all engines share: the run, its learner's command, keys, quoting, facts for verbs.
 
 An engine is a module `aiorl.launch.NAME` with the names of `Engine`. Its files for a run are in the run's directory:
 
@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -36,7 +36,7 @@ from aiorl.errors import ConfigError
 from aiorl.process.imports import child_python, find_modules_here, prepare_import, python_path
 from aiorl.process.replaced_file import write_json
 
-__all__ = ["Engine", "Job", "Verb", "checked", "end_politely", "saved"]
+__all__ = ["Engine", "Job", "Verb", "checked", "saved"]
 
 CORES = "from aiorl.process.machine import usable_cores; print(usable_cores())"
 """Python that prints the cores of a host that its processes can use."""
@@ -200,25 +200,6 @@ def saved(run: str, engine: str) -> tuple[Path, dict[str, Any]]:
         hint = f"Give the run directory that `aiorl launch {engine}` printed."
         raise ConfigError(said, key="RUN", value=run, hint=hint)
     return path, facts
-
-
-def end_politely(processes: Iterable[subprocess.Popen[Any]], within_s: float) -> None:
-    """Send SIGTERM to processes and wait for them; kill those that are left.
-
-    Args:
-        processes: processes, some of which may have ended.
-        within_s: seconds that they get together.
-    """
-    left = [process for process in processes if process.poll() is None]
-    for process in left:
-        process.terminate()
-    deadline = time.monotonic() + within_s
-    for process in left:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
-            continue
-        process.kill()
-        process.wait()
 
 
 # The check of options ----------------------------------------------------------------------------------------

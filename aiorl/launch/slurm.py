@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import shlex
 import subprocess
 import sys
@@ -45,32 +46,9 @@ _CPUS = 8
 _LEARNER_CPUS = 2
 _OWN = ("nodes", "cpus_per_node", "elastic", "worker_options", "python")
 _FILES = ("learner.sbatch", "worker.sbatch")
+_BODY = Path(__file__).with_suffix(".sh")
+"""Body of both scripts; lines such as ``@start`` stand for their parts."""
 
-_MAIN = """\
-set -u
-{environment}again= ended= stopped= main=
-pass_on() {{  # the first signal only
-    [[ -z $main || $again$ended$stopped != 1 ]] || kill "-$1" "$main"
-}}
-trap 'again+=1; pass_on TERM' USR1  # time is nearly up, or preempted: ask for another turn
-trap 'ended+=1; pass_on TERM' TERM  # scancel, or preempted: Slurm decides
-trap 'stopped+=1; pass_on INT' INT  # aiorl launch slurm stop
-echo "=== start ${{SLURM_RESTART_COUNT:-0}} of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST"
-{start}
-main=$!
-[[ -z $again$ended$stopped ]] || kill -TERM "$main"  # a signal came early
-{workers}# a signal that is trapped ends a wait
-until before=$again$ended$stopped; status=0; wait "$main" || status=$?; [[ $before == "$again$ended$stopped" ]]; do
-    :
-done
-echo "=== ended with status $status"
-if [[ $status == 143 && -n $again ]]; then
-    scontrol requeue "$SLURM_JOB_ID" && sleep 600
-elif [[ -n $ended ]]; then
-    sleep 600  # Slurm puts a preempted job back only if it has not ended by itself; scancel ends this
-fi
-{after}exit "$status"
-"""
 _START_LEARNER = """\
 # the learner of a node that was lost may still hold it, and ends when it is gone
 if [[ ${{SLURM_RESTART_COUNT:-0}} != 0 && -e {lock} ]]; then
@@ -195,7 +173,8 @@ def _script(header: Mapping[str, object], start: str, workers: str, after: str) 
     for name, value in header.items():
         lines.append(f"#SBATCH --{name}" + (f"={shlex.quote(str(value))}" if value != "" else ""))
     environment = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in python_path().items())
-    body = _MAIN.format(environment=environment, start=start, workers=workers, after=after)
+    parts = {"environment": environment, "start": f"{start}\n", "workers": workers, "after": after}
+    body = re.sub(r"(?m)^@(\w+)\n", lambda found: parts[found[1]], _BODY.read_text("utf-8"))
     return "\n".join([*lines, body])
 
 

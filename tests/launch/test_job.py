@@ -12,7 +12,7 @@ import pytest
 
 from aiorl.errors import ConfigError
 from aiorl.launch import __main__ as program
-from aiorl.launch.job import Job, checked, end_politely, saved
+from aiorl.launch.job import Job, checked, saved
 
 ENV = ("--env", "CartPole-v1")
 
@@ -117,13 +117,3 @@ def test_verbs_find_the_facts_of_a_run(tmp_path: Path) -> None:
     for run, engine in (("mine", "ssh"), ("nowhere", "slurm")):
         with pytest.raises(ConfigError):
             saved(run, engine)
-
-
-def test_processes_end_politely_or_are_killed() -> None:
-    polite = subprocess.Popen(["sleep", "60"])
-    deaf = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; sleep 60"], stdout=subprocess.PIPE)
-    assert deaf.stdout is not None
-    deaf.stdout.readline()
-    end_politely([polite, deaf], within_s=0.5)
-    assert (polite.returncode, deaf.returncode) == (-15, -9)
-    deaf.stdout.close()
