@@ -148,8 +148,8 @@ def test_an_account_is_bounded() -> None:
         overview.note(ev.WorkerJoined(slot, f"i{slot}", "h", 7, False), 0)
         overview.note(ev.WorkerFailed(slot, "env", "m" * 4000, ""), 0)
         overview.note(ev.WorkerLost(slot, f"i{slot}", "r" * 4000, 0), 0)
-    directory, source = SimpleNamespace(run_id="r", path=Path("/r")), SimpleNamespace(addresses=())
-    training: Any = SimpleNamespace(directory=directory, source=source, status="", silent_s=0.0)
+    directory, source = SimpleNamespace(run_id="r", path=Path("/r")), SimpleNamespace(addresses=(), env="e")
+    training: Any = SimpleNamespace(directory=directory, source=source, status="", silent_s=0.0, config=source)
     account = overview.account(training, max_bytes=100_000)
     assert len(json.dumps(account)) <= 100_000
     assert 0 < len(account["workers"]) < account["num_workers"] == account["num_gone"] == 4096
