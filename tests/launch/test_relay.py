@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import random
 import signal
@@ -26,7 +27,7 @@ from aiorl.net.transport.security import load_learner_keys, load_worker_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.process.children import HOPELESS, RELAY
 
-FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5, dead_after_s=2.0)
+LIMITS = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2)
 BEAT = b"beat"
 
 
@@ -44,6 +45,7 @@ class Host:
         make_keys(self.keys)
         self.name = f"relay-{os.urandom(6).hex()}"
         self.relays: list[subprocess.Popen[bytes]] = []
+        self.limits = LIMITS
         self.port = int(free_address().rpartition(":")[2])
         self.workers: list[RelayedEndpoint] = []
         self.got: list[list[list[bytes]]] = []
@@ -53,7 +55,7 @@ class Host:
             self.start_relay()
         self.start_learner()
         for _ in range(num_workers):
-            worker = RelayedEndpoint(self.address, self.name, keys=load_worker_keys(self.keys), limits=FAST)
+            worker = RelayedEndpoint(self.address, self.name, keys=load_worker_keys(self.keys), limits=self.limits)
             got: list[list[bytes]] = []
             worker.on_broadcast = lambda frames, got=got: frames == [BEAT] or got.append([*map(bytes, frames)])
             worker.start()
@@ -76,7 +78,7 @@ class Host:
         return sum(worker.connected and worker.is_relayed for worker in self.workers)
 
     def start_learner(self) -> None:
-        self.learner = ZmqLearnerEndpoint(self.address, keys=load_learner_keys(self.keys), limits=FAST)
+        self.learner = ZmqLearnerEndpoint(self.address, keys=load_learner_keys(self.keys), limits=LIMITS)
         self.learner.start()
         self.beats = asyncio.create_task(self.beat())
 
@@ -173,6 +175,7 @@ def test_all_workers_of_a_host_get_the_bytes_that_the_learner_sent_over_one_subs
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_workers_connect_again_when_their_relay_has_ended_or_stands_still(run, number: int) -> None:
     async def test(host: Host) -> None:
+        host.limits = dataclasses.replace(LIMITS, dead_after_s=3.0)
         await host.start()
         host.relays[0].send_signal(number)
         await host.until(lambda: host.num_relayed == 0)

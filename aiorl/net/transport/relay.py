@@ -140,7 +140,8 @@ class _Source(ZmqWorkerEndpoint):
 class RelayedEndpoint(ZmqWorkerEndpoint):
     """Endpoint of a worker that gets the learner's broadcasts through the relay of its host while that has them.
 
-    Without keys, a learner with Unix sockets on this host needs no relay.
+    While it changes over, broadcasts can come twice. Without keys, a learner with Unix sockets on this host needs no
+    relay.
 
     Args:
         connect: places of the learner, as for `ZmqWorkerEndpoint`.
@@ -159,8 +160,8 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
 
     @property
     def is_relayed(self) -> bool:
-        """True if broadcasts come through the relay."""
-        return bool(self._channels and self._channels[-1].topic)
+        """True if broadcasts come through the relay alone."""
+        return len(self._channels) == 2 and bool(self._channels[-1].topic)
 
     def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
         channels = super()._open_channels(undo)
@@ -183,19 +184,17 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
     def _tick(self) -> None:
         super()._tick()
         relayed = self._relayed
-        if relayed is None:
-            return
-        relayed.pump.look()
-        if not relayed.ready or not self._connected or self._ending:
-            return
-        own = self._channels[-1]
-        own.pump.drain()
-        if self._relayed is relayed:  # no callback has closed us
-            self._channels, self._relayed = (self._channels[0], relayed), None
-            relayed.shook_hands = True
+        if relayed is not None:
+            relayed.pump.look()
+            if relayed.ready and self._connected and not self._ending:
+                relayed.shook_hands = True
+                self._channels, self._relayed = (*self._channels, relayed), None
+                logger.info("weights come through the relay of this host")
+        elif len(self._channels) > 2 and not self._ending:  # by now, nothing is on its way over our own any more
+            first, own, last = self._channels
+            self._channels = (first, last)
             own.close()
             own.socket.close(0)
-            logger.info("weights come through the relay of this host")
 
     def _give_up_channels(self) -> list[zmq.Socket[bytes]]:
         sockets = super()._give_up_channels()
