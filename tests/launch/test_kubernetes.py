@@ -243,7 +243,7 @@ def test_containers_run_as_another_user_in_a_root_that_cannot_be_written_and_the
     if how == "by_podman" and (not shutil.which("podman") or ROOT.is_relative_to("/tmp")):
         pytest.skip("podman is not installed, or hides this copy of the sources")
     words = (CARTPOLE, *SMALL, "--min-iter-time-s=0.2", "--stop-timesteps=8192", "--seed=1")
-    made = Manifests(replace(job(*words), run_dir=tmp_path), cpus=1)
+    made = Manifests(replace(job(*words), run_dir=tmp_path), cpus=2)
     make_keys(tmp_path / "keys")
     places = {ROOT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]}
     probes = [container["readinessProbe"]["exec"]["command"][2] for container in made.containers.values()]
