@@ -147,7 +147,6 @@ class Launch:
         """Return the learner's options; its directories of run and keys can be others where it runs."""
         words = self.job.learner_words(resumed=(self.job.run_dir / "run.json").exists(), run_dir=run_dir)
         words += ["--bind", f"tcp://0.0.0.0:{self.port}", *(["--keys", keys or self.keys] if self.keys else [])]
-        words += ["--advertise", self.address] if self.address else []
         return words if self.job.num_workers is not None else [*words, "--num-workers", "0"]
 
     def program(self, host: str) -> list[str]:
@@ -233,12 +232,13 @@ class Host(threading.Thread):
                 self._told = ""
             for line in self._process.stdout:
                 if line == ssh_host.RUN_FOLLOWS and self._is_learner:
-                    self._take_run(self._process.stdout)
+                    self._take_run(self._process.stdout, facts["place"])
                     break
-                log.write(line)
-                self._last = one_line(line.decode(errors="replace").strip(), 300)
+                text = self._as_here(line.decode(errors="replace"), facts["place"])
+                log.write(text.encode())
+                self._last = one_line(text.strip(), 300)
                 if self._is_learner:
-                    sys.stdout.write(f"{self._last}\n")
+                    sys.stdout.write(text)
             return int(self._process.wait())
 
     def _greeted(self) -> dict[str, Any] | None:
@@ -282,16 +282,23 @@ class Host(threading.Thread):
         request |= {"spare": int(self._name == launch.learner), "archives": [*map(len, archives)]}
         return [json.dumps(request).encode() + b"\n", *archives]
 
-    def _take_run(self, stream: IO[bytes]) -> None:
-        """Take the run directory that a learner's host sends."""
+    def _take_run(self, stream: IO[bytes], place: str) -> None:
+        """Take the run directory that a learner's host sends, and make paths in its config those of this machine."""
+        run_dir = self.launch.job.run_dir
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
                 _, *parts = PurePosixPath(member.name).parts
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None and parts and ".." not in parts and parts[0] not in _OWN:
-                    path = self.launch.job.run_dir.joinpath(*parts)
+                    path = run_dir.joinpath(*parts)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content.read())
+        config = run_dir / "config.yaml"
+        config.write_text(self._as_here(config.read_text("utf-8"), place), "utf-8")
+
+    def _as_here(self, text: str, place: str) -> str:
+        """Return a text with paths of this machine for those of the host."""
+        return text.replace(f"{place}/keys", self.launch.keys).replace(f"{place}/run", str(self.launch.job.run_dir))
 
     def beat(self) -> None:
         """Tell the program on the host that this one is alive."""

@@ -311,8 +311,10 @@ def test_a_learner_on_a_host_brings_its_run_back(hosts: Hosts) -> None:
     started = hosts.start("--learner=n1", "--", "--stop-return=7.9", hosts="n2=1 n3=1")
     assert started.wait(120) == 0, started.text
     assert "iteration 1" in started.text
-    assert [*(hosts.work / "run/checkpoints").glob("checkpoint-*")]
-    wait_until(lambda: not hosts.left(), 10, "that nothing is left")
+    assert str(hosts.home("n1")) not in (hosts.work / "run/config.yaml").read_text()
+    started = hosts.start("--", "--stop-timesteps=1", hosts="n3=1")
+    assert started.wait(120) == 0, started.text
+    assert not hosts.left()
 
 
 @needs_hosts
