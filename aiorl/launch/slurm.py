@@ -79,11 +79,8 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
         "--elastic", metavar="N", type=at_least(1),
         help="Submit a job with the learner, and an array of N one-node jobs with workers that come and go.",
     )  # fmt: skip
-    add(
-        "--worker-options",
-        metavar="OPTIONS",
-        help='Other options of sbatch for the array, such as --worker-options="--partition=spot --qos=low".',
-    )
+    help = 'Other options of sbatch for the array, such as --worker-options="--partition=spot --qos=low".'
+    add("--worker-options", metavar="OPTIONS", help=help)
     add("--python", metavar="PYTHON", help="Python on the nodes. (default: the one that runs this)")
     _pass_on(parser, words)
 
@@ -216,10 +213,9 @@ def _scale(run: str, number: str) -> int:
         raise ConfigError(said, key="RUN", hint="Launch it with --elastic N to scale it.")
     if not number.isdecimal():
         raise ConfigError(f"N must be a whole number of hosts, not {number!r:.50}.", key="N")
-    name = f"{facts['name']}-worker"
-    tasks = sorted(_tasks(name), key=lambda task: task[1] == "RUNNING", reverse=True)
-    surplus = [task[0] for task in tasks[int(number) :]]
-    if surplus:
+    tasks = [task for task in _tasks(f"{facts['name']}-worker") if task[1] != "COMPLETING"]
+    tasks.sort(key=lambda task: task[1] == "RUNNING", reverse=True)
+    if surplus := [task[0] for task in tasks[int(number) :]]:
         _slurm("scancel", *surplus)
     elif len(tasks) < int(number):
         _submit(path / _FILES[1], f"--array=0-{int(number) - len(tasks) - 1}")
@@ -228,14 +224,14 @@ def _scale(run: str, number: str) -> int:
 
 
 def _stop(run: str) -> int:
-    _, facts = saved(run, "slurm")
-    for task, state, *_ in _tasks(facts["name"]):
-        if state == "RUNNING":
-            _slurm("scancel", "--signal=INT", "--batch", task)
-        else:
-            _slurm("scancel", task)
-            _slurm("scancel", "--quiet", f"--name={facts['name']}-worker")
-    sys.stdout.write("the learner writes its checkpoint, and all workers end\n")
+    path, facts = saved(run, "slurm")
+    if running := [task for task, state, *_ in _tasks(facts["name"]) if state == "RUNNING"]:
+        _slurm("scancel", "--signal=INT", "--batch", *running)
+        sys.stdout.write("the learner writes its checkpoint, and all workers end\n")
+    else:
+        _slurm("scancel", "--quiet", f"--name={facts['name']}")
+        _slurm("scancel", "--quiet", f"--name={facts['name']}-worker")
+        sys.stdout.write(f"no learner of {path} runs; its jobs in the queue are cancelled\n")
     return 0
 
 

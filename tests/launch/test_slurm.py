@@ -111,7 +111,7 @@ class Cluster:
         os.makedirs("/run/munge", exist_ok=True)
         for place in ("/run/munge", "/var/lib/munge", "/var/log/munge"):
             shutil.chown(place, "munge", "munge")
-        self.munged = subprocess.run(["pgrep", "-x", "munged"], check=False, capture_output=True).returncode != 0
+        self.munged = subprocess.run(["munge", "-n"], check=False, capture_output=True).returncode != 0
         if self.munged:
             call("runuser", "-u", "munge", "--", "munged")
         (self.folder / "state").mkdir()
@@ -316,6 +316,7 @@ def test_an_elastic_run_has_workers_that_come_and_go_and_follows_its_learner(clu
     until(lambda: not cluster.call("squeue", "-h"))
     assert run.facts()["JobState"] == "COMPLETED"
     assert "Ended by Ctrl-C" in run.log()
+    assert "no learner" in run.aiorl("stop", "runs/mine")
 
 
 def test_srun_starts_copies_that_find_their_part(cluster: Cluster, tmp_path: Path) -> None:
