@@ -113,11 +113,13 @@ def _real(workers: int) -> list[Figure]:
     for keys, said in _WITH.items():
         name = _REAL.format(workers, said)
         try:
-            found = measured(workers, keys=keys)
+            found, problem = measured(workers, keys=keys)
         except Exception as error:  # the other one must still be measured
             figures.append(_unmeasured(name, error))
         else:
             figures += _figures(name, _ROWS, found)
+            if problem:
+                figures.append(Figure.unmeasured(name, one_line(problem, _MAX_PROBLEM)))
     return figures
 
 
@@ -130,6 +132,7 @@ def _figures(name: str, rows: dict[str, _What], found: dict[str, float]) -> list
         Figure(f"{name}: {key}", found[key] * what.factor, what.unit, target=0.0 if key == "ended" else None,
                smaller_is_better=True)
         for key, what in rows.items()
+        if key in found
     ]  # fmt: skip
 
 

@@ -83,7 +83,7 @@ class NoTraining:
     """The attributes of a `Training` that a source and a flow need, for a run that trains on nothing.
 
     Attributes:
-        said: what users would have read, from warnings up.
+        said: warnings and errors for users.
     """
 
     def __init__(self, config: CommonConfig) -> None:

@@ -45,30 +45,31 @@ from benchmarks.scale_parts import NoTraining, idle_learning, make_samples
 
 __all__ = ["main", "measured"]
 
-_MAX_PROCESSES = 16
+_MAX_PROCESSES = 8
 _SMALL, _LARGE = 4_610, 1_688_000
 """Weights: 64x64 for CartPole, and the Nature network, 6.8 MB."""
 _PACE_S = 0.1
 _SETTLE_S, _MEASURE_S = 1.0, 5.0
-_ALL_JOIN_S, _ALL_HEAR_S, _END_S = 40.0, 30.0, 10.0
+_ALL_JOIN_S, _ALL_HEAR_S, _END_S = 40.0, 40.0, 10.0
 _TIMES = 3
 _NEVER_S = 1e6
-_WITHIN_S = 100.0
+_WITHIN_S = 110.0
+_TIMES_OUT = {"lease_timeout_s": _NEVER_S, "heartbeat_timeout_s": 30.0}
 
 
-def measured(sessions: int, *, keys: bool) -> dict[str, float]:
-    """Return the figures of a learner with this number of workers on this machine.
+def measured(sessions: int, *, keys: bool) -> tuple[dict[str, float], str]:
+    """Return the figures of a learner with this number of workers, and the reason why some are missing, "" for none.
 
     Raises:
-        RuntimeError: they could not be measured.
+        RuntimeError: none could be measured.
     """
     with tempfile.TemporaryDirectory() as folder:
         words = [str(sessions)]
         if keys:
             make_keys(Path(folder))
             words.append(folder)
-        found: dict[str, float] = run_fresh("benchmarks.scale_processes", "learner", *words, timeout_s=_WITHIN_S)
-    return found
+        found, problem = run_fresh("benchmarks.scale_processes", "learner", *words, timeout_s=_WITHIN_S)
+    return found, problem
 
 
 # The learner --------------------------------------------------------------------------------------------------
@@ -81,11 +82,9 @@ class _Learner:
         self._sessions = sessions
         self._keys = keys
         self._cores = sorted(os.sched_getaffinity(0))
-        if len(self._cores) > 1:  # workers take the others
-            os.sched_setaffinity(0, self._cores[:1])
         config = CommonConfig(
             env="CartPole-v1", num_workers=0, bind="tcp://127.0.0.1:0", keys=keys, insecure=keys is None,
-            train_batch_size=max(1, sessions // 4), transport={"lease_timeout_s": _NEVER_S},
+            train_batch_size=max(1, sessions // 4), transport=_TIMES_OUT,
         )  # fmt: skip
         self._training = NoTraining(config)
         training: Any = self._training
@@ -94,36 +93,45 @@ class _Learner:
         self._processes: list[asyncio.subprocess.Process] = []
         self._me = psutil.Process()
 
-    async def measure(self) -> dict[str, float]:
-        """Measure all figures, one after the other."""
-        source, found = self._source, dict[str, float]()
+    async def measure(self) -> tuple[dict[str, float], str]:
+        """Measure all figures, one after the other, up to the first that fails; return them and the reason for that."""
+        found = dict[str, float]()
+        problem = ""
         try:
             await self._start_processes()
-            source.admit(self._learning)
-            await asyncio.sleep(_SETTLE_S)
-            give_back_idle_memory()
-            before = self._me.memory_info().rss
-            cpu_s, began = time.process_time(), time.monotonic()
-            for process in self._processes:
-                self._tell(process, "join")
-            if not await source.wait_for_workers(self._sessions, _ALL_JOIN_S):
-                raise RuntimeError(f"only {len(source.session.slots)} of {self._sessions} workers have joined")
-            found["join_s"] = time.monotonic() - began
-            found["join_cpu_ms"] = 1e3 * (time.process_time() - cpu_s) / self._sessions
-            found["idle_us"] = 1e6 * (await self._shares())[0] / self._sessions
-            give_back_idle_memory()
-            found["memory_kb"] = (self._me.memory_info().rss - before) / 1e3 / self._sessions
-            source.go_on()
+            found |= await self._joins()
             found |= await self._rates("paced", _PACE_S)
+            found |= await self._broadcasts("small", _SMALL)
+            found |= await self._broadcasts("large", _LARGE)
             found |= await self._rates("flood", 0.0)
-            source.flow.stand_still()
-            for name, size in (("small", _SMALL), ("large", _LARGE)):
-                found |= await self._broadcasts(name, size)
             found |= await self._ends()
+        except (OSError, RuntimeError) as error:  # a timeout is an OSError
+            problem = f"{type(error).__name__}: {error}; {'; '.join(self._training.said[:3])}"
         finally:
-            await source.close("the measurement is over", final=True)
+            await self._source.close("the measurement is over", final=True)
             await asyncio.gather(*map(self._end, self._processes))
-        return found
+        return found, problem
+
+    async def _joins(self) -> dict[str, float]:
+        """Let all workers join at the same moment, and then wait."""
+        source = self._source
+        source.admit(self._learning)
+        await asyncio.sleep(_SETTLE_S)
+        give_back_idle_memory()
+        before, cpu_s, began = self._me.memory_info().rss, time.process_time(), time.monotonic()
+        for process in self._processes:
+            self._tell(process, "join")
+        if not await source.wait_for_workers(self._sessions, _ALL_JOIN_S):
+            raise RuntimeError(f"only {len(source.session.slots)} of {self._sessions} workers have joined")
+        took_s, cpu_s = time.monotonic() - began, time.process_time() - cpu_s
+        idle, *_ = await self._shares()
+        give_back_idle_memory()
+        return {
+            "join_s": took_s,
+            "join_cpu_ms": 1e3 * cpu_s / self._sessions,
+            "idle_us": 1e6 * idle / self._sessions,
+            "memory_kb": (self._me.memory_info().rss - before) / 1e3 / self._sessions,
+        }
 
     async def _start_processes(self) -> None:
         count = min(_MAX_PROCESSES, self._sessions)
@@ -134,11 +142,13 @@ class _Learner:
                 sys.executable, "-W", "ignore", "-m", "benchmarks.scale_processes", *words,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
-            if len(self._cores) > 1:
-                os.sched_setaffinity(process.pid, self._cores[1:])
             self._processes.append(process)
         for process in self._processes:
             await self._hear(process)
+        if len(self._cores) > 1:
+            _pin(self._me, self._cores[:1])
+            for process in self._processes:
+                _pin(psutil.Process(process.pid), self._cores[1:])
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         """Wait for the end of a process; kill it if it does not come."""
@@ -155,8 +165,11 @@ class _Learner:
 
     async def _hear(self, process: asyncio.subprocess.Process) -> Any:
         assert process.stdout is not None
-        async with asyncio.timeout(_ALL_HEAR_S):
-            line = await process.stdout.readline()
+        try:
+            async with asyncio.timeout(_ALL_HEAR_S):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            raise RuntimeError(f"nothing was heard of some workers for {_ALL_HEAR_S:g} s") from None
         if not line:
             raise RuntimeError("a process with workers has ended")
         return json.loads(line)
@@ -224,6 +237,11 @@ class _Learner:
         return {"ended": float(len(ended))}
 
 
+def _pin(process: psutil.Process, cores: Sequence[int]) -> None:
+    for thread in process.threads():
+        os.sched_setaffinity(thread.id, cores)
+
+
 # The workers --------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +275,7 @@ class _Arrivals:
             say({"version": least, "at": time.monotonic()})
 
 
-def say(what: Mapping[str, Any]) -> None:
+def say(what: Any) -> None:
     """Write a line for the learner."""
     print(json.dumps(what), flush=True)
 
@@ -359,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 runner.run(_work(words[0], int(words[1]), keys))
         else:
 
-            async def learn() -> dict[str, float]:
+            async def learn() -> tuple[dict[str, float], str]:
                 return await _Learner(int(words[0]), keys).measure()
 
             say(runner.run(learn()))

@@ -41,7 +41,7 @@ CAN_TELL_BYTES = hasattr(socket, "TCP_INFO")
 """True if `bytes_received` works on this system."""
 _LOOK_S = 0.05
 _UNSEEN_BYTES = 64 << 20
-"""Most bytes that a connection can receive between two checks."""
+"""Most bytes that all connections together can receive between two checks."""
 _STRANGER_BYTES = 1 << 20
 _FRAME_COST = 32
 """Cost factor per byte: an empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
@@ -280,7 +280,8 @@ class BacklogGuard:
     for 2 on the wire.
 
     The unread bytes of an ended connection are not known exactly, because much may have arrived since the last check.
-    Each ended connection therefore counts with the maximum, and new connections are refused while the sum is too large.
+    All that end between two checks therefore count with the maximum, but only once, since a single thread receives for
+    all: a whole host of workers can leave. New connections are refused while the sum is too large.
 
     The loop adds connections to the table, and a flood can keep it busy before it does: libzmq reads subscriptions in
     a loop of its own that lasts as long as more of them arrive. While the loop is busy, the thread therefore looks for
@@ -313,6 +314,7 @@ class BacklogGuard:
         self._is_loop_busy = False
         self._port = port
         self._left_behind = 0
+        self._has_ended = False  # a connection, since the last check
         self._table = table
         self._max_bytes = 2 * limits.max_message_bytes if max_bytes is None else max_bytes
         self._max_of_stranger = min(self._max_bytes, _STRANGER_BYTES)
@@ -333,11 +335,13 @@ class BacklogGuard:
     def emptied(self) -> None:
         """Record that everything received so far has been read."""
         self._emptied = True
+        self._has_ended = False
         self._left_behind = 0
 
     def ended(self, connection: Connection) -> None:
         """Record the end of a connection of which some data may not be read yet."""
-        self._left_behind += _UNSEEN_BYTES + self._unread.get(connection, 0)
+        self._left_behind += self._unread.get(connection, 0) + (0 if self._has_ended else _UNSEEN_BYTES)
+        self._has_ended = True
 
     def close(self) -> None:
         """End the thread."""
@@ -371,6 +375,7 @@ class BacklogGuard:
 
     def _look(self) -> None:
         connections = list(self._table)
+        self._has_ended = False
         if self._is_loop_busy:
             self._cut_unknown({each.fd for each in connections})
         else:

@@ -66,6 +66,14 @@ async def test_a_flooding_peer_is_cut_off_even_if_a_first_cut_fails_and_checks_a
     assert table.looked == 4
 
 
+async def test_a_whole_host_of_workers_can_leave_at_the_same_moment() -> None:
+    guard = BacklogGuard(ConnectionTable(), EndpointLimits(), lambda connection, reason: None, port=0)
+    for _ in range(100):
+        guard.ended(Connection(-1, ""))
+    assert not guard.is_full, "new connections would be cut off until everything was read"
+    guard.close()
+
+
 async def test_a_flood_over_a_connection_that_the_busy_loop_has_not_seen_is_cut_off() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
