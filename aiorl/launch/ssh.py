@@ -30,8 +30,8 @@ from aiorl.config.command_line import Parser
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.launch import ssh_host
 from aiorl.launch.job import CORES, Job, Verb, saved
-from aiorl.launch.shipped import archive, code_archive, shipped
 from aiorl.process.imports import child_python, python_path
+from aiorl.process.shipped import archive, code_archive, shipped
 from aiorl.text import one_line
 
 ABOUT = "Trains with workers on hosts that ssh can log in to, where the current directory is sent."
@@ -52,7 +52,8 @@ _CHECK = "import sys; sys.version_info >= (3, 11) or sys.exit(sys.executable + '
 _PIPED: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 _PIPED |= {"start_new_session": True}  # Ctrl-C in the terminal does not reach ssh
 _AGAIN_S, _LOOK_S, _TWICE_S, _GOODBYE_S, _END_S = 5.0, 0.3, 0.5, 5.0, 25.0
-_LEARNER_LEAVE_S, _WORKERS_LEAVE_S = 20.0, 10.0
+_LEAVE_S = {True: 20.0, False: 10.0}
+"""Seconds for an orderly end, of a learner (True) and of workers."""
 _BY_SIGNAL = 128
 """From here on, exit statuses are those of a process that a signal ended; 255 is that of a broken connection."""
 _OWN = ("keys", "lock", "launch.json", "launch.lock")
@@ -249,15 +250,13 @@ class Host(threading.Thread):
         for raw in self._process.stdout:
             line = raw.decode(errors="replace")
             if line.startswith(ssh_host.GREETING):
-                facts: dict[str, Any] = json.loads(line.removeprefix(ssh_host.GREETING))
-                return facts
+                return dict(json.loads(line.removeprefix(ssh_host.GREETING)))
             self._last = one_line(line.strip(), 300)
         return None
 
     def _send(self, *parts: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # the process ends then, and its output says why
-            for part in parts:
-                self._process.stdin.write(part)
+            self._process.stdin.write(b"".join(parts))
             self._process.stdin.flush()
 
     def _request(self, facts: dict[str, Any]) -> list[bytes]:
@@ -277,8 +276,8 @@ class Host(threading.Thread):
             number = ssh_host.CORES if self.workers is None else str(self.workers)
             command = ["aiorl.worker", "--connect", address, "--num-workers", number]
             command += ["--keys", f"{place}/keys"] if launch.keys else []
-        leave_s = _LEARNER_LEAVE_S if self._is_learner else _WORKERS_LEAVE_S
-        request = {"command": [facts["python"], "-P", "-m", *command], "cores": CORES, "leave_s": leave_s}
+        command = [facts["python"], "-P", "-m", *command]
+        request = {"command": command, "cores": CORES, "leave_s": _LEAVE_S[self._is_learner]}
         request |= {"spare": int(self._name == launch.learner), "archives": [*map(len, archives)]}
         return [json.dumps(request).encode() + b"\n", *archives]
 

@@ -22,8 +22,8 @@ import pytest
 from processes import SMALL, Started, wait_until
 
 from aiorl.errors import ConfigError
-from aiorl.launch.shipped import code_archive, shipped
 from aiorl.launch.ssh import parse_hosts
+from aiorl.process.shipped import code_archive, shipped
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 ENV = '''

@@ -25,7 +25,8 @@ LIMITS = {
 _GROUPS = {
     "many hosts": (
         "aiorl/launch/", "aiorl/doctor.py", "aiorl/status.py", "aiorl/net/transport/relay", "aiorl/config/addresses.py",
-        "aiorl/process/kept_logs.py", "aiorl/process/versions.py", "aiorl/run/overview.py", "aiorl/acting/run_lock.py",
+        "aiorl/process/kept_logs.py", "aiorl/process/versions.py", "aiorl/process/shipped.py", "aiorl/run/overview.py",
+        "aiorl/acting/run_lock.py",
     ),
     "tests of many hosts": ("tests/launch/",),
     "serving": ("aiorl/web/", "aiorl/serving/", "aiorl/serve.py", "aiorl/client.py", "aiorl/watch.py"),
