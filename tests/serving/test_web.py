@@ -98,7 +98,12 @@ class Site:
         return json_response({**given, "name": request.names["name"], "query": request.query})
 
     async def talk(self, talk: WebSocket) -> None:
-        while (said := await talk.receive()) is not None:
+        while True:
+            message = asyncio.ensure_future(talk.receive())
+            await asyncio.wait([message, talk.closing], return_when=asyncio.FIRST_COMPLETED)
+            if not message.done() or (said := message.result()) is None:
+                message.cancel()
+                return
             await talk.send(said)
 
     def ask(self, method: str, path: str, body: Any = None, headers: Any = None) -> tuple[int, Any, dict[str, str]]:
