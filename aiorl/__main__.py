@@ -27,6 +27,7 @@ _COMMANDS = {
     "export": ("aiorl.export", "export a trained policy to files that run without aiorl"),
     "estimate": ("aiorl.estimate", "estimate the return of a trained policy from stored episodes"),
     "data": ("aiorl.data.__main__", "inspect, check, convert and merge stored experience"),
+    "watch": ("aiorl.watch.__main__", "show runs in the browser, and follow those that train"),
     "status": ("aiorl.status", "show what runs where, and what each worker said last"),
     "doctor": ("aiorl.doctor", "check this machine, and the way to a learner"),
     "keys": ("aiorl.keys", "make the keys that let workers on other hosts join"),

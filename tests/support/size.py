@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 LIMITS = {
     "aiorl": (36_000, 250),
     "many hosts": (2_680, 21),
-    "serving": (650, 6),
+    "serving": (1_360, 12),
     "tests": (42_000, 317),
     "tests of many hosts": (1_700, 16),
-    "tests of serving": (300, 2),
+    "tests of serving": (580, 3),
 }
 """Folder or group -> the most code lines and files that it may have."""
 _GROUPS = {
@@ -29,7 +29,7 @@ _GROUPS = {
         "aiorl/acting/run_lock.py",
     ),
     "tests of many hosts": ("tests/launch/",),
-    "serving": ("aiorl/web/", "aiorl/serving/", "aiorl/serve.py", "aiorl/client.py", "aiorl/watch.py"),
+    "serving": ("aiorl/web/", "aiorl/serving/", "aiorl/serve.py", "aiorl/client.py", "aiorl/watch/"),
     "tests of serving": ("tests/serving/",),
 }  # fmt: skip
 """Group -> its files and folders, which are not counted in the folder that they are in."""

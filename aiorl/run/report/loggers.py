@@ -473,7 +473,7 @@ def _results(path: Path, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str
                     _log.warning("%s is damaged: the line at byte %d never ends; the rest is left out", path, end)
                 return
             end += len(line)
-            if isinstance(result := _json(line), dict):
+            if (result := result_of(line)) is not None:
                 yield end, result
             if skipped_bytes:
                 file.seek(end + skipped_bytes)
@@ -481,11 +481,12 @@ def _results(path: Path, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str
                 end = file.tell()
 
 
-def _json(line: bytes) -> Any:  # Any: JSON of any type
-    """Return the content of a line, or None if it is not JSON."""
+def result_of(line: bytes) -> dict[str, Any] | None:
+    """Return the result in a line of result.jsonl, or None if the line is damaged."""
+    found = None
     try:
-        return orjson.loads(line)
+        found = orjson.loads(line)
     except ValueError:
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(line)  # it accepts a lone surrogate, unlike orjson
-    return None
+            found = json.loads(line)  # it accepts a lone surrogate, unlike orjson
+    return found if isinstance(found, dict) else None

@@ -135,7 +135,7 @@ _POINTS = 300
 _RESAMPLES = 2000
 _MAX_TOLD = 3  # settings in a curve's name
 _MAX_VALUE = 30  # characters of each
-_OF_A_RUN = (
+OF_A_RUN = (
     "bind", "checkpoint_", "compilation_cache", "extra_python_environs", "insecure", "keys", "log_", "loggers",
     "max_worker_", "output", "replay_spill_dir", "resume", "run_dir", "seed", "stop_", "transport",
 )  # fmt: skip
@@ -236,7 +236,7 @@ def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
     groups: dict[str, list[RunCurve]] = {}
     by_task: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}  # (algorithm, environment) -> experiments
     for run in runs:
-        own = {name: value for name, value in _flat(run.config) if not name.startswith(_OF_A_RUN)}
+        own = {name: value for name, value in _flat(run.config) if not name.startswith(OF_A_RUN)}
         of = str(own.pop("algo", "unknown")), str(own.pop("env", "unknown"))
         key = repr((of, sorted(own.items())))
         groups.setdefault(key, []).append(run)

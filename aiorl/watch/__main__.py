@@ -1,0 +1,76 @@
+"""`aiorl watch [RUN_DIR|DIRECTORY]`: a page of runs in the browser, which follows those that train."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiorl.config.command_line import Parser, exit_status
+from aiorl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aiorl.web.access import WebOptions
+
+__all__ = ["main"]
+
+_PROG = "python -m aiorl.watch"
+_ABOUT = "Show runs in the browser. Only their directories are read, so it works during and after a run, or on a copy."
+_PORT = 8265
+_EXAMPLES = f"""
+Examples:
+  python -m aiorl.watch                          # the runs in ./runs
+  python -m aiorl.watch runs/mine                # one run
+  python -m aiorl.watch runs --port 9000
+  ssh -L {_PORT}:127.0.0.1:{_PORT} HOST aiorl watch /path/to/runs     # of another host; then open the address here
+  python -m aiorl.watch runs --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve the page until Ctrl-C or SIGTERM, and return the exit status: 0 ended, 2 wrong usage.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
+    """
+    from aiorl.web.access import add_web_options
+
+    parser = Parser(_PROG, "[RUN_DIR|DIRECTORY] [options]", _ABOUT, _EXAMPLES)
+    parser.add_argument("where", metavar="RUN_DIR|DIRECTORY", nargs="?", type=Path,
+                        help="A run directory, or a directory of runs (./runs).")  # fmt: skip
+    add_web_options(parser, port=_PORT)
+    found = parser.parse(sys.argv[1:] if argv is None else argv)
+
+    return exit_status(lambda: _watch(found), interrupted="ended by Ctrl-C")
+
+
+def _watch(found: dict[str, Any]) -> None:
+    from aiorl.web.access import want_web, web_options
+
+    want_web("aiorl watch")
+    root = (found.get("where") or Path("runs")).expanduser()
+    if not root.is_dir():
+        said = f"{root} is not a directory."
+        raise ConfigError(said, key="DIRECTORY", hint="Give a run directory, or a directory of runs.")
+    asyncio.run(_serve(root, web_options(found)))
+
+
+async def _serve(root: Path, options: WebOptions) -> None:
+    from aiorl.watch.app import make_app
+    from aiorl.web.server import WebServer
+
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with WebServer(make_app(root), options) as server:
+        sys.stdout.write(f"{root}: {server.url}\n")
+        sys.stdout.flush()
+        await stopped.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

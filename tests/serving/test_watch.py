@@ -1,0 +1,369 @@
+"""The live page: what it reads of runs, its answers, and how it looks in a browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from websockets.sync.client import ClientConnection, connect
+
+from aiorl.watch.compared import Compared
+from aiorl.watch.glance import Run, Runs
+from aiorl.watch.reading import Curves, config_rows, config_text, last_result, log_entries
+
+MARKUP = "<img src=x onerror=alert(1)>"
+LOG = f"""2026-11-27 07:47:01,150 INFO aiorl.run.build: the seed of this run is 7
+2026-11-27 07:48:01,150 ERROR aiorl.run.run: worker 1 (there) failed: ValueError: {MARKUP}
+    Traceback (most recent call last):
+      File "envs.py", line 12, in step
+    ValueError: {MARKUP}
+"""
+
+
+def result(number: int, **more: Any) -> dict[str, Any]:
+    steps = 100 * number
+    return {
+        "training_iteration": number, "timesteps_total": steps, "env_steps_trained_total": steps - 50,
+        "time_total_s": number / 2, "timestamp": 1.7e9, "episode_reward_mean": float(number),
+        "episode_reward_min": 0.0, "episode_reward_max": 2.0 * number, "episode_reward_mean_last_100": float(number),
+        "sampled_steps_per_s": 200.0, "trained_steps_per_s": 100.0, "num_healthy_workers": 1,
+        "hist_stats": {"episode_reward": [1.0, 3.0]}, "policy_lag": {"min": 0.0, "mean": 1.0, "max": 2.0},
+        "ledger": {"sampled": steps, "trained": steps - 50, "queued": 50, "in_flight": 0, "discarded": {}, "lost": {}},
+        "learner": {"loss": 1.0 / number}, **more,
+    }  # fmt: skip
+
+
+def add(run: Path, *results: dict[str, Any]) -> None:
+    with (run / "result.jsonl").open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in results)
+
+
+def make_run(run: Path, num_results: int = 3, *, end: str = "", seed: int = 7, config: str = "lr: 0.1") -> Path:
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(f"algo: ppo\nenv: CartPole-v1\nseed: {seed}\nstop_timesteps: 1000\n{config}\n")
+    address = {"address": "tcp://127.0.0.1:5557", "port": 5557}
+    (run / "run.json").write_text(json.dumps({"run_id": "mine", "seed": seed, **address}))
+    worker = {"slot": 1, "host": "there", "pid": 12, "state": "sampling", "env_steps_per_s": 9.0, "words": MARKUP}
+    learner = {"host": "here", "pid": 1, "state": "waiting for workers", "end": end, "no_update_s": 0.0}
+    (run / "status.json").write_text(json.dumps({"run_id": "mine", "learner": learner, "workers": [worker]}))
+    (run / "log.txt").write_text(LOG)
+    add(run, *(result(number + 1) for number in range(num_results)))
+    return run
+
+
+# Reading ------------------------------------------------------------------------------------------------------
+
+
+def test_curves_of_many_results_are_thinned_and_keep_the_newest_result(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 5000)
+    curves = Curves(run, max_points=100)
+    steps = curves.column("timesteps_total")
+    assert 100 <= len(steps) <= 200
+    assert steps[-1] == 500_000
+    assert (np.diff(steps) > 0).all()
+    add(run, result(5001))
+    curves.update()
+    assert curves.column("timesteps_total")[-1] == 500_100
+    assert curves.end == (run / "result.jsonl").stat().st_size
+
+
+def test_curves_follow_a_run_that_is_resumed_from_an_earlier_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 9)
+    curves = Curves(run)
+    (run / "result.jsonl").write_text("")
+    add(run, result(1), result(2))
+    curves.update()
+    assert curves.column("timesteps_total").tolist() == [100, 200]
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "{", '{"timesteps_total": "many"}', "[" * 9000, '{"a": "\\ud800"}', "1" * 99_999]
+)
+def test_damaged_results_are_left_out(tmp_path: Path, line: str) -> None:
+    run = make_run(tmp_path / "run", 1)
+    with (run / "result.jsonl").open("a") as file:
+        file.write(f"{line}\n{line}")
+    assert len(Curves(run)) == 1
+    assert Run("run", run).glance()["figures"]["timesteps_total"] in (100, None)
+
+
+def test_the_newest_result_is_found_behind_lines_of_any_length(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 0)
+    add(run, result(1, custom=["x" * 300_000]), result(2, custom=["y" * 300_000]))
+    assert last_result(run)["timesteps_total"] == 200
+
+
+def test_entries_of_a_log_are_found_by_level_and_text_with_their_traceback(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert [entry["level"] for entry in log_entries(run / "log.txt")[0]] == ["INFO", "ERROR"]
+    ((entry,), is_cut) = log_entries(run / "log.txt", words="VALUEERROR", level="WARNING")
+    assert "Traceback" in entry["more"]
+    assert not is_cut
+    (run / "worker.txt").write_text("07:48:01 there W slow\n" * 1000)
+    entries, is_cut = log_entries(run / "worker.txt")
+    assert {entry["level"] for entry in entries} == {"WARNING"}
+    assert is_cut
+
+
+@pytest.mark.parametrize(
+    ("end", "num_results", "silent_s", "phase"),
+    [("", 3, 0, "training"), ("", 0, 0, "starting"), ("Done: 9 s have passed.", 3, 0, "ended"), ("", 3, 900, "unknown"),
+     ("the learner failed", 3, 900, "failed")],
+)  # fmt: skip
+def test_the_phase_of_a_run_is_read_from_its_files(
+    tmp_path: Path, end: str, num_results: int, silent_s: int, phase: str
+) -> None:
+    run = make_run(tmp_path / "run", num_results, end=end)
+    for path in run.iterdir():
+        os.utime(path, (time.time() - silent_s,) * 2)
+    glance = Run("run", run).glance()
+    assert glance["phase"] == phase
+    if phase == "failed":
+        assert MARKUP in glance["words"]
+    if phase == "training":
+        assert glance["figures"]["std"] == 1.0
+        (stop,) = glance["stops"]
+        assert stop["left_s"] == (1000 - 250) / 100
+
+
+def test_settings_say_where_they_come_from(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", config="lr: 0.1\ngamma: 0.99\nmodel:\n  fcnet_hiddens: [64, 64]")
+    found = {key: (value, origin) for key, value, origin in config_rows(config_text(run))}
+    assert found["lr"] == ("0.1", "set for this run")
+    assert found["gamma"] == ("0.99", "default")
+    assert found["model.fcnet_hiddens"] == ("[64, 64]", "default")
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_curve(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        make_run(tmp_path / f"a{seed}", 20 * seed, seed=seed)
+    make_run(tmp_path / "b", 20, config="lr: 0.2")
+    make_run(tmp_path / "new", 0)
+    runs = [*Runs(tmp_path).find().values()]
+    first, second = Compared().experiments(runs, "learner/loss", "seconds")
+    assert first["runs"] == ["a1", "a2", "a3"]
+    assert "lr=0.1" in first["name"]
+    assert (second["runs"], second["at"][-1]) == (["b"], 10.0)
+    assert Compared().experiments(runs, "no such figure", "steps") == []
+
+
+# Answers ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watching(root: Path, *options: str) -> Iterator[int]:
+    """Run `aiorl watch` and yield its port."""
+    command = [sys.executable, "-m", "aiorl", "watch", str(root), "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r":(\d+)\n", process.stdout.readline())
+            assert found is not None
+            yield int(found[1])
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def get(port: int, path: str, **query: str) -> tuple[int, Any, dict[str, str]]:
+    headers = {"Range": query.pop("range")} if "range" in query else {}
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request("GET", f"{path}?{urlencode(query)}", headers=headers)
+        answer = connection.getresponse()
+        body, found = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+    return answer.status, json.loads(body) if "json" in found["content-type"] else body, found
+
+
+def test_the_page_and_its_data_are_answered(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs/mine", end="Done.")
+    (run / "evaluation").mkdir()
+    (run / "evaluation/film.mp4").write_bytes(bytes(range(100)))
+    (tmp_path / "secret.txt").write_text("secret")
+    (run / "logs").mkdir()
+    (run / "logs/worker-1.txt").symlink_to(tmp_path / "secret.txt")
+    with watching(tmp_path / "runs") as port:
+        status, page, headers = get(port, "/")
+        assert status == 200
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+        for name in re.findall(rb'(?:src|href)="([^"#]+)"', page):
+            assert get(port, f"/{name.decode()}")[0] == 200
+        assert get(port, "/parts.js")[0] == 200
+        (found,) = get(port, "/api/runs")[1]["runs"]
+        assert (found["name"], found["phase"], found["env"]) == ("mine", "ended", "CartPole-v1")
+        details = get(port, "/api/run", run="mine")[1]
+        assert details["account"]["workers"][0]["words"] == MARKUP
+        assert "Traceback" in details["failures"][0]["more"]
+        assert details["films"] == ["evaluation/film.mp4"]
+        curves = get(port, "/api/curves", run="mine")[1]
+        assert curves["columns"]["learner/loss"] == [1.0, 0.5, 0.333333]
+        assert get(port, "/api/experiments")[1][0]["runs"] == ["mine"]
+        assert ["lr", "0.1", "set for this run"] in get(port, "/api/config", run="mine")[1]
+        assert len(get(port, "/api/log", run="mine", level="ERROR")[1]["entries"]) == 1
+        status, part, headers = get(port, "/api/film", run="mine", name="evaluation/film.mp4", range="bytes=10-19")
+        assert (status, part, headers["content-range"]) == (206, bytes(range(10, 20)), "bytes 10-19/100")
+        assert get(port, "/live")[0] == get(port, "/ready")[0] == 200
+        assert b'aiorl_env_steps_sampled_total{run="mine"} 300.0' in get(port, "/metrics")[1]
+        assert get(port, "/api/log", run="mine", file="logs/worker-1.txt")[1]["entries"] == []
+        for path, query in (
+            ("/api/run", {"run": ".."}), ("/api/log", {"run": "mine", "file": "../../secret.txt"}),
+            ("/api/film", {"run": "mine", "name": "log.txt"}), ("/api/run", {}),
+        ):  # fmt: skip
+            status, answer, _ = get(port, path, **query)
+            assert status == 404
+            assert answer["error"]
+        assert get(port, "/api/events", run="mine", **{"from": "x"})[0] == 400
+
+
+def test_a_run_is_followed_from_a_place_in_its_results(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with watching(run) as port:
+        assert get(port, "/ready")[0] == 200
+        end = get(port, "/api/curves", run="run")[1]["end"]
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client, client.makefile("rb") as lines:
+            asked = f"GET /api/events?run=run&from={end} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            client.sendall(asked.encode())
+
+            def data_of(event: str) -> Any:
+                while f"event: {event}" not in next(lines).decode():
+                    pass
+                return json.loads(next(lines).decode().removeprefix("data: "))
+
+            assert data_of("run")["glance"]["phase"] == "training"
+            add(run, result(4), result(5))
+            assert data_of("results")[0]["timesteps_total"] == 400
+            (run / "result.jsonl").write_text("")  # a resumed run
+            assert data_of("reload") == {}
+
+
+def test_a_directory_without_runs_is_shown_and_one_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with watching(tmp_path) as port:
+        assert get(port, "/api/runs")[1]["runs"] == []
+        assert get(port, "/ready")[0] == 200
+        make_run(tmp_path / "later")
+        assert [run["name"] for run in get(port, "/api/runs")[1]["runs"]] == ["later"]
+    command = [sys.executable, "-m", "aiorl", "watch", str(tmp_path / "missing")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "is not a directory" in done.stderr
+
+
+# In a browser -------------------------------------------------------------------------------------------------
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
+)  # fmt: skip
+
+
+class Page:
+    """A page of a browser, steered by the DevTools protocol; `problems` are errors and requests to other hosts."""
+
+    def __init__(self, link: ClientConnection, home: str) -> None:
+        self.problems: list[str] = []
+        self._home, self._number = home, 0
+        self._socket = link
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.do(f"{domain}.enable")
+
+    def do(self, method: str, **params: Any) -> dict[str, Any]:
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
+        while (found := json.loads(self._socket.recv(60))).get("id") != self._number:
+            self._note(found.get("method"), found.get("params", {}))
+        assert "error" not in found, found
+        return dict(found["result"])
+
+    def _note(self, method: str, params: dict[str, Any]) -> None:
+        if method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(self._home):
+            self.problems.append(params["request"]["url"])
+        if method == "Runtime.exceptionThrown" or (method == "Log.entryAdded" and params["entry"]["level"] == "error"):
+            self.problems.append(str(params))
+
+    def get(self, expression: str) -> Any:
+        found = self.do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def wait(self, condition: str) -> None:
+        for _ in range(300):
+            if self.get(f"Boolean({condition})"):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{condition}: {self.get('document.body.innerText')}")
+
+    def press(self, key: str) -> None:
+        text = {"text": "\r"} if key == "Enter" else {}
+        code = {"Enter": 13, "Tab": 9}[key]
+        for kind in ("keyDown", "keyUp"):
+            self.do("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+
+
+@contextmanager
+def browsing(home: str, profile: Path) -> Iterator[Page]:
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stderr is not None
+            port = next(int(found[1]) for line in process.stderr if (found := re.search(r"ws://[^:]+:(\d+)/", line)))
+            (target,) = (each for each in get(port, "/json")[1] if each["type"] == "page")
+            with connect(target["webSocketDebuggerUrl"], max_size=None) as link:
+                yield Page(link, home)
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_browser_follows_a_run_by_keyboard_and_takes_markup_as_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "a <b>run")
+    make_run(tmp_path / "runs" / "other", config="lr: 0.2")
+    with watching(tmp_path / "runs") as port, browsing(home := f"http://127.0.0.1:{port}/", tmp_path / "home") as page:
+        page.do("Page.navigate", url=home)
+        page.wait(
+            "document.querySelectorAll('canvas').length === 1 && document.querySelectorAll('tbody tr').length === 2"
+        )
+        page.get("[...document.querySelectorAll('tbody a')].find((each) => each.textContent === 'a <b>run').focus()")
+        page.press("Enter")
+        page.wait("document.querySelector('h1')?.textContent === 'a <b>run' && document.querySelector('canvas')")
+        assert page.get("document.querySelector('[role=img]').ariaLabel").startswith("Curve of Return over env steps")
+        add(run, result(4))
+        page.wait("[...document.querySelectorAll('.tile b')].some((each) => each.textContent === '400')")
+        for section, words in (
+            ("workers", MARKUP),
+            ("log", f"failed: ValueError: {MARKUP}"),
+            ("config", "set for this run"),
+        ):
+            page.get(f"document.querySelector('nav a[href$={section}]').focus()")
+            page.press("Enter")
+            page.wait(f"document.querySelector('main').innerText.includes({json.dumps(words)})")
+        assert page.get("document.querySelectorAll('main img, main b.run').length") == 0
+        unnamed = "[...document.querySelectorAll('input, select')].filter((each) => !each.labels.length).length"
+        for width in (400, 1280):
+            page.do("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+            for where in ("", "/workers", "/log", "/config"):
+                page.get(f"location.hash = '#/run/other{where}'")
+                page.wait("document.querySelector('h1')?.textContent === 'other'")
+                assert page.get("document.documentElement.scrollWidth <= innerWidth")
+                assert page.get(unnamed) == 0
+        assert page.problems == []
