@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from aiorl.process.tasks import first_of
+from aiorl.process.tasks import Tasks, first_of
 from aiorl.web.messages import Gone, Receive, Refusal, Request, Response, Send, WebSocket
 
 logger = logging.getLogger(__name__)
@@ -142,8 +142,8 @@ class App:
             found: bytes = await anext(parts)
             return found
 
-        gone = asyncio.ensure_future(request.until_gone())
-        over = asyncio.ensure_future(asyncio.wait([gone, self.closing], return_when=asyncio.FIRST_COMPLETED))
+        tasks = Tasks(lambda error: None)  # which it has logged
+        over = tasks.start(first_of(request.until_gone(), self.closing), "web-client")
         try:
             while (step := await first_of(part(), over)) is not None:
                 await send({"type": "http.response.body", "body": step.result(), "more_body": True})
@@ -152,9 +152,7 @@ class App:
         except Exception:
             logger.exception("the stream at %s failed", request.path)
         finally:
-            for task in (gone, over):
-                task.cancel()
-            await asyncio.gather(gone, over, return_exceptions=True)
+            await tasks.close()
 
     async def _talk(self, request: Request, receive: Receive, send: Send) -> int:
         try:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from aiorl.process.tasks import first_of
 from aiorl.text import one_line
 
 if TYPE_CHECKING:
@@ -192,8 +193,13 @@ class WebSocket:
         self._receive, self._send = receive, send
 
     async def receive(self) -> bytes | str | None:
-        """Return the next message, None when the WebSocket is over."""
-        message = await self._receive()
+        """Return the next message, None when the WebSocket is over or the server closes."""
+
+        async def step() -> Message:
+            return await self._receive()
+
+        done = await first_of(step(), self.closing)
+        message = {"type": "websocket.disconnect"} if done is None else done.result()
         if message["type"] != "websocket.receive":
             return None
         data: bytes | str | None = message.get("bytes")

@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 
 from aiorl.config.addresses import is_loopback
 from aiorl.errors import ConfigError
+from aiorl.process.tasks import Tasks
 from aiorl.web.access import AccessLog, Guard, WebOptions, checked
 from aiorl.web.app import App
 
@@ -93,7 +94,8 @@ class WebServer:
         self.url = f"{'http' if self.config.ssl is None else 'https'}://{name}:{self.port}"
         if self.config.ssl is None and not is_loopback(options.host):
             logger.warning("%s is not encrypted: others on its way can read requests and the token", self.url)
-        self._sweeper = loop.create_task(self._sweep(), name="web-sweeper")
+        self._tasks = Tasks(lambda error: None)  # which it has logged
+        self._tasks.start(self._sweep(), "web-sweeper")
         return self
 
     async def __aexit__(
@@ -112,8 +114,8 @@ class WebServer:
             task.cancel()
         for connection in list(self.state.connections):
             connection.transport.abort()
-        self._sweeper.cancel()
-        await asyncio.gather(self._sweeper, *self.state.tasks, return_exceptions=True)
+        await self._tasks.close()
+        await asyncio.gather(*self.state.tasks, return_exceptions=True)
         if self._log is not None:
             self._log.close()
 
