@@ -24,6 +24,7 @@ _COMMANDS = {
     "worker": ("aiorl.worker", "sample for a learner on this or another host"),
     "evaluate": ("aiorl.evaluate", "play episodes with a trained policy; record a video or store them"),
     "plot": ("aiorl.plot", "draw learning curves of runs, and compare experiments"),
+    "serve": ("aiorl.serve", "answer requests for a trained policy's actions over HTTP"),
     "export": ("aiorl.export", "export a trained policy to files that run without aiorl"),
     "estimate": ("aiorl.estimate", "estimate the return of a trained policy from stored episodes"),
     "data": ("aiorl.data.__main__", "inspect, check, convert and merge stored experience"),

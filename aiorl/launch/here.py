@@ -11,8 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiorl.config.addresses import split_address
 from aiorl.config.command_line import Parser, at_least
@@ -33,8 +32,9 @@ Examples:
   mpirun -n 4 aiorl launch here -- --env CartPole-v1 --run-dir runs/mine
   # one copy on each node, with 16 cores
   srun -N 4 --ntasks-per-node 1 -c 16 aiorl launch here -- --env CartPole-v1 --run-dir runs/mine
-  # on host1, without a shared directory; RANK=1 on the others
+  # the learner's host1, and other hosts, without a shared directory
   RANK=0 aiorl launch here --address tcp://host1:5557 -- --env CartPole-v1 --keys keys
+  RANK=1 aiorl launch here --address tcp://host1:5557 -- --env CartPole-v1 --keys keys
 """
 VERBS: dict[str, Verb] = {}
 _VARIABLES = (
@@ -56,7 +56,16 @@ _VARIABLES = (
 
 Those of MPI come first, because schedulers start its daemons and set their own variables for them.
 """
-_LEARNER_CORES, _LOOK_EVERY_S, _SAY_AFTER_S = 2, 0.2, 10.0
+_LEARNER_CORES = 2
+_LOOK_EVERY_S, _SAY_AFTER_S = 0.2, 10.0
+
+
+class _Copy(NamedTuple):
+    """Rank of this copy, counted from 0, the variable that names it, and the copies on this host."""
+
+    rank: int
+    variable: str
+    together: int
 
 
 def add_arguments(parser: Parser, words: Sequence[str]) -> None:
@@ -74,7 +83,7 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
 
 def artefact(job: Job, options: dict[str, Any]) -> str:
     """Return the commands that `job` with `options` becomes on rank 0 and on all others of this host."""
-    learner, worker = _commands(job, options, together=1)
+    learner, worker = _commands(job, options, _Copy(0, "", 1), is_resumed=_has_run(job))
     return f"# rank 0\n{shlex.join(learner)}\n# all others\n{shlex.join(worker)}\n"
 
 
@@ -84,19 +93,21 @@ def run(job: Job, options: dict[str, Any]) -> int:
     Raises:
         ConfigError: no variable names this copy's rank, or the copies cannot meet.
     """
-    rank, variable, together = _copy(os.environ)
-    learner, worker = _commands(job, options, together)
-    if not job.config["insecure"] and rank == 0:
-        job.make_keys()
-    elif not job.config["insecure"] and job.config["keys"] is None:
-        _wait_for_keys(job.keys)
-    command, role = (worker, "workers") if rank else (learner, "learner")
-    sys.stderr.write(f"aiorl: {variable} is {rank}: {role}\n")
+    copy = _copy(os.environ)
+    learner, worker = _commands(job, options, copy, is_resumed=_has_run(job))
+    if copy.rank == 0:
+        if not job.config["insecure"]:
+            job.make_keys()
+        command = learner
+    else:
+        _wait_for_keys(job)
+        command = worker
+    sys.stderr.write(f"aiorl: {copy.variable} is {copy.rank}: {'learner' if copy.rank == 0 else 'workers'}\n")
     os.execve(command[0], command, {**os.environ, **python_path()})
 
 
-def _commands(job: Job, options: Mapping[str, Any], together: int) -> tuple[list[str], list[str]]:
-    """Return the commands of the learner and of a copy with workers, one of several together on a host."""
+def _commands(job: Job, options: Mapping[str, Any], copy: _Copy, *, is_resumed: bool) -> tuple[list[str], list[str]]:
+    """Return the commands of the learner and of a copy with workers."""
     address = options.get("address")
     secret = [] if job.config["insecure"] else ["--keys", str(job.keys)]
     if address is not None:
@@ -110,7 +121,7 @@ def _commands(job: Job, options: Mapping[str, Any], together: int) -> tuple[list
         raise ConfigError("The copies have to know where they meet.", key="run_dir", hint=hint)
     else:
         meeting, place = f"run:{job.run_dir}", ["--bind", job.bind]
-    cores, is_resumed = _cores(together), (job.run_dir / "run.json").exists()
+    cores = _cores(copy.together)
     local = options.get("workers", max(1, cores - _LEARNER_CORES)) if job.num_workers is None else job.num_workers
     python = child_python("aiorl")
     learner = [*python, "train", *job.learner_words(resumed=is_resumed), *place, *secret, "--num-workers", str(local)]
@@ -118,12 +129,11 @@ def _commands(job: Job, options: Mapping[str, Any], together: int) -> tuple[list
     return learner, [*python, "worker", "--connect", meeting, *secret, *workers]
 
 
-def _copy(environment: Mapping[str, str]) -> tuple[int, str, int]:
-    """Return the rank of this copy, the variable that has it, and the number of copies on this host."""
+def _copy(environment: Mapping[str, str]) -> _Copy:
     for variable, together in _VARIABLES:
         if (rank := environment.get(variable, "")).isdecimal():
             number = environment.get(together, "1").partition("(")[0]  # Slurm writes 2(x3),1
-            return int(rank), variable, int(number) if number.isdecimal() else 1
+            return _Copy(int(rank), variable, int(number) if number.isdecimal() else 1)
     names = ", ".join(name for name, _ in _VARIABLES)
     hint = "Start the copies with srun or mpirun, or set RANK to 0 for the learner and to 1, 2, ... for the others."
     raise ConfigError(f"No variable says which copy this is: none of {names} is set.", key="RANK", hint=hint)
@@ -138,11 +148,17 @@ def _cores(together: int) -> int:
     return max(1, cores // together) if cores == os.cpu_count() else cores
 
 
-def _wait_for_keys(keys: Path) -> None:
+def _has_run(job: Job) -> bool:
+    return (job.run_dir / "run.json").exists()
+
+
+def _wait_for_keys(job: Job) -> None:
     """Wait until the learner's copy has made the keys of this run."""
-    due = time.monotonic() + _SAY_AFTER_S
-    while not all((keys / name).exists() for name in ("worker.key_secret", "learner.key")):
-        if time.monotonic() > due:
-            sys.stderr.write(f"aiorl: waiting for the copy with rank 0 to make keys in {keys}\n")
-            due += 60.0
+    told = time.monotonic() + _SAY_AFTER_S
+    while not job.config["insecure"] and not all(
+        (job.keys / name).exists() for name in ("worker.key_secret", "learner.key")
+    ):
+        if time.monotonic() > told:
+            sys.stderr.write(f"aiorl: waiting for the copy with rank 0 to make keys in {job.keys}\n")
+            told += 60.0
         time.sleep(_LOOK_EVERY_S)

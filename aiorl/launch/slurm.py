@@ -42,11 +42,30 @@ Examples:
   # show the script
   python -m aiorl.launch slurm --nodes 3 --print -- --env CartPole-v1
 """
-_CPUS, _LEARNER_CPUS = 8, 2
+_CPUS = 8
+_LEARNER_CPUS = 2
 _OWN = ("nodes", "cpus_per_node", "elastic", "worker_options", "python")
 _FILES = ("learner.sbatch", "worker.sbatch")
-_SHELL = Path(__file__).with_suffix(".sh")
-"""Body of the scripts and its parts, each below a line ``## NAME``; ``@NAME`` stands for a part or a value."""
+_BODY = Path(__file__).with_suffix(".sh")
+"""Body of both scripts; lines such as ``@start`` stand for their parts."""
+
+_START_LEARNER = """\
+# the learner of a node that was lost may still hold it, and ends when it is gone
+if [[ ${{SLURM_RESTART_COUNT:-0}} != 0 && -e {lock} ]]; then
+    flock --timeout 300 {lock} true || rm -f {lock}
+fi
+{learner}"$@" --bind {bind} --keys {keys} --num-workers {local} &"""
+_STEP = """\
+if ((SLURM_JOB_NUM_NODES > 1)); then
+    others=$((SLURM_JOB_NUM_NODES - 1))
+    srun --nodes="$others" --ntasks="$others" --cpus-per-task="$SLURM_CPUS_PER_TASK" --exclude="$SLURMD_NODENAME" \\
+        --no-kill --kill-on-bad-exit=0 --wait=0 {worker} &
+fi
+"""
+_END_WORKERS = """\
+scancel --quiet --name={name} --state=PENDING  # those that run hear the learner's goodbye
+[[ $status == 0 ]] || scancel --quiet --name={name}
+"""
 
 
 def add_arguments(parser: Parser, words: Sequence[str]) -> None:
@@ -101,7 +120,10 @@ def run(job: Job, options: dict[str, Any]) -> int:
     if number := options.get("elastic"):
         array = _submit(job.run_dir / _FILES[1], f"--dependency=after:{learner}")
         sys.stdout.write(f"submitted array {array} of {number} worker hosts\n")
-    sys.stdout.write(f"  aiorl launch slurm status|logs|stop {shlex.quote(str(job.run_dir))}\n")
+    for name, verb in VERBS.items():
+        if name != "scale" or number:
+            words = f"{name} {shlex.quote(str(job.run_dir))} {verb.takes}".rstrip()
+            sys.stdout.write(f"  aiorl launch slurm {words}\n")
     return 0
 
 
@@ -120,11 +142,12 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
     python, keys = options.get("python") or sys.executable, str(job.keys)
     command = [python, "-P", "-m", "aiorl", "worker", "--connect", f"run:{job.run_dir}", "--keys", keys]
     worker = f'{shlex.join([*command, "--log-dir", f"{job.run_dir}/logs"])} --num-workers "$SLURM_CPUS_PER_TASK"'
-    values = {
-        "environment": "\n".join(f"export {name}={shlex.quote(value)}" for name, value in python_path().items()),
-        "lock": shlex.quote(f"{job.run_dir}/lock"), "learner": job.learner_sh(shlex.quote(python)), "bind": job.bind,
-        "keys": shlex.quote(keys), "local": str(local), "worker": worker, "array": f"{job.name}-worker",
-    }  # fmt: skip
+    start = _START_LEARNER.format(
+        lock=shlex.quote(f"{job.run_dir}/lock"), learner=job.learner_sh(shlex.quote(python)), bind=job.bind,
+        keys=shlex.quote(keys), local=local,
+    )  # fmt: skip
+    step = "" if elastic else _STEP.format(worker=worker)
+    after = _END_WORKERS.format(name=f"{job.name}-worker") if elastic else ""
     given = {name.replace("_", "-"): value for name, value in options.items() if name not in _OWN}
     if "job-name" in given:
         hint = "Give --run-dir DIR after --, which the job is named after."
@@ -134,24 +157,22 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
         "signal": "B:USR1@60", "requeue": "", "no-kill": "", "open-mode": "append",
     }  # fmt: skip
     header = {"job-name": job.name, "output": _pattern(job.run_dir / "slurm-%j.log"), **common, **given}
-    parts = ("learner", "", "end_array") if elastic else ("learner", "step", "")
-    made = {_FILES[0]: _script(header, values, *parts)}
+    made = {_FILES[0]: _script(header, start, step, after)}
     if elastic:
         header |= {"job-name": f"{job.name}-worker", "output": _pattern(job.run_dir / "slurm-%A_%a.log")}
         header |= {"array": f"0-{elastic - 1}", **_sbatch_options(options.get("worker_options", ""))}
-        made[_FILES[1]] = _script(header, values, "workers", "", "")
+        made[_FILES[1]] = _script(header, f"{worker} &", "", "")
     return made
 
 
-def _script(header: Mapping[str, object], values: Mapping[str, str], start: str, others: str, end: str) -> str:
+def _script(header: Mapping[str, object], start: str, workers: str, after: str) -> str:
     lines = ["#!/usr/bin/env bash"]
     for name, value in header.items():
         lines.append(f"#SBATCH --{name}" + (f"={shlex.quote(str(value))}" if value != "" else ""))
-    parts = dict(re.findall(r"(?ms)^## (\w+)\n(.*?)(?=^## |\Z)", _SHELL.read_text("utf-8")))
-    body = parts["body"]
-    for name, part in (("start", start), ("others", others), ("end", end)):
-        body = body.replace(f"@{name}\n", parts.get(part, ""))
-    return "\n".join([*lines, re.sub(r"@(\w+)", lambda found: values[found[1]], body)])
+    environment = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in python_path().items())
+    parts = {"environment": environment, "start": f"{start}\n", "workers": workers, "after": after}
+    body = re.sub(r"(?m)^@(\w+)\n", lambda found: parts[found[1]], _BODY.read_text("utf-8"))
+    return "\n".join([*lines, body])
 
 
 def _pattern(path: Path) -> str:
@@ -171,16 +192,18 @@ def _sbatch_options(text: str) -> dict[str, str]:
 def _status(run: str) -> int:
     path, facts = saved(run, "slurm")
     tasks = _tasks(f"{facts['name']},{facts['name']}-worker")
-    said = "\n".join(f"{task:12} {state:12} {' '.join(rest)}" for task, state, *rest in tasks)
-    sys.stdout.write(f"{said or f'no job of {path} is in the queue'}\n")
+    for task, state, *rest in tasks:
+        sys.stdout.write(f"{task:12} {state:12} {' '.join(rest)}\n")
+    if not tasks:
+        sys.stdout.write(f"no job of {path} is in the queue\n")
     return 0 if tasks else 1
 
 
 def _logs(run: str) -> int:
     path, _ = saved(run, "slurm")
     files = sorted([*path.glob("slurm-*.log"), *path.glob("logs/*.txt")], key=lambda file: file.stat().st_mtime)
-    how = "-Fn20" if sys.stdout.isatty() else "-n20"
-    return subprocess.run(["tail", how, "--", *files], check=False).returncode if files else 1
+    follow = ["-F"] if sys.stdout.isatty() else []
+    return subprocess.run(["tail", "-n", "20", *follow, "--", *files], check=False).returncode if files else 1
 
 
 def _scale(run: str, number: str) -> int:

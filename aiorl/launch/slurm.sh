@@ -1,4 +1,3 @@
-## body
 set -u
 @environment
 again= ended= stopped= main=
@@ -12,7 +11,7 @@ echo "=== start ${SLURM_RESTART_COUNT:-0} of job $SLURM_JOB_ID on $SLURM_JOB_NOD
 @start
 main=$!
 [[ -z $again$ended$stopped ]] || kill -TERM "$main"  # a signal came early
-@others
+@workers
 # a signal that is trapped ends a wait
 until before=$again$ended$stopped; status=0; wait "$main" || status=$?; [[ $before == "$again$ended$stopped" ]]; do
     :
@@ -23,22 +22,5 @@ if [[ $status == 143 && -n $again ]]; then
 elif [[ -n $ended ]]; then
     sleep 600  # Slurm puts a preempted job back only if it has not ended by itself; scancel ends this
 fi
-@end
+@after
 exit "$status"
-## learner
-# the learner of a node that was lost may still hold it, and ends when it is gone
-if [[ ${SLURM_RESTART_COUNT:-0} != 0 && -e @lock ]]; then
-    flock --timeout 300 @lock true || rm -f @lock
-fi
-@learner"$@" --bind @bind --keys @keys --num-workers @local &
-## workers
-@worker &
-## step
-if ((SLURM_JOB_NUM_NODES > 1)); then
-    others=$((SLURM_JOB_NUM_NODES - 1))
-    srun --nodes="$others" --ntasks="$others" --cpus-per-task="$SLURM_CPUS_PER_TASK" --exclude="$SLURMD_NODENAME" \
-        --no-kill --kill-on-bad-exit=0 --wait=0 @worker &
-fi
-## end_array
-scancel --quiet --name=@array --state=PENDING  # those that run hear the learner's goodbye
-[[ $status == 0 ]] || scancel --quiet --name=@array

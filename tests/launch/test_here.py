@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.keys import make_keys
 from aiorl.launch import __main__ as program
 from aiorl.launch import here
 
@@ -45,7 +44,7 @@ def test_the_starters_variables_name_the_learner_and_its_workers(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(here, "_wait_for_keys", lambda keys: None)
+    monkeypatch.setattr(here, "_wait_for_keys", lambda job: None)
     program.main(["here", *SHARED])
     (command,) = started
     assert command[4] == ("worker" if rank else "train")
@@ -56,7 +55,9 @@ def test_the_starters_variables_name_the_learner_and_its_workers(
 def test_copies_without_a_shared_directory_meet_at_an_address(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_keys(Path("keys"))
+    Path("keys").mkdir()
+    for name in ("worker.key_secret", "learner.key"):
+        Path("keys", name).touch()
     words = ["here", "--address", "tcp://host1:5557", "--workers", "3", "--", "--env", "CartPole-v1", "--keys", "keys"]
     for rank in "01":
         monkeypatch.setenv("RANK", rank)

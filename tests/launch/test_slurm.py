@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import shutil
 import signal
 import stat
@@ -101,7 +100,7 @@ class Cluster:
     """A controller, on whose host people log in, and three nodes."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.tag = folder, f"s{secrets.token_hex(3)}"
+        self.folder = folder
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         for name in [name for name in os.environ if name.startswith("SLURM_")]:
@@ -112,19 +111,20 @@ class Cluster:
         os.makedirs("/run/munge", exist_ok=True)
         for place in ("/run/munge", "/var/lib/munge", "/var/log/munge"):
             shutil.chown(place, "munge", "munge")
-        if subprocess.run(["munge", "-n"], check=False, capture_output=True).returncode:
-            call("runuser", "-u", "munge", "--", "munged")  # stays: all clusters of this machine use one
+        self.munged = subprocess.run(["munge", "-n"], check=False, capture_output=True).returncode != 0
+        if self.munged:
+            call("runuser", "-u", "munge", "--", "munged")
         (self.folder / "state").mkdir()
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         self.configure(SIGNALLED)
-        call("ip", "link", "add", f"{self.tag}-br", "type", "bridge")
-        call("ip", "link", "set", f"{self.tag}-br", "up")
+        call("ip", "link", "add", "launbr", "type", "bridge")
+        call("ip", "link", "set", "launbr", "up")
         names = "127.0.0.1 localhost\n" + "".join(f"{NETWORK}.{at} {name}\n" for name, at in self.hosts.items())
         for name, at in self.hosts.items():
-            space = f"{self.tag}-{name}"
+            space = f"laun-{name}"
             call("ip", "netns", "add", space)
             call("ip", "link", "add", space, "type", "veth", "peer", "name", "eth0", "netns", space)
-            call("ip", "link", "set", space, "master", f"{self.tag}-br", "up")
+            call("ip", "link", "set", space, "master", "launbr", "up")
             call("ip", "-n", space, "addr", "add", f"{NETWORK}.{at}/24", "dev", "eth0")
             for device in ("eth0", "lo"):
                 call("ip", "-n", space, "link", "set", device, "up")
@@ -141,7 +141,7 @@ class Cluster:
 
     def daemon(self, name: str, *words: str) -> None:
         shell = f'hostname {name}; exec "$@"'
-        command = ["ip", "netns", "exec", f"{self.tag}-{name}", "unshare", "--uts", "sh", "-c", shell, "sh", *words]
+        command = ["ip", "netns", "exec", f"laun-{name}", "unshare", "--uts", "sh", "-c", shell, "sh", *words]
         self.daemons[name] = subprocess.Popen(
             command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
@@ -152,28 +152,30 @@ class Cluster:
 
     def kill(self, name: str) -> None:
         """Kill all processes of a host at once."""
-        for pid in call("ip", "netns", "pids", f"{self.tag}-{name}").split():
+        for pid in call("ip", "netns", "pids", f"laun-{name}").split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         if name in self.daemons:
             self.daemons.pop(name).wait(10)
 
     def cable(self, node: str, state: str) -> None:
-        call("ip", "link", "set", f"{self.tag}-{node}", state)
+        call("ip", "link", "set", f"laun-{node}", state)
 
     def call(self, *words: str) -> str:
         """Run a command where people log in."""
-        return call("ip", "netns", "exec", f"{self.tag}-ctl", *words, env=self.environment, cwd=self.folder)
+        return call("ip", "netns", "exec", "laun-ctl", *words, env=self.environment, cwd=self.folder)
 
     def close(self) -> None:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             self.call("scancel", "-u", "root", "--signal=KILL")
         for name in self.hosts:
-            for command in (self.kill, lambda name: call("ip", "netns", "del", f"{self.tag}-{name}")):
+            for command in (self.kill, lambda name: call("ip", "netns", "del", f"laun-{name}")):
                 with contextlib.suppress(AssertionError):
                     command(name)
-            shutil.rmtree(f"/etc/netns/{self.tag}-{name}", ignore_errors=True)
-        subprocess.run(["ip", "link", "del", f"{self.tag}-br"], capture_output=True, check=False)
+            shutil.rmtree(f"/etc/netns/laun-{name}", ignore_errors=True)
+        subprocess.run(["ip", "link", "del", "launbr"], capture_output=True, check=False)
+        if self.munged:
+            os.kill(int(Path("/run/munge/munged.pid").read_text()), signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")

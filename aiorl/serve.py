@@ -1,0 +1,104 @@
+"""`python -m aiorl.serve`: trained policies behind HTTP and WebSocket, without TensorFlow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from aiorl.config.command_line import Parser, at_least, exit_status
+from aiorl.process.program import log_to_stderr, on_stop_signals
+from aiorl.process.tasks import new_event_loop
+
+__all__ = ["main"]
+
+_PROG = "python -m aiorl.serve"
+_PORT = 8000
+_ABOUT = """Answer requests for actions of trained policies, over HTTP and WebSocket.
+
+Each PATH is a run directory (its newest checkpoint), a checkpoint, or an export to ONNX. The policies of a run are
+served under their ids, such as default_policy; NAME=PATH gives another name."""
+_EXAMPLES = """examples:
+  # one policy, on this host
+  python -m aiorl.serve runs/mine
+  curl localhost:8000/act -d '{"observation": [0.0, 0.1, 0.0, -0.1]}'
+  # {"action":0,"version":"120"}
+  curl localhost:8000/act -d '{"observation": [0.0, 0.1, 0.0, -0.1], "explore": true, "logp": true, "value": true}'
+  # several policies; for other hosts, with a token and TLS
+  python -m aiorl.serve easy=runs/mine/checkpoints/checkpoint-000020 hard=runs/mine --host 0.0.0.0 \\
+      --token-file token --tls-cert cert.pem --tls-key key.pem
+  curl https://HOST:8000/act -H "Authorization: Bearer $(cat token)" -d '{"policy": "hard", "observation": [...]}'
+  # an export
+  python -m aiorl.serve exported/onnx --port 9000
+
+addresses:
+  GET  /                      the policies with their spaces
+  POST /act                   an action for an observation
+  POST /sessions              a session, which remembers a recurrent policy's state
+  GET  /v2/...                the Open Inference Protocol v2, for clients of KServe and Triton
+  GET  /metrics               for Prometheus
+  GET  /openapi.json          all requests and answers, with examples
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until Ctrl-C or SIGTERM, and return the exit status: 0 ended, 1 failed, 2 wrong usage.
+
+    Args:
+        argv: the command's arguments; None takes those of the process.
+    """
+    given = _parser().parse(sys.argv[1:] if argv is None else argv)
+    log_to_stderr(given.pop("log_level", None))
+    return exit_status(lambda: _serve(given), interrupted="ended by Ctrl-C")
+
+
+def _serve(given: dict[str, Any]) -> None:
+    from aiorl.web.access import want_web, web_options
+
+    want_web("aiorl serve")
+    from aiorl.serving.models import load_models
+    from aiorl.serving.service import Service
+    from aiorl.web.server import WebServer
+
+    options = web_options(given)
+    models = load_models(given["paths"], threads=given.get("threads", 1), seed=given.get("seed"))
+    limits = {name: given[name] for name in ("max_sessions", "session_ttl_s") if name in given}
+    service = Service(models, **limits, program_version=sys.modules["aiorl"].__version__)
+    server = WebServer(service.app, options)
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        on_stop_signals(lambda name: stop.set())
+        async with server:
+            names = ", ".join(f"{model.name} {model.arms[0].name} ({model.env})" for model in models.values())
+            sys.stdout.write(f"Serving {names} at {server.url} (Ctrl-C ends).\n")
+            sys.stdout.flush()
+            await stop.wait()
+
+    loop = new_event_loop()
+    try:
+        loop.run_until_complete(run())
+    finally:
+        loop.close()
+
+
+def _parser() -> Parser:
+    from aiorl.web.access import add_web_options
+
+    parser = Parser(_PROG, "PATH... [options]", _ABOUT, _EXAMPLES)
+    parser.add_argument("paths", nargs="+", metavar="[NAME=]PATH", help="A run directory, a checkpoint or an export.")
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="Threads of an evaluation (1).")
+    parser.add_argument("--seed", type=at_least(0), metavar="N", help="Seed of drawn actions (a random one).")
+    parser.add_argument("--max-sessions", type=at_least(1), metavar="N", help="Sessions open at a time (10,000).")
+    parser.add_argument("--session-ttl-s", type=at_least(1), metavar="S",
+                        help="Seconds that a session is kept after its last request (600).")  # fmt: skip
+    parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO).")
+    add_web_options(parser, port=_PORT)
+    return parser
+
+
+if __name__ == "__main__":
+    logging.captureWarnings(True)
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Policies at work: loaded, asked in batches, with sessions, over HTTP and WebSocket."""

@@ -1,0 +1,240 @@
+"""Versions of a policy, and their batches: all requests of a turn of the event loop are answered by one evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.data.actions import ActionLayout
+from aiorl.errors import AiorlError
+from aiorl.serving.sessions import Session
+from aiorl.web.messages import Refusal
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+MAX_ROWS = 1024
+"""Rows of one request, and of one evaluation."""
+_FAULTS = (AiorlError, ValueError, TypeError, OverflowError, KeyError)
+
+
+class Acting(Protocol):
+    """Interface of a policy that is served: an `aiorl.acting.actor.Actor` has it."""
+
+    policy_id: str
+    layout: ActionLayout
+    observation_space: spaces.Space[Any]
+    initial_state: list[Array]
+
+    @property
+    def looks_back(self) -> bool:
+        """True if it uses previous actions and rewards."""
+
+    def observe(self, observations: Sequence[Any], *, update: bool) -> Array:
+        """See `Actor.observe`."""
+
+    def rows_without_action(self, obs: Array) -> Array:
+        """See `Actor.rows_without_action`."""
+
+    def compute_actions(
+        self,
+        observations: Sequence[Any],
+        states: Sequence[Array] = (),
+        prev_actions: Sequence[Any] | None = None,
+        prev_rewards: Sequence[float] | None = None,
+        *,
+        explore: bool = True,
+    ) -> tuple[list[Any], list[Array], dict[str, Array]]:
+        """See `Actor.compute_actions`."""
+
+
+class Answer(NamedTuple):
+    """Answer to the N rows of a request.
+
+    Attributes:
+        actions: N actions in the environment's form.
+        states: recurrent state after the step, [N, ...] of each component.
+        columns: further outputs, [N, ...].
+        version: the version that answered.
+    """
+
+    actions: list[Any]
+    states: list[Array]
+    columns: dict[str, Array]
+    version: str
+
+
+class Job:
+    """Rows of one request.
+
+    Attributes:
+        observations: N observations of environments.
+        explore: True draws actions.
+        states: recurrent state, [N, ...] of each component; None = an episode's start.
+        prev_actions: N previous actions in the environment's form; None = none yet.
+        prev_rewards: N previous rewards; None = none yet.
+        session: session that remembers state and action of its only row instead.
+        reward: reward of the session's last step.
+        is_start: True begins a new episode of the session.
+        answer: the answer.
+    """
+
+    __slots__ = (
+        "answer", "explore", "is_start", "observations", "prev_actions", "prev_rewards", "reward", "session", "states",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        observations: Sequence[Any],
+        *,
+        explore: bool = False,
+        states: Sequence[Array] | None = None,
+        prev_actions: Sequence[Any] | None = None,
+        prev_rewards: Sequence[float] | None = None,
+        session: Session | None = None,
+        reward: float = 0.0,
+        is_start: bool = False,
+    ) -> None:
+        """Store the rows; see the class."""
+        self.observations = observations
+        self.explore = explore
+        self.states = states
+        self.prev_actions = prev_actions
+        self.prev_rewards = prev_rewards
+        self.session = session
+        self.reward = reward
+        self.is_start = is_start
+        self.answer: asyncio.Future[Answer]
+
+
+class Version:
+    """One version of a policy, which answers jobs.
+
+    Attributes:
+        name: its number, as text.
+        actor: the policy.
+        figures: number of evaluations by their rows, for metrics.
+        num_rows: rows answered.
+    """
+
+    def __init__(self, name: str, actor: Acting) -> None:
+        """Wrap a policy."""
+        self.name = name
+        self.actor = actor
+        self.figures: dict[int, int] = {}
+        self.num_rows = 0
+        self._pending: list[Job] = []
+        self._blank = actor.layout.to_env(actor.layout.zeros(1))[0]
+
+    def submit(self, job: Job) -> asyncio.Future[Answer]:
+        """Answer a job in this turn of the event loop, together with all others of the turn."""
+        loop = asyncio.get_running_loop()
+        job.answer = loop.create_future()
+        if not self._pending:
+            loop.call_soon(self._flush)
+        self._pending.append(job)
+        return job.answer
+
+    def _flush(self) -> None:
+        now: dict[bool, list[Job]] = {}
+        later: list[Job] = []
+        busy: set[Session] = set()
+        rows = 0
+        for job in self._pending:
+            rows += len(job.observations)
+            # the second request of a session needs the state after the first one
+            if job.session in busy or (rows > MAX_ROWS and now):
+                later.append(job)
+                busy |= {job.session} if job.session else set()
+                continue
+            if job.session is not None:
+                busy.add(job.session)
+            now.setdefault(job.explore, []).append(job)
+        self._pending = later
+        if later:
+            asyncio.get_running_loop().call_soon(self._flush)
+        with np.errstate(over="ignore"):  # numbers too large for float32 become infinite, which is refused
+            for explore, jobs in now.items():
+                self._answer([job for job in jobs if not job.answer.done()], explore)
+
+    def _answer(self, jobs: list[Job], explore: bool) -> None:
+        if not jobs:
+            return
+        try:
+            self._run(jobs, explore)
+        except Exception as error:
+            sound = [job for job in jobs if not self._refuse(job, error, is_only=len(jobs) == 1)]
+            if sound and len(sound) < len(jobs):
+                self._answer(sound, explore)
+                return
+            for job in sound:  # the fault is not in one of the requests
+                job.answer.set_exception(error)
+
+    def _refuse(self, job: Job, error: Exception, *, is_only: bool) -> bool:
+        """Refuse a job if the failure is its own."""
+        try:
+            rows = self.actor.observe(job.observations, update=False)
+            if len(stuck := self.actor.rows_without_action(rows)):
+                raise ValueError(f"the action mask of observation {stuck[0]} forbids every action")
+            if is_only and isinstance(error, _FAULTS):
+                raise error
+        except _FAULTS as fault:
+            job.answer.set_exception(Refusal(400, f"The observation can't be used: {fault}"))
+            return True
+        except Exception:  # a preprocessor of the user's own failed
+            return False
+        return False
+
+    def _run(self, jobs: list[Job], explore: bool) -> None:
+        actor = self.actor
+        one = len(jobs) == 1
+        observations = jobs[0].observations if one else [obs for job in jobs for obs in job.observations]
+        states: list[Array] = []
+        for index, initial in enumerate(actor.initial_state):
+            states.append(np.concatenate([_state_of(job, index, initial) for job in jobs]))
+        actions, rewards = None, None
+        if actor.looks_back:
+            actions = [action for job in jobs for action in self._previous_actions(job)]
+            rewards = [reward for job in jobs for reward in _previous_rewards(job)]
+        found, states_out, columns = actor.compute_actions(observations, states, actions, rewards, explore=explore)
+        self.num_rows += len(found)
+        self.figures[len(found)] = self.figures.get(len(found), 0) + 1
+        start = 0
+        for job in jobs:
+            end = start + len(job.observations)
+            own = slice(start, end)
+            answer = Answer(
+                found[own], [state[own] for state in states_out],
+                {name: column[own] for name, column in columns.items()}, self.name,
+            )  # fmt: skip
+            if job.session is not None:
+                job.session.note(answer, job.reward, is_start=job.is_start)
+            job.answer.set_result(answer)
+            start = end
+
+    def _previous_actions(self, job: Job) -> Sequence[Any]:
+        if job.session is not None:
+            return [self._blank if job.is_start or job.session.is_at_start else job.session.prev_action]
+        return [self._blank] * len(job.observations) if job.prev_actions is None else job.prev_actions
+
+
+def _previous_rewards(job: Job) -> Sequence[float]:
+    if job.session is not None:
+        return [0.0 if job.is_start or job.session.is_at_start else job.reward]
+    return [0.0] * len(job.observations) if job.prev_rewards is None else job.prev_rewards
+
+
+def _state_of(job: Job, index: int, initial: Array) -> Array:
+    if job.session is not None and not (job.is_start or job.session.is_at_start):
+        state: Array = job.session.state[index][None]
+        return state
+    if job.states is not None:
+        return job.states[index]
+    return np.broadcast_to(initial, (len(job.observations), *initial.shape))

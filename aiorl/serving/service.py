@@ -1,0 +1,388 @@
+"""Service: models behind an app's routes."""
+
+from __future__ import annotations
+
+import importlib.resources
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from aiorl.data import columns as c
+from aiorl.data.spaces import space_to_dict
+from aiorl.errors import BatchError, nearest
+from aiorl.serving.batching import MAX_ROWS, Answer, Job
+from aiorl.serving.models import Model
+from aiorl.serving.sessions import Session, Sessions
+from aiorl.serving.tensors import BINARY_HEADER, Tensors
+from aiorl.serving.values import given_value
+from aiorl.web.app import App
+from aiorl.web.messages import Refusal, Request, Response, json_response, metrics_response, parse_json
+
+_KEYS = frozenset(
+    "policy observation observations session start reward explore state prev_action prev_reward logp value "  # noqa: SIM905
+    "dist_inputs".split()
+)
+_OUTPUTS = {"logp": c.ACTION_LOGP, "value": c.VF_PREDS, "dist_inputs": c.ACTION_DIST_INPUTS}
+_BOUNDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
+_ROW_BOUNDS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+
+
+class Service:
+    """Models with their sessions and metrics, and the routes to them.
+
+    Attributes:
+        models: models by name.
+        sessions: open sessions.
+        app: app with the routes.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, Model],
+        *,
+        max_sessions: int = 10_000,
+        session_ttl_s: float = 600.0,
+        program_version: str = "",
+    ) -> None:
+        """Serve models.
+
+        Args:
+            models: models by name.
+            max_sessions: number of open sessions.
+            session_ttl_s: seconds that a session is kept after its last request.
+            program_version: version of aiorl for clients.
+        """
+        self._program_version = program_version
+        self.models, self.sessions = models, Sessions(max_sessions, session_ttl_s)
+        self._tensors = {name: Tensors(model) for name, model in models.items()}
+        self._answers: dict[tuple[str, str], list[float]] = {}  # by route and status: count, sum, count per bound
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        app = self.app = App()
+        app.on_answer.append(self._note)
+        app.get("/", self._index)
+        app.get("/openapi.json", self._openapi)
+        app.get("/metrics", self._metrics)
+        app.post("/act", self.act)
+        app.post("/sessions", self._open)
+        app.post("/sessions/{session}/end", self._end)
+        app.delete("/sessions/{session}", self._close)
+        app.get("/v2", self._server)
+        for health in ("live", "ready"):
+            app.get(f"/v2/health/{health}", self._health, is_open=True)
+        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            app.get(path, self._metadata)
+            app.get(f"{path}/ready", self._ready)
+            app.post(f"{path}/infer", self._infer)
+
+    # /act -------------------------------------------------------------------------------------------------------
+
+    async def act(self, request: Request) -> Response:
+        """Answer a request as a person writes it."""
+        return json_response(await self.answer(await request.json()))
+
+    async def answer(self, said: Any) -> dict[str, Any]:
+        """Return the answer to the content of a request to /act.
+
+        Raises:
+            Refusal: it can't be answered.
+        """
+        if not isinstance(said, dict):
+            raise Refusal(400, 'The body must be an object, such as {"observation": [0.1, 0.2]}.')
+        if unknown := said.keys() - _KEYS:
+            name = str(min(unknown, key=str))
+            raise Refusal(400, f"There is no key {name!r:.50}.{nearest(name, _KEYS) or f' Keys: {sorted(_KEYS)}.'}")
+        session = self.sessions.find(said["session"]) if said.get("session") is not None else None
+        model = self._model_of(said.get("policy"), session)
+        arm = model.pick() if session is None else session.arm
+        job = self._job(model, said, session)
+        answer = await model.arms[min(arm, len(model.arms) - 1)].submit(job)
+        return self._described(said, answer, is_single="observation" in said)
+
+    def _job(self, model: Model, said: Mapping[str, Any], session: Session | None) -> Job:
+        if ("observation" in said) == ("observations" in said):
+            raise Refusal(400, "Send either 'observation', or 'observations', a list of them.")
+        is_single = "observation" in said
+        given = [said["observation"]] if is_single else said["observations"]
+        if not isinstance(given, list) or not 1 <= len(given) <= MAX_ROWS:
+            raise Refusal(400, f"'observations' must be a list of 1 to {MAX_ROWS} observations.")
+        observations = [given_value(model.observation_space, obs, "observation") for obs in given]
+        explore = _flag(said, "explore")
+        if session is not None:
+            if not is_single or any(name in said for name in ("state", "prev_action", "prev_reward")):
+                raise Refusal(400, "A session takes one 'observation', and knows state and previous action by itself.")
+            reward = _number(said.get("reward", 0.0), "reward")
+            return Job(observations, explore=explore, session=session, reward=reward, is_start=_flag(said, "start"))
+        if "reward" in said or "start" in said:
+            raise Refusal(400, "'reward' and 'start' need a 'session'; POST /sessions opens one.")
+        job = Job(observations, explore=explore)
+        if (states := said.get("state")) is not None:
+            job.states = _states(model, states, len(given), is_single=is_single)
+        if (action := said.get("prev_action")) is not None:
+            job.prev_actions = self._actions(model, [action] if is_single else action, len(given))
+        if (last := said.get("prev_reward")) is not None:
+            rewards = [last] if is_single else last
+            if not isinstance(rewards, list) or len(rewards) != len(given):
+                raise Refusal(400, f"'prev_reward' must be a list of {len(given)} numbers.")
+            job.prev_rewards = [_number(one, "prev_reward") for one in rewards]
+        return job
+
+    def _actions(self, model: Model, actions: Any, rows: int) -> list[Any]:
+        if not isinstance(actions, list) or len(actions) != rows:
+            raise Refusal(400, f"'prev_action' must be a list of {rows} actions.")
+        found = [given_value(model.action_space, action, "prev_action") for action in actions]
+        try:
+            for action in found:
+                model.actor.layout.to_row(action)
+        except (BatchError, ValueError, TypeError) as error:
+            raise Refusal(400, f"'prev_action' can't be used: {error}") from None
+        return found
+
+    @staticmethod
+    def _described(said: Mapping[str, Any], answer: Answer, *, is_single: bool) -> dict[str, Any]:
+        found: dict[str, Any] = {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
+        for name, column in _OUTPUTS.items():
+            if _flag(said, name):
+                found[name] = answer.columns[column][0] if is_single else answer.columns[column]
+        if said.get("state") is not None:
+            found["state"] = [state[0] if is_single else state for state in answer.states]
+        found["version"] = answer.version
+        return found
+
+    def _model_of(self, name: Any, session: Session | None = None) -> Model:
+        if session is not None:
+            if name not in (None, session.model):
+                raise Refusal(400, f"The session is one of policy {session.model!r}, not of {name!r:.50}.")
+            name = session.model
+        if name is None:
+            if len(self.models) == 1:
+                return next(iter(self.models.values()))
+            name = c.DEFAULT_POLICY_ID
+        if not isinstance(name, str) or name not in self.models:
+            known = ", ".join(self.models)
+            raise Refusal(404, f"There is no policy {name!r:.50}; there are {known:.300}.")
+        return self.models[name]
+
+    # Sessions ---------------------------------------------------------------------------------------------------
+
+    async def _open(self, request: Request) -> Response:
+        body = await request.body()
+        return json_response(self.open_session(_object(body, {"policy"})), status=201)
+
+    def open_session(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Open a session, and return its description.
+
+        Raises:
+            Refusal: there is no such policy, or there are too many sessions.
+        """
+        model = self._model_of(said.get("policy"))
+        session = self.sessions.open(model.name, model.pick())
+        return {"session": session.id, "policy": model.name, "ttl_s": self.sessions.ttl_s}
+
+    async def _end(self, request: Request) -> Response:
+        body = await request.body()
+        return json_response(self.end_episode(request.names["session"], _object(body, {"reward"})))
+
+    def end_episode(self, id: Any, said: Mapping[str, Any]) -> dict[str, Any]:
+        """End the episode of a session, and return its steps and the sum of its rewards.
+
+        Raises:
+            Refusal: there is no such session, or the reward is no number.
+        """
+        session = self.sessions.find(id)
+        total = session.total + _number(said.get("reward", 0.0), "reward")
+        found = {"steps": session.steps, "reward": total}
+        session.restart()
+        return found
+
+    async def _close(self, request: Request) -> Response:
+        session = self.sessions.close(request.names["session"])
+        return json_response({"steps": session.steps, "reward": session.total})
+
+    # Open Inference Protocol ------------------------------------------------------------------------------------
+
+    async def _server(self, request: Request) -> Response:
+        return json_response(
+            {"name": "aiorl", "version": self._program_version, "extensions": ["binary_tensor_data", "sequence"]}
+        )
+
+    async def _health(self, request: Request) -> Response:
+        return json_response({request.path.rpartition("/")[2]: True})
+
+    async def _metadata(self, request: Request) -> Response:
+        model, _ = self._version_of(request)
+        return json_response(self._tensors[model.name].metadata())
+
+    async def _ready(self, request: Request) -> Response:
+        model, _ = self._version_of(request)
+        return json_response({"name": model.name, "ready": True})
+
+    async def _infer(self, request: Request) -> Response:
+        model, arm = self._version_of(request)
+        encoding = request.header(b"content-encoding")
+        if encoding not in ("", "identity"):
+            raise Refusal(415, f"Content-Encoding is {encoding:.40}; send the body as it is.")
+        tensors = self._tensors[model.name]
+        call = tensors.read(await request.body(), request.header(BINARY_HEADER))
+        job = tensors.job(call)
+        parameters = {}
+        if (session := self._session_of(model, call.parameters)) is not None:
+            if len(job.observations) != 1:
+                raise Refusal(400, "A session takes one row.")
+            job.session, job.reward = session, _number(call.parameters.get("reward", 0.0), "reward")
+            job.is_start = _flag(call.parameters, "sequence_start") or _flag(call.parameters, "start")
+            job.states = job.prev_actions = job.prev_rewards = None
+            arm = session.arm if arm is None else arm
+        picked = model.pick() if arm is None else arm
+        answer = await model.arms[min(picked, len(model.arms) - 1)].submit(job)
+        if session is not None:
+            if _flag(call.parameters, "sequence_end"):
+                self.sessions.close(session.id)
+            parameters = {name: call.parameters[name] for name in ("session", "sequence_id") if name in call.parameters}
+        return tensors.response(call, answer, parameters)
+
+    def _session_of(self, model: Model, parameters: Mapping[str, Any]) -> Session | None:
+        """Return the session that a request names, by our parameter or by Triton's of sequences."""
+        if (id := parameters.get("session")) is not None:
+            session = self.sessions.find(id)
+            self._model_of(model.name, session)
+            return session
+        sequence = parameters.get("sequence_id")
+        if sequence in (None, 0, ""):
+            return None
+        if not isinstance(sequence, str | int):
+            raise Refusal(400, "The parameter 'sequence_id' must be a number or a text.")
+        id = f"sequence {model.name} {sequence!r:.200}"
+        if _flag(parameters, "sequence_start") and not self.sessions.is_open(id):
+            return self.sessions.open(model.name, model.pick(), id=id)
+        return self.sessions.find(id)
+
+    def _version_of(self, request: Request) -> tuple[Model, int | None]:
+        model, version = self._model_of(request.names["model"]), request.names.get("version")
+        if version is None:
+            return model, None
+        for index, known in enumerate(model.arms):
+            if known.name == version:
+                return model, index
+        known_names = ", ".join(one.name for one in model.arms)
+        raise Refusal(404, f"Model {model.name!r} has no version {version!r:.50}; it has {known_names}.")
+
+    # About ------------------------------------------------------------------------------------------------------
+
+    async def _index(self, request: Request) -> Response:
+        policies = [
+            {
+                "policy": model.name, "versions": [version.name for version in model.arms], "env": model.env,
+                "env_steps": model.env_steps, "recurrent": bool(model.actor.initial_state),
+                "observation_space": space_to_dict(model.observation_space),
+                "action_space": space_to_dict(model.action_space),
+            }
+            for model in self.models.values()
+        ]  # fmt: skip
+        links = {"api": "/openapi.json", "act": "/act", "v2": "/v2", "metrics": "/metrics"}
+        return json_response({"name": "aiorl", "version": self._program_version, "policies": policies, "links": links})
+
+    async def _openapi(self, request: Request) -> Response:
+        return Response(importlib.resources.files("aiorl.serving").joinpath("openapi.json").read_bytes())
+
+    async def _metrics(self, request: Request) -> Response:
+        return metrics_response(self._registry)
+
+    def _note(self, request: Request, status: int, seconds: float) -> None:
+        self.note(request.path if status != 404 else "", str(status), seconds)
+
+    def note(self, path: str, status: str, seconds: float) -> None:
+        """Count an answer for the metrics, by its kind of path."""
+        parts = path.split("/")
+        if len(parts) > 3 and parts[2] == "models":
+            parts = ["", "v2", parts[-1] if parts[-1] in ("infer", "ready") else "metadata"]
+        elif len(parts) > 2 and parts[1] == "sessions":
+            parts = ["", "sessions", "end" if parts[-1] == "end" else "close"]
+        key = ("/".join(parts) or "/", status)
+        found = self._answers.get(key)
+        if found is None:
+            found = self._answers[key] = [0.0] * (len(_BOUNDS) + 2)
+        found[-1] += seconds
+        found[bisect_left(_BOUNDS, seconds)] += 1
+
+    def collect(self) -> Iterable[Any]:
+        """Yield the metrics, for Prometheus."""
+        latency = HistogramMetricFamily(
+            "aiorl_request_seconds", "Time from a request's headers to its answer.", labels=["path", "status"]
+        )
+        for key, found in self._answers.items():
+            latency.add_metric(key, _buckets(_BOUNDS, found[:-1]), found[-1])
+        yield latency
+        rows = CounterMetricFamily("aiorl_rows", "Observations answered.", labels=["policy", "version"])
+        sizes = HistogramMetricFamily("aiorl_batch_rows", "Rows of an evaluation.", labels=["policy", "version"])
+        swaps = CounterMetricFamily("aiorl_swaps", "Versions that replaced others.", labels=["policy"])
+        for model in self.models.values():
+            swaps.add_metric([model.name], model.swaps)
+            for version in model.arms:
+                label = [model.name, version.name]
+                rows.add_metric(label, version.num_rows)
+                counts = [0.0] * (len(_ROW_BOUNDS) + 1)
+                for size, count in version.figures.items():
+                    counts[bisect_left(_ROW_BOUNDS, size)] += count
+                sizes.add_metric(label, _buckets(_ROW_BOUNDS, counts), version.num_rows)
+        yield from (rows, sizes, swaps)
+        yield GaugeMetricFamily("aiorl_sessions", "Open sessions.", value=len(self.sessions))
+        yield CounterMetricFamily(
+            "aiorl_sessions_expired", "Sessions ended for lack of requests.", value=self.sessions.num_expired
+        )
+
+
+def _buckets(bounds: Iterable[float], counts: Iterable[float]) -> list[tuple[str, float]]:
+    """Return the cumulative counts that Prometheus wants."""
+    names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return list(zip(names, np.cumsum(list(counts)).tolist(), strict=True))
+
+
+def _object(body: bytes, keys: set[str]) -> dict[str, Any]:
+    """Return the object in a body, which may be empty."""
+    said = parse_json(body) if body.strip() else {}
+    if not isinstance(said, dict) or said.keys() - keys:
+        raise Refusal(400, f"The body must be empty, or an object with {', '.join(sorted(keys))}.")
+    return said
+
+
+def _flag(said: Mapping[str, Any], name: str) -> bool:
+    found = said.get(name, False)
+    if not isinstance(found, bool):
+        raise Refusal(400, f"{name!r} must be true or false, not {found!r:.50}.")
+    return found
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Refusal(400, f"{name!r} must be a number, not {value!r:.50}.")
+    return float(value)
+
+
+def _states(model: Model, given: Any, rows: int, *, is_single: bool) -> list[Any] | None:
+    """Return states [N, ...]; None for an empty list, which is an episode's start."""
+    wanted = model.actor.initial_state
+    shapes = [list(one.shape) if is_single else [rows, *one.shape] for one in wanted]
+
+    def refuse() -> NoReturn:
+        raise Refusal(400, f"'state' must be the 'state' of the answer before: arrays of {shapes}; [] at the start.")
+
+    if not isinstance(given, list) or (given and len(given) != len(wanted)):
+        refuse()
+    found = []
+    for one, shape in zip(given, shapes, strict=False):
+        try:
+            array = (
+                np.array(one, np.float32) if not isinstance(one, bytes) else np.frombuffer(one, "<f4").reshape(shape)
+            )
+        except (TypeError, ValueError, OverflowError):
+            refuse()
+        if list(array.shape) != shape or not np.isfinite(array).all():
+            refuse()
+        found.append(array[None] if is_single else array)
+    return found or None

@@ -1,0 +1,255 @@
+"""Open Inference Protocol v2: metadata, and tensors of rows in JSON or in Triton's binary form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.serving.batching import MAX_ROWS, Answer, Job
+from aiorl.serving.models import Model
+from aiorl.serving.values import joined, part_at
+from aiorl.web.messages import Refusal, Response, json_response, parse_json
+
+Array = NDArray[Any]
+
+BINARY_HEADER = b"inference-header-content-length"
+_DATATYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
+}  # fmt: skip
+_COLUMNS = {"logp": c.ACTION_LOGP, "value": c.VF_PREDS, "dist_inputs": c.ACTION_DIST_INPUTS}
+
+
+class Tensor(NamedTuple):
+    """Input or output of a model.
+
+    Attributes:
+        name: its name.
+        shape: shape of one row.
+        dtype: its dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def described(self) -> dict[str, Any]:
+        """Return the description that clients get; -1 is the number of rows."""
+        return {"name": self.name, "datatype": _DATATYPES[self.dtype.name], "shape": [-1, *self.shape]}
+
+
+_F32 = np.dtype(np.float32)
+
+
+class Tensors:
+    """Tensors of a model.
+
+    Attributes:
+        required: inputs without which there is no answer.
+        optional: inputs that are zeros if they are missing.
+        outputs: outputs; those of the action come first, and their names begin with ``action``.
+    """
+
+    def __init__(self, model: Model) -> None:
+        """Name the tensors of a model."""
+        actor = model.actor
+        shapes = [state.shape for state in actor.initial_state]
+
+        def named(name: str, leaves: Sequence[Any]) -> Iterator[Tensor]:
+            for path, space in leaves:
+                yield Tensor(".".join(map(str, (name, *path))), tuple(space.shape or ()), np.dtype(space.dtype))
+
+        self._model = model
+        self.required = list(named("obs", model.observations))
+        self.optional = [Tensor(f"state_in_{index}", shape, _F32) for index, shape in enumerate(shapes)]
+        if actor.looks_back:
+            self.optional += [*named("prev_action", model.actions), Tensor("prev_reward", (), _F32)]
+        size = getattr(getattr(getattr(actor, "policy", actor), "spec", actor), "num_dist_inputs", -1)
+        self.outputs = [
+            *named("action", model.actions), Tensor("logp", (), _F32), Tensor("value", (), _F32),
+            Tensor("dist_inputs", (size,), _F32),
+            *(Tensor(f"state_out_{index}", shape, _F32) for index, shape in enumerate(shapes)),
+        ]  # fmt: skip
+        self._inputs = {tensor.name: tensor for tensor in (*self.required, *self.optional)}
+        self._output_names = {tensor.name for tensor in self.outputs}
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the model's metadata."""
+        return {
+            "name": self._model.name,
+            "versions": [version.name for version in self._model.arms],
+            "platform": "onnxruntime_onnx",
+            "inputs": [tensor.described() for tensor in self._inputs.values()],
+            "outputs": [tensor.described() for tensor in self.outputs],
+        }
+
+    def read(self, body: bytes, header_bytes: str) -> Call:
+        """Return a request's content.
+
+        Args:
+            body: its body.
+            header_bytes: length of the JSON in front of binary data, as the header says it; "" without.
+
+        Raises:
+            Refusal: it breaks the protocol, or doesn't fit the model.
+        """
+        size = len(body)
+        if header_bytes:
+            size = int(header_bytes) if header_bytes.isdecimal() and len(header_bytes) < 12 else -1
+            if not 0 <= size <= len(body):
+                raise Refusal(400, f"Inference-Header-Content-Length is {header_bytes:.40}, the body has {len(body)}.")
+        said = parse_json(body[:size])
+        if not isinstance(said, dict) or not isinstance(said.get("inputs"), list):
+            raise Refusal(400, "The body must be an object with 'inputs', a list of tensors.")
+        if not isinstance(said.get("id", ""), str) or not isinstance(said.get("parameters", {}), dict):
+            raise Refusal(400, "'id' must be a text, and 'parameters' an object.")
+        binary, at, arrays = memoryview(body), size, dict[str, Array]()
+        for one in said["inputs"]:
+            if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+                raise Refusal(400, "Each input must be an object with 'name', 'shape', 'datatype' and 'data'.")
+            name = one["name"]
+            if name not in self._inputs or name in arrays:
+                fault = "is there twice" if name in arrays else f"is unknown; there are {', '.join(self._inputs)}"
+                raise Refusal(400, f"Input {name!r:.100} {fault}.")
+            given = one.get("parameters", {})
+            length = given.get("binary_data_size") if isinstance(given, dict) else None
+            if length is not None and (type(length) is not int or not 0 <= length <= len(body) - at):
+                raise Refusal(400, f"Input {name!r} has binary_data_size {length!r:.40}, more than the body has.")
+            arrays[name] = _read(self._inputs[name], one, None if length is None else binary[at : at + length])
+            at += length or 0
+        if at != len(body) and header_bytes:
+            raise Refusal(400, f"The body has {len(body) - at} bytes more than its inputs.")
+        missing = [tensor.name for tensor in self.required if tensor.name not in arrays]
+        rows = {len(array) for array in arrays.values()}
+        if missing or len(rows) != 1 or not 1 <= max(rows) <= MAX_ROWS:
+            fault = f"Inputs {', '.join(missing)} are missing" if missing else f"Inputs have {sorted(rows)} rows"
+            raise Refusal(400, f"{fault}; expected all of one number of rows, from 1 to {MAX_ROWS}.")
+        return Call(said.get("id"), said.get("parameters") or {}, arrays, self._wanted(said))
+
+    def _wanted(self, said: Mapping[str, Any]) -> dict[str, bool]:
+        """Return the wanted outputs, and whether each is sent in binary form."""
+        parameters = said.get("parameters") or {}
+        is_binary = parameters.get("binary_data_output") is True
+        outputs = said.get("outputs")
+        if outputs is None or outputs == []:
+            return {tensor.name: is_binary for tensor in self.outputs}
+        wanted: dict[str, bool] = {}
+        for one in outputs if isinstance(outputs, list) else [outputs]:
+            name = one.get("name") if isinstance(one, dict) else None
+            if name not in self._output_names:
+                raise Refusal(400, f"Output {name!r:.100} is unknown; there are {', '.join(self._output_names)}.")
+            own = one.get("parameters")
+            wanted[str(name)] = own.get("binary_data", is_binary) is True if isinstance(own, dict) else is_binary
+        return wanted
+
+    def job(self, call: Call) -> Job:
+        """Return the rows of a request, as the environment gives them."""
+        arrays, model, rows = call.arrays, self._model, len(next(iter(call.arrays.values())))
+        observations = _rows(model.observation_space, [arrays[tensor.name] for tensor in self.required])
+        names = [f"state_in_{index}" for index in range(len(model.actor.initial_state))]
+        states = None
+        if any(name in arrays for name in names):
+            blank = [np.zeros((rows, *state.shape), np.float32) for state in model.actor.initial_state]
+            states = [arrays.get(name, zeros) for name, zeros in zip(names, blank, strict=True)]
+        actions = None
+        own = [tensor.name for tensor in self.optional if tensor.name.partition(".")[0] == "prev_action"]
+        if own and all(name in arrays for name in own):
+            actions = _rows(model.action_space, [arrays[name] for name in own])
+        rewards = arrays["prev_reward"].tolist() if "prev_reward" in arrays else None
+        explore = call.parameters.get("explore", False)
+        if not isinstance(explore, bool):
+            raise Refusal(400, "The parameter 'explore' must be true or false.")
+        return Job(observations, explore=explore, states=states, prev_actions=actions, prev_rewards=rewards)
+
+    def response(self, call: Call, answer: Answer, parameters: Mapping[str, Any]) -> Response:
+        """Return the response with the wanted outputs."""
+        described: list[dict[str, Any]] = []
+        binary: list[bytes] = []
+        for tensor in self.outputs:
+            if (is_binary := call.wanted.get(tensor.name)) is None:
+                continue
+            array = np.ascontiguousarray(self._output(tensor, answer))
+            one = tensor.described() | {"shape": list(array.shape)}
+            if is_binary:
+                binary.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+                one["parameters"] = {"binary_data_size": len(binary[-1])}
+            else:
+                one["data"] = (array.astype(np.float32) if array.dtype == np.float16 else array).ravel()
+            described.append(one)
+        said: dict[str, Any] = {"model_name": self._model.name, "model_version": answer.version}
+        if call.id is not None:
+            said["id"] = call.id
+        if parameters:
+            said["parameters"] = parameters
+        said["outputs"] = described
+        if not binary:
+            return json_response(said)
+        head = orjson.dumps(said, option=orjson.OPT_SERIALIZE_NUMPY)
+        headers = ((BINARY_HEADER, b"%d" % len(head)),)
+        return Response(b"".join([head, *binary]), 200, b"application/octet-stream", headers)
+
+    def _output(self, tensor: Tensor, answer: Answer) -> Array:
+        if tensor.name in _COLUMNS:
+            return np.asarray(answer.columns[_COLUMNS[tensor.name]], np.float32)
+        if tensor.name.startswith("state_out_"):
+            return answer.states[int(tensor.name.rpartition("_")[2])]
+        index = self.outputs.index(tensor)
+        path = self._model.actions[index][0]
+        return np.array([part_at(action, path) for action in answer.actions], tensor.dtype)
+
+
+class Call(NamedTuple):
+    """Content of a request.
+
+    Attributes:
+        id: its id, None if it has none.
+        parameters: its parameters.
+        arrays: inputs by name.
+        wanted: outputs by name, True for binary ones.
+    """
+
+    id: str | None
+    parameters: Mapping[str, Any]
+    arrays: dict[str, Array]
+    wanted: dict[str, bool]
+
+
+def _rows(space: Any, arrays: Sequence[Array]) -> Sequence[Any]:
+    columns = [array.tolist() if array.ndim == 1 else array for array in arrays]
+    return [joined(space, iter(row)) for row in zip(*columns, strict=True)]
+
+
+def _read(tensor: Tensor, one: Mapping[str, Any], binary: memoryview | None) -> Array:
+    """Return an input's array.
+
+    Raises:
+        Refusal: it does not fit the tensor.
+    """
+    expected, shape = tensor.described(), one.get("shape")
+    if one.get("datatype") != expected["datatype"]:
+        given = one.get("datatype")
+        raise Refusal(400, f"Input {tensor.name!r} has datatype {given!r:.40}, expected {expected['datatype']}.")
+    is_list = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    if not is_list or not shape or tuple(shape[1:]) != tensor.shape:
+        raise Refusal(400, f"Input {tensor.name!r} has shape {shape!r:.100}, expected {expected['shape']}.")
+    count = math.prod(shape)
+    if binary is not None:
+        if len(binary) != count * tensor.dtype.itemsize:
+            raise Refusal(400, f"Input {tensor.name!r} of shape {shape} has {len(binary)} bytes.")
+        return np.frombuffer(binary, tensor.dtype.newbyteorder("<")).astype(tensor.dtype, copy=False).reshape(shape)
+    try:
+        given = np.array(one.get("data"))
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = given.astype(tensor.dtype)
+        if given.dtype.kind not in "biuf" or (tensor.dtype.kind != "f" and not np.array_equal(found, given)):
+            raise ValueError(f"values that {expected['datatype']} can't hold")
+        return found.reshape(shape)
+    except (ValueError, TypeError, OverflowError) as error:
+        said = f"Input {tensor.name!r} needs data of {count} numbers of {expected['datatype']}: {error!s:.200}"
+        raise Refusal(400, f"{said}.") from None

@@ -1,0 +1,450 @@
+"""`aiorl serve`: answers equal `load_policy`'s, for policies of every kind, by /act and by clients of Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import psutil
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
+
+from export_worlds import observations_of, save_world
+
+import aiorl
+from aiorl.errors import CheckpointError, ConfigError
+from aiorl.process.imports import python_path
+from aiorl.process.tasks import new_event_loop
+from aiorl.serving.models import load_models
+from aiorl.serving.service import Service
+from aiorl.serving.values import part_at
+from aiorl.web.access import WebOptions
+from aiorl.web.messages import Refusal
+from aiorl.web.server import WebServer
+
+KINDS = ["box", "filtered", "filtered frames", "parts", "memory", "looks back", "masked dict", "values", "squashed"]
+
+
+class Served:
+    """Service on a port, in a thread."""
+
+    def __init__(self, *targets: str, seed: int | None = None, **settings: Any) -> None:
+        self.service = Service(load_models(targets, seed=seed), **settings)
+        self.server = WebServer(self.service.app, WebOptions())
+        self.loop = new_event_loop()
+        self._started, self._stop = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=lambda: self.loop.run_until_complete(self._run()), daemon=True)
+        self._thread.start()
+        assert self._started.wait(10)
+
+    async def _run(self) -> None:
+        async with self.server:
+            self._started.set()
+            await self._stop.wait()
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+        self.loop.close()
+
+    def ask(self, path: str, said: Any = None, method: str = "", expected: int = 200) -> Any:
+        import http.client
+
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
+        try:
+            body = (
+                said
+                if isinstance(said, bytes) or said is None
+                else orjson.dumps(said, option=orjson.OPT_SERIALIZE_NUMPY)
+            )
+            connection.request(method or ("GET" if said is None else "POST"), path, body)
+            answer = connection.getresponse()
+            content = answer.read()
+            assert answer.status == expected, content[:500]
+            return json.loads(content) if answer.headers["content-type"] == "application/json" else content.decode()
+        finally:
+            connection.close()
+
+    def refused(self, said: Any, fact: str, path: str = "/act", status: int = 400) -> None:
+        error = self.ask(path, said, "POST", status)["error"]
+        assert fact in error
+        assert "\n" not in error
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Directories of runs of all kinds."""
+    found = {}
+    for kind in KINDS:
+        found[kind] = tmp_path_factory.mktemp("world")
+        save_world(kind, found[kind])
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(saved: dict[str, Path]) -> Iterator[Served]:
+    """One server with all kinds, by names without spaces."""
+    found = Served(*(f"{kind.replace(' ', '-')}={path}" for kind, path in saved.items()), seed=3)
+    yield found
+    found.end()
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON would return it."""
+    return orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_load_policy_bit_for_bit(served: Served, saved: dict[str, Path], kind: str) -> None:
+    name = kind.replace(" ", "-")
+    policy = aiorl.load_policy(saved[kind])
+    session = served.ask("/sessions", {"policy": name}, expected=201)["session"]
+    state, explicit, action, reward = policy.get_initial_state(), [], None, None
+    for step, obs in enumerate(observations_of(policy.observation_space, 5)):
+        wanted, state, columns = policy.compute_single_action(obs, state, action, reward, full_fetch=True)
+        said = {"observation": obs, "logp": True, "value": True, "dist_inputs": True}
+        remembered = served.ask("/act", {**said, "session": session, "reward": reward or 0.0})
+        own = {"prev_action": action, "prev_reward": reward} if step and policy.is_recurrent else {}
+        given = served.ask("/act", {**said, "policy": name, "state": explicit, **own})
+        explicit = given.pop("state")
+        assert remembered == given
+        assert given == {
+            "action": plain(wanted), "logp": plain(columns["action_logp"]), "value": plain(columns["vf_preds"]),
+            "dist_inputs": plain(columns["action_dist_inputs"]), "version": "7",
+        }  # fmt: skip
+        action, reward = wanted, 0.5 * step
+    closed = served.ask(f"/sessions/{session}", method="DELETE")
+    assert closed == {"steps": 5, "reward": pytest.approx(3.0)}
+
+
+@pytest.mark.parametrize("kind", ["box", "squashed"])
+def test_drawn_actions_are_those_of_load_policy_with_the_same_seed(saved: dict[str, Path], kind: str) -> None:
+    policy, found = aiorl.load_policy(saved[kind], seed=3), Served(str(saved[kind]), seed=3)
+    try:
+        for obs in observations_of(policy.observation_space, 4):
+            wanted = policy.compute_single_action(obs, explore=True)
+            assert found.ask("/act", {"observation": obs, "explore": True})["action"] == plain(wanted)
+    finally:
+        found.end()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_of_triton_get_the_same(served: Served, saved: dict[str, Path], kind: str) -> None:
+    client_module = pytest.importorskip("tritonclient.http")
+    name = kind.replace(" ", "-")
+    policy = aiorl.load_policy(saved[kind])
+    observations = observations_of(policy.observation_space, 3)
+    with client_module.InferenceServerClient(f"127.0.0.1:{served.server.port}") as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready(name)
+        assert client.is_model_ready(name, "7")
+        assert not client.is_model_ready("nothing")
+        assert client.get_server_metadata()["name"] == "aiorl"
+        described = client.get_model_metadata(name, "7")
+        assert described["versions"] == ["7"]
+        state = policy.get_initial_state()
+        actions, states, columns = policy.compute_actions(
+            observations, [np.stack([one] * 3) for one in state] if state else None
+        )
+        inputs = {}
+        for tensor in described["inputs"]:
+            if tensor["name"].startswith("obs"):
+                parts = [part_of(obs, tensor["name"]) for obs in observations]
+                array = np.array(parts).astype(client_module.triton_to_np_dtype(tensor["datatype"]))
+                inputs[tensor["name"]] = client_module.InferInput(tensor["name"], array.shape, tensor["datatype"])
+                inputs[tensor["name"]].set_data_from_numpy(array, binary_data=len(inputs) % 2 == 0)
+        result = client.infer(name, list(inputs.values()), request_id="mine")
+        assert result.get_response()["id"] == "mine"
+        assert result.get_response()["model_version"] == "7"
+        for tensor in described["outputs"]:
+            found = result.as_numpy(tensor["name"])
+            assert list(found.shape[1:]) == tensor["shape"][1:]
+            if tensor["name"].startswith("action"):
+                wanted = np.array([part_of(action, tensor["name"]) for action in actions])
+                np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(result.as_numpy("logp"), columns["action_logp"])
+        np.testing.assert_array_equal(result.as_numpy("value"), columns["vf_preds"])
+        for index, own in enumerate(states):
+            np.testing.assert_array_equal(result.as_numpy(f"state_out_{index}"), own)
+        only = client.infer(name, list(inputs.values()), outputs=[client_module.InferRequestedOutput("value", False)])
+        np.testing.assert_array_equal(only.as_numpy("value"), columns["vf_preds"])
+        assert only.as_numpy("logp") is None
+        with pytest.raises(client_module.InferenceServerException, match="datatype"):
+            client.infer(name, [wrong(client_module, described["inputs"][0])])
+
+
+def part_of(value: Any, tensor: str) -> Any:
+    for name in tensor.split(".")[1:]:
+        value = value[int(name) if isinstance(value, list | tuple) else name]
+    return value
+
+
+def wrong(module: Any, tensor: Any) -> Any:
+    made = module.InferInput(tensor["name"], [1, 1], "UINT64")
+    made.set_data_from_numpy(np.zeros((1, 1), np.uint64))
+    return made
+
+
+def test_sequences_of_triton_remember_states(served: Served, saved: dict[str, Path]) -> None:
+    module = pytest.importorskip("tritonclient.http")
+    policy = aiorl.load_policy(saved["memory"])
+    with module.InferenceServerClient(f"127.0.0.1:{served.server.port}") as client:
+        for _ in range(2):
+            state = policy.get_initial_state()
+            for step, obs in enumerate(observations_of(policy.observation_space, 4)):
+                wanted, state, _ = policy.compute_single_action(obs, state)
+                one = module.InferInput("obs", [1, 3], "FP32")
+                one.set_data_from_numpy(obs[None])
+                result = client.infer("memory", [one], sequence_id=5, sequence_start=step == 0, sequence_end=step == 3)
+                assert result.as_numpy("action").tolist() == [wanted]
+                np.testing.assert_array_equal(result.as_numpy("state_out_0")[0], state[0])
+        with pytest.raises(module.InferenceServerException):
+            client.infer("memory", [one], sequence_id=5)
+
+
+def test_images_are_taken_as_png_and_arrays_as_bytes(served: Served, saved: dict[str, Path]) -> None:
+    from PIL import Image
+
+    policy = aiorl.load_policy(saved["filtered frames"])
+    (obs,) = observations_of(policy.observation_space, 1)
+
+    def png(array: Any) -> str:
+        file = io.BytesIO()
+        Image.fromarray(array).save(file, "PNG")
+        return base64.b64encode(file.getvalue()).decode()
+
+    wanted = {"action": policy.compute_single_action(obs), "version": "7"}
+    layers = [png(obs[:, :, index]) for index in range(2)]
+    packed = {"data": base64.b64encode(obs.tobytes()).decode(), "dtype": "uint8", "shape": [10, 12, 2]}
+    for given in (obs, {"png": layers}, packed):
+        assert served.ask("/act", {"policy": "filtered-frames", "observation": given}) == wanted
+    for given, fact in [
+        ({"png": layers[:1]}, "shape"), ({"png": layers * 20}, "size"), ({"png": "AAAA"}, "PNG"),
+        ({"png": 3}, "base64"), ({"png": png(np.zeros((9999, 9999), np.uint8))}, "(9999, 9999)"),
+        ({**packed, "shape": [10, 12, 3]}, "360"), ({**packed, "dtype": "O"}, "float32"),
+        ({**packed, "shape": [1 << 60]}, "shape"), ({"jpg": ""}, "png"), ([], "shape"), ("text", "shape"),
+    ]:  # fmt: skip
+        served.refused({"policy": "filtered-frames", "observation": given}, fact)
+
+
+def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]) -> None:
+    good = [0.1, 0.2, 0.3]
+    for said, fact in [
+        ([], "object"), ({}, "observation"), ({"observatoin": good}, "Did you mean 'observation'"),
+        ({"observation": good, "observations": [good]}, "either"), ({"observations": []}, "1 to 1024"),
+        ({"observation": [1, 2]}, "(3,)"), ({"observation": [[1], [2, 3]]}, "shapes"), ({"observation": None}, "obs"),
+        ({"observation": good, "explore": 1}, "'explore'"), ({"observation": good, "state": [[1.0]]}, "'state'"),
+        ({"observation": good, "reward": 1.0}, "/sessions"), ({"observation": [10**400, 1, 2]}, "JSON"),
+        ({"observation": [1e300, 1, 2]}, "infinity"), ({"observation": good, "session": 3}, "3"),
+        ({"observation": good, "prev_action": "a"}, "prev_action"),
+        ({"observation": good, "prev_reward": "a"}, "prev_reward"),
+    ]:  # fmt: skip
+        if isinstance(said, dict) and "policy" not in said:
+            said = {**said, "policy": "box"}
+        served.refused(json.dumps(said).encode(), fact)
+    served.refused({"observation": good}, "filtered-frames", status=404)
+    served.refused({"policy": "none", "observation": good}, "'none'", status=404)
+    served.refused({"policy": "box", "observation": good, "session": "gone"}, "600 s", status=410)
+    policy = aiorl.load_policy(saved["masked dict"])
+    (obs,) = observations_of(policy.observation_space, 1)
+    nothing = spaces.unflatten(
+        mask := policy.observation_space["action_mask"], 0 * spaces.flatten(mask, obs["action_mask"])
+    )
+    served.refused({"policy": "masked-dict", "observation": {**obs, "action_mask": nothing}}, "forbids every action")
+    served.refused({"policy": "masked-dict", "observation": {**obs, "action_mask": 3}}, "obs")
+
+
+def test_infer_refuses_what_breaks_the_protocol(served: Served) -> None:
+    good = {"name": "obs", "shape": [1, 3], "datatype": "FP32", "data": [0.1, 0.2, 0.3]}
+    for said, fact in [
+        ({}, "inputs"), ({"inputs": [good], "id": 3}, "id"), ({"inputs": [3]}, "object"), ({"inputs": []}, "missing"),
+        ({"inputs": [good, good]}, "twice"), ({"inputs": [{**good, "name": "x"}]}, "obs"),
+        ({"inputs": [{**good, "shape": [3]}]}, "-1, 3"), ({"inputs": [{**good, "shape": [-1, 3]}]}, "-1, 3"),
+        ({"inputs": [{**good, "shape": [0, 3], "data": []}]}, "1 to 1024"), ({"inputs": [{**good, "data": [1]}]}, "3"),
+        ({"inputs": [{**good, "data": ["1", "2", "3"]}]}, "FP32"), ({"inputs": [{**good, "data": {}}]}, "FP32"),
+        ({"inputs": [good], "outputs": [{"name": "x"}]}, "action"), ({"inputs": [good], "outputs": [3]}, "action"),
+        ({"inputs": [{**good, "parameters": {"binary_data_size": 12}}]}, "binary_data_size"),
+        ({"inputs": [good], "parameters": {"explore": "yes"}}, "explore"), ({"inputs": [good], "parameters": 3}, "par"),
+        ({"inputs": [{**good, "datatype": "BYTES"}]}, "FP32"),
+    ]:  # fmt: skip
+        served.refused(said, fact, "/v2/models/box/infer")
+    served.refused({"inputs": [good]}, "7", "/v2/models/box/versions/8/infer", 404)
+    rows = served.ask(
+        "/v2/models/box/infer", {"inputs": [{**good, "data": [[0.1, 0.2, 0.3]]}], "outputs": [{"name": "action"}]}
+    )
+    assert rows["outputs"][0] | {"data": None} == {"name": "action", "datatype": "INT64", "shape": [1], "data": None}
+
+
+def test_a_bad_request_of_a_turn_costs_the_others_nothing(saved: dict[str, Path]) -> None:
+    service = Service(load_models([str(saved["filtered"])]))
+    policy = aiorl.load_policy(saved["filtered"])
+    observations = observations_of(policy.observation_space, 6)
+
+    async def all_at_once() -> list[Any]:
+        given = [obs.tolist() for obs in observations]
+        given[2] = [1.0]
+        asked = [service.answer({"observation": obs, "explore": index == 4}) for index, obs in enumerate(given)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(all_at_once())
+    assert "(3,)" in answers[2].sentence
+    (version,) = service.models["default_policy"].arms
+    assert version.figures == {4: 1, 1: 1}  # one evaluation of the most likely actions, one of the drawn one
+    for index in (0, 1, 3, 5):
+        np.testing.assert_allclose(
+            answers[index]["action"], policy.compute_single_action(observations[index]), rtol=1e-5
+        )
+
+
+def test_requests_of_one_session_in_one_turn_follow_each_other(saved: dict[str, Path]) -> None:
+    service = Service(load_models([str(saved["memory"])]))
+    policy = aiorl.load_policy(saved["memory"])
+    observations = observations_of(policy.observation_space, 5)
+
+    async def all_at_once() -> list[Any]:
+        said = {"session": service.open_session({})["session"], "value": True}
+        return await asyncio.gather(*(service.answer({**said, "observation": obs.tolist()}) for obs in observations))
+
+    state = policy.get_initial_state()
+    for obs, answer in zip(observations, asyncio.run(all_at_once()), strict=True):
+        _, state, columns = policy.compute_single_action(obs, state)
+        assert answer["value"] == columns["vf_preds"]
+
+
+def test_sessions_are_bounded_and_end_after_a_time(saved: dict[str, Path]) -> None:
+    found = Served(str(saved["memory"]), max_sessions=2, session_ttl_s=1000.0)
+    try:
+        now = [0.0]
+        found.service.sessions._clock = lambda: now[0]
+        first, second = (found.ask("/sessions", b"", expected=201)["session"] for _ in range(2))
+        found.refused({}, "2 sessions", "/sessions", 503)
+        found.refused({"policy": "x"}, "default_policy", "/sessions", 404)
+        found.refused([1], "object", "/sessions")
+        now[0] = 999.0
+        found.ask("/act", {"session": first, "observation": [0, 0, 0]})
+        now[0] = 1001.0
+        found.refused({"session": second, "observation": [0, 0, 0]}, "1000 s", status=410)
+        found.ask("/act", {"session": first, "observation": [0, 0, 0], "reward": 2})
+        assert found.ask(f"/sessions/{first}/end", {"reward": 1}) == {"steps": 2, "reward": 3.0}
+        assert found.ask(f"/sessions/{first}", method="DELETE") == {"steps": 0, "reward": 0.0}
+        found.ask(f"/sessions/{first}", method="DELETE", expected=410)
+        metrics = found.ask("/metrics")
+        for line in (
+            "aiorl_sessions 0.0", "aiorl_sessions_expired_total 1.0",
+            'aiorl_rows_total{policy="default_policy",version="7"} 2.0',
+            'aiorl_request_seconds_count{path="/act",status="410"} 1.0',
+            'aiorl_request_seconds_count{path="/sessions/close",status="200"} 1.0',
+            'aiorl_batch_rows_bucket{le="1",policy="default_policy",version="7"} 2.0',
+        ):  # fmt: skip
+            assert line in metrics, line
+    finally:
+        found.end()
+
+
+def test_the_openapi_page_has_every_route_with_examples_that_work(served: Served) -> None:
+    page = served.ask("/openapi.json")
+    assert page["openapi"].startswith("3.")
+    routes = {(path, method.upper()) for path, methods in page["paths"].items() for method in methods}
+    app = served.service.app
+    own = {(path, method) for path, methods in app._exact.items() for method in methods}
+    own |= {("/".join(parts), method) for parts, methods in app._patterns for method in methods}
+    assert routes == own
+    example = page["paths"]["/act"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+    assert len(example) > 3
+    listed = {policy["policy"]: policy for policy in served.ask("/")["policies"]}
+    assert listed["memory"]["recurrent"]
+    assert listed["box"]["observation_space"]["shape"] == [3]
+
+
+@pytest.mark.parametrize("kind", ["filtered", "looks back", "parts"])
+def test_an_export_answers_like_its_checkpoint(saved: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    policy = aiorl.load_policy(saved[kind])
+    aiorl.export_policy(saved[kind], tmp_path, ["onnx"])
+    models = load_models([f"mine={tmp_path}", f"two={tmp_path / 'onnx' / 'policy.onnx'}"])
+    assert list(models) == ["mine", "two"]
+    service = Service(models)
+
+    async def ask(said: Any) -> Any:
+        return await service.answer({"policy": "mine", **said})
+
+    session = service.open_session({"policy": "mine"})["session"]
+    state, action, reward = policy.get_initial_state(), None, None
+    for step, obs in enumerate(observations_of(policy.observation_space, 4)):
+        action, state, columns = policy.compute_single_action(obs, state, action, reward, full_fetch=True)
+        found = asyncio.run(
+            ask({"observation": obs, "session": session, "reward": reward or 0, "logp": True, "value": True})
+        )
+        for path, _ in models["mine"].actions:
+            np.testing.assert_allclose(part_at(found["action"], path), part_at(action, path), rtol=1e-5)
+        np.testing.assert_allclose(
+            [found["logp"], found["value"]], [columns["action_logp"], columns["vf_preds"]], rtol=1e-4
+        )
+        reward = 0.5 * step
+    with pytest.raises(Refusal, match="checkpoint"):
+        asyncio.run(ask({"observation": obs, "explore": True}))
+
+
+def test_names_and_paths_that_cannot_be_served_are_refused(saved: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="default_policy"):
+        load_models([str(saved["box"]), str(saved["values"])])
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        load_models([str(tmp_path)])
+    (tmp_path / "policy.json").write_text('{"format": "onnx"}')
+    with pytest.raises(CheckpointError, match="policy"):
+        load_models([str(tmp_path)])
+    with pytest.raises(ConfigError, match="a#b"):
+        load_models([f"a#b={saved['box']}"])
+
+
+def test_the_command_starts_soon_answers_and_ends_gracefully(saved: dict[str, Path], tmp_path: Path) -> None:
+    import http.client
+    import signal
+
+    command = [
+        sys.executable,
+        "-m",
+        "aiorl.serve",
+        str(saved["box"]),
+        "--port",
+        "0",
+        "--token-file",
+        str(tmp_path / "t"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **python_path()})
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "default_policy 7" in line
+        port = int(line.split("127.0.0.1:")[1].split()[0])
+        modules = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "tensorflow" not in modules
+        assert psutil.Process(process.pid).memory_info().rss < 120 << 20
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        token = (tmp_path / "t").read_text().strip()
+        for headers, status in (({}, 401), ({"Authorization": f"Bearer {token}"}, 200)):
+            connection.request("POST", "/act", b'{"observation": [0, 0, 0]}', headers)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == status
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        connection.close()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
