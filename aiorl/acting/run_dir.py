@@ -36,6 +36,7 @@ from aiorl.config.addresses import run_facts, split_address
 from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError
+from aiorl.process.machine import is_still_at
 
 _RESULTS_ROOT = "runs"
 _OWN_FILE = re.compile(
@@ -188,7 +189,7 @@ class RunDirectory:
         Raises:
             CheckpointError: when it was removed, renamed or replaced.
         """
-        if not self.lock.is_held:
+        if not is_still_at(self.lock.descriptor, self.lock.path):
             reason = (
                 "the run directory was removed, renamed or replaced while the run continued; nothing more can be saved"
             )

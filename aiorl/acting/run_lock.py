@@ -18,6 +18,7 @@ import psutil
 
 from aiorl.config.files import check_regular, parse_json, read_regular
 from aiorl.errors import ConfigError
+from aiorl.process.machine import is_still_at
 
 _NAME = "lock"
 _MAX_BYTES = 1 << 12
@@ -31,12 +32,16 @@ class RunLock:
 
     The lock is free as soon as its process has ended, however it ended. On a file system without locks, the contents of
     the file decide instead: a process of this host is looked up, and one of another host is assumed to be alive.
+
+    Attributes:
+        path: the file, which can be removed together with its directory.
+        descriptor: descriptor of the locked file; None once the lock is released.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
         """Wrap a locked file; `acquire` locks one."""
-        self._path = path
-        self._descriptor: int | None = descriptor
+        self.path = path
+        self.descriptor: int | None = descriptor
         _held.add(self)
 
     @classmethod
@@ -63,7 +68,7 @@ class RunLock:
                 owner = lock_owner(directory)
                 if owner is not None and (owner["host"] != socket.gethostname() or psutil.pid_exists(owner["pid"])):
                     raise _in_use(directory, owner) from None
-            if not lock.is_held:
+            if not is_still_at(descriptor, path):
                 raise OSError(errno.ESTALE, "it was removed meanwhile", str(path))
             facts = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
             os.ftruncate(descriptor, 0)
@@ -73,27 +78,18 @@ class RunLock:
             raise
         return lock
 
-    @property
-    def is_held(self) -> bool:
-        """True while the locked file still exists; it can be removed together with its directory."""
-        if self._descriptor is None:
-            return False
-        with contextlib.suppress(OSError):
-            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
-        return False
-
     def release(self) -> None:
         """Release the lock; can be called again."""
-        if self._descriptor is None:
+        if self.descriptor is None:
             return
         with contextlib.suppress(OSError):
-            os.ftruncate(self._descriptor, 0)
+            os.ftruncate(self.descriptor, 0)
         self._close()
 
     def _close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        self.descriptor = None
 
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()

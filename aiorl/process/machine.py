@@ -73,6 +73,16 @@ def age_s() -> float:
         return math.nan
 
 
+def is_still_at(descriptor: int | None, path: Path) -> bool:
+    """Return True if a path leads to this open file; False for None, and if the file was removed or replaced."""
+    if descriptor is None:
+        return False
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
 _EVERY_S = 0.2
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
