@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -71,6 +72,7 @@ class Answer(NamedTuple):
     version: str
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """Rows of one request.
 
@@ -86,32 +88,15 @@ class Job:
         answer: the answer.
     """
 
-    __slots__ = (
-        "answer", "explore", "is_start", "observations", "prev_actions", "prev_rewards", "reward", "session", "states",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        observations: Sequence[Any],
-        *,
-        explore: bool = False,
-        states: Sequence[Array] | None = None,
-        prev_actions: Sequence[Any] | None = None,
-        prev_rewards: Sequence[float] | None = None,
-        session: Session | None = None,
-        reward: float = 0.0,
-        is_start: bool = False,
-    ) -> None:
-        """Store the rows; see the class."""
-        self.observations = observations
-        self.explore = explore
-        self.states = states
-        self.prev_actions = prev_actions
-        self.prev_rewards = prev_rewards
-        self.session = session
-        self.reward = reward
-        self.is_start = is_start
-        self.answer: asyncio.Future[Answer]
+    observations: Sequence[Any]
+    explore: bool = False
+    states: Sequence[Array] | None = None
+    prev_actions: Sequence[Any] | None = None
+    prev_rewards: Sequence[float] | None = None
+    session: Session | None = None
+    reward: float = 0.0
+    is_start: bool = False
+    answer: asyncio.Future[Answer] = field(init=False)
 
 
 class Version:

@@ -16,6 +16,7 @@ from aiorl.acting.preprocessors import make_preprocessor
 from aiorl.config.files import parse_json, read_regular
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
+from aiorl.data.arrays import all_finite
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, CheckpointError, PolicyError
 from aiorl.serving.values import joined, leaves_of
@@ -89,7 +90,7 @@ class ExportedActor:
     def observe(self, observations: Sequence[Any], *, update: bool = False) -> Array:
         """Return the file's inputs [N, ...] for observations; see `Actor.observe`."""
         rows = self._preprocessor.transform_rows(observations)
-        if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+        if rows.dtype.kind == "f" and not all_finite(rows):
             raise ValueError("observation holds NaN or infinity")
         return rows
 
