@@ -616,6 +616,10 @@ async function show() {
 }
 
 addEventListener("hashchange", () => {
-  if (location.hash !== "#main") show().then(() => main.focus({ preventScroll: true }));
+  const before = document.activeElement;
+  if (location.hash !== "#main") show().then(() => {
+    // the user may have moved on while the part was loading
+    if ([before, document.body].includes(document.activeElement)) main.focus({ preventScroll: true });
+  });
 });
 show();
