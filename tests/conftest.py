@@ -103,9 +103,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.fixture(autouse=True)
-def own_log_level() -> Iterator[None]:
+def _own_log_level() -> Iterator[None]:
     """Restore the log level that a run changed, even a run that is never stopped."""
     level = logging.getLogger("aiorl").level
     yield
     logging.getLogger("aiorl").setLevel(level)
+
+
+own_log_level = pytest.fixture(autouse=True)(_own_log_level)
+own_log_level_of_module = pytest.fixture(autouse=True, scope="module")(_own_log_level)

@@ -161,6 +161,9 @@ class Cluster:
     def cable(self, node: str, state: str) -> None:
         call("ip", "link", "set", f"laun-{node}", state)
 
+    def state(self, node: str) -> str:
+        return self.call("sinfo", "-h", "-n", node, "-o", "%T").strip()
+
     def call(self, *words: str) -> str:
         """Run a command where people log in."""
         return call("ip", "netns", "exec", "laun-ctl", *words, env=self.environment, cwd=self.folder)
@@ -250,13 +253,15 @@ def test_a_job_continues_after_time_limit_preemption_and_lost_nodes(cluster: Clu
     until(run.rows)
     run.until_it_trains(3)
 
-    for cut_s, left in ((5, 3), (25, 2)):  # Slurm gives a node up after 10 s
+    for cut_s, left in ((5, 3), (25, 2)):  # Slurm gives a node up after 10 to 30 s
         cluster.cable("n3", "down")
         time.sleep(cut_s)
+        if left == 2:
+            until(lambda: cluster.state("n3").startswith("down"))
         cluster.cable("n3", "up")
         run.until_it_trains(left)
     assert run.facts()["Restarts"] == "0"
-    until(lambda: cluster.call("sinfo", "-h", "-n", "n3", "-o", "%T").strip() == "idle")
+    until(lambda: cluster.state("n3") == "idle")
 
     rows = run.rows()
     cluster.call("scontrol", "requeue", run.job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def test_only_weights_and_filters_come_from_the_other_run(tmp_path: Path) -> Non
 def test_critics_are_taken_along_with_their_actor_if_they_fit(
     tmp_path: Path, fits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, "aiorl")
     model = {"fcnet_hiddens": [8]}
     settings = {
         "env": "Pendulum-v1",
