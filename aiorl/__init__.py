@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aiorl.acting.policy import Policy as Policy
     from aiorl.acting.policy_map import PolicyMap as PolicyMap
     from aiorl.acting.preprocessors import Preprocessor as Preprocessor
+    from aiorl.client import PolicyClient as PolicyClient
     from aiorl.compat.rollout_worker import EvaluatorInterface as EvaluatorInterface
     from aiorl.compat.rollout_worker import RolloutWorker as RolloutWorker
     from aiorl.config import with_base_config as with_base_config
@@ -86,6 +87,7 @@ _HOMES = {
     "aiorl.acting.policy": "Policy",
     "aiorl.acting.policy_map": "PolicyMap",
     "aiorl.acting.preprocessors": "Preprocessor",
+    "aiorl.client": "PolicyClient",
     "aiorl.compat.rollout_worker": "EvaluatorInterface RolloutWorker",
     "aiorl.config": "with_base_config",
     "aiorl.config.schema": "with_common_config",

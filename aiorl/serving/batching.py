@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -85,7 +85,8 @@ class Job:
         session: session that remembers state and action of its only row instead.
         reward: reward of the session's last step.
         is_start: True begins a new episode of the session.
-        answer: the answer.
+        finish: makes the client's answer of the rows'.
+        answer: the client's answer.
     """
 
     observations: Sequence[Any]
@@ -96,7 +97,8 @@ class Job:
     session: Session | None = None
     reward: float = 0.0
     is_start: bool = False
-    answer: asyncio.Future[Answer] = field(init=False)
+    finish: Callable[[Answer], Any] = lambda answer: answer
+    answer: asyncio.Future[Any] = field(init=False)
 
 
 class Version:
@@ -118,7 +120,7 @@ class Version:
         self._pending: list[Job] = []
         self._blank = actor.layout.to_env(actor.layout.zeros(1))[0]
 
-    def submit(self, job: Job) -> asyncio.Future[Answer]:
+    def submit(self, job: Job) -> asyncio.Future[Any]:
         """Answer a job in this turn of the event loop, together with all others of the turn."""
         loop = asyncio.get_running_loop()
         job.answer = loop.create_future()
@@ -201,7 +203,7 @@ class Version:
             )  # fmt: skip
             if job.session is not None:
                 job.session.note(answer, job.reward, is_start=job.is_start)
-            job.answer.set_result(answer)
+            job.answer.set_result(job.finish(answer))
             start = end
 
     def _previous_actions(self, job: Job) -> Sequence[Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.resources
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,6 +24,7 @@ from aiorl.serving.tensors import BINARY_HEADER, Tensors
 from aiorl.serving.values import given_value
 from aiorl.web.app import App
 from aiorl.web.messages import Refusal, Request, Response, json_response, metrics_response, parse_json
+from aiorl.web.talk import Handler, talk
 
 _KEYS = frozenset(
     "policy observation observations session start reward explore state prev_action prev_reward logp value "  # noqa: SIM905
@@ -63,6 +66,9 @@ class Service:
         self._answers: dict[tuple[str, str], list[float]] = {}  # by route and status: count, sum, count per bound
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        handlers: dict[str, Handler] = {
+            "act": self.answer, "open": self.open_session, "end": self.end_episode, "close": self.close_session
+        }  # fmt: skip
         app = self.app = App()
         app.on_answer.append(self._note)
         app.get("/", self._index)
@@ -72,6 +78,7 @@ class Service:
         app.post("/sessions", self._open)
         app.post("/sessions/{session}/end", self._end)
         app.delete("/sessions/{session}", self._close)
+        app.websocket("/ws", talk(handlers, lambda do, *rest: self.note(f"/ws/{do}", *rest)))
         app.get("/v2", self._server)
         for health in ("live", "ready"):
             app.get(f"/v2/health/{health}", self._health, is_open=True)
@@ -86,23 +93,22 @@ class Service:
         """Answer a request as a person writes it."""
         return json_response(await self.answer(await request.json()))
 
-    async def answer(self, said: Any) -> dict[str, Any]:
-        """Return the answer to the content of a request to /act.
+    def answer(self, said: Any) -> asyncio.Future[dict[str, Any]]:
+        """Return the future answer to the content of a request to /act.
 
         Raises:
             Refusal: it can't be answered.
         """
         if not isinstance(said, dict):
             raise Refusal(400, 'The body must be an object, such as {"observation": [0.1, 0.2]}.')
-        if unknown := said.keys() - _KEYS:
-            name = str(min(unknown, key=str))
-            raise Refusal(400, f"There is no key {name!r:.50}.{nearest(name, _KEYS) or f' Keys: {sorted(_KEYS)}.'}")
+        _check_keys(said, _KEYS)
         session = self.sessions.find(said["session"]) if said.get("session") is not None else None
         model = self._model_of(said.get("policy"), session)
         arm = model.pick() if session is None else session.arm
         job = self._job(model, said, session)
-        answer = await model.arms[min(arm, len(model.arms) - 1)].submit(job)
-        return self._described(said, answer, is_single="observation" in said)
+        wanted = [name for name in _OUTPUTS if _flag(said, name)]
+        job.finish = partial(_described, wanted, said.get("state") is not None, "observation" in said)
+        return model.arms[min(arm, len(model.arms) - 1)].submit(job)
 
     def _job(self, model: Model, said: Mapping[str, Any], session: Session | None) -> Job:
         if ("observation" in said) == ("observations" in said):
@@ -143,17 +149,6 @@ class Service:
             raise Refusal(400, f"'prev_action' can't be used: {error}") from None
         return found
 
-    @staticmethod
-    def _described(said: Mapping[str, Any], answer: Answer, *, is_single: bool) -> dict[str, Any]:
-        found: dict[str, Any] = {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
-        for name, column in _OUTPUTS.items():
-            if _flag(said, name):
-                found[name] = answer.columns[column][0] if is_single else answer.columns[column]
-        if said.get("state") is not None:
-            found["state"] = [state[0] if is_single else state for state in answer.states]
-        found["version"] = answer.version
-        return found
-
     def _model_of(self, name: Any, session: Session | None = None) -> Model:
         if session is not None:
             if name not in (None, session.model):
@@ -171,8 +166,14 @@ class Service:
     # Sessions ---------------------------------------------------------------------------------------------------
 
     async def _open(self, request: Request) -> Response:
-        body = await request.body()
-        return json_response(self.open_session(_object(body, {"policy"})), status=201)
+        return json_response(self.open_session(_object(await request.body())), status=201)
+
+    async def _end(self, request: Request) -> Response:
+        said = _object(await request.body())
+        return json_response(self.end_episode({**said, "session": request.names["session"]}))
+
+    async def _close(self, request: Request) -> Response:
+        return json_response(self.close_session(request.names))
 
     def open_session(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Open a session, and return its description.
@@ -180,29 +181,34 @@ class Service:
         Raises:
             Refusal: there is no such policy, or there are too many sessions.
         """
+        _check_keys(said, {"policy", "train"})
+        _flag(said, "train")  # for training from clients
         model = self._model_of(said.get("policy"))
         session = self.sessions.open(model.name, model.pick())
         return {"session": session.id, "policy": model.name, "ttl_s": self.sessions.ttl_s}
 
-    async def _end(self, request: Request) -> Response:
-        body = await request.body()
-        return json_response(self.end_episode(request.names["session"], _object(body, {"reward"})))
-
-    def end_episode(self, id: Any, said: Mapping[str, Any]) -> dict[str, Any]:
+    def end_episode(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """End the episode of a session, and return its steps and the sum of its rewards.
 
         Raises:
             Refusal: there is no such session, or the reward is no number.
         """
-        session = self.sessions.find(id)
+        _check_keys(said, {"session", "reward", "observation", "truncated", "info"})
+        session = self.sessions.find(said.get("session"))
         total = session.total + _number(said.get("reward", 0.0), "reward")
         found = {"steps": session.steps, "reward": total}
         session.restart()
         return found
 
-    async def _close(self, request: Request) -> Response:
-        session = self.sessions.close(request.names["session"])
-        return json_response({"steps": session.steps, "reward": session.total})
+    def close_session(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Close a session, and return the steps and the rewards of its open episode.
+
+        Raises:
+            Refusal: there is no such session.
+        """
+        _check_keys(said, {"session"})
+        session = self.sessions.close(said.get("session"))
+        return {"steps": session.steps, "reward": session.total}
 
     # Open Inference Protocol ------------------------------------------------------------------------------------
 
@@ -343,12 +349,30 @@ def _buckets(bounds: Iterable[float], counts: Iterable[float]) -> list[tuple[str
     return list(zip(names, np.cumsum(list(counts)).tolist(), strict=True))
 
 
-def _object(body: bytes, keys: set[str]) -> dict[str, Any]:
+def _described(wanted: list[str], has_state: bool, is_single: bool, answer: Answer) -> dict[str, Any]:
+    """Return an answer of /act, with the wanted outputs."""
+    found: dict[str, Any] = {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
+    for name in wanted:
+        column = answer.columns[_OUTPUTS[name]]
+        found[name] = column[0] if is_single else column
+    if has_state:
+        found["state"] = [state[0] if is_single else state for state in answer.states]
+    found["version"] = answer.version
+    return found
+
+
+def _object(body: bytes) -> dict[str, Any]:
     """Return the object in a body, which may be empty."""
     said = parse_json(body) if body.strip() else {}
-    if not isinstance(said, dict) or said.keys() - keys:
-        raise Refusal(400, f"The body must be empty, or an object with {', '.join(sorted(keys))}.")
+    if not isinstance(said, dict):
+        raise Refusal(400, "The body must be empty, or an object.")
     return said
+
+
+def _check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
+    if unknown := said.keys() - known:
+        name = str(min(unknown, key=str))
+        raise Refusal(400, f"There is no key {name!r:.50}.{nearest(name, known) or f' Keys: {sorted(known)}.'}")
 
 
 def _flag(said: Mapping[str, Any], name: str) -> bool:

@@ -116,14 +116,13 @@ class Sessions:
         self._open.move_to_end(session.id)
         return session
 
-    def close(self, id: str) -> Session:
+    def close(self, id: Any) -> Session:
         """Close a session, and return it.
 
         Raises:
             Refusal: there is none of that name.
         """
-        self.find(id)
-        return self._open.pop(id)
+        return self._open.pop(self.find(id).id)
 
     def is_open(self, id: str) -> bool:
         """Return True if a session of that name is open."""

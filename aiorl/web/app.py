@@ -169,7 +169,7 @@ class App:
         code = 1001 if self.closing.done() else 1000
         with contextlib.suppress(OSError, RuntimeError):  # the client is gone, or it is closed already
             try:
-                await talk(WebSocket(request, receive, send, self.closing))
+                await talk(WebSocket(request))
                 code = 1001 if self.closing.done() else 1000
             except OSError:
                 raise

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import orjson
 
-from aiorl.process.tasks import first_of
 from aiorl.text import one_line
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ def metrics_response(registry: CollectorRegistry) -> Response:
     return Response(generate_latest(registry), 200, CONTENT_TYPE_LATEST.encode())
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes | str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
@@ -178,32 +176,39 @@ class Request:
         return Refusal(413, f"The body may have at most {self.max_bytes:,} bytes.")
 
 
+SOCKET, ENDING = "aiorl.socket", "aiorl.ending"
+"""Extension of ASGI by which a WebSocket reaches its connection, and the type of the message that it closes by."""
+
+
 class WebSocket:
     """Accepted WebSocket.
 
     Attributes:
         request: the request that opened it.
-        closing: done when the server closes: answer the messages received so far, then return.
+        is_ending: True once all messages are read because the server closes: answer them, then return.
     """
 
-    def __init__(self, request: Request, receive: Receive, send: Send, closing: asyncio.Future[None]) -> None:
+    def __init__(self, request: Request) -> None:
         """Take over a WebSocket after its handshake."""
-        self.request = request
-        self.closing = closing
-        self._receive, self._send = receive, send
+        self.request, self.is_ending = request, False
+        self._connection = request.scope["extensions"][SOCKET]
 
     async def receive(self) -> bytes | str | None:
-        """Return the next message, None when the WebSocket is over or the server closes."""
-
-        async def step() -> Message:
-            return await self._receive()
-
-        done = await first_of(step(), self.closing)
-        message = {"type": "websocket.disconnect"} if done is None else done.result()
+        """Return the next message; None when the client is gone, or the server closes and all messages are read."""
+        message = await self._connection.receive()
         if message["type"] != "websocket.receive":
+            self.is_ending = message["type"] == ENDING
             return None
         data: bytes | str | None = message.get("bytes")
         return message.get("text", "") if data is None else data
+
+    def write(self, messages: Iterable[bytes | str]) -> None:
+        """Send messages without waiting; those to a client that is gone are dropped. See `drain`."""
+        self._connection.write(messages)
+
+    async def drain(self) -> None:
+        """Wait while the client does not read."""
+        await self._connection.writable.wait()
 
     async def send(self, data: bytes | str) -> None:
         """Send a message; waits while the client does not read.
@@ -211,8 +216,4 @@ class WebSocket:
         Raises:
             OSError: the client is gone.
         """
-        await self._send({"type": "websocket.send", "bytes" if isinstance(data, bytes) else "text": data})
-
-    async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close the WebSocket with a code of RFC 6455 and a reason of at most 123 bytes."""
-        await self._send({"type": "websocket.close", "code": code, "reason": reason})
+        await self._connection.send({"type": "websocket.send", "bytes" if isinstance(data, bytes) else "text": data})

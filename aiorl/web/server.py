@@ -8,19 +8,24 @@ import logging
 import resource
 import ssl
 import time
+from collections.abc import Iterable
 from email.utils import formatdate
 from types import TracebackType
 from typing import Any, Self, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.http11 import Request as Handshake
+from websockets.protocol import OPEN
 
 from aiorl.config.addresses import is_loopback
 from aiorl.errors import ConfigError
 from aiorl.process.tasks import Tasks
 from aiorl.web.access import AccessLog, Guard, WebOptions, checked
 from aiorl.web.app import App
+from aiorl.web.messages import ENDING, SOCKET
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +66,7 @@ class WebServer:
             app.on_answer.append(self._log.note)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each malformed request
         self.config = uvicorn.Config(
-            cast("Any", app), http=HttpToolsProtocol, ws="websockets-sansio", lifespan="off", log_config=None,
+            cast("Any", app), http=HttpToolsProtocol, ws=_Socket, lifespan="off", log_config=None,
             access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=int(options.idle_s),
             ws_max_size=options.max_body_bytes, ws_per_message_deflate=False, ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,
@@ -103,10 +108,9 @@ class WebServer:
     ) -> None:
         """Answer the accepted requests, for at most ``grace_s`` seconds, and close."""
         self._server.close()
-        self.app.closing.set_result(None)  # streams and WebSockets end by themselves
+        self.app.closing.set_result(None)  # streams end by themselves
         for connection in list(self.state.connections):
-            if isinstance(connection, _Connection):
-                connection.shutdown()
+            connection.shutdown()
         end = time.monotonic() + self.options.grace_s
         while (self.state.connections or self.state.tasks) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -195,6 +199,29 @@ class _Connection(HttpToolsProtocol):
             with contextlib.suppress(OSError, RuntimeError):
                 self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
         self.transport.close()
+
+
+class _Socket(WebSocketsSansIOProtocol):
+    """Connection of a WebSocket that can also send without waiting, and ends after the messages received so far."""
+
+    def handle_connect(self, event: Handshake) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:
+            cast("dict[str, Any]", self.scope["extensions"])[SOCKET] = self  # read by `WebSocket`
+
+    def write(self, messages: Iterable[bytes | str]) -> None:
+        """Send messages now; those to a client that is gone are dropped."""
+        if self.conn.state is not OPEN or self.transport.is_closing():
+            return
+        for message in messages:
+            if isinstance(message, str):
+                self.conn.send_text(message.encode())
+            else:
+                self.conn.send_binary(message)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+
+    def shutdown(self) -> None:
+        cast("asyncio.Queue[Any]", self.queue).put_nowait({"type": ENDING})
 
 
 def _allow_files(number: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import orjson
 import psutil
@@ -26,7 +27,7 @@ pytest.importorskip("httptools")
 from export_worlds import observations_of, save_world
 
 import aiorl
-from aiorl.errors import CheckpointError, ConfigError
+from aiorl.errors import CheckpointError, ConfigError, RequestRefused
 from aiorl.process.imports import python_path
 from aiorl.process.tasks import new_event_loop
 from aiorl.serving.models import load_models
@@ -114,6 +115,8 @@ def test_answers_are_those_of_load_policy_bit_for_bit(served: Served, saved: dic
     policy = aiorl.load_policy(saved[kind])
     session = served.ask("/sessions", {"policy": name}, expected=201)["session"]
     state, explicit, action, reward = policy.get_initial_state(), [], None, None
+    client = aiorl.PolicyClient(served.server.url)
+    game = client.session(name)
     for step, obs in enumerate(observations_of(policy.observation_space, 5)):
         wanted, state, columns = policy.compute_single_action(obs, state, action, reward, full_fetch=True)
         said = {"observation": obs, "logp": True, "value": True, "dist_inputs": True}
@@ -126,9 +129,74 @@ def test_answers_are_those_of_load_policy_bit_for_bit(served: Served, saved: dic
             "action": plain(wanted), "logp": plain(columns["action_logp"]), "value": plain(columns["vf_preds"]),
             "dist_inputs": plain(columns["action_dist_inputs"]), "version": "7",
         }  # fmt: skip
+        np.testing.assert_equal(game.act(obs, reward or 0.0), wanted)
         action, reward = wanted, 0.5 * step
+    assert game.end(obs, 1.0) == {"id": 7, "steps": 5, "reward": pytest.approx(4.0)}
+    client.close()
     closed = served.ask(f"/sessions/{session}", method="DELETE")
     assert closed == {"steps": 5, "reward": pytest.approx(3.0)}
+
+
+def test_many_messages_of_a_socket_are_under_way_at_a_time(served: Served) -> None:
+    (version,) = served.service.models["box"].arms
+    before = dict(version.figures)
+    with aiorl.PolicyClient(served.server.url) as client:
+        asked = [client.submit("act", policy="box", observation=[0.1, 0.2, index], value=True) for index in range(3000)]
+        answers = [one.result(20) for one in asked]
+        assert [answer["id"] for answer in answers] == list(range(1, 3001))
+        assert version.figures.keys() - before.keys()  # evaluations of several rows
+        bad = client.submit("act", policy="box", observation=[0.1])
+        good = client.submit("act", policy="box", observation=[0.1, 0.2, 0.3])
+        with pytest.raises(RequestRefused, match=r"\(3,\)") as caught:
+            bad.result(20)
+        assert caught.value.status == 400
+        assert good.result(20)["version"] == "7"
+    with pytest.raises(ConnectionError):
+        aiorl.PolicyClient("http://127.0.0.1:1")
+
+
+def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -> None:
+    from websockets.sync.client import connect
+
+    deep = b"\x91" * 2000 + b"\xc0"
+    with connect(served.server.url.replace("http", "ws") + "/ws") as socket:
+        for said, fact in [
+            (b"", "msgpack"), (b"\xc1", "msgpack"), (b"\x01\x02", "msgpack"), (deep, "msgpack"), ("[", "JSON"),
+            ("[1]", "object"), (b"\x81\xa2id\xc7\x00\x05", "extension"), ('{"id": {}}', "'id'"),
+            ('{"do": 3}', "act, open, end, close"), ('{"do": "end"}', "not open"), ('{"policy": "box"}', "obs"),
+            ('{"do": "open", "policies": 1}', "'policy'"), ('{"do": "close", "session": "x"}', "not open"),
+        ]:  # fmt: skip
+            socket.send(said)
+            answer = socket.recv(10)
+            found = json.loads(answer) if isinstance(answer, str) else msgpack.unpackb(answer)
+            assert isinstance(answer, str) == isinstance(said, str)
+            assert found["status"] in (400, 410), said
+            assert fact in found["error"], said
+        socket.send('{"id": "mine", "policy": "box", "observation": [0, 0, 0]}')
+        assert json.loads(socket.recv(10)).keys() == {"id", "action", "version"}
+    metrics = served.ask("/metrics")
+    assert 'aiorl_request_seconds_count{path="/ws/end",status="400"} 1.0' in metrics
+
+
+def test_the_client_works_as_a_copy_without_aiorl_and_numpy(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_bytes((Path(aiorl.__file__).parent / "client.py").read_bytes())
+    program = f"""
+import sys
+sys.path[:0] = [{str(tmp_path)!r}]
+sys.modules["numpy"] = sys.modules["aiorl"] = None
+from client import PolicyClient, RequestRefused
+client = PolicyClient({served.server.url!r})
+print(client.act([0.1, 0.2, 0.3], policy="squashed"))
+try:
+    client.act([], policy="squashed")
+except RequestRefused as error:
+    print(error.status)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    action, status = found.splitlines()
+    wanted = served.ask("/act", {"policy": "squashed", "observation": [0.1, 0.2, 0.3]})["action"]
+    np.testing.assert_array_equal(np.float32(json.loads(action)), np.float32(wanted))
+    assert status == "400"
 
 
 @pytest.mark.parametrize("kind", ["box", "squashed"])
@@ -363,7 +431,7 @@ def test_the_openapi_page_has_every_route_with_examples_that_work(served: Served
     app = served.service.app
     own = {(path, method) for path, methods in app._exact.items() for method in methods}
     own |= {("/".join(parts), method) for parts, methods in app._patterns for method in methods}
-    assert routes == own
+    assert routes == {(path, "GET" if method == "WEBSOCKET" else method) for path, method in own}
     example = page["paths"]["/act"]["post"]["requestBody"]["content"]["application/json"]["examples"]
     assert len(example) > 3
     listed = {policy["policy"]: policy for policy in served.ask("/")["policies"]}

@@ -98,12 +98,10 @@ class Site:
         return json_response({**given, "name": request.names["name"], "query": request.query})
 
     async def talk(self, talk: WebSocket) -> None:
-        while True:
-            message = asyncio.ensure_future(talk.receive())
-            await asyncio.wait([message, talk.closing], return_when=asyncio.FIRST_COMPLETED)
-            if not message.done() or (said := message.result()) is None:
-                message.cancel()
-                return
+        if talk.request.query:
+            self.asked.set()
+            await asyncio.to_thread(self.go_on.wait, 10)
+        while (said := await talk.receive()) is not None:
             await talk.send(said)
 
     def ask(self, method: str, path: str, body: Any = None, headers: Any = None) -> tuple[int, Any, dict[str, str]]:
@@ -280,6 +278,20 @@ def test_the_end_answers_what_was_accepted_and_ends_streams() -> None:
                 pass
             site.go_on.set()
             assert everything(slow).endswith(b'{"done":true}')
+
+
+def test_a_message_that_was_received_before_the_end_is_answered() -> None:
+    with Site() as site, connect(f"ws://127.0.0.1:{site.server.port}/talk?slow=1") as talk:
+        assert site.asked.wait(10)
+        (connection,) = site.server.state.connections
+        talk.send("a")
+        while not connection.queue.qsize():
+            pass
+        site.stop()
+        site._loop.call_soon_threadsafe(site.go_on.set)
+        assert talk.recv(10) == "a"
+        with pytest.raises(ConnectionClosed, match="1001"):
+            talk.recv(10)
 
 
 def test_the_access_log_has_a_line_for_each_request_and_rotates(tmp_path: Path) -> None:

@@ -1,0 +1,256 @@
+"""PolicyClient: asks `aiorl serve`, or a run in training, for actions.
+
+The module needs `msgpack` and `websockets`, and uses NumPy if it is installed. It works as a copy without aiorl, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import ssl
+import struct
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import msgpack
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+try:
+    from aiorl.errors import RequestRefused
+except ImportError:  # the module is a copy
+
+    class RequestRefused(RuntimeError):  # type: ignore[no-redef]
+        """A server refused a request: its `status` and the reason in a `sentence`."""
+
+        def __init__(self, status: int, sentence: str) -> None:
+            super().__init__(f"{sentence} (status {status})")
+            self.status, self.sentence = status, sentence
+
+
+_FORMATS = dict(
+    bool="?", uint8="B", uint16="H", uint32="I", uint64="Q", int8="b", int16="h", int32="i", int64="q", float16="e",
+    float32="f", float64="d",
+)  # fmt: skip
+_MAX_ANSWER = 1 << 30
+
+
+class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
+    """Client of a server of policies. All requests of all threads go over one connection.
+
+        with PolicyClient("http://localhost:8000") as client:
+            action = client.act([0.0, 0.1, 0.0, -0.1])
+
+    Observations and actions are in the environment's form, of numbers, lists, dicts and arrays. Arrays of answers are
+    NumPy's, or nested lists without NumPy. After a loss, the next request connects again.
+    """
+
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout_s: float = 60.0, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Connect.
+
+        Args:
+            url: address of the server, such as ``http://localhost:8000`` or ``wss://host:8000``.
+            token: the server's token.
+            timeout_s: seconds within which an answer has to come.
+            tls: context that knows the server's certificate; None = the system's.
+
+        Raises:
+            ConnectionError: the server can't be reached.
+            RequestRefused: the token is wrong.
+        """
+        self._url = f"{'ws' + url[4:] if url.startswith('http') else url}".rstrip("/") + "/ws"
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._timeout_s, self._tls = timeout_s, tls
+        self._ids, self._lock = itertools.count(1), threading.Lock()
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._socket: ClientConnection | None = self._connect()
+
+    def act(self, observation: Any, *, explore: bool = False, **keys: Any) -> Any:
+        """Return the action for an observation.
+
+        Args:
+            observation: the observation.
+            explore: True draws the action; otherwise it is the most likely one.
+            keys: further keys of the request, such as ``policy``.
+
+        Raises:
+            RequestRefused: the server can't answer the request.
+            ConnectionError: the server is gone.
+            TimeoutError: there is no answer in time.
+        """
+        return self.ask("act", observation=observation, explore=explore, **keys)["action"]
+
+    def session(self, policy: str | None = None, *, train: bool = True) -> PolicySession:
+        """Return a session, for episodes one after the other; with the errors of `act`.
+
+        Args:
+            policy: name of the policy; None = the only one.
+            train: False: a run in training learns nothing from its episodes.
+        """
+        keys = {} if policy is None else {"policy": policy}
+        return PolicySession(self, self.ask("open", train=train, **keys)["session"])
+
+    def ask(self, do: str, **keys: Any) -> dict[str, Any]:
+        """Return the answer to a request; with the errors of `act`.
+
+        Args:
+            do: "act", "open", "end" or "close".
+            keys: keys of the request.
+        """
+        return self.submit(do, **keys).result(self._timeout_s)
+
+    def submit(self, do: str, **keys: Any) -> Future[dict[str, Any]]:
+        """Send a request without waiting.
+
+        Args:
+            do: see `ask`.
+            keys: keys of the request.
+
+        Returns:
+            Future of the answer, with the errors of `act`.
+
+        Raises:
+            ConnectionError: the server is gone.
+        """
+        answer: Future[dict[str, Any]] = Future()
+        answer.set_running_or_notify_cancel()
+        id = next(self._ids)
+        packed = msgpack.packb({"id": id, "do": do, **keys}, default=_plain)
+        with self._lock:
+            socket = self._socket = self._socket or self._connect()
+            self._waiting[id] = answer
+        with contextlib.suppress(WebSocketException):  # `_read` ends what waits
+            socket.send(packed)
+        return answer
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def __exit__(self, *error: object) -> None:
+        """Close the connection."""
+        self.close()
+
+    def _connect(self) -> ClientConnection:
+        try:
+            socket = connect(
+                self._url, additional_headers=self._headers, compression=None, max_size=_MAX_ANSWER, ssl=self._tls
+            ).__enter__()  # newer versions want to be context managers
+        except InvalidStatus as error:
+            body = bytes(error.response.body or b"").decode(errors="replace")
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                body = json.loads(body)["error"]
+            raise RequestRefused(error.response.status_code, body) from None
+        except (OSError, WebSocketException) as error:
+            raise ConnectionError(f"{self._url} can't be reached: {error}") from error
+        threading.Thread(target=self._read, args=(socket,), name="policy-client", daemon=True).start()
+        return socket
+
+    def _read(self, socket: ClientConnection) -> None:
+        reason = "the connection was closed"
+        try:
+            for message in socket:
+                answer = msgpack.unpackb(message, object_hook=_array)
+                waiting = self._waiting.pop(answer["id"])
+                if "error" in answer:
+                    waiting.set_exception(RequestRefused(answer["status"], answer["error"]))
+                else:
+                    waiting.set_result(answer)
+        except Exception as error:
+            reason = str(error)
+        socket.close()
+        with self._lock:
+            self._socket, lost = None, list(self._waiting.values())
+            self._waiting.clear()
+        for waiting in lost:
+            waiting.set_exception(ConnectionError(f"{self._url} is gone: {reason}"))
+
+
+class PolicySession(contextlib.AbstractContextManager["PolicySession"]):
+    """Session: episodes one after the other. The next `act` after an episode's end begins another one.
+
+        with client.session() as game:
+            action = game.act(observation)
+            game.end(observation, reward=1.0)
+
+    Each reward is the sum of those since the session's last request. Errors are those of `PolicyClient.act`; status
+    410 means that the session is gone.
+
+    Attributes:
+        id: its name.
+    """
+
+    def __init__(self, client: PolicyClient, id: str) -> None:
+        """Take over an open session."""
+        self._client, self.id = client, id
+
+    def act(self, observation: Any, reward: Any = 0.0, **keys: Any) -> Any:
+        """Return the action for an observation.
+
+        Args:
+            observation: the observation.
+            reward: reward since the last request.
+            keys: further keys of the request, such as ``explore`` or ``dones``.
+        """
+        return self._ask("act", observation=observation, reward=reward, **keys)["action"]
+
+    def log_action(self, observation: Any, action: Any, reward: Any = 0.0, **keys: Any) -> None:
+        """Report an action that the client took by itself; see `act`."""
+        self._ask("act", observation=observation, action=action, reward=reward, **keys)
+
+    def end(
+        self, observation: Any, reward: Any = 0.0, *, truncated: bool = False, info: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """End the episode, and return its steps and the sum of its rewards.
+
+        Args:
+            observation: the last observation.
+            reward: reward since the last request.
+            truncated: True if the episode could have gone on.
+            info: what the environment says about the last step.
+        """
+        return self._ask("end", observation=observation, reward=reward, truncated=truncated, info=info or {})
+
+    def close(self) -> None:
+        """Close the session; an episode that has not ended is dropped."""
+        self._ask("close")
+
+    def __exit__(self, *error: object) -> None:
+        """Close the session, unless it is gone."""
+        with contextlib.suppress(OSError, RequestRefused):
+            self.close()
+
+    def _ask(self, do: str, **keys: Any) -> dict[str, Any]:
+        return self._client.ask(do, session=self.id, **keys)
+
+
+def _plain(value: Any) -> Any:
+    """Return the form of an array or a number of NumPy in a message."""
+    if not hasattr(value, "dtype"):
+        raise TypeError(f"{type(value).__name__} can't be sent")
+    if not value.shape:
+        return value.item()
+    data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {"data": data, "dtype": value.dtype.name, "shape": value.shape}
+
+
+def _array(value: dict[str, Any]) -> Any:
+    """Return the array that an object of an answer stands for, or the object."""
+    if value.keys() != {"data", "dtype", "shape"}:
+        return value
+    data, shape = value["data"], value["shape"]
+    try:
+        import numpy as np
+    except ImportError:
+        form = _FORMATS[value["dtype"]]
+        values: list[Any] = list(struct.unpack(f"<{len(data) // struct.calcsize(form)}{form}", data))
+        for size in reversed(shape[1:]):
+            values = [values[start : start + size] for start in range(0, len(values), size)]
+        return values if shape else values[0]
+    return np.frombuffer(data, np.dtype(value["dtype"]).newbyteorder("<")).reshape(shape).copy()

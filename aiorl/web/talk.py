@@ -1,0 +1,156 @@
+"""Talks: requests and answers on a WebSocket, many under way at a time.
+
+Each message is a request: an object with ``do``, the name of a handler ("act" if it is missing); ``id``, a number or a
+text that its answer repeats; and the handler's own keys. A binary message is msgpack and is answered in msgpack, a text
+is JSON and is answered in JSON. Answers come in any order. That to a request that fails is ``{"id", "status",
+"error"}``. In msgpack, an array of an answer is ``{"data": bytes, "dtype", "shape"}``, in row-major order and little
+endian; in JSON it is a list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+import msgpack
+import numpy as np
+import orjson
+
+from aiorl.web.messages import Refusal, WebSocket, parse_json
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[dict[str, Any]], dict[str, Any] | asyncio.Future[dict[str, Any]]]
+"""Function that takes the keys of a request, and returns the answer, or a future of it; it may raise a `Refusal`."""
+Note = Callable[[str, str, float], None]
+"""Function that is called with a request's handler ("" if there is none), status and seconds until its answer."""
+
+MAX_UNDER_WAY = 1024
+"""Requests of one WebSocket that are not answered yet; further ones are not read."""
+_MAX_ID = 200
+_FAILED = {"status": 500, "error": "The server failed at this request. Its log has the reason."}
+
+
+def _ignore(do: str, status: str, seconds: float) -> None:
+    pass
+
+
+def talk(handlers: Mapping[str, Handler], note: Note = _ignore) -> Callable[[WebSocket], Awaitable[None]]:
+    """Return the function for `App.websocket` that answers requests by handlers; see the module.
+
+    Args:
+        handlers: handlers by their names.
+        note: called with each answer, for metrics.
+    """
+
+    async def answer(socket: WebSocket) -> None:
+        await _Talk(socket, handlers, note).run()
+
+    return answer
+
+
+class _Talk:
+    def __init__(self, socket: WebSocket, handlers: Mapping[str, Handler], note: Note) -> None:
+        self._socket, self._handlers, self._note = socket, handlers, note
+        self._answers: list[bytes | str] = []
+        self._num_under_way = 0
+        self._is_answered = asyncio.Event()
+
+    async def run(self) -> None:
+        while (message := await self._socket.receive()) is not None:
+            self._take(message)
+            while self._num_under_way >= MAX_UNDER_WAY:
+                await self._next_answers()
+            await self._socket.drain()
+        while self._num_under_way and self._socket.is_ending:
+            await self._next_answers()
+
+    async def _next_answers(self) -> None:
+        self._is_answered.clear()
+        await self._is_answered.wait()
+
+    def _take(self, message: bytes | str) -> None:
+        began, do, id = time.perf_counter(), "", None
+        is_text = isinstance(message, str)
+        self._num_under_way += 1
+        try:
+            said = parse_json(message) if isinstance(message, str) else _unpacked(message)
+            if not isinstance(said, dict):
+                raise Refusal(400, "A message must be an object, such as {'id': 1, 'observation': [0.1, 0.2]}.")
+            given, wanted = said.pop("id", None), said.pop("do", "act")
+            if not isinstance(given, int | float | str | None) or len(str(given)) > _MAX_ID:
+                raise Refusal(400, f"'id' must be a number, or a text of at most {_MAX_ID} characters.")
+            id = given
+            if not isinstance(wanted, str) or wanted not in self._handlers:
+                raise Refusal(400, f"'do' can't be {wanted!r:.50}; there are {', '.join(self._handlers)}.")
+            do = wanted
+            answer = self._handlers[do](said)
+        except Exception as error:
+            answer = _fault(error)
+        if isinstance(answer, dict):
+            self._answer(answer, id, do, is_text, began)
+        else:
+            answer.add_done_callback(partial(self._done, id=id, do=do, is_text=is_text, began=began))
+
+    def _done(self, answer: asyncio.Future[dict[str, Any]], **request: Any) -> None:
+        try:
+            found = answer.result()
+        except (Exception, asyncio.CancelledError) as error:
+            found = _fault(error)
+        self._answer(found, **request)
+
+    def _answer(self, answer: dict[str, Any], id: Any, do: str, is_text: bool, began: float) -> None:
+        try:
+            packed = _packed({"id": id, **answer}, is_text)
+        except Exception as error:  # a value that has no form there
+            packed = _packed({"id": id, **(answer := _fault(error))}, is_text)
+        if not self._answers:  # all answers of a turn are sent together
+            asyncio.get_running_loop().call_soon(self._send)
+        self._answers.append(packed)
+        self._note(do, str(answer.get("status", 200)), time.perf_counter() - began)
+
+    def _send(self) -> None:
+        answers, self._answers = self._answers, []
+        self._num_under_way -= len(answers)
+        self._socket.write(answers)
+        self._is_answered.set()
+
+
+def _fault(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, Refusal):
+        return {"status": error.status, "error": error.sentence}
+    logger.error("answering a message failed", exc_info=error)
+    return _FAILED
+
+
+def _packed(answer: dict[str, Any], is_text: bool) -> bytes | str:
+    if is_text:
+        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    packed: bytes = msgpack.packb(answer, default=_plain)
+    return packed
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+        return {"data": data, "dtype": value.dtype.name, "shape": value.shape}
+    raise TypeError(f"{type(value).__name__} has no form in msgpack")
+
+
+def _unpacked(message: bytes) -> Any:
+    try:
+        return msgpack.unpackb(message, ext_hook=_refuse_extension, max_ext_len=0)
+    except Refusal:
+        raise
+    except Exception as error:  # its own errors, ValueError and others, for anything that is no msgpack
+        raise Refusal(400, f"The message is not valid msgpack: {error}.") from None
+
+
+def _refuse_extension(code: int, data: bytes) -> NoReturn:
+    raise Refusal(400, f"The message has a value of msgpack's extension type {code}, which is not used here.")
