@@ -37,6 +37,7 @@ MODULES = (
     "scale",
     "startup",
     "library",
+    "serve",
     "attacks",
     "offline",
     "replay",

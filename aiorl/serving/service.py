@@ -74,7 +74,7 @@ class Service:
         app.get("/", self._index)
         app.get("/openapi.json", self._openapi)
         app.get("/metrics", self._metrics)
-        app.post("/act", self.act)
+        app.post_quick("/act", lambda body: self.answer(parse_json(body)))
         app.post("/sessions", self._open)
         app.post("/sessions/{session}/end", self._end)
         app.delete("/sessions/{session}", self._close)
@@ -88,10 +88,6 @@ class Service:
             app.post(f"{path}/infer", self._infer)
 
     # /act -------------------------------------------------------------------------------------------------------
-
-    async def act(self, request: Request) -> Response:
-        """Answer a request as a person writes it."""
-        return json_response(await self.answer(await request.json()))
 
     def answer(self, said: Any) -> asyncio.Future[dict[str, Any]]:
         """Return the future answer to the content of a request to /act.

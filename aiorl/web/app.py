@@ -11,16 +11,31 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from aiorl.process.tasks import Tasks, first_of
-from aiorl.web.messages import Gone, Receive, Refusal, Request, Response, Send, WebSocket
+from aiorl.web.messages import Gone, Receive, Refusal, Request, Response, Send, WebSocket, json_response
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 Talk = Callable[[WebSocket], Awaitable[None]]
+Quick = Callable[[bytes], asyncio.Future[Any]]
 
 MAX_BODY_BYTES = 16 << 20
 _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 _FAILED = Response(b'{"error":"The server failed at this request. Its log has the reason."}', 500)
+
+
+def headers_of(response: Response) -> list[tuple[bytes, bytes]]:
+    """Return all headers of an answer."""
+    size = () if response.stream is not None else ((b"content-length", b"%d" % len(response.body)),)
+    return [(b"content-type", response.content_type), *size, *_ALWAYS, *response.headers]
+
+
+def failed(request: Request, error: BaseException) -> Response:
+    """Return the answer to a request that failed: a refusal as it says, and 500 for others, which are logged."""
+    if isinstance(error, Refusal):
+        return error.response()
+    logger.error("answering %s %s failed", request.method, request.path, exc_info=error)
+    return _FAILED
 
 
 class _Route(NamedTuple):
@@ -34,6 +49,7 @@ class App:
     Attributes:
         closing: done when the server closes; exists once it runs.
         max_body_bytes: size limit of bodies, in bytes; the server sets it.
+        quick: handlers of `post_quick` by path.
         check: called with each request to a route that isn't open; raises a `Refusal`. The server sets it.
         on_answer: called with each request, the status and the seconds until the answer was complete.
     """
@@ -45,6 +61,7 @@ class App:
         self.max_body_bytes = MAX_BODY_BYTES
         self.check: Callable[[Request], None] = lambda request: None
         self.on_answer: list[Callable[[Request, int, float], None]] = []
+        self.quick: dict[str, Quick] = {}
         self._exact: dict[str, dict[str, _Route]] = {}
         self._patterns: list[tuple[list[str], dict[str, _Route]]] = []
 
@@ -61,6 +78,20 @@ class App:
     def post(self, path: str, handler: Handler) -> None:
         """Add a route for POST, with arguments as for `get`."""
         self._add("POST", path, handler, False)
+
+    def post_quick(self, path: str, handler: Quick) -> None:
+        """Add a route for POST that costs little, for a path that is asked often.
+
+        Args:
+            path: its path, without parts in braces.
+            handler: takes the whole body, and returns the future of an answer in JSON.
+        """
+
+        async def answer(request: Request) -> Response:
+            return json_response(await handler(await request.body()))
+
+        self.post(path, answer)
+        self.quick[path] = handler
 
     def delete(self, path: str, handler: Handler) -> None:
         """Add a route for DELETE, with arguments as for `get`."""
@@ -90,17 +121,19 @@ class App:
         else:
             try:
                 response = await self._route_of(request, request.method)(request)
-            except Refusal as refusal:
-                response = refusal.response()
             except Gone:
                 return
-            except Exception:
-                logger.exception("answering %s %s failed", request.method, request.path)
-                response = _FAILED
+            except Exception as error:
+                response = failed(request, error)
             status = response.status
             await self._answer(request, response, send)
+        self.note(request, status, began)
+
+    def note(self, request: Request, status: int, began: float) -> None:
+        """Tell `on_answer` of a request that was answered; it began at a time of `time.perf_counter`."""
+        seconds = time.perf_counter() - began
         for note in self.on_answer:
-            note(request, status, time.perf_counter() - began)
+            note(request, status, seconds)
 
     def _route_of(self, request: Request, method: str) -> Callable[[Any], Awaitable[Any]]:
         methods = self._exact.get(request.path)
@@ -127,9 +160,7 @@ class App:
 
     async def _answer(self, request: Request, response: Response, send: Send) -> None:
         body, stream = response.body, response.stream
-        size = () if stream is not None else ((b"content-length", b"%d" % len(body)),)
-        headers = [(b"content-type", response.content_type), *size, *_ALWAYS, *response.headers]
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.start", "status": response.status, "headers": headers_of(response)})
         if stream is not None:
             if request.method != "HEAD":
                 await self._send_parts(request, aiter(stream), send)

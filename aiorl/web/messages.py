@@ -142,7 +142,7 @@ class Request:
         """
         announced = self.header(b"content-length")
         if announced.isdecimal() and int(announced) > self.max_bytes:
-            raise self._too_large()
+            raise self.too_large()
         message = await self._receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
@@ -153,7 +153,7 @@ class Request:
                 size += len(parts[-1])
             body = b"".join(parts)
         if len(body) > self.max_bytes:
-            raise self._too_large()
+            raise self.too_large()
         if message["type"] == "http.disconnect":
             raise Gone
         return body
@@ -172,7 +172,8 @@ class Request:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def _too_large(self) -> Refusal:
+    def too_large(self) -> Refusal:
+        """Return the refusal of a body that is too large."""
         return Refusal(413, f"The body may have at most {self.max_bytes:,} bytes.")
 
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.http11 import Request as Handshake
@@ -24,8 +24,8 @@ from aiorl.config.addresses import is_loopback
 from aiorl.errors import ConfigError
 from aiorl.process.tasks import Tasks
 from aiorl.web.access import AccessLog, Guard, WebOptions, checked
-from aiorl.web.app import App
-from aiorl.web.messages import ENDING, SOCKET
+from aiorl.web.app import App, failed, headers_of
+from aiorl.web.messages import ENDING, SOCKET, Receive, Request, Response, json_response
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,9 @@ class WebServer:
 
 
 class _Connection(HttpToolsProtocol):
-    """Connection with deadlines for headers and bodies, and a size limit for headers.
+    """Connection with deadlines for headers and bodies, a size limit for headers, and a short way to quick handlers.
+
+    A request for a quick handler that arrives as a whole is answered without a task, and without ASGI.
 
     Attributes:
         deadline: time at which the peer is late, by the monotonic clock.
@@ -148,6 +150,8 @@ class _Connection(HttpToolsProtocol):
         self._options = server.options
         self._head_bytes = self._dropped_bytes = 0
         self._is_in_head = False
+        self._app = server.app
+        self._begun: RequestResponseCycle | None = None  # a request for a quick handler, without its body so far
         self.deadline = time.monotonic() + self._options.head_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -159,6 +163,9 @@ class _Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
+        if self._begun is not None:  # its body takes longer
+            cycle, self._begun = self._begun, None
+            super()._start_asgi_task(cycle, self.app)
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
@@ -185,6 +192,57 @@ class _Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self.deadline, self._dropped_bytes = _NEVER, 0
         super().on_message_complete()
+        if self._begun is not None and self._begun is self.cycle:
+            self._begun = None
+            self._answer(self.cycle)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        scope = cycle.scope
+        if (
+            scope["path"] not in self._app.quick
+            or scope["method"] != "POST"
+            or cycle.waiting_for_100_continue
+            or self.flow.write_paused
+        ):
+            super()._start_asgi_task(cycle, app)
+        elif cycle.more_body:
+            self._begun = cycle
+        else:
+            self._answer(cycle)
+
+    def _answer(self, cycle: RequestResponseCycle) -> None:
+        began = time.perf_counter()
+        request = Request(cycle.scope, cast(Receive, cycle.receive), self._app.max_body_bytes)
+        try:
+            self._app.check(request)
+            if len(cycle.body) > request.max_bytes:
+                raise request.too_large()
+            found = self._app.quick[request.path](bytes(cycle.body))
+        except Exception as error:
+            self._respond(cycle, request, began, failed(request, error))
+            return
+
+        def done(found: asyncio.Future[Any]) -> None:
+            try:
+                response = json_response(found.result())
+            except (Exception, asyncio.CancelledError) as error:
+                response = failed(request, error)
+            self._respond(cycle, request, began, response)
+
+        found.add_done_callback(done)
+
+    def _respond(self, cycle: RequestResponseCycle, request: Request, began: float, response: Response) -> None:
+        cycle.response_started = cycle.response_complete = True
+        if not self.transport.is_closing():
+            headers = [*self.server_state.default_headers, *headers_of(response)]
+            if not cycle.keep_alive:
+                headers.append((b"connection", b"close"))
+            lines = [STATUS_LINE[response.status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n"]
+            self.transport.write(b"".join([*lines, response.body]))
+            if not cycle.keep_alive:
+                self.transport.close()
+        self.on_response_complete()
+        self._app.note(request, response.status, began)
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(b'{"error":"The request is not valid HTTP."}', b"400 Bad Request")

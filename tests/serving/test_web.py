@@ -42,6 +42,7 @@ class Site:
         self.app.get("/slow", self.slow)
         self.app.get("/events", self.events)
         self.app.post("/echo/{name}/end", self.echo)
+        self.app.post_quick("/quick", self.quick)
         self.app.websocket("/talk", self.talk)
         self.asked, self.go_on, self.left = threading.Event(), threading.Event(), threading.Event()
         self.server = WebServer(self.app, WebOptions(**options))
@@ -97,6 +98,14 @@ class Site:
             raise Refusal(422, f"Expected an object,\nnot {given}.")
         return json_response({**given, "name": request.names["name"], "query": request.query})
 
+    def quick(self, body: bytes) -> asyncio.Future[Any]:
+        if body == b"bad":
+            raise Refusal(422, "bad")
+        found = asyncio.get_running_loop().create_future()
+        settle = (lambda: found.set_exception(ValueError("a secret"))) if body == b"fail" else None
+        self._loop.call_later(0.01, settle or (lambda: found.set_result(len(body))))
+        return found
+
     async def talk(self, talk: WebSocket) -> None:
         if talk.request.query:
             self.asked.set()
@@ -136,6 +145,7 @@ def test_answers_and_errors_are_plain_json() -> None:
         status, said, _ = site.ask("POST", "/echo/a%2Fb/end?x=1", b'{"a": [1, null]}')
         assert (status, said) == (200, {"a": [1, None], "name": "a/b", "query": {"x": "1"}})
         for method, path, body, expected, fact in [
+            ("POST", "/quick", b" " * 2001, 413, "2,000"),
             ("POST", "/echo/a/end", b"[1", 400, "JSON"),
             ("POST", "/echo/a/end", b"[" * 1500, 400, "JSON"),
             ("POST", "/echo/a/end", b"[1]", 422, "[1]"),
@@ -152,6 +162,25 @@ def test_answers_and_errors_are_plain_json() -> None:
             assert fact in said["error"]
             assert "\n" not in said["error"]
             assert "secret" not in said["error"]
+
+
+def test_quick_requests_are_answered_in_order_whole_or_in_pieces() -> None:
+    head = b"POST /quick HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    last = head.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    bodies = [b"1", b"bad", b"22", b"fail", b"x" * 100_000, b"333", b"4444"]
+    sent = b"".join(head % len(body) + body for body in bodies)
+    sent += b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + last % 5 + b"55555"
+    for size in (len(sent), 70, 1000):
+        with Site() as site, site.raw() as connection:
+            for start in range(0, len(sent), size):
+                connection.sendall(sent[start : start + size])
+            answers = [one.partition(b"\r\n\r\n") for one in everything(connection).split(b"HTTP/1.1 ")[1:]]
+            assert [head[:3] for head, _, _ in answers] == [
+                b"200", b"422", b"200", b"500", b"200", b"200", b"200", b"200", b"200"
+            ]  # fmt: skip
+            said = [body for head, _, body in answers if head.startswith(b"200")]
+            assert said == [b"1", b"2", b"100000", b"3", b"4", b"live", b"5"]
+            assert [b"connection: close" in head for head, _, _ in answers] == [False] * 8 + [True]
 
 
 @pytest.mark.parametrize(

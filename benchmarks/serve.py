@@ -1,0 +1,311 @@
+"""`aiorl serve` and a bare ASGI route with uvicorn, orjson and ONNX Runtime, for the same CartPole policy.
+
+Both servers run on one core, in turn; the load comes from another one, as bytes that are made before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import msgpack
+import psutil
+from websockets.frames import Frame, Opcode
+
+import aiorl
+from aiorl.process.tasks import new_event_loop
+from benchmarks.measure import alternate, run_command
+from benchmarks.result import Figure
+
+__all__ = ["serve_attacked", "serve_latency", "serve_requests", "serve_start", "serve_tail", "serve_websocket"]
+
+ROUND_S = 2.0
+ROUNDS = 5
+CLIENTS, ROWS = 32, 64
+_CORES = sorted(os.sched_getaffinity(0))
+_BARE = """
+import sys, numpy as np, onnxruntime as ort, orjson, uvicorn
+options = ort.SessionOptions()
+options.intra_op_num_threads = 1
+session = ort.InferenceSession(sys.argv[1], options)
+async def app(scope, receive, send):
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message["body"]
+        more = message["more_body"]
+    obs = np.array([orjson.loads(body)["observation"]], np.float32)
+    (action,) = session.run(["action"], {"obs": obs})
+    answer = orjson.dumps({"action": int(action[0])})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
+uvicorn.run(app, port=int(sys.argv[2]), http="httptools", loop="uvloop", access_log=False, log_level="warning",
+            lifespan="off")
+"""
+_REQUEST = b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+_BODY = b'{"observation":[0.01,0.02,-0.03,0.04]}'
+_ACT = _REQUEST % (len(_BODY), _BODY)
+_UPGRADE = (b"GET /ws HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n")  # fmt: skip
+_ROW = Frame(Opcode.BINARY, msgpack.packb({"id": 1, "observation": b"\x00" * 16})).serialize(mask=True)
+
+
+def serve_latency() -> list[Figure]:
+    """Measure the median latency of one client."""
+    with _servers() as (subject, bare):
+        value, baseline = alternate(lambda: _latency(subject), lambda: _latency(bare), ROUNDS)
+    name = "serve/median latency, 1 client"
+    return [Figure(name, value, "us", baseline, target_ratio=1.2, smaller_is_better=True)]
+
+
+def serve_requests() -> list[Figure]:
+    """Measure the requests/s of 32 clients."""
+    with _servers() as (subject, bare):
+        value, baseline = alternate(lambda: _rate(subject), lambda: _rate(bare), ROUNDS)
+    return [Figure("serve/requests, 32 clients", value, "1/s", baseline, target_ratio=1.3)]
+
+
+def serve_websocket() -> list[Figure]:
+    """Measure the rows/s of a WebSocket with 64 of them under way, and those of the bare route with 32 clients."""
+    with _servers() as (subject, bare):
+        value, baseline = alternate(lambda: _rate(subject, _Rows), lambda: _rate(bare), ROUNDS)
+    return [Figure("serve/WebSocket, 64 rows under way", value, "rows/s", baseline, target_ratio=2.5)]
+
+
+def serve_tail() -> list[Figure]:
+    """Measure the 99th percentile of the latency at 70 % of the highest rate, and the median there."""
+    with _servers() as (subject, _):
+        found = [_Load(subject, _Client, CLIENTS, 0.7 * _rate(subject)).run() for _ in range(ROUNDS)]
+    tail, median = (statistics.median(_quantile(one, q) for one in found) for q in (0.99, 0.5))
+    return [Figure("serve/p99 latency at 70 % load", tail, "us", median, target_ratio=5.0, smaller_is_better=True)]
+
+
+def serve_attacked() -> list[Figure]:
+    """Measure the requests/s of 32 clients among 200 slow ones, 1,000 idle sockets and bodies of 1 GB announced."""
+    with _servers() as (subject, _):
+        value, baseline = alternate(lambda: _rate(subject, is_attacked=True), lambda: _rate(subject), ROUNDS)
+    return [Figure("serve/requests, 32 clients, others attack", value, "1/s", baseline, target_ratio=0.8)]
+
+
+def serve_start() -> list[Figure]:
+    """Measure process start to the first answer, and the memory after 32 clients."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = _trained(folder)
+        seconds = []
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            with _server(["-m", "aiorl.serve", run_dir, "--port", "PORT"]) as (port, process):
+                seconds.append(time.perf_counter() - began)
+                _rate(port)
+                megabytes = process.memory_info().rss / 2**20
+    return [
+        Figure("serve/start to first answer", statistics.median(seconds), "s", target=1.0, smaller_is_better=True),
+        Figure("serve/memory (RSS)", megabytes, "MiB", target=120.0, smaller_is_better=True),
+    ]
+
+
+@contextmanager
+def _servers() -> Iterator[tuple[int, int]]:
+    """Yield the ports of `aiorl serve` and of the bare route."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = _trained(folder)
+        aiorl.export_policy(run_dir, Path(folder, "exported"), ["onnx"])
+        bare = ["-c", _BARE, f"{folder}/exported/onnx/policy.onnx", "PORT"]
+        with _server(["-m", "aiorl.serve", run_dir, "--port", "PORT"]) as subject, _server(bare) as other:
+            yield subject[0], other[0]
+
+
+def _trained(folder: str) -> str:
+    run_dir = f"{folder}/run"
+    run_command([sys.executable, "-m", "aiorl.learner", "--env=CartPole-v1", f"--run-dir={run_dir}",
+                 "--stop-timesteps=1"])  # fmt: skip
+    return run_dir
+
+
+@contextmanager
+def _server(arguments: list[str]) -> Iterator[tuple[int, psutil.Process]]:
+    """Run a server on the first core until it answers; "PORT" in its arguments is its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["taskset", "-c", str(_CORES[0]), sys.executable, *(one.replace("PORT", str(port)) for one in arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 20.0
+        while process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as connection:
+                connection.sendall(_ACT)
+                if b" 200 OK" in connection.recv(1000):
+                    break
+            time.sleep(0.002)
+        yield port, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _latency(port: int) -> float:
+    return _quantile(_Load(port, _Client, 1).run(), 0.5)
+
+
+def _rate(port: int, kind: type[_Client] | None = None, *, is_attacked: bool = False) -> float:
+    load = _Load(port, kind or _Client, 1 if kind else CLIENTS, is_attacked=is_attacked)
+    load.run()
+    return load.num_answers / ROUND_S
+
+
+def _quantile(latencies: list[float], share: float) -> float:
+    return sorted(latencies)[int(share * len(latencies))] * 1e6
+
+
+class _Load:
+    """Load on a server, from the last core: each client asks again after each answer, or all of them at a rate."""
+
+    def __init__(
+        self, port: int, kind: type[_Client], clients: int, rate: float = 0.0, is_attacked: bool = False
+    ) -> None:
+        self.port, self.kind, self.num_clients, self.rate, self.is_attacked = port, kind, clients, rate, is_attacked
+        self.latencies: list[float] = []
+        self.num_answers = 0
+        self.is_running = True
+        self.idle: list[_Client] = []
+
+    def run(self) -> list[float]:
+        """Return the latencies in seconds."""
+        own = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {_CORES[-1]})
+        loop = new_event_loop()
+        try:
+            loop.run_until_complete(self._run())
+        finally:
+            loop.close()
+            os.sched_setaffinity(0, own)
+        return self.latencies
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        attackers = [await self._attacker(index) for index in range(1400 if self.is_attacked else 0)]
+        slow = loop.create_task(_trickle(attackers[:200]))
+        clients = [
+            (await loop.create_connection(lambda: self.kind(self), "127.0.0.1", self.port))[1]
+            for _ in range(self.num_clients)
+        ]
+        await asyncio.sleep(0.1)
+        self.num_answers = 0
+        self.latencies.clear()
+        if self.rate:
+            await self._at_rate()
+        else:
+            for client in clients:
+                client.start()
+            await asyncio.sleep(ROUND_S)
+        self.is_running = False
+        slow.cancel()
+        for end in [client.transport for client in clients] + attackers:
+            end.close()
+        await asyncio.sleep(0.05)
+
+    async def _at_rate(self) -> None:
+        began = time.perf_counter()
+        due, late = began, collections.deque[float]()
+        while (now := time.perf_counter()) < began + ROUND_S:
+            while due < now:
+                late.append(due)
+                due += random.expovariate(self.rate)
+            while late and self.idle:
+                self.idle.pop().ask(late.popleft())
+            await asyncio.sleep(0)
+
+    async def _attacker(self, index: int) -> asyncio.WriteTransport:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", self.port)
+        if index < 200:
+            transport.write(_ACT[:20])
+        elif index < 400:
+            transport.write(
+                b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n" + b" " * 1000
+            )
+        return transport
+
+
+async def _trickle(transports: list[asyncio.WriteTransport]) -> None:
+    """Send further bytes of requests, one after the other."""
+    for byte in _ACT[20:]:
+        await asyncio.sleep(0.05)
+        for transport in transports:
+            transport.write(bytes([byte]))
+
+
+class _Client(asyncio.Protocol):
+    def __init__(self, load: _Load) -> None:
+        self.load, self.size, self.length, self.began = load, 0, 0, 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.load.idle.append(self)
+
+    def start(self) -> None:
+        self.ask(time.perf_counter())
+
+    def ask(self, began: float) -> None:
+        self.began = began
+        self.transport.write(_ACT)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.length:
+            assert data.startswith(b"HTTP/1.1 200")
+            head = data.partition(b"\r\n\r\n")[0]
+            self.length = len(head) + 4 + int(head.lower().partition(b"content-length: ")[2].split()[0])
+        self.size += len(data)
+        if self.size < self.length:
+            return
+        assert self.size == self.length
+        self.size = 0
+        now = time.perf_counter()
+        self.load.num_answers += 1
+        self.load.latencies.append(now - self.began)
+        if self.load.rate:
+            self.load.idle.append(self)
+        elif self.load.is_running:
+            self.ask(now)
+
+
+class _Rows(_Client):
+    """WebSocket with rows under way."""
+
+    rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.write(_UPGRADE)
+
+    def start(self) -> None:
+        self.transport.write(_ROW * ROWS)
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1 101"):
+            return
+        data = self.rest + data
+        start, size, count = 0, len(data), 0
+        while start + 2 <= size and start + 2 + data[start + 1] <= size:
+            start += 2 + data[start + 1]
+            count += 1
+        self.rest = data[start:]
+        assert b"error" not in data
+        self.load.num_answers += count
+        if self.load.is_running:
+            self.transport.write(_ROW * count)
