@@ -6,14 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.data.actions import ActionLayout
+from aiorl.acting.actor import Actor
+from aiorl.data import columns as c
 from aiorl.errors import AiorlError
+from aiorl.serving.exported import ExportedActor
 from aiorl.serving.sessions import Session
 from aiorl.web.messages import Refusal
 
@@ -26,34 +27,10 @@ MAX_ROWS = 1024
 _FAULTS = (AiorlError, ValueError, TypeError, OverflowError, KeyError)
 
 
-class Acting(Protocol):
-    """Interface of a policy that is served: an `aiorl.acting.actor.Actor` has it."""
-
-    policy_id: str
-    layout: ActionLayout
-    observation_space: spaces.Space[Any]
-    initial_state: list[Array]
-
-    @property
-    def looks_back(self) -> bool:
-        """True if it uses previous actions and rewards."""
-
-    def observe(self, observations: Sequence[Any], *, update: bool) -> Array:
-        """See `Actor.observe`."""
-
-    def rows_without_action(self, obs: Array) -> Array:
-        """See `Actor.rows_without_action`."""
-
-    def compute_actions(
-        self,
-        observations: Sequence[Any],
-        states: Sequence[Array] = (),
-        prev_actions: Sequence[Any] | None = None,
-        prev_rewards: Sequence[float] | None = None,
-        *,
-        explore: bool = True,
-    ) -> tuple[list[Any], list[Array], dict[str, Array]]:
-        """See `Actor.compute_actions`."""
+Acting: TypeAlias = Actor | ExportedActor
+"""Policy that is served."""
+OUTPUTS = {"logp": c.ACTION_LOGP, "value": c.VF_PREDS, "dist_inputs": c.ACTION_DIST_INPUTS}
+"""Further outputs by the names that clients use, and their columns."""
 
 
 class Answer(NamedTuple):
@@ -99,6 +76,12 @@ class Job:
     is_start: bool = False
     finish: Callable[[Answer], Any] = lambda answer: answer
     answer: asyncio.Future[Any] = field(init=False)
+
+    def remember(self) -> None:
+        """Take state, previous action and reward from the session."""
+        if self.session is not None and not (self.is_start or self.session.is_at_start):
+            self.states = [state[None] for state in self.session.state]
+            self.prev_actions, self.prev_rewards = [self.session.prev_action], [self.reward]
 
 
 class Version:
@@ -184,12 +167,18 @@ class Version:
         one = len(jobs) == 1
         observations = jobs[0].observations if one else [obs for job in jobs for obs in job.observations]
         states: list[Array] = []
-        for index, initial in enumerate(actor.initial_state):
-            states.append(np.concatenate([_state_of(job, index, initial) for job in jobs]))
         actions, rewards = None, None
+        if actor.initial_state or actor.looks_back:
+            for job in jobs:
+                job.remember()
+            states = [
+                np.concatenate([np.broadcast_to(initial, (len(job.observations), *initial.shape))
+                                if job.states is None else job.states[index] for job in jobs])
+                for index, initial in enumerate(actor.initial_state)
+            ]  # fmt: skip
         if actor.looks_back:
-            actions = [action for job in jobs for action in self._previous_actions(job)]
-            rewards = [reward for job in jobs for reward in _previous_rewards(job)]
+            actions = [one for job in jobs for one in job.prev_actions or [self._blank] * len(job.observations)]
+            rewards = [one for job in jobs for one in job.prev_rewards or [0.0] * len(job.observations)]
         found, states_out, columns = actor.compute_actions(observations, states, actions, rewards, explore=explore)
         self.num_rows += len(found)
         self.figures[len(found)] = self.figures.get(len(found), 0) + 1
@@ -205,23 +194,3 @@ class Version:
                 job.session.note(answer, job.reward, is_start=job.is_start)
             job.answer.set_result(job.finish(answer))
             start = end
-
-    def _previous_actions(self, job: Job) -> Sequence[Any]:
-        if job.session is not None:
-            return [self._blank if job.is_start or job.session.is_at_start else job.session.prev_action]
-        return [self._blank] * len(job.observations) if job.prev_actions is None else job.prev_actions
-
-
-def _previous_rewards(job: Job) -> Sequence[float]:
-    if job.session is not None:
-        return [0.0 if job.is_start or job.session.is_at_start else job.reward]
-    return [0.0] * len(job.observations) if job.prev_rewards is None else job.prev_rewards
-
-
-def _state_of(job: Job, index: int, initial: Array) -> Array:
-    if job.session is not None and not (job.is_start or job.session.is_at_start):
-        state: Array = job.session.state[index][None]
-        return state
-    if job.states is not None:
-        return job.states[index]
-    return np.broadcast_to(initial, (len(job.observations), *initial.shape))

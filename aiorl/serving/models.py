@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import cast
 
 from aiorl.acting.acting_state import SavedRun
 from aiorl.errors import ConfigError, PolicyError
@@ -136,6 +135,6 @@ def load_policies(path: Path, *, threads: int, seed: int | None) -> Iterable[tup
         raise PolicyError(f"{run.checkpoint.path} has no network of a learner that could be served")
     for policy_id in run.acting.part.policies:
         if policy_id in run.acting.graphs:
-            yield cast(Acting, run.actor(policy_id, threads=threads, seed=seed)), version, env, run.env_steps
+            yield run.actor(policy_id, threads=threads, seed=seed), version, env, run.env_steps
         else:
             logger.warning("policy %r is of a class of your own, so it is not served", policy_id)

@@ -6,9 +6,9 @@ import asyncio
 import importlib.resources
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -17,20 +17,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from aiorl.data import columns as c
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, nearest
-from aiorl.serving.batching import MAX_ROWS, Answer, Job
+from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer, Job
 from aiorl.serving.models import Model
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Tensors
-from aiorl.serving.values import given_value
+from aiorl.serving.values import given_array, given_value
 from aiorl.web.app import App
 from aiorl.web.messages import Refusal, Request, Response, json_response, metrics_response, parse_json
 from aiorl.web.talk import Handler, talk
+
+T = TypeVar("T")
 
 _KEYS = frozenset(
     "policy observation observations session start reward explore state prev_action prev_reward logp value "  # noqa: SIM905
     "dist_inputs".split()
 )
-_OUTPUTS = {"logp": c.ACTION_LOGP, "value": c.VF_PREDS, "dist_inputs": c.ACTION_DIST_INPUTS}
 _BOUNDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
 _ROW_BOUNDS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 
@@ -100,50 +101,54 @@ class Service:
         _check_keys(said, _KEYS)
         session = self.sessions.find(said["session"]) if said.get("session") is not None else None
         model = self._model_of(said.get("policy"), session)
-        arm = model.pick() if session is None else session.arm
+        wanted = [name for name in OUTPUTS if _flag(said, name)]
+        finish = partial(_described, wanted, said.get("state") is not None, "observation" in said)
+        return self._submit(model, said, session, finish)
+
+    def _submit(
+        self,
+        model: Model,
+        said: Mapping[str, Any],
+        session: Session | None,
+        finish: Callable[[Answer], T],
+        arm: int | None = None,
+    ) -> asyncio.Future[T]:
         job = self._job(model, said, session)
-        wanted = [name for name in _OUTPUTS if _flag(said, name)]
-        job.finish = partial(_described, wanted, said.get("state") is not None, "observation" in said)
+        job.finish = finish
+        if arm is None:
+            arm = model.pick() if session is None else session.arm
         return model.arms[min(arm, len(model.arms) - 1)].submit(job)
 
     def _job(self, model: Model, said: Mapping[str, Any], session: Session | None) -> Job:
-        if ("observation" in said) == ("observations" in said):
-            raise Refusal(400, "Send either 'observation', or 'observations', a list of them.")
         is_single = "observation" in said
+        if is_single == ("observations" in said):
+            raise Refusal(400, "Send either 'observation', or 'observations', a list of them.")
         given = [said["observation"]] if is_single else said["observations"]
         if not isinstance(given, list) or not 1 <= len(given) <= MAX_ROWS:
             raise Refusal(400, f"'observations' must be a list of 1 to {MAX_ROWS} observations.")
         observations = [given_value(model.observation_space, obs, "observation") for obs in given]
-        explore = _flag(said, "explore")
+        job = Job(observations, explore=_flag(said, "explore"), session=session)
         if session is not None:
-            if not is_single or any(name in said for name in ("state", "prev_action", "prev_reward")):
-                raise Refusal(400, "A session takes one 'observation', and knows state and previous action by itself.")
-            reward = _number(said.get("reward", 0.0), "reward")
-            return Job(observations, explore=explore, session=session, reward=reward, is_start=_flag(said, "start"))
+            if len(given) > 1 or not said.keys().isdisjoint(("state", "prev_action", "prev_reward")):
+                raise Refusal(400, "A session takes one observation, and knows state and previous action by itself.")
+            job.reward, job.is_start = _number(said.get("reward", 0.0), "reward"), _flag(said, "start")
+            return job
         if "reward" in said or "start" in said:
             raise Refusal(400, "'reward' and 'start' need a 'session'; POST /sessions opens one.")
-        job = Job(observations, explore=explore)
-        if (states := said.get("state")) is not None:
-            job.states = _states(model, states, len(given), is_single=is_single)
-        if (action := said.get("prev_action")) is not None:
-            job.prev_actions = self._actions(model, [action] if is_single else action, len(given))
-        if (last := said.get("prev_reward")) is not None:
-            rewards = [last] if is_single else last
-            if not isinstance(rewards, list) or len(rewards) != len(given):
-                raise Refusal(400, f"'prev_reward' must be a list of {len(given)} numbers.")
-            job.prev_rewards = [_number(one, "prev_reward") for one in rewards]
-        return job
 
-    def _actions(self, model: Model, actions: Any, rows: int) -> list[Any]:
-        if not isinstance(actions, list) or len(actions) != rows:
-            raise Refusal(400, f"'prev_action' must be a list of {rows} actions.")
-        found = [given_value(model.action_space, action, "prev_action") for action in actions]
-        try:
-            for action in found:
-                model.actor.layout.to_row(action)
-        except (BatchError, ValueError, TypeError) as error:
-            raise Refusal(400, f"'prev_action' can't be used: {error}") from None
-        return found
+        def rows_of(name: str) -> list[Any]:
+            values = [said[name]] if is_single else said[name]
+            if not isinstance(values, list) or len(values) != len(given):
+                raise Refusal(400, f"{name!r} must be a list of {len(given)}, one for each observation.")
+            return values
+
+        if said.get("state") is not None:
+            job.states = _states(model, said["state"], () if is_single else (len(given),))
+        if said.get("prev_action") is not None:
+            job.prev_actions = [_action(model, action) for action in rows_of("prev_action")]
+        if said.get("prev_reward") is not None:
+            job.prev_rewards = [_number(reward, "prev_reward") for reward in rows_of("prev_reward")]
+        return job
 
     def _model_of(self, name: Any, session: Session | None = None) -> Model:
         if session is not None:
@@ -231,22 +236,17 @@ class Service:
             raise Refusal(415, f"Content-Encoding is {encoding:.40}; send the body as it is.")
         tensors = self._tensors[model.name]
         call = tensors.read(await request.body(), request.header(BINARY_HEADER))
-        job = tensors.job(call)
-        parameters = {}
-        if (session := self._session_of(model, call.parameters)) is not None:
-            if len(job.observations) != 1:
-                raise Refusal(400, "A session takes one row.")
-            job.session, job.reward = session, _number(call.parameters.get("reward", 0.0), "reward")
-            job.is_start = _flag(call.parameters, "sequence_start") or _flag(call.parameters, "start")
-            job.states = job.prev_actions = job.prev_rewards = None
-            arm = session.arm if arm is None else arm
-        picked = model.pick() if arm is None else arm
-        answer = await model.arms[min(picked, len(model.arms) - 1)].submit(job)
-        if session is not None:
-            if _flag(call.parameters, "sequence_end"):
-                self.sessions.close(session.id)
-            parameters = {name: call.parameters[name] for name in ("session", "sequence_id") if name in call.parameters}
-        return tensors.response(call, answer, parameters)
+        said, given = call.said, call.parameters
+        if "explore" in given:
+            said["explore"] = given["explore"]
+        if (session := self._session_of(model, given)) is not None:
+            is_start = _flag(given, "sequence_start") or _flag(given, "start")
+            said = {name: said[name] for name in ("observations", "explore") if name in said}
+            said |= {"reward": given.get("reward", 0.0), "start": is_start}
+        response = await self._submit(model, said, session, partial(tensors.response, call), arm)
+        if session is not None and _flag(given, "sequence_end"):
+            self.sessions.close(session.id)
+        return response
 
     def _session_of(self, model: Model, parameters: Mapping[str, Any]) -> Session | None:
         """Return the session that a request names, by our parameter or by Triton's of sequences."""
@@ -349,7 +349,7 @@ def _described(wanted: list[str], has_state: bool, is_single: bool, answer: Answ
     """Return an answer of /act, with the wanted outputs."""
     found: dict[str, Any] = {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
     for name in wanted:
-        column = answer.columns[_OUTPUTS[name]]
+        column = answer.columns[OUTPUTS[name]]
         found[name] = column[0] if is_single else column
     if has_state:
         found["state"] = [state[0] if is_single else state for state in answer.states]
@@ -384,25 +384,20 @@ def _number(value: Any, name: str) -> float:
     return float(value)
 
 
-def _states(model: Model, given: Any, rows: int, *, is_single: bool) -> list[Any] | None:
+def _action(model: Model, given: Any) -> Any:
+    action = given_value(model.action_space, given, "prev_action")
+    try:
+        model.actor.layout.to_row(action)
+    except (BatchError, ValueError, TypeError) as error:
+        raise Refusal(400, f"'prev_action' can't be used: {error}") from None
+    return action
+
+
+def _states(model: Model, given: Any, rows: tuple[int, ...]) -> list[Any] | None:
     """Return states [N, ...]; None for an empty list, which is an episode's start."""
     wanted = model.actor.initial_state
-    shapes = [list(one.shape) if is_single else [rows, *one.shape] for one in wanted]
-
-    def refuse() -> NoReturn:
-        raise Refusal(400, f"'state' must be the 'state' of the answer before: arrays of {shapes}; [] at the start.")
-
-    if not isinstance(given, list) or (given and len(given) != len(wanted)):
-        refuse()
-    found = []
-    for one, shape in zip(given, shapes, strict=False):
-        try:
-            array = (
-                np.array(one, np.float32) if not isinstance(one, bytes) else np.frombuffer(one, "<f4").reshape(shape)
-            )
-        except (TypeError, ValueError, OverflowError):
-            refuse()
-        if list(array.shape) != shape or not np.isfinite(array).all():
-            refuse()
-        found.append(array[None] if is_single else array)
-    return found or None
+    if not isinstance(given, list) or len(given) not in (0, len(wanted)):
+        said = f"'state' must be the 'state' of the answer before, a list of {len(wanted)} arrays; [] at the start."
+        raise Refusal(400, said)
+    pairs = zip(given, [one.shape for one in wanted], strict=False)
+    return [given_array(one, rows + shape, "state").reshape(-1, *shape) for one, shape in pairs] or None

@@ -10,8 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from aiorl.data import columns as c
-from aiorl.serving.batching import MAX_ROWS, Answer, Job
+from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer
 from aiorl.serving.models import Model
 from aiorl.serving.values import joined, part_at
 from aiorl.web.messages import Refusal, Response, json_response, parse_json
@@ -19,11 +18,6 @@ from aiorl.web.messages import Refusal, Response, json_response, parse_json
 Array = NDArray[Any]
 
 BINARY_HEADER = b"inference-header-content-length"
-_DATATYPES = {
-    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
-    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
-}  # fmt: skip
-_COLUMNS = {"logp": c.ACTION_LOGP, "value": c.VF_PREDS, "dist_inputs": c.ACTION_DIST_INPUTS}
 
 
 class Tensor(NamedTuple):
@@ -41,7 +35,8 @@ class Tensor(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """Return the description that clients get; -1 is the number of rows."""
-        return {"name": self.name, "datatype": _DATATYPES[self.dtype.name], "shape": [-1, *self.shape]}
+        datatype = f"FP{8 * self.dtype.itemsize}" if self.dtype.kind == "f" else self.dtype.name.upper()
+        return {"name": self.name, "datatype": datatype, "shape": [-1, *self.shape]}
 
 
 _F32 = np.dtype(np.float32)
@@ -72,8 +67,8 @@ class Tensors:
             self.optional += [*named("prev_action", model.actions), Tensor("prev_reward", (), _F32)]
         size = getattr(getattr(getattr(actor, "policy", actor), "spec", actor), "num_dist_inputs", -1)
         self.outputs = [
-            *named("action", model.actions), Tensor("logp", (), _F32), Tensor("value", (), _F32),
-            Tensor("dist_inputs", (size,), _F32),
+            *named("action", model.actions),
+            *(Tensor(name, (size,) * (name == "dist_inputs"), _F32) for name in OUTPUTS),
             *(Tensor(f"state_out_{index}", shape, _F32) for index, shape in enumerate(shapes)),
         ]  # fmt: skip
         self._inputs = {tensor.name: tensor for tensor in (*self.required, *self.optional)}
@@ -130,7 +125,8 @@ class Tensors:
         if missing or len(rows) != 1 or not 1 <= max(rows) <= MAX_ROWS:
             fault = f"Inputs {', '.join(missing)} are missing" if missing else f"Inputs have {sorted(rows)} rows"
             raise Refusal(400, f"{fault}; expected all of one number of rows, from 1 to {MAX_ROWS}.")
-        return Call(said.get("id"), said.get("parameters") or {}, arrays, self._wanted(said))
+        own = self._said(arrays, max(rows))
+        return Call(said.get("id"), said.get("parameters") or {}, own, self._wanted(said))
 
     def _wanted(self, said: Mapping[str, Any]) -> dict[str, bool]:
         """Return the wanted outputs, and whether each is sent in binary form."""
@@ -148,26 +144,23 @@ class Tensors:
             wanted[str(name)] = own.get("binary_data", is_binary) is True if isinstance(own, dict) else is_binary
         return wanted
 
-    def job(self, call: Call) -> Job:
-        """Return the rows of a request, as the environment gives them."""
-        arrays, model, rows = call.arrays, self._model, len(next(iter(call.arrays.values())))
-        observations = _rows(model.observation_space, [arrays[tensor.name] for tensor in self.required])
-        names = [f"state_in_{index}" for index in range(len(model.actor.initial_state))]
-        states = None
-        if any(name in arrays for name in names):
+    def _said(self, arrays: Mapping[str, Array], rows: int) -> dict[str, Any]:
+        """Return inputs as the keys of /act."""
+        model, given = self._model, {name.partition(".")[0] for name in arrays}
+        said: dict[str, Any] = {
+            "observations": _rows(model.observation_space, [arrays[tensor.name] for tensor in self.required])
+        }
+        if any(name.startswith("state_in_") for name in given):
             blank = [np.zeros((rows, *state.shape), np.float32) for state in model.actor.initial_state]
-            states = [arrays.get(name, zeros) for name, zeros in zip(names, blank, strict=True)]
-        actions = None
-        own = [tensor.name for tensor in self.optional if tensor.name.partition(".")[0] == "prev_action"]
-        if own and all(name in arrays for name in own):
-            actions = _rows(model.action_space, [arrays[name] for name in own])
-        rewards = arrays["prev_reward"].tolist() if "prev_reward" in arrays else None
-        explore = call.parameters.get("explore", False)
-        if not isinstance(explore, bool):
-            raise Refusal(400, "The parameter 'explore' must be true or false.")
-        return Job(observations, explore=explore, states=states, prev_actions=actions, prev_rewards=rewards)
+            said["state"] = [arrays.get(f"state_in_{index}", zeros) for index, zeros in enumerate(blank)]
+        actions = [tensor.name for tensor in self.optional if tensor.name.partition(".")[0] == "prev_action"]
+        if actions and all(name in arrays for name in actions):
+            said["prev_action"] = _rows(model.action_space, [arrays[name] for name in actions])
+        if "prev_reward" in arrays:
+            said["prev_reward"] = arrays["prev_reward"].tolist()
+        return said
 
-    def response(self, call: Call, answer: Answer, parameters: Mapping[str, Any]) -> Response:
+    def response(self, call: Call, answer: Answer) -> Response:
         """Return the response with the wanted outputs."""
         described: list[dict[str, Any]] = []
         binary: list[bytes] = []
@@ -185,8 +178,8 @@ class Tensors:
         said: dict[str, Any] = {"model_name": self._model.name, "model_version": answer.version}
         if call.id is not None:
             said["id"] = call.id
-        if parameters:
-            said["parameters"] = parameters
+        if own := {name: call.parameters[name] for name in ("session", "sequence_id") if name in call.parameters}:
+            said["parameters"] = own
         said["outputs"] = described
         if not binary:
             return json_response(said)
@@ -195,8 +188,8 @@ class Tensors:
         return Response(b"".join([head, *binary]), 200, b"application/octet-stream", headers)
 
     def _output(self, tensor: Tensor, answer: Answer) -> Array:
-        if tensor.name in _COLUMNS:
-            return np.asarray(answer.columns[_COLUMNS[tensor.name]], np.float32)
+        if tensor.name in OUTPUTS:
+            return np.asarray(answer.columns[OUTPUTS[tensor.name]], np.float32)
         if tensor.name.startswith("state_out_"):
             return answer.states[int(tensor.name.rpartition("_")[2])]
         index = self.outputs.index(tensor)
@@ -210,17 +203,17 @@ class Call(NamedTuple):
     Attributes:
         id: its id, None if it has none.
         parameters: its parameters.
-        arrays: inputs by name.
+        said: inputs as the keys of /act.
         wanted: outputs by name, True for binary ones.
     """
 
     id: str | None
     parameters: Mapping[str, Any]
-    arrays: dict[str, Array]
+    said: dict[str, Any]
     wanted: dict[str, bool]
 
 
-def _rows(space: Any, arrays: Sequence[Array]) -> Sequence[Any]:
+def _rows(space: Any, arrays: Sequence[Array]) -> list[Any]:
     columns = [array.tolist() if array.ndim == 1 else array for array in arrays]
     return [joined(space, iter(row)) for row in zip(*columns, strict=True)]
 

@@ -88,6 +88,21 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
     raise Refusal(400, f"{name} is an object, expected numbers, {{'png': ...}} or {{'data': ..., 'dtype', 'shape'}}.")
 
 
+def given_array(value: Any, shape: tuple[int, ...], name: str) -> Array:
+    """Return a float32 array of a shape; see `given_value` for its forms.
+
+    Raises:
+        Refusal: it has another shape, or is not finite.
+    """
+    try:
+        found = np.asarray(given_value(spaces.Box(-np.inf, np.inf, shape), value, name), np.float32)
+    except (TypeError, ValueError, OverflowError):
+        found = np.zeros(0, np.float32)
+    if found.shape != shape or not np.isfinite(found).all():
+        raise Refusal(400, f"{name!r} must be an array of shape {list(shape)}.")
+    return found
+
+
 def is_shape(value: Any) -> bool:
     """Return True for a list of at most eight sizes."""
     return (
