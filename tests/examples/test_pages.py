@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SHORTER = {"stop_return=475": "stop_return=100", "num_workers=0,": 'num_workers=0, xla="off",'}
 """Changes to pages: compilation takes longer than short runs. Those with workers keep it."""
-TESTED_ELSEWHERE = {"exports.md", "own_code.md", "new_algorithm.md"}
+TESTED_ELSEWHERE = {"clients.md", "exports.md", "own_code.md", "new_algorithm.md"}
 ALONE = sorted(
     name
     for page in DOCS.rglob("*.md")

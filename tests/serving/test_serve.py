@@ -7,6 +7,8 @@ import base64
 import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -197,6 +199,41 @@ except RequestRefused as error:
     wanted = served.ask("/act", {"policy": "squashed", "observation": [0.1, 0.2, 0.3]})["action"]
     np.testing.assert_array_equal(np.float32(json.loads(action)), np.float32(wanted))
     assert status == "400"
+
+
+def sample(language: str) -> str:
+    """Return the first block of docs/clients.md in a language."""
+    page = (Path(aiorl.__file__).parents[1] / "docs/clients.md").read_text("utf-8")
+    return page.partition(f"```{language}\n")[2].partition("```")[0]
+
+
+def test_the_sample_in_python_works(saved: dict[str, Path]) -> None:
+    found = Served(str(saved["box"]))
+    try:  # whose observations have three numbers
+        exec(re.sub(r", [-\d.]+\]", "]", sample("python")).replace("http://localhost:8000", found.server.url))
+    finally:
+        found.end()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_sample_in_javascript_works(served: Served, saved: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "client.mjs").write_text(sample("javascript"))
+    policy = aiorl.load_policy(saved["memory"])
+    observations = observations_of(policy.observation_space, 3)
+    (tmp_path / "program.mjs").write_text(f"""
+import {{ PolicyClient }} from "./client.mjs";
+const client = new PolicyClient({served.server.url!r});
+const game = await client.session({{ policy: "memory" }});
+for (const observation of {plain(observations)}) console.log(JSON.stringify(await game.act(observation, 0.5)));
+console.log(JSON.stringify(await game.end([0, 0, 0], 1)), JSON.stringify(await game.close()));
+console.log(await client.act([0], {{ policy: "box" }}).catch((error) => error.status));
+""")
+    found = subprocess.run(["node", tmp_path / "program.mjs"], capture_output=True, text=True, check=True).stdout
+    state, wanted = policy.get_initial_state(), []
+    for obs in observations:
+        action, state, _ = policy.compute_single_action(obs, state)
+        wanted.append(json.dumps(plain(action)))
+    assert found.splitlines() == [*wanted, '{"steps":3,"reward":2.5} {"steps":0,"reward":0}', "400"]
 
 
 @pytest.mark.parametrize("kind", ["box", "squashed"])
