@@ -19,7 +19,7 @@ from aiorl.data.actions import ActionLayout
 from aiorl.data.arrays import all_finite
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, CheckpointError, PolicyError
-from aiorl.serving.values import joined, leaves_of
+from aiorl.serving.values import joined
 
 Array = NDArray[Any]
 
@@ -123,11 +123,9 @@ class ExportedActor:
             feed["prev_actions"] = column.astype(np.int64 if column.dtype.kind in "iub" else np.float32)
             feed["prev_rewards"] = np.asarray([0.0] * len(rows) if prev_rewards is None else prev_rewards, np.float32)
         found = dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
-        leaves = list(leaves_of(self.layout.space))
-        names = ["action"] if not self.layout.is_nested else [f"action_{index}" for index in range(len(leaves))]
-        parts = [found[name].tolist() if not space.shape else found[name]
-                 for name, (_, space) in zip(names, leaves, strict=True)]  # fmt: skip
-        actions = [joined(self.layout.space, iter(row)) for row in zip(*parts, strict=True)]
+        space, leaves = self.layout.space, self.layout.leaves
+        names = [f"action_{index}" for index in range(len(leaves))] if self.layout.is_nested else ["action"]
+        actions = self.layout.to_env(self.layout.to_column(joined(space, iter([found[name] for name in names]))))
         dist_inputs = found["dist_inputs"]
         logp = self._distribution.logp(dist_inputs, self._distribution.deterministic(dist_inputs))
         outputs = {c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: found["vf"]}

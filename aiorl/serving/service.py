@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.resources
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from aiorl.data import columns as c
@@ -24,7 +22,7 @@ from aiorl.serving.tensors import BINARY_HEADER, Tensors
 from aiorl.serving.values import given_array, given_value
 from aiorl.web.app import App
 from aiorl.web.messages import Refusal, Request, Response, json_response, metrics_response, parse_json
-from aiorl.web.talk import Handler, talk
+from aiorl.web.talk import Handler, over_http, talk
 
 T = TypeVar("T")
 
@@ -33,7 +31,7 @@ _KEYS = frozenset(
     "dist_inputs".split()
 )
 _BOUNDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
-_ROW_BOUNDS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+_ROW_BOUNDS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, math.inf]
 
 
 class Service:
@@ -64,9 +62,11 @@ class Service:
         self._program_version = program_version
         self.models, self.sessions = models, Sessions(max_sessions, session_ttl_s)
         self._tensors = {name: Tensors(model) for name, model in models.items()}
-        self._answers: dict[tuple[str, str], list[float]] = {}  # by route and status: count, sum, count per bound
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        said = "Time from a request's headers to its answer."
+        self._seconds = Histogram("aiorl_request_seconds", said, ["path", "status"], registry=self._registry,
+                                  buckets=_BOUNDS)  # fmt: skip
         handlers: dict[str, Handler] = {
             "act": self.answer, "open": self.open_session, "end": self.end_episode, "close": self.close_session
         }  # fmt: skip
@@ -76,9 +76,9 @@ class Service:
         app.get("/openapi.json", self._openapi)
         app.get("/metrics", self._metrics)
         app.post_quick("/act", lambda body: self.answer(parse_json(body)))
-        app.post("/sessions", self._open)
-        app.post("/sessions/{session}/end", self._end)
-        app.delete("/sessions/{session}", self._close)
+        app.post("/sessions", over_http(self.open_session, 201))
+        app.post("/sessions/{session}/end", over_http(self.end_episode))
+        app.delete("/sessions/{session}", over_http(self.close_session))
         app.websocket("/ws", talk(handlers, lambda do, *rest: self.note(f"/ws/{do}", *rest)))
         app.get("/v2", self._server)
         for health in ("live", "ready"):
@@ -165,16 +165,6 @@ class Service:
         return self.models[name]
 
     # Sessions ---------------------------------------------------------------------------------------------------
-
-    async def _open(self, request: Request) -> Response:
-        return json_response(self.open_session(_object(await request.body())), status=201)
-
-    async def _end(self, request: Request) -> Response:
-        said = _object(await request.body())
-        return json_response(self.end_episode({**said, "session": request.names["session"]}))
-
-    async def _close(self, request: Request) -> Response:
-        return json_response(self.close_session(request.names))
 
     def open_session(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Open a session, and return its description.
@@ -305,21 +295,10 @@ class Service:
             parts = ["", "v2", parts[-1] if parts[-1] in ("infer", "ready") else "metadata"]
         elif len(parts) > 2 and parts[1] == "sessions":
             parts = ["", "sessions", "end" if parts[-1] == "end" else "close"]
-        key = ("/".join(parts) or "/", status)
-        found = self._answers.get(key)
-        if found is None:
-            found = self._answers[key] = [0.0] * (len(_BOUNDS) + 2)
-        found[-1] += seconds
-        found[bisect_left(_BOUNDS, seconds)] += 1
+        self._seconds.labels("/".join(parts) or "/", status).observe(seconds)
 
     def collect(self) -> Iterable[Any]:
         """Yield the metrics, for Prometheus."""
-        latency = HistogramMetricFamily(
-            "aiorl_request_seconds", "Time from a request's headers to its answer.", labels=["path", "status"]
-        )
-        for key, found in self._answers.items():
-            latency.add_metric(key, _buckets(_BOUNDS, found[:-1]), found[-1])
-        yield latency
         rows = CounterMetricFamily("aiorl_rows", "Observations answered.", labels=["policy", "version"])
         sizes = HistogramMetricFamily("aiorl_batch_rows", "Rows of an evaluation.", labels=["policy", "version"])
         swaps = CounterMetricFamily("aiorl_swaps", "Versions that replaced others.", labels=["policy"])
@@ -328,21 +307,14 @@ class Service:
             for version in model.arms:
                 label = [model.name, version.name]
                 rows.add_metric(label, version.num_rows)
-                counts = [0.0] * (len(_ROW_BOUNDS) + 1)
-                for size, count in version.figures.items():
-                    counts[bisect_left(_ROW_BOUNDS, size)] += count
-                sizes.add_metric(label, _buckets(_ROW_BOUNDS, counts), version.num_rows)
+                counts = [sum(n for rows, n in version.figures.items() if rows <= bound) for bound in _ROW_BOUNDS]
+                names = [*map(str, _ROW_BOUNDS[:-1]), "+Inf"]
+                sizes.add_metric(label, list(zip(names, counts, strict=True)), version.num_rows)
         yield from (rows, sizes, swaps)
         yield GaugeMetricFamily("aiorl_sessions", "Open sessions.", value=len(self.sessions))
         yield CounterMetricFamily(
             "aiorl_sessions_expired", "Sessions ended for lack of requests.", value=self.sessions.num_expired
         )
-
-
-def _buckets(bounds: Iterable[float], counts: Iterable[float]) -> list[tuple[str, float]]:
-    """Return the cumulative counts that Prometheus wants."""
-    names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
-    return list(zip(names, np.cumsum(list(counts)).tolist(), strict=True))
 
 
 def _described(wanted: list[str], has_state: bool, is_single: bool, answer: Answer) -> dict[str, Any]:
@@ -355,14 +327,6 @@ def _described(wanted: list[str], has_state: bool, is_single: bool, answer: Answ
         found["state"] = [state[0] if is_single else state for state in answer.states]
     found["version"] = answer.version
     return found
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    """Return the object in a body, which may be empty."""
-    said = parse_json(body) if body.strip() else {}
-    if not isinstance(said, dict):
-        raise Refusal(400, "The body must be empty, or an object.")
-    return said
 
 
 def _check_keys(said: Mapping[str, Any], known: Set[str]) -> None:

@@ -20,7 +20,7 @@ import msgpack
 import numpy as np
 import orjson
 
-from aiorl.web.messages import Refusal, WebSocket, parse_json
+from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,25 @@ def talk(handlers: Mapping[str, Handler], note: Note = _ignore) -> Callable[[Web
 
     async def answer(socket: WebSocket) -> None:
         await _Talk(socket, handlers, note).run()
+
+    return answer
+
+
+def over_http(handler: Handler, status: int = 200) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function for a route of `App` that answers by a handler.
+
+    Args:
+        handler: handler; it gets the keys of the body, which is an object or empty, and those in the path.
+        status: status of its answers.
+    """
+
+    async def answer(request: Request) -> Response:
+        body = await request.body()
+        said = parse_json(body) if body.strip() else {}
+        if not isinstance(said, dict):
+            raise Refusal(400, "The body must be empty, or an object.")
+        found = handler({**said, **request.names})
+        return json_response(found if isinstance(found, dict) else await found, status=status)
 
     return answer
 
