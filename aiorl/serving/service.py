@@ -7,6 +7,7 @@ import importlib.resources
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
+from reprlib import repr as shown
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -153,7 +154,7 @@ class Service:
     def _model_of(self, name: Any, session: Session | None = None) -> Model:
         if session is not None:
             if name not in (None, session.model):
-                raise Refusal(400, f"The session is one of policy {session.model!r}, not of {name!r:.50}.")
+                raise Refusal(400, f"The session is one of policy {session.model!r}, not of {shown(name)}.")
             name = session.model
         if name is None:
             if len(self.models) == 1:
@@ -161,7 +162,7 @@ class Service:
             name = c.DEFAULT_POLICY_ID
         if not isinstance(name, str) or name not in self.models:
             known = ", ".join(self.models)
-            raise Refusal(404, f"There is no policy {name!r:.50}; there are {known:.300}.")
+            raise Refusal(404, f"There is no policy {shown(name)}; there are {known:.300}.")
         return self.models[name]
 
     # Sessions ---------------------------------------------------------------------------------------------------
@@ -338,13 +339,13 @@ def _check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
 def _flag(said: Mapping[str, Any], name: str) -> bool:
     found = said.get(name, False)
     if not isinstance(found, bool):
-        raise Refusal(400, f"{name!r} must be true or false, not {found!r:.50}.")
+        raise Refusal(400, f"{name!r} must be true or false, not {shown(found)}.")
     return found
 
 
 def _number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refusal(400, f"{name!r} must be a number, not {value!r:.50}.")
+        raise Refusal(400, f"{name!r} must be a number, not {shown(value)}.")
     return float(value)
 
 

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -110,7 +111,7 @@ class Sessions:
         self._expire()
         session = self._open.get(id) if isinstance(id, str) else None
         if session is None:
-            said = f"Session {id!r:.60} is not open: it was closed, had no request for {self.ttl_s:g} s, or never was."
+            said = f"Session {shown(id)} is not open: it was closed, had no request for {self.ttl_s:g} s, or never was."
             raise Refusal(410 if isinstance(id, str) else 400, f"{said} Open a new one.")
         session.used = self._clock()
         self._open.move_to_end(session.id)

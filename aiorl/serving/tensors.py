@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from reprlib import repr as shown
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,7 +116,7 @@ class Tensors:
             given = one.get("parameters", {})
             length = given.get("binary_data_size") if isinstance(given, dict) else None
             if length is not None and (type(length) is not int or not 0 <= length <= len(body) - at):
-                raise Refusal(400, f"Input {name!r} has binary_data_size {length!r:.40}, more than the body has.")
+                raise Refusal(400, f"Input {name!r} has binary_data_size {shown(length)}, more than the body has.")
             arrays[name] = _read(self._inputs[name], one, None if length is None else binary[at : at + length])
             at += length or 0
         if at != len(body) and header_bytes:
@@ -139,7 +140,7 @@ class Tensors:
         for one in outputs if isinstance(outputs, list) else [outputs]:
             name = one.get("name") if isinstance(one, dict) else None
             if name not in self._output_names:
-                raise Refusal(400, f"Output {name!r:.100} is unknown; there are {', '.join(self._output_names)}.")
+                raise Refusal(400, f"Output {shown(name)} is unknown; there are {', '.join(self._output_names)}.")
             own = one.get("parameters")
             wanted[str(name)] = own.get("binary_data", is_binary) is True if isinstance(own, dict) else is_binary
         return wanted
@@ -227,10 +228,10 @@ def _read(tensor: Tensor, one: Mapping[str, Any], binary: memoryview | None) -> 
     expected, shape = tensor.described(), one.get("shape")
     if one.get("datatype") != expected["datatype"]:
         given = one.get("datatype")
-        raise Refusal(400, f"Input {tensor.name!r} has datatype {given!r:.40}, expected {expected['datatype']}.")
+        raise Refusal(400, f"Input {tensor.name!r} has datatype {shown(given)}, expected {expected['datatype']}.")
     is_list = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not is_list or not shape or tuple(shape[1:]) != tensor.shape:
-        raise Refusal(400, f"Input {tensor.name!r} has shape {shape!r:.100}, expected {expected['shape']}.")
+        raise Refusal(400, f"Input {tensor.name!r} has shape {shown(shape)}, expected {expected['shape']}.")
     count = math.prod(shape)
     if binary is not None:
         if len(binary) != count * tensor.dtype.itemsize:

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from reprlib import repr as shown
 from typing import Any, NoReturn
 
 import msgpack
@@ -105,7 +106,7 @@ class _Talk:
                 raise Refusal(400, f"'id' must be a number, or a text of at most {_MAX_ID} characters.")
             id = given
             if not isinstance(wanted, str) or wanted not in self._handlers:
-                raise Refusal(400, f"'do' can't be {wanted!r:.50}; there are {', '.join(self._handlers)}.")
+                raise Refusal(400, f"'do' can't be {shown(wanted)}; there are {', '.join(self._handlers)}.")
             do = wanted
             answer = self._handlers[do](said)
         except Exception as error:

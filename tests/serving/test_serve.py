@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import http.client
 import io
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import msgpack
 import numpy as np
 import orjson
 import psutil
 import pytest
 from gymnasium import spaces
+from hypothesis import strategies as st
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
 from export_worlds import observations_of, save_world
+from websockets.sync.client import connect
 
 import aiorl
 from aiorl.errors import CheckpointError, ConfigError, RequestRefused
@@ -65,8 +71,6 @@ class Served:
         self.loop.close()
 
     def ask(self, path: str, said: Any = None, method: str = "", expected: int = 200) -> Any:
-        import http.client
-
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
         try:
             body = (
@@ -158,8 +162,6 @@ def test_many_messages_of_a_socket_are_under_way_at_a_time(served: Served) -> No
 
 
 def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -> None:
-    from websockets.sync.client import connect
-
     deep = b"\x91" * 2000 + b"\xc0"
     with connect(served.server.url.replace("http", "ws") + "/ws") as socket:
         for said, fact in [
@@ -348,7 +350,7 @@ def test_images_are_taken_as_png_and_arrays_as_bytes(served: Served, saved: dict
 
 
 def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]) -> None:
-    good = [0.1, 0.2, 0.3]
+    good, deep = [0.1, 0.2, 0.3], json.loads("[" * 900 + "]" * 900)
     for said, fact in [
         ([], "object"), ({}, "observation"), ({"observatoin": good}, "Did you mean 'observation'"),
         ({"observation": good, "observations": [good]}, "either"), ({"observations": []}, "1 to 1024"),
@@ -356,7 +358,7 @@ def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]
         ({"observation": good, "explore": 1}, "'explore'"), ({"observation": good, "state": [[1.0]]}, "'state'"),
         ({"observation": good, "reward": 1.0}, "/sessions"), ({"observation": [10**400, 1, 2]}, "JSON"),
         ({"observation": [1e300, 1, 2]}, "infinity"), ({"observation": good, "session": 3}, "3"),
-        ({"observation": good, "prev_action": "a"}, "prev_action"),
+        ({"observation": good, "prev_action": "a"}, "prev_action"), ({"observation": good, "explore": deep}, "true"),
         ({"observation": good, "prev_reward": "a"}, "prev_reward"),
     ]:  # fmt: skip
         if isinstance(said, dict) and "policy" not in said:
@@ -516,26 +518,24 @@ def test_names_and_paths_that_cannot_be_served_are_refused(saved: dict[str, Path
         load_models([f"a#b={saved['box']}"])
 
 
-def test_the_command_starts_soon_answers_and_ends_gracefully(saved: dict[str, Path], tmp_path: Path) -> None:
-    import http.client
-    import signal
-
-    command = [
-        sys.executable,
-        "-m",
-        "aiorl.serve",
-        str(saved["box"]),
-        "--port",
-        "0",
-        "--token-file",
-        str(tmp_path / "t"),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **python_path()})
+@contextmanager
+def command(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run `aiorl serve` for a run, and yield its process and its port."""
+    words = [sys.executable, "-m", "aiorl.serve", str(path), "--port=0", *options]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, **python_path()})
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "default_policy 7" in line
-        port = int(line.split("127.0.0.1:")[1].split()[0])
+        yield process, int(line.split("127.0.0.1:")[1].split()[0])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_the_command_starts_soon_answers_and_ends_gracefully(saved: dict[str, Path], tmp_path: Path) -> None:
+    with command(saved["box"], f"--token-file={tmp_path / 't'}") as (process, port):
         modules = Path(f"/proc/{process.pid}/maps").read_text()
         assert "tensorflow" not in modules
         assert psutil.Process(process.pid).memory_info().rss < 120 << 20
@@ -544,12 +544,48 @@ def test_the_command_starts_soon_answers_and_ends_gracefully(saved: dict[str, Pa
         for headers, status in (({}, 401), ({"Authorization": f"Bearer {token}"}, 200)):
             connection.request("POST", "/act", b'{"observation": [0, 0, 0]}', headers)
             answer = connection.getresponse()
-            answer.read()
+            said = json.loads(answer.read())
             assert answer.status == status
+        with pytest.raises(RequestRefused, match="token"):
+            aiorl.PolicyClient(f"http://127.0.0.1:{port}", "wrong")
+        client = aiorl.PolicyClient(f"ws://127.0.0.1:{port}", token)
+        assert client.act([0, 0, 0]) == said["action"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         connection.close()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        with pytest.raises(ConnectionError):
+            client.act([0, 0, 0])
+
+
+@pytest.mark.slow
+def test_malformed_requests_never_fail_the_server_or_make_it_grow(saved: dict[str, Path]) -> None:
+    words = """policy observation observations session start reward explore state prev_action value id inputs name shape
+        datatype data dtype png parameters outputs sequence_id do obs"""
+    names = st.sampled_from(words.split())
+    plain_values = (
+        st.none() | st.booleans() | st.integers(-(1 << 63), 1 << 63) | st.floats() | st.text(max_size=9) | names
+    )
+    values = st.recursive(
+        plain_values | st.sampled_from([[0.1, 0.2, 0.3], [1, 3], "default_policy", "FP32"]),
+        lambda part: st.lists(part, max_size=4) | st.dictionaries(names | st.text(max_size=3), part, max_size=5),
+        max_leaves=20,
+    )
+    paths = st.sampled_from(["/act", "/sessions", "/sessions/x/end", "/v2/models/default_policy/infer"])
+    sizes: list[int] = []
+    with command(saved["box"]) as (process, port), connect(f"ws://127.0.0.1:{port}/ws") as socket:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+
+        @hypothesis.settings(max_examples=1500, deadline=None, database=None, phases=[hypothesis.Phase.generate])
+        @hypothesis.given(path=paths, said=st.binary(max_size=40) | st.dictionaries(names, values, max_size=6) | values)
+        def ask(path: str, said: Any) -> None:
+            connection.request("POST", path, said if isinstance(said, bytes) else json.dumps(said))
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status < 500
+            socket.send(said if isinstance(said, bytes) else msgpack.packb(said))
+            assert msgpack.unpackb(socket.recv(10)).get("status", 200) < 500
+            sizes.append(psutil.Process(process.pid).memory_info().rss)
+
+        ask()
+        connection.close()
+        assert sizes[-1] < sizes[500] + (4 << 20)
