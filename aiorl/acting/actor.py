@@ -254,22 +254,25 @@ class Actor:
         prev_rewards: Sequence[float] | None = None,
         *,
         explore: bool = True,
+        with_logp: bool = True,
     ) -> tuple[list[Any], list[Array], dict[str, Array]]:
         """Return actions for N observations in one evaluation; states and further outputs are [N, ...].
 
-        See `compute_single_action` for arguments and errors.
+        See `compute_single_action` for arguments and errors. Without `with_logp`, log-probabilities can be left out.
         """
         rows = self.observe(observations, update=False)
         if len(stuck := self.rows_without_action(rows)):
             raise PolicyError(
                 f"there is no action to take: the action mask of observation {stuck[0]} forbids every one"
             )
+        less: dict[str, Any] = {} if with_logp or explore or not self._is_ours else {"with_logp": False}
         actions, states_out, columns = self.policy.compute_actions(
             rows,
             states or [np.broadcast_to(one, (len(rows), *one.shape)) for one in self.initial_state],
             None if prev_actions is None else np.stack([self.layout.to_row(action) for action in prev_actions]),
             None if prev_rewards is None else np.asarray(prev_rewards, np.float32),
             explore=explore,
+            **less,
         )
         return self.to_env(self.layout.to_column(actions)), states_out, columns
 

@@ -313,10 +313,12 @@ class GraphPolicy(Policy):
         *,
         explore: bool | None = None,
         agent_ids: Sequence[Hashable] | None = None,
+        with_logp: bool = True,
     ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
         """See `Policy.compute_actions`; noise comes from the policy's own generator, unknown previous steps are zeros.
 
         Samplers also pass N agent ids if the exploration has a memory, which then follows an agent through its episode.
+        `with_logp` is that of `act`.
         """
         result = self.act(
             obs,
@@ -325,6 +327,7 @@ class GraphPolicy(Policy):
             explore=explore,
             timestep=timestep,
             keys=None if episodes is None or self.exploration is None else _row_keys(episodes, agent_ids),
+            with_logp=with_logp,
         )
         actions = self.layout.to_components(result.actions) if self.layout.is_nested else result.actions
         return actions, result.state_out, result.columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class Job:
         session: session that remembers state and action of its only row instead.
         reward: reward of the session's last step.
         is_start: True begins a new episode of the session.
+        with_logp: True if the client's answer needs log-probabilities.
         finish: makes the client's answer of the rows'.
         answer: the client's answer.
     """
@@ -74,6 +76,7 @@ class Job:
     session: Session | None = None
     reward: float = 0.0
     is_start: bool = False
+    with_logp: bool = True
     finish: Callable[[Answer], Any] = lambda answer: answer
     answer: asyncio.Future[Any] = field(init=False)
 
@@ -101,6 +104,9 @@ class Version:
         self.figures: dict[int, int] = {}
         self.num_rows = 0
         self._pending: list[Job] = []
+        self._context = contextvars.copy_context()  # numbers too large for float32 become infinite, which is refused
+        self._context.run(np.seterr, over="ignore")
+        self._looks_back = actor.looks_back
         self._blank = actor.layout.to_env(actor.layout.zeros(1))[0]
 
     def submit(self, job: Job) -> asyncio.Future[Any]:
@@ -108,11 +114,15 @@ class Version:
         loop = asyncio.get_running_loop()
         job.answer = loop.create_future()
         if not self._pending:
-            loop.call_soon(self._flush)
+            loop.call_soon(self._flush, context=self._context)
         self._pending.append(job)
         return job.answer
 
     def _flush(self) -> None:
+        if len(self._pending) == 1:
+            (job,), self._pending = self._pending, []
+            self._answer([job], job.explore)
+            return
         now: dict[bool, list[Job]] = {}
         later: list[Job] = []
         busy: set[Session] = set()
@@ -129,12 +139,12 @@ class Version:
             now.setdefault(job.explore, []).append(job)
         self._pending = later
         if later:
-            asyncio.get_running_loop().call_soon(self._flush)
-        with np.errstate(over="ignore"):  # numbers too large for float32 become infinite, which is refused
-            for explore, jobs in now.items():
-                self._answer([job for job in jobs if not job.answer.done()], explore)
+            asyncio.get_running_loop().call_soon(self._flush, context=self._context)
+        for explore, jobs in now.items():
+            self._answer(jobs, explore)
 
     def _answer(self, jobs: list[Job], explore: bool) -> None:
+        jobs = [job for job in jobs if not job.answer.done()]  # but for those that were cancelled
         if not jobs:
             return
         try:
@@ -168,7 +178,7 @@ class Version:
         observations = jobs[0].observations if one else [obs for job in jobs for obs in job.observations]
         states: list[Array] = []
         actions, rewards = None, None
-        if actor.initial_state or actor.looks_back:
+        if actor.initial_state or self._looks_back:
             for job in jobs:
                 job.remember()
             states = [
@@ -176,21 +186,21 @@ class Version:
                                 if job.states is None else job.states[index] for job in jobs])
                 for index, initial in enumerate(actor.initial_state)
             ]  # fmt: skip
-        if actor.looks_back:
+        if self._looks_back:
             actions = [one for job in jobs for one in job.prev_actions or [self._blank] * len(job.observations)]
             rewards = [one for job in jobs for one in job.prev_rewards or [0.0] * len(job.observations)]
-        found, states_out, columns = actor.compute_actions(observations, states, actions, rewards, explore=explore)
+        found, states_out, columns = actor.compute_actions(
+            observations, states, actions, rewards, explore=explore, with_logp=any(job.with_logp for job in jobs)
+        )
         self.num_rows += len(found)
         self.figures[len(found)] = self.figures.get(len(found), 0) + 1
         start = 0
         for job in jobs:
-            end = start + len(job.observations)
-            own = slice(start, end)
-            answer = Answer(
+            own = slice(start, start := start + len(job.observations))
+            answer = Answer(found, states_out, columns, self.name) if one else Answer(
                 found[own], [state[own] for state in states_out],
                 {name: column[own] for name, column in columns.items()}, self.name,
             )  # fmt: skip
             if job.session is not None:
                 job.session.note(answer, job.reward, is_start=job.is_start)
             job.answer.set_result(job.finish(answer))
-            start = end

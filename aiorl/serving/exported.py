@@ -107,6 +107,7 @@ class ExportedActor:
         prev_rewards: Sequence[float] | None = None,
         *,
         explore: bool = False,
+        with_logp: bool = True,
     ) -> tuple[list[Any], list[Array], dict[str, Array]]:
         """Return actions, states [N, ...] and further outputs [N, ...]; see `Actor.compute_actions`."""
         if explore:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from reprlib import repr as shown
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -24,8 +24,6 @@ from aiorl.serving.values import given_array, given_value
 from aiorl.web.app import App
 from aiorl.web.messages import Refusal, Request, Response, json_response, metrics_response, parse_json
 from aiorl.web.talk import Handler, over_http, talk
-
-T = TypeVar("T")
 
 _KEYS = frozenset(
     "policy observation observations session start reward explore state prev_action prev_reward logp value "  # noqa: SIM905
@@ -68,6 +66,7 @@ class Service:
         said = "Time from a request's headers to its answer."
         self._seconds = Histogram("aiorl_request_seconds", said, ["path", "status"], registry=self._registry,
                                   buckets=_BOUNDS)  # fmt: skip
+        self._observe: dict[tuple[str, str], Callable[[float], None]] = {}  # the same, for paths without names
         handlers: dict[str, Handler] = {
             "act": self.answer, "open": self.open_session, "end": self.end_episode, "close": self.close_session
         }  # fmt: skip
@@ -102,22 +101,15 @@ class Service:
         _check_keys(said, _KEYS)
         session = self.sessions.find(said["session"]) if said.get("session") is not None else None
         model = self._model_of(said.get("policy"), session)
-        wanted = [name for name in OUTPUTS if _flag(said, name)]
-        finish = partial(_described, wanted, said.get("state") is not None, "observation" in said)
-        return self._submit(model, said, session, finish)
-
-    def _submit(
-        self,
-        model: Model,
-        said: Mapping[str, Any],
-        session: Session | None,
-        finish: Callable[[Answer], T],
-        arm: int | None = None,
-    ) -> asyncio.Future[T]:
+        wanted = [name for name in OUTPUTS if name in said and _flag(said, name)]
         job = self._job(model, said, session)
-        job.finish = finish
+        job.with_logp = "logp" in wanted
+        job.finish = partial(_described, wanted, said.get("state") is not None, "observation" in said)
+        return self._submit(model, job)
+
+    def _submit(self, model: Model, job: Job, arm: int | None = None) -> asyncio.Future[Any]:
         if arm is None:
-            arm = model.pick() if session is None else session.arm
+            arm = model.pick() if job.session is None else job.session.arm
         return model.arms[min(arm, len(model.arms) - 1)].submit(job)
 
     def _job(self, model: Model, said: Mapping[str, Any], session: Session | None) -> Job:
@@ -234,7 +226,9 @@ class Service:
             is_start = _flag(given, "sequence_start") or _flag(given, "start")
             said = {name: said[name] for name in ("observations", "explore") if name in said}
             said |= {"reward": given.get("reward", 0.0), "start": is_start}
-        response = await self._submit(model, said, session, partial(tensors.response, call), arm)
+        job = self._job(model, said, session)
+        job.finish = partial(tensors.response, call)
+        response: Response = await self._submit(model, job, arm)
         if session is not None and _flag(given, "sequence_end"):
             self.sessions.close(session.id)
         return response
@@ -291,12 +285,19 @@ class Service:
 
     def note(self, path: str, status: str, seconds: float) -> None:
         """Count an answer for the metrics, by its kind of path."""
+        if (known := self._observe.get((path, status))) is not None:
+            known(seconds)
+            return
         parts = path.split("/")
         if len(parts) > 3 and parts[2] == "models":
             parts = ["", "v2", parts[-1] if parts[-1] in ("infer", "ready") else "metadata"]
         elif len(parts) > 2 and parts[1] == "sessions":
             parts = ["", "sessions", "end" if parts[-1] == "end" else "close"]
-        self._seconds.labels("/".join(parts) or "/", status).observe(seconds)
+        name = "/".join(parts) or "/"
+        observe = self._seconds.labels(name, status).observe
+        observe(seconds)
+        if name == path:
+            self._observe[path, status] = observe
 
     def collect(self) -> Iterable[Any]:
         """Yield the metrics, for Prometheus."""
@@ -331,8 +332,8 @@ def _described(wanted: list[str], has_state: bool, is_single: bool, answer: Answ
 
 
 def _check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
-    if unknown := said.keys() - known:
-        name = str(min(unknown, key=str))
+    if not said.keys() <= known:
+        name = str(min(said.keys() - known, key=str))
         raise Refusal(400, f"There is no key {name!r:.50}.{nearest(name, known) or f' Keys: {sorted(known)}.'}")
 
 

@@ -23,6 +23,7 @@ _DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )
 _MAX_DIMENSIONS = 8
+_ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def leaves_of(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
@@ -64,7 +65,7 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
     Raises:
         Refusal: a part can't be read.
     """
-    if type(value) is list and isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+    if type(value) is list and isinstance(space, _ARRAYS):
         return value
     if isinstance(space, spaces.Dict) and isinstance(value, Mapping):
         return {

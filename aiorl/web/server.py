@@ -60,6 +60,7 @@ class WebServer:
         """
         self.app, self.options, self.port, self.url = app, checked(options), options.port, ""
         self.state = ServerState()
+        self._heads: dict[Any, bytes] = {}
         app.check, app.max_body_bytes = Guard(options).check, options.max_body_bytes
         self._log = None if options.access_log is None else AccessLog(options.access_log, options.access_log_bytes)
         if self._log is not None:
@@ -123,11 +124,23 @@ class WebServer:
         if self._log is not None:
             self._log.close()
 
+    def head_of(self, response: Response, keep_alive: bool) -> bytes:
+        """Return the head of an answer in HTTP/1.1; all but its length is made once a second."""
+        key = response[1:], keep_alive
+        found = self._heads.get(key)
+        if found is None:
+            headers = [*self.state.default_headers, *headers_of(response)]
+            headers += [] if keep_alive else [(b"connection", b"close")]
+            lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"content-length"]
+            found = self._heads[key] = STATUS_LINE[response.status] + b"".join(lines)
+        return found + b"content-length: %d\r\n\r\n" % len(response.body)
+
     async def _sweep(self) -> None:
         """Once a second: set the date, close late connections, write the access log."""
         while True:
             now = time.monotonic()
             self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            self._heads.clear()
             for connection in list(self.state.connections):
                 if getattr(connection, "deadline", _NEVER) < now:
                     cast("_Connection", connection).refuse(*_LATE)
@@ -150,7 +163,7 @@ class _Connection(HttpToolsProtocol):
         self._options = server.options
         self._head_bytes = self._dropped_bytes = 0
         self._is_in_head = False
-        self._app = server.app
+        self._server, self._app = server, server.app
         self._begun: RequestResponseCycle | None = None  # a request for a quick handler, without its body so far
         self.deadline = time.monotonic() + self._options.head_s
 
@@ -234,11 +247,7 @@ class _Connection(HttpToolsProtocol):
     def _respond(self, cycle: RequestResponseCycle, request: Request, began: float, response: Response) -> None:
         cycle.response_started = cycle.response_complete = True
         if not self.transport.is_closing():
-            headers = [*self.server_state.default_headers, *headers_of(response)]
-            if not cycle.keep_alive:
-                headers.append((b"connection", b"close"))
-            lines = [STATUS_LINE[response.status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n"]
-            self.transport.write(b"".join([*lines, response.body]))
+            self.transport.write(self._server.head_of(response, cycle.keep_alive) + response.body)
             if not cycle.keep_alive:
                 self.transport.close()
         self.on_response_complete()

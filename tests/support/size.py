@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LIMITS = {
     "aiorl": (36_000, 250),
     "many hosts": (2_680, 21),
-    "serving": (2_580, 26),
+    "serving": (2_600, 26),
     "tests": (42_000, 317),
     "tests of many hosts": (1_700, 16),
     "tests of serving": (1_300, 6),
