@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.resources
 import math
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from functools import partial
 from reprlib import repr as shown
 from typing import Any
@@ -80,9 +80,10 @@ class Service:
         app.post("/sessions/{session}/end", over_http(self.end_episode))
         app.delete("/sessions/{session}", over_http(self.close_session))
         app.websocket("/ws", talk(handlers, lambda do, *rest: self.note(f"/ws/{do}", *rest)))
-        app.get("/v2", self._server)
+        extensions = ["binary_tensor_data", "sequence"]
+        app.get("/v2", _always({"name": "aiorl", "version": program_version, "extensions": extensions}))
         for health in ("live", "ready"):
-            app.get(f"/v2/health/{health}", self._health, is_open=True)
+            app.get(f"/v2/health/{health}", _always({health: True}), is_open=True)
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             app.get(path, self._metadata)
             app.get(f"{path}/ready", self._ready)
@@ -195,14 +196,6 @@ class Service:
         return {"steps": session.steps, "reward": session.total}
 
     # Open Inference Protocol ------------------------------------------------------------------------------------
-
-    async def _server(self, request: Request) -> Response:
-        return json_response(
-            {"name": "aiorl", "version": self._program_version, "extensions": ["binary_tensor_data", "sequence"]}
-        )
-
-    async def _health(self, request: Request) -> Response:
-        return json_response({request.path.rpartition("/")[2]: True})
 
     async def _metadata(self, request: Request) -> Response:
         model, _ = self._version_of(request)
@@ -317,6 +310,13 @@ class Service:
         yield CounterMetricFamily(
             "aiorl_sessions_expired", "Sessions ended for lack of requests.", value=self.sessions.num_expired
         )
+
+
+def _always(said: Mapping[str, Any]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return json_response(said)
+
+    return answer
 
 
 def _described(wanted: list[str], has_state: bool, is_single: bool, answer: Answer) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from reprlib import repr as shown
 from typing import Any, NamedTuple
 
@@ -28,19 +30,18 @@ class Tensor(NamedTuple):
         name: its name.
         shape: shape of one row.
         dtype: its dtype.
+        of: function that takes an output from an answer.
     """
 
     name: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] = np.dtype(np.float32)
+    of: Callable[[Answer], Any] = operator.attrgetter("actions")
 
     def described(self) -> dict[str, Any]:
         """Return the description that clients get; -1 is the number of rows."""
         datatype = f"FP{8 * self.dtype.itemsize}" if self.dtype.kind == "f" else self.dtype.name.upper()
         return {"name": self.name, "datatype": datatype, "shape": [-1, *self.shape]}
-
-
-_F32 = np.dtype(np.float32)
 
 
 class Tensors:
@@ -59,21 +60,25 @@ class Tensors:
 
         def named(name: str, leaves: Sequence[Any]) -> Iterator[Tensor]:
             for path, space in leaves:
-                yield Tensor(".".join(map(str, (name, *path))), tuple(space.shape or ()), np.dtype(space.dtype))
+                full, shape = ".".join(map(str, (name, *path))), tuple(space.shape or ())
+                part = lambda answer, path=path: [part_at(action, path) for action in answer.actions]  # noqa: E731
+                yield Tensor(full, shape, np.dtype(space.dtype), part)
 
         self._model = model
         self.required = list(named("obs", model.observations))
-        self.optional = [Tensor(f"state_in_{index}", shape, _F32) for index, shape in enumerate(shapes)]
-        if actor.looks_back:
-            self.optional += [*named("prev_action", model.actions), Tensor("prev_reward", (), _F32)]
+        self.optional = [Tensor(f"state_in_{index}", shape) for index, shape in enumerate(shapes)]
+        self._prev_actions = list(named("prev_action", model.actions)) if actor.looks_back else []
+        if self._prev_actions:
+            self.optional += [*self._prev_actions, Tensor("prev_reward", ())]
         size = getattr(getattr(getattr(actor, "policy", actor), "spec", actor), "num_dist_inputs", -1)
-        self.outputs = [
-            *named("action", model.actions),
-            *(Tensor(name, (size,) * (name == "dist_inputs"), _F32) for name in OUTPUTS),
-            *(Tensor(f"state_out_{index}", shape, _F32) for index, shape in enumerate(shapes)),
-        ]  # fmt: skip
+        self.outputs = list(named("action", model.actions))
+        for name, column in OUTPUTS.items():
+            shape = (size,) if name == "dist_inputs" else ()
+            self.outputs.append(Tensor(name, shape, of=partial(_column, column)))
+        for index, shape in enumerate(shapes):
+            self.outputs.append(Tensor(f"state_out_{index}", shape, of=partial(_state, index)))
         self._inputs = {tensor.name: tensor for tensor in (*self.required, *self.optional)}
-        self._output_names = {tensor.name for tensor in self.outputs}
+        self._output_names = [tensor.name for tensor in self.outputs]
 
     def metadata(self) -> dict[str, Any]:
         """Return the model's metadata."""
@@ -131,32 +136,25 @@ class Tensors:
 
     def _wanted(self, said: Mapping[str, Any]) -> dict[str, bool]:
         """Return the wanted outputs, and whether each is sent in binary form."""
-        parameters = said.get("parameters") or {}
-        is_binary = parameters.get("binary_data_output") is True
-        outputs = said.get("outputs")
-        if outputs is None or outputs == []:
-            return {tensor.name: is_binary for tensor in self.outputs}
-        wanted: dict[str, bool] = {}
+        is_binary = (said.get("parameters") or {}).get("binary_data_output") is True
+        outputs, wanted = said.get("outputs") or [], dict[str, bool]()
         for one in outputs if isinstance(outputs, list) else [outputs]:
             name = one.get("name") if isinstance(one, dict) else None
             if name not in self._output_names:
                 raise Refusal(400, f"Output {shown(name)} is unknown; there are {', '.join(self._output_names)}.")
             own = one.get("parameters")
-            wanted[str(name)] = own.get("binary_data", is_binary) is True if isinstance(own, dict) else is_binary
-        return wanted
+            wanted[name] = own.get("binary_data", is_binary) is True if isinstance(own, dict) else is_binary
+        return wanted or dict.fromkeys(self._output_names, is_binary)
 
     def _said(self, arrays: Mapping[str, Array], rows: int) -> dict[str, Any]:
         """Return inputs as the keys of /act."""
-        model, given = self._model, {name.partition(".")[0] for name in arrays}
-        said: dict[str, Any] = {
-            "observations": _rows(model.observation_space, [arrays[tensor.name] for tensor in self.required])
-        }
-        if any(name.startswith("state_in_") for name in given):
+        model, said = self._model, dict[str, Any]()
+        said["observations"] = _rows(model.observation_space, arrays, self.required)
+        if any(name.startswith("state_in_") for name in arrays):
             blank = [np.zeros((rows, *state.shape), np.float32) for state in model.actor.initial_state]
             said["state"] = [arrays.get(f"state_in_{index}", zeros) for index, zeros in enumerate(blank)]
-        actions = [tensor.name for tensor in self.optional if tensor.name.partition(".")[0] == "prev_action"]
-        if actions and all(name in arrays for name in actions):
-            said["prev_action"] = _rows(model.action_space, [arrays[name] for name in actions])
+        if self._prev_actions and all(tensor.name in arrays for tensor in self._prev_actions):
+            said["prev_action"] = _rows(model.action_space, arrays, self._prev_actions)
         if "prev_reward" in arrays:
             said["prev_reward"] = arrays["prev_reward"].tolist()
         return said
@@ -168,7 +166,7 @@ class Tensors:
         for tensor in self.outputs:
             if (is_binary := call.wanted.get(tensor.name)) is None:
                 continue
-            array = np.ascontiguousarray(self._output(tensor, answer))
+            array = np.ascontiguousarray(tensor.of(answer), tensor.dtype)
             one = tensor.described() | {"shape": list(array.shape)}
             if is_binary:
                 binary.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
@@ -188,15 +186,6 @@ class Tensors:
         headers = ((BINARY_HEADER, b"%d" % len(head)),)
         return Response(b"".join([head, *binary]), 200, b"application/octet-stream", headers)
 
-    def _output(self, tensor: Tensor, answer: Answer) -> Array:
-        if tensor.name in OUTPUTS:
-            return np.asarray(answer.columns[OUTPUTS[tensor.name]], np.float32)
-        if tensor.name.startswith("state_out_"):
-            return answer.states[int(tensor.name.rpartition("_")[2])]
-        index = self.outputs.index(tensor)
-        path = self._model.actions[index][0]
-        return np.array([part_at(action, path) for action in answer.actions], tensor.dtype)
-
 
 class Call(NamedTuple):
     """Content of a request.
@@ -214,8 +203,18 @@ class Call(NamedTuple):
     wanted: dict[str, bool]
 
 
-def _rows(space: Any, arrays: Sequence[Array]) -> list[Any]:
-    columns = [array.tolist() if array.ndim == 1 else array for array in arrays]
+def _column(name: str, answer: Answer) -> Array:
+    return answer.columns[name]
+
+
+def _state(index: int, answer: Answer) -> Array:
+    return answer.states[index]
+
+
+def _rows(space: Any, arrays: Mapping[str, Array], tensors: Sequence[Tensor]) -> list[Any]:
+    """Return rows of tensors in the environment's form."""
+    given = [arrays[tensor.name] for tensor in tensors]
+    columns = [array.tolist() if array.ndim == 1 else array for array in given]
     return [joined(space, iter(row)) for row in zip(*columns, strict=True)]
 
 
